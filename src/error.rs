@@ -1,0 +1,130 @@
+//! The one error type of the core. Each variant keeps what a caller needs to act on it: path,
+//! operation, offset. The binding turns it into Python exceptions (`python/error.rs`).
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong. [`Error::message`] is the text without the path, for exceptions that carry the
+/// path in a field of their own (`OSError.filename`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call failed. `advice` says what to do about it and may be empty.
+    System { operation: &'static str, path: PathBuf, errno: i32, advice: String },
+    /// Bytes of an open file could not be had.
+    MappedRead { path: PathBuf, offset: u64, length: u64, cause: ReadCause },
+    /// The file is no longer the one that was opened.
+    FileChanged { path: PathBuf, detail: String },
+    /// A byte range that does not lie inside the file.
+    OutOfRange { path: PathBuf, offset: u64, length: u64, size: u64 },
+    /// The file's bytes are not what its format says. `offset` is in bytes from the file's start.
+    Format { path: PathBuf, offset: Option<u64>, detail: String },
+    /// A safetensors file that is not one; kept apart because Python has a class of its own for it.
+    Safetensors { path: Option<PathBuf>, detail: String },
+    /// The object was closed.
+    Closed { path: PathBuf },
+    /// A caller's argument is wrong.
+    Argument { detail: String },
+    /// A position outside a sequence.
+    Index { detail: String },
+    /// No such name in a checkpoint.
+    Missing { detail: String },
+    /// The memory is still in use by a view, or cannot be exported as one.
+    Buffer { detail: String },
+}
+
+/// Why bytes of an open file could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReadCause {
+    /// The file is shorter than it was when it was opened.
+    Truncated { size_at_open: u64, size_now: u64 },
+    /// The file says it is long enough, yet a read returned nothing.
+    EndedEarly { size: u64 },
+    /// The system's own error.
+    Io { errno: i32 },
+}
+
+impl Error {
+    pub fn argument(detail: impl Into<String>) -> Self {
+        Self::Argument { detail: detail.into() }
+    }
+
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::System { path, .. }
+            | Self::MappedRead { path, .. }
+            | Self::FileChanged { path, .. }
+            | Self::OutOfRange { path, .. }
+            | Self::Format { path, .. }
+            | Self::Closed { path } => Some(path),
+            Self::Safetensors { path, .. } => path.as_deref(),
+            Self::Argument { .. } | Self::Index { .. } | Self::Missing { .. } | Self::Buffer { .. } => None,
+        }
+    }
+
+    /// What happened, without the path.
+    pub fn message(&self) -> String {
+        match self {
+            Self::System { operation, errno, advice, .. } => {
+                let text = errno_text(*errno);
+                let separator = if advice.is_empty() { "" } else { ": " };
+                format!("{operation}: {text}{separator}{advice}")
+            }
+            Self::MappedRead { offset, length, cause, .. } => {
+                format!("cannot read {length} bytes at offset {offset}: {cause}")
+            }
+            Self::OutOfRange { offset, length, size, .. } => format!(
+                "{length} bytes at offset {offset} do not lie inside the file, which has {size} bytes"
+            ),
+            Self::Format { offset: Some(offset), detail, .. } => format!("{detail} (at byte {offset})"),
+            Self::Closed { .. } => "the file is closed".into(),
+            Self::Format { detail, .. }
+            | Self::FileChanged { detail, .. }
+            | Self::Safetensors { detail, .. }
+            | Self::Argument { detail }
+            | Self::Index { detail }
+            | Self::Missing { detail }
+            | Self::Buffer { detail } => detail.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path() {
+            Some(path) => write!(f, "{}: {}", path.display(), self.message()),
+            None => f.write_str(&self.message()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl fmt::Display for ReadCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Truncated { size_at_open, size_now } => write!(
+                f,
+                "the file was truncated from {size_at_open} to {size_now} bytes while it was open; \
+                 write a new file and rename it over the old one instead"
+            ),
+            Self::EndedEarly { size } => write!(
+                f,
+                "the read returned no data although the file reports {size} bytes; \
+                 the file system or its server is at fault"
+            ),
+            Self::Io { errno } => write!(f, "{}", errno_text(*errno)),
+        }
+    }
+}
+
+/// The system's text for `errno`, without the number that Rust appends to it.
+pub fn errno_text(errno: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    match text.rfind(" (os error") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}

@@ -1,0 +1,3 @@
+//! safetensors files: the header from bytes, and checkpoints over mapped files.
+
+pub mod header;
