@@ -5,4 +5,6 @@
 
 pub mod dtype;
 pub mod error;
+pub mod mapped_file;
+pub mod os;
 pub mod weights;

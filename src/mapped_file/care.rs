@@ -1,0 +1,120 @@
+//! The page cache of an open file: hints, residency, warming, evicting, locking.
+
+use std::mem::MaybeUninit;
+
+use crate::error::{Error, Result};
+use crate::os::advise::{self, Advice};
+use crate::os::errno::Code;
+use crate::os::residency::{self, Residency};
+use crate::os::{fault, limits, map::Region};
+
+use super::{MappedFile, Mode, Opened};
+
+/// Bytes that are asked for ahead and read at a time while warming.
+const WARM_CHUNK_BYTES: u64 = 8 << 20;
+
+/// Called with the bytes done so far; `false` stops.
+pub type Progress<'a> = dyn FnMut(u64) -> bool + 'a;
+
+impl MappedFile {
+    /// Hands advice to the kernel. `false` where it was not taken: advice is never an error.
+    pub fn advise(&self, advice: Advice, offset: u64, length: u64) -> Result<bool> {
+        let opened = self.opened()?;
+        opened.check_range(offset, length)?;
+        Ok(match &opened.region {
+            Some(region) => advise::advise_map(region, offset as usize, length as usize, advice).is_ok(),
+            None => advise::advise_file(opened.file(), offset, length, advice).is_ok(),
+        })
+    }
+
+    pub fn residency(&self, offset: u64, length: u64, seed: u64) -> Result<Residency> {
+        let opened = self.opened()?;
+        opened.check_range(offset, length)?;
+        let region = opened.region.as_deref();
+        Ok(residency::residency(opened.file(), region, offset, length, seed))
+    }
+
+    /// Reads a range so that it is in the page cache.
+    pub fn warm(&self, offset: u64, length: u64, progress: &mut Progress<'_>) -> Result<()> {
+        let opened = self.opened()?;
+        opened.check_range(offset, length)?;
+        let mut scratch = Vec::with_capacity(WARM_CHUNK_BYTES.min(length) as usize);
+        let mut done = 0;
+        while done < length {
+            let chunk = WARM_CHUNK_BYTES.min(length - done);
+            let ahead = WARM_CHUNK_BYTES.min(length - done - chunk);
+            // Best effort: without it the chunks are still read, one after another.
+            self.advise(Advice::WillNeed, offset + done + chunk, ahead)?;
+            opened.warm_chunk(offset + done, chunk, &mut scratch)?;
+            done += chunk;
+            if !progress(done) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the file's clean pages from the page cache, and from this process's mapping. Dirty ones
+    /// are written out first. Pages that another process maps stay.
+    pub fn evict(&self) -> Result<()> {
+        let opened = self.opened()?;
+        advise::write_out(opened.file());
+        if let Some(region) = &opened.region {
+            let _ = advise::advise_map(region, 0, region.len(), Advice::DontNeed);
+        }
+        advise::drop_cache(opened.file()).map_err(|errno| opened.system("cannot evict", errno, String::new()))
+    }
+
+    /// mlock(2): reads the file into memory and keeps it there.
+    pub fn lock(&self) -> Result<()> {
+        self.with_region("lock", |opened, region| {
+            region.lock().map_err(|errno| {
+                let advice = match errno {
+                    Code::PERM | Code::NOMEM | Code::AGAIN => limits::explain_memlock(),
+                    _ => String::new(),
+                };
+                opened.system("cannot lock the mapping in memory", errno, advice)
+            })
+        })
+    }
+
+    pub fn unlock(&self) -> Result<()> {
+        self.with_region("unlock", |opened, region| {
+            region.unlock().map_err(|errno| opened.system("cannot unlock the mapping", errno, String::new()))
+        })
+    }
+
+    fn with_region(&self, verb: &str, act: impl FnOnce(&Opened, &Region) -> Result<()>) -> Result<()> {
+        let opened = self.opened()?;
+        match &opened.region {
+            Some(region) => act(&opened, region),
+            None if opened.facts.mode == Mode::Read => {
+                Err(Error::argument(format!("nothing to {verb}: in \"read\" mode the file is not mapped")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Opened {
+    fn system(&self, operation: &'static str, errno: Code, advice: String) -> Error {
+        Error::System { operation, path: self.path.clone(), errno: errno.raw_os_error(), advice }
+    }
+
+    /// By pread, which leaves the process's resident set alone; but a private mapping may stand on a
+    /// mount where pread goes past the cache (FUSE `direct_io`), so its pages are touched.
+    fn warm_chunk(&self, offset: u64, length: u64, scratch: &mut Vec<u8>) -> Result<()> {
+        match &self.region {
+            Some(region) if self.facts.mode == Mode::Private && fault::ready() => {
+                // pread gets the page after all, or tells why not.
+                region.touch(offset as usize, length as usize).or_else(|failed| {
+                    self.pread_into(failed as u64, &mut [MaybeUninit::uninit()])
+                })
+            }
+            _ => {
+                let room: &mut [MaybeUninit<u8>] = &mut scratch.spare_capacity_mut()[..length as usize];
+                self.pread_into(offset, room)
+            }
+        }
+    }
+}

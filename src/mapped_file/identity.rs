@@ -1,0 +1,83 @@
+//! Whether a file is still the one that was opened. The bus error handler cannot see everything: the
+//! rest of the page in which a cut file ends reads as zeros, and a file that is rewritten in place
+//! changes under private mappings as well.
+
+use crate::error::{Error, ReadCause, Result};
+use crate::os::errno::{Code, describe};
+use crate::os::pread::{self, Identity};
+
+use super::{MappedFile, Opened};
+
+impl Opened {
+    /// After bytes up to `end` were copied: were they the file's? Growth is no objection.
+    pub(super) fn verify_copied(&self, offset: u64, length: u64) -> Result<()> {
+        let now = self.identity_now()?;
+        let known = self.facts.identity;
+        if now.size < offset + length {
+            let cause = ReadCause::Truncated { size_at_open: known.size, size_now: now.size };
+            return Err(Error::MappedRead { path: self.path.clone(), offset, length, cause });
+        }
+        if now.modified != known.modified && now.size <= known.size {
+            return Err(self.changed(&now).unwrap_or_else(|| self.rewritten()));
+        }
+        Ok(())
+    }
+
+    /// fstat on the descriptor that is kept.
+    pub fn identity_now(&self) -> Result<Identity> {
+        match pread::identity(self.file()) {
+            Ok((identity, _)) => Ok(identity),
+            Err(Code::STALE) => Err(self.file_changed("the server has deleted or replaced it (ESTALE)".into())),
+            Err(errno) => Err(Error::System {
+                operation: "cannot stat the open file",
+                path: self.path.clone(),
+                errno: errno.raw_os_error(),
+                advice: String::new(),
+            }),
+        }
+    }
+
+    /// What differs between the file at opening and `now`, as an error.
+    pub(super) fn changed(&self, now: &Identity) -> Option<Error> {
+        let known = &self.facts.identity;
+        let detail = if now.links == 0 {
+            "it was deleted while it was open".into()
+        } else if now.size < known.size {
+            format!("it was truncated from {} to {} bytes while it was open", known.size, now.size)
+        } else if now.size > known.size {
+            format!("it grew from {} to {} bytes; call refresh() to map the rest", known.size, now.size)
+        } else if now.modified != known.modified {
+            return Some(self.rewritten());
+        } else {
+            return None;
+        };
+        Some(self.file_changed(detail))
+    }
+
+    pub(super) fn rewritten(&self) -> Error {
+        self.file_changed(
+            "it was written to while it was open; open it again (writers should rename a new file over the old one)"
+                .into(),
+        )
+    }
+
+    fn file_changed(&self, detail: String) -> Error {
+        Error::FileChanged { path: self.path.clone(), detail }
+    }
+}
+
+impl MappedFile {
+    /// Is this still the file that was opened, and does its path still name it?
+    pub fn check(&self) -> Result<()> {
+        let opened = self.opened()?;
+        let now = opened.identity_now()?;
+        if let Some(error) = opened.changed(&now) {
+            return Err(error);
+        }
+        match pread::identity_at(&self.absolute) {
+            Ok(at_path) if (at_path.device, at_path.inode) == (now.device, now.inode) => Ok(()),
+            Ok(_) => Err(opened.file_changed("its path now names another file; open it again".into())),
+            Err(errno) => Err(opened.file_changed(format!("its path no longer leads to it: {}", describe(errno)))),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! How to get at a file's bytes: shared mapping, else private read-only mapping, else positioned
+//! reads. The step down is decided by the error number alone, never by the file system's name.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::os::errno::{Code, describe};
+use crate::os::limits;
+use crate::os::map::{Mapping, Region};
+use crate::os::pread::{self, Identity, Kind, Short};
+
+/// What is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Shared,
+    Private,
+    Read,
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RequestedMode {
+    #[default]
+    Auto,
+    Pinned(Mode),
+}
+
+impl Mode {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Private => "private",
+            Self::Read => "read",
+        }
+    }
+}
+
+impl RequestedMode {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Pinned(mode) => mode.word(),
+        }
+    }
+
+    pub fn from_word(word: &str) -> Result<Self> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "shared" => Ok(Self::Pinned(Mode::Shared)),
+            "private" => Ok(Self::Pinned(Mode::Private)),
+            "read" => Ok(Self::Pinned(Mode::Read)),
+            _ => Err(Error::argument(format!(
+                "mode is \"auto\", \"shared\", \"private\" or \"read\", not {word:?}"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// The way that was found.
+#[derive(Debug)]
+pub(super) struct Access {
+    pub mode: Mode,
+    /// Why not the first choice.
+    pub reason: Option<String>,
+    /// `None` in `Read` mode and for an empty file.
+    pub region: Option<Region>,
+}
+
+/// Walks down the ladder.
+pub(super) fn access(file: BorrowedFd<'_>, path: &Path, size: u64, requested: RequestedMode) -> Result<Access> {
+    match requested {
+        RequestedMode::Pinned(Mode::Read) => {
+            verify_last_byte(file, path, size)?;
+            Ok(Access { mode: Mode::Read, reason: None, region: None })
+        }
+        RequestedMode::Pinned(mode) => match map(file, size, mode) {
+            Ok(region) => Ok(Access { mode, reason: None, region }),
+            Err(errno) => Err(refused(path, size, mode, errno)),
+        },
+        RequestedMode::Auto => {
+            let mut reasons = Vec::new();
+            for mode in [Mode::Shared, Mode::Private] {
+                match map(file, size, mode) {
+                    Ok(region) => return Ok(Access { mode, reason: join(&reasons), region }),
+                    Err(errno) => {
+                        reasons.push(why(size, mode, errno));
+                        // A private mapping needs the same address space, and fails at the same page.
+                        if matches!(errno, Code::NOMEM | Code::IO) {
+                            break;
+                        }
+                    }
+                }
+            }
+            verify_last_byte(file, path, size)?;
+            Ok(Access { mode: Mode::Read, reason: join(&reasons), region: None })
+        }
+    }
+}
+
+/// Maps the file; an empty one needs no mapping.
+fn map(file: BorrowedFd<'_>, size: u64, mode: Mode) -> Result<Option<Region>, Code> {
+    if size == 0 {
+        return Ok(None);
+    }
+    let len = isize::try_from(size).map_err(|_| Code::NOMEM)? as usize;
+    let mapping = if mode == Mode::Shared { Mapping::Shared } else { Mapping::Private };
+    pread::retry(|| Region::map(file, len, mapping)).map(Some)
+}
+
+fn join(reasons: &[String]) -> Option<String> {
+    (!reasons.is_empty()).then(|| reasons.join("; "))
+}
+
+fn why(size: u64, mode: Mode, errno: Code) -> String {
+    let flag = if mode == Mode::Shared { "MAP_SHARED" } else { "MAP_PRIVATE" };
+    let mut text = format!("{flag}: {}", describe(errno));
+    if errno == Code::NOMEM {
+        text.push_str(": ");
+        text.push_str(&limits::explain_enomem(size));
+    }
+    text
+}
+
+/// The error for a pinned mode that cannot be had.
+fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
+    let operation =
+        if mode == Mode::Shared { "cannot map the file shared" } else { "cannot map the file private" };
+    let advice = match errno {
+        Code::NODEV if mode == Mode::Shared => {
+            "this file system refuses MAP_SHARED (FUSE with direct_io does); use mode=\"auto\" or \"private\""
+                .to_owned()
+        }
+        Code::NOMEM => {
+            format!("{}; use mode=\"auto\" or \"read\"", limits::explain_enomem(size))
+        }
+        _ => "use mode=\"auto\" or \"read\"".to_owned(),
+    };
+    Error::System { operation, path: path.into(), errno: errno.raw_os_error(), advice }
+}
+
+/// A file of /sys has a size and no such bytes. Found out here, not at the first read.
+fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> {
+    let Some(last) = size.checked_sub(1) else { return Ok(()) };
+    let mut byte = [std::mem::MaybeUninit::uninit()];
+    match pread::read_at(file, last, &mut byte) {
+        Ok(()) => Ok(()),
+        Err((_, Short::Errno(errno))) => Err(Error::System {
+            operation: "cannot read",
+            path: path.into(),
+            errno: errno.raw_os_error(),
+            advice: String::new(),
+        }),
+        Err((_, Short::EndOfFile)) => Err(Error::System {
+            operation: "cannot open",
+            path: path.into(),
+            errno: Code::INVAL.raw_os_error(),
+            advice: format!(
+                "the file reports {size} bytes and does not have them, as those of /sys do; copy it to a regular file"
+            ),
+        }),
+    }
+}
+
+/// Opens `path` for reading and makes sure that it is a regular file whose size is true.
+pub(super) fn open_regular(path: &Path) -> Result<(std::os::fd::OwnedFd, Identity)> {
+    use std::os::fd::AsFd;
+    let system = |operation, errno: Code, advice: String| Error::System {
+        operation,
+        path: path.into(),
+        errno: errno.raw_os_error(),
+        advice,
+    };
+    let file = pread::open(path).map_err(|errno| system("cannot open", errno, open_advice(path, errno)))?;
+    let (identity, kind) =
+        pread::identity(file.as_fd()).map_err(|errno| system("cannot stat", errno, String::new()))?;
+    match kind {
+        Kind::Regular => {}
+        Kind::Directory => {
+            return Err(system("cannot open", Code::ISDIR, "give the path of a file in it".into()));
+        }
+        Kind::Other(name) => return Err(system("cannot open", Code::INVAL, not_regular(name))),
+    }
+    if identity.size == 0 {
+        let mut byte = [std::mem::MaybeUninit::uninit()];
+        match pread::read_at(file.as_fd(), 0, &mut byte) {
+            Err((_, Short::EndOfFile)) => {}
+            Err((_, Short::Errno(errno))) => return Err(system("cannot read", errno, String::new())),
+            Ok(()) => {
+                let advice = "the file reports size 0 and yet can be read, as those of /proc do; copy it to a regular file";
+                return Err(system("cannot open", Code::INVAL, advice.into()));
+            }
+        }
+    }
+    Ok((file, identity))
+}
+
+fn not_regular(name: &str) -> String {
+    format!("it is {name}; only regular files can be mapped")
+}
+
+fn open_advice(path: &Path, errno: Code) -> String {
+    match errno {
+        Code::MFILE | Code::NFILE => limits::explain_nofile(),
+        // A socket, a terminal that is not ours, a device without a driver.
+        Code::NXIO | Code::NODEV => match pread::kind_at(path) {
+            Ok(Kind::Other(name)) => not_regular(name),
+            _ => String::new(),
+        },
+        Code::STALE => "the server no longer knows the file; list the directory and open it again".into(),
+        Code::NOTCONN => "the daemon behind this mount is gone; mount it again".into(),
+        _ => String::new(),
+    }
+}

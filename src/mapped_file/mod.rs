@@ -1,0 +1,234 @@
+//! [`MappedFile`]: the one way to open a file.
+//!
+//! A file is opened once, its descriptor stays open as long as the object (on FUSE each further `open`
+//! drops the file's page cache), and it is mapped once per protection. What is handed out, a [`View`],
+//! keeps its mapping alive by itself: closing or refreshing the file does not disturb it.
+
+mod care;
+mod identity;
+mod ladder;
+mod reading;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use crate::error::{Error, Result};
+use crate::os::errno::Code;
+use crate::os::fsinfo::{self, FileSystem};
+use crate::os::map::{Mapping, Region};
+use crate::os::pread::Identity;
+
+pub use care::Progress;
+pub use ladder::{Mode, RequestedMode};
+
+/// A regular file, open for reading.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    /// `path` from the root, for looking it up again after a change of directory.
+    absolute: PathBuf,
+    requested: RequestedMode,
+    state: RwLock<State>,
+    file_system: OnceLock<FileSystem>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once closed.
+    opened: Option<Arc<Opened>>,
+    /// Of the last [`Opened`], for those who ask after closing.
+    facts: Facts,
+}
+
+/// What was found out when the file was opened or refreshed.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    pub mode: Mode,
+    /// Why not the first choice.
+    pub reason: Option<String>,
+    pub identity: Identity,
+}
+
+/// The file as it was at one opening or refresh.
+#[derive(Debug)]
+pub struct Opened {
+    path: PathBuf,
+    file: Arc<OwnedFd>,
+    facts: Facts,
+    region: Option<Arc<Region>>,
+    copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
+}
+
+/// A range of a mapping, kept mapped by this value.
+#[derive(Debug, Clone)]
+pub struct View {
+    region: Option<Arc<Region>>,
+    offset: usize,
+    len: usize,
+}
+
+impl View {
+    /// The first byte; dangling but not null for an empty view. What [`Region::as_ptr`] says holds.
+    pub fn as_ptr(&self) -> *const u8 {
+        let empty = std::ptr::NonNull::<u64>::dangling().as_ptr().cast_const().cast();
+        self.region.as_ref().map_or(empty, |region| region.as_ptr().wrapping_add(self.offset))
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl MappedFile {
+    pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
+        let (file, identity) = ladder::open_regular(path)?;
+        let opened = Opened::new(path, Arc::new(file), identity, requested)?;
+        let facts = opened.facts.clone();
+        Ok(Self {
+            path: path.into(),
+            absolute: std::path::absolute(path).unwrap_or_else(|_| path.into()),
+            requested,
+            state: RwLock::new(State { opened: Some(Arc::new(opened)), facts }),
+            file_system: OnceLock::new(),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn absolute_path(&self) -> &Path {
+        &self.absolute
+    }
+
+    pub fn requested_mode(&self) -> RequestedMode {
+        self.requested
+    }
+
+    pub fn facts(&self) -> Facts {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).facts.clone()
+    }
+
+    pub fn size(&self) -> u64 {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).facts.identity.size
+    }
+
+    /// The open file; an error once it is closed.
+    pub fn opened(&self) -> Result<Arc<Opened>> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.opened.clone().ok_or_else(|| Error::Closed { path: self.path.clone() })
+    }
+
+    /// Looked up at the first call.
+    pub fn file_system(&self) -> Result<&FileSystem> {
+        if let Some(known) = self.file_system.get() {
+            return Ok(known);
+        }
+        let found = fsinfo::file_system(self.opened()?.file.as_fd());
+        Ok(self.file_system.get_or_init(|| found))
+    }
+
+    /// The file grew: maps the new length and returns the new size. Views that are out keep the old
+    /// mapping. A file that changed otherwise is refused.
+    pub fn refresh(&self) -> Result<u64> {
+        let before = self.opened()?;
+        let now = before.identity_now()?;
+        let known = before.facts.identity;
+        if now.size == known.size && now.modified == known.modified {
+            return Ok(known.size);
+        }
+        if now.size <= known.size {
+            return Err(before.changed(&now).unwrap_or_else(|| before.rewritten()));
+        }
+        let opened = Opened::new(&self.path, before.file.clone(), now, self.requested)?;
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        // Closed, or refreshed further, in the meantime: theirs stands.
+        if state.opened.as_ref().is_some_and(|current| current.facts.identity.size < now.size) {
+            state.facts = opened.facts.clone();
+            state.opened = Some(Arc::new(opened));
+        }
+        Ok(state.facts.identity.size)
+    }
+
+    /// Closes the descriptor and, unless views are out, unmaps. Calls that are under way finish.
+    pub fn close(&self) {
+        let last = self.state.write().unwrap_or_else(PoisonError::into_inner).opened.take();
+        drop(last);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).opened.is_none()
+    }
+}
+
+impl Opened {
+    fn new(path: &Path, file: Arc<OwnedFd>, identity: Identity, requested: RequestedMode) -> Result<Self> {
+        let access = ladder::access(file.as_fd(), path, identity.size, requested)?;
+        Ok(Self {
+            path: path.into(),
+            file,
+            facts: Facts { mode: access.mode, reason: access.reason, identity },
+            region: access.region.map(Arc::new),
+            copy_on_write: OnceLock::new(),
+        })
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub fn size(&self) -> u64 {
+        self.facts.identity.size
+    }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The mapping; `None` in `read` mode and for an empty file.
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        self.region.as_ref()
+    }
+
+    /// A range of the read-only mapping; `None` in `read` mode, where there is nothing to view.
+    pub fn view(&self, offset: u64, length: u64) -> Result<Option<View>> {
+        self.check_range(offset, length)?;
+        Ok(match (&self.region, self.facts.mode) {
+            (None, Mode::Read) => None,
+            (region, _) => {
+                Some(View { region: region.clone(), offset: offset as usize, len: length as usize })
+            }
+        })
+    }
+
+    /// A range of a second mapping, whose pages become private memory when they are written. `None` in
+    /// `read` mode, and where this file cannot be mapped that way.
+    pub fn copy_on_write_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
+        self.check_range(offset, length)?;
+        if self.facts.mode == Mode::Read {
+            return Ok(None);
+        }
+        if self.size() == 0 {
+            return Ok(Some(View { region: None, offset: 0, len: 0 }));
+        }
+        let region = self.copy_on_write.get_or_init(|| {
+            Region::map(self.file(), self.size() as usize, Mapping::CopyOnWrite).map(Arc::new)
+        });
+        let Ok(region) = region else { return Ok(None) };
+        Ok(Some(View { region: Some(region.clone()), offset: offset as usize, len: length as usize }))
+    }
+
+    /// Every number that came from a caller or a file passes here before it is used as a range.
+    pub fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        let size = self.size();
+        match offset.checked_add(length) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(Error::OutOfRange { path: self.path.clone(), offset, length, size }),
+        }
+    }
+}

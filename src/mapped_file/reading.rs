@@ -1,0 +1,71 @@
+//! Copies out of an open file that end in an error and never in a dead process.
+
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use crate::error::{Error, ReadCause, Result};
+use crate::os::errno::Code;
+use crate::os::fault;
+use crate::os::pread::{self, Short};
+
+use super::Opened;
+
+/// How long after an I/O error the one further try is made: time for a server to come back.
+const IO_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+impl Opened {
+    /// Fills `out` with the file's bytes from `offset`.
+    ///
+    /// From the mapping, by the copy that survives bus errors; where that stops, or cannot be used, by
+    /// pread, which either gets the bytes after all or tells the true cause. Last, the file must not
+    /// have been cut or rewritten meanwhile.
+    pub fn read_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
+        let length = out.len() as u64;
+        self.check_range(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        self.copy_into(offset, out, fault::ready())?;
+        self.verify_copied(offset, length)
+    }
+
+    /// [`Self::read_into`] without its first and last step, for callers that do those once for many
+    /// ranges: `guarded` is the answer of [`fault::ready`] in this thread.
+    pub fn copy_into(&self, offset: u64, out: &mut [MaybeUninit<u8>], guarded: bool) -> Result<()> {
+        let copied = match &self.region {
+            Some(region) if guarded => match region.copy_out(offset as usize, out) {
+                Ok(()) => return Ok(()),
+                Err(good) => good,
+            },
+            _ => 0,
+        };
+        self.pread_into(offset + copied as u64, &mut out[copied..])
+    }
+
+    pub(super) fn pread_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
+        let (mut good, mut short) = match pread::read_at(self.file(), offset, out) {
+            Ok(()) => return Ok(()),
+            Err(failure) => failure,
+        };
+        if short == Short::Errno(Code::IO) {
+            std::thread::sleep(IO_RETRY_PAUSE);
+            match pread::read_at(self.file(), offset + good as u64, &mut out[good..]) {
+                Ok(()) => return Ok(()),
+                Err((more, again)) => (good, short) = (good + more, again),
+            }
+        }
+        let cause = match short {
+            Short::Errno(errno) => ReadCause::Io { errno: errno.raw_os_error() },
+            Short::EndOfFile => {
+                let (size_at_open, size_now) = (self.size(), self.identity_now()?.size);
+                if size_now < size_at_open {
+                    ReadCause::Truncated { size_at_open, size_now }
+                } else {
+                    ReadCause::EndedEarly { size: size_now }
+                }
+            }
+        };
+        let (offset, length) = (offset + good as u64, (out.len() - good) as u64);
+        Err(Error::MappedRead { path: self.path.clone(), offset, length, cause })
+    }
+}

@@ -1,0 +1,95 @@
+//! Hints to the kernel about a mapping and about a file's cached pages.
+
+use std::num::NonZeroU64;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::Advice as FileAdvice;
+use rustix::io::Errno;
+use rustix::mm::Advice as MapAdvice;
+
+use super::map::{Mapping, Region};
+
+/// madvise(2)'s words that make sense for a file that is read. `MADV_POPULATE_READ` is not among
+/// them: before Linux 6.9 it spins for ever on a page that cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    Normal,
+    Random,
+    Sequential,
+    WillNeed,
+    DontNeed,
+    Cold,
+    HugePage,
+}
+
+impl Advice {
+    pub const WORDS: &'static [(&'static str, Self)] = &[
+        ("normal", Self::Normal),
+        ("random", Self::Random),
+        ("sequential", Self::Sequential),
+        ("willneed", Self::WillNeed),
+        ("dontneed", Self::DontNeed),
+        ("cold", Self::Cold),
+        ("hugepage", Self::HugePage),
+    ];
+
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::WORDS.iter().find(|(name, _)| *name == word).map(|(_, advice)| *advice)
+    }
+
+    fn for_map(self) -> MapAdvice {
+        match self {
+            Self::Normal => MapAdvice::Normal,
+            Self::Random => MapAdvice::Random,
+            Self::Sequential => MapAdvice::Sequential,
+            Self::WillNeed => MapAdvice::WillNeed,
+            Self::DontNeed => MapAdvice::LinuxDontNeed,
+            Self::Cold => MapAdvice::LinuxCold,
+            Self::HugePage => MapAdvice::LinuxHugepage,
+        }
+    }
+
+    /// posix_fadvise(2) has no word for the last two; `DontNeed` there drops the cache itself.
+    fn for_file(self) -> Option<FileAdvice> {
+        match self {
+            Self::Normal => Some(FileAdvice::Normal),
+            Self::Random => Some(FileAdvice::Random),
+            Self::Sequential => Some(FileAdvice::Sequential),
+            Self::WillNeed => Some(FileAdvice::WillNeed),
+            Self::DontNeed | Self::Cold | Self::HugePage => None,
+        }
+    }
+}
+
+/// madvise(2) on the pages of a range. Copy-on-write pages are refused `DontNeed`: it would throw
+/// away what the user wrote.
+pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
+    if advice == Advice::DontNeed && region.mapping() == Mapping::CopyOnWrite {
+        return Err(Errno::INVAL);
+    }
+    let (start, len) = super::whole_pages(offset, len);
+    let len = len.min(region.len().saturating_sub(start));
+    let Some((address, len)) = region.range(start, len) else { return Err(Errno::INVAL) };
+    // SAFETY: `range` checked that the pages belong to the region; they are read-only file pages (or
+    // the advice is not `DontNeed`), so that no advice changes what they hold.
+    unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice.for_map()) }
+}
+
+/// posix_fadvise(2) for a file that is read and not mapped. Words that it does not know do nothing.
+pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> Result<(), Errno> {
+    match (advice.for_file(), NonZeroU64::new(len)) {
+        (Some(advice), Some(len)) => rustix::fs::fadvise(file, offset, Some(len), advice),
+        _ => Ok(()),
+    }
+}
+
+/// Writes dirty pages to the disk, without which they cannot be dropped. Best effort: a read-only file
+/// system has none.
+pub fn write_out(file: BorrowedFd<'_>) {
+    let _ = rustix::fs::fdatasync(file);
+}
+
+/// Drops cached pages of the file, as far as they are clean and nobody maps them.
+pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::fs::fadvise(file, 0, None, FileAdvice::DontNeed)
+}

@@ -1,0 +1,305 @@
+//! Anonymous memory for staging: page-aligned, on huge pages where they help, growing in place or by
+//! moving page tables (mremap(2)) and never by copying, and, if shared, a memfd that another process
+//! can map and that can be sealed.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
+
+/// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// From here on `HugePages::Auto` asks for huge pages (benches/record, "staging").
+pub const HUGE_AUTO_MIN_BYTES: usize = 2 * HUGE_PAGE_BYTES;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HugePages {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    Read,
+    ReadWrite,
+}
+
+/// A block of anonymous memory. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Anonymous {
+    base: NonNull<u8>,
+    len: usize,
+    mapped: usize,
+    /// The memfd of shared memory.
+    descriptor: Option<OwnedFd>,
+    huge: bool,
+    protection: Protection,
+    sealed: bool,
+}
+
+// SAFETY: the block belongs to this value alone, and nothing about it is tied to a thread.
+unsafe impl Send for Anonymous {}
+// SAFETY: `&Anonymous` gives out an address and numbers; it does not touch the memory.
+unsafe impl Sync for Anonymous {}
+
+impl Anonymous {
+    /// Memory of this process, and of those that it forks (copy-on-write).
+    pub fn private(len: usize, huge: HugePages) -> Result<Self, Errno> {
+        Self::build(len, huge, None)
+    }
+
+    /// Memory that other processes can map by [`Self::descriptor`]. It cannot shrink, so that no
+    /// process can take pages away under another one.
+    pub fn shared(len: usize, huge: HugePages) -> Result<Self, Errno> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let descriptor = rustix::fs::memfd_create("pagestream-staging", flags)?;
+        rustix::fs::ftruncate(&descriptor, round_up(len)? as u64)?;
+        rustix::fs::fcntl_add_seals(&descriptor, SealFlags::SHRINK)?;
+        Self::build(len, huge, Some(descriptor))
+    }
+
+    /// Maps shared memory of another process. Read-only if it was sealed.
+    pub fn from_descriptor(descriptor: OwnedFd, len: usize, huge: HugePages) -> Result<Self, Errno> {
+        let seals = rustix::fs::fcntl_get_seals(&descriptor)?;
+        let size = rustix::fs::fstat(&descriptor)?.st_size;
+        if !seals.contains(SealFlags::SHRINK) || u64::try_from(size).unwrap_or(0) < len as u64 {
+            return Err(Errno::INVAL);
+        }
+        if seals.contains(SealFlags::WRITE) {
+            return Self::map_sealed(&descriptor, len);
+        }
+        Self::build(len, huge, Some(descriptor))
+    }
+
+    fn build(len: usize, huge: HugePages, descriptor: Option<OwnedFd>) -> Result<Self, Errno> {
+        let mapped = round_up(len)?;
+        let huge = match huge {
+            HugePages::Auto => len >= HUGE_AUTO_MIN_BYTES,
+            HugePages::Always => true,
+            HugePages::Never => false,
+        };
+        let base = reserve(mapped, huge)?;
+        let block = Self { base, len, mapped, descriptor, huge, protection: Protection::ReadWrite, sealed: false };
+        block.map_over()?;
+        block.advise_huge();
+        Ok(block)
+    }
+
+    /// Maps the memory over the reserved addresses.
+    fn map_over(&self) -> Result<(), Errno> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let address = self.base.as_ptr().cast();
+        match &self.descriptor {
+            // SAFETY: the addresses were reserved by `reserve` for this block, nothing else lies there.
+            Some(file) => unsafe {
+                rustix::mm::mmap(address, self.mapped, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0)
+            },
+            // SAFETY: as above.
+            None => unsafe {
+                rustix::mm::mmap_anonymous(address, self.mapped, protection, MapFlags::PRIVATE | MapFlags::FIXED)
+            },
+        }
+        .map(drop)
+    }
+
+    fn advise_huge(&self) {
+        if self.huge {
+            // SAFETY: the range is this block; the advice does not change what it holds. Best effort:
+            // a kernel without huge pages answers EINVAL.
+            let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped, Advice::LinuxHugepage) };
+        }
+    }
+
+    /// The first byte. Valid for `len` bytes until the block is resized, sealed or dropped.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
+    }
+
+    pub fn protection(&self) -> Protection {
+        self.protection
+    }
+
+    pub fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+
+    /// Whether huge pages were asked for; [`Self::huge_page_bytes`] says what came of it.
+    pub fn wants_huge_pages(&self) -> bool {
+        self.huge
+    }
+
+    /// Grows or, if private, shrinks. The address may change; new bytes are zero.
+    pub fn resize(&mut self, len: usize) -> Result<(), Errno> {
+        let mapped = round_up(len)?;
+        if self.sealed || (mapped < self.mapped && self.descriptor.is_some()) {
+            return Err(Errno::PERM);
+        }
+        if let (Some(file), true) = (&self.descriptor, mapped > self.mapped) {
+            rustix::fs::ftruncate(file, mapped as u64)?;
+        }
+        if mapped != self.mapped {
+            let target = reserve(mapped, self.huge)?;
+            // SAFETY: `&mut self` says that nobody holds the old address; the block owns both ranges,
+            // of which the call unmaps the old one and replaces the reserved one.
+            let moved = unsafe {
+                rustix::mm::mremap_fixed(
+                    self.base.as_ptr().cast(),
+                    self.mapped,
+                    mapped,
+                    MremapFlags::MAYMOVE,
+                    target.as_ptr().cast(),
+                )
+            };
+            if let Err(errno) = moved {
+                unmap(target, mapped);
+                return Err(errno);
+            }
+            (self.base, self.mapped) = (target, mapped);
+            self.advise_huge();
+        }
+        let kept = self.len.min(len);
+        self.len = len;
+        self.clear_page_tail(kept);
+        Ok(())
+    }
+
+    /// Bytes of the last page beyond `from` may hold what stood there before a shrink.
+    fn clear_page_tail(&mut self, from: usize) {
+        let end = from.next_multiple_of(super::page_bytes()).min(self.len);
+        if from < end && self.protection == Protection::ReadWrite {
+            let tail = self.base.as_ptr().wrapping_add(from);
+            // SAFETY: `from..end` lies inside the block, which is writable.
+            unsafe { ptr::write_bytes(tail, 0, end - from) };
+        }
+    }
+
+    /// mprotect(2): a write to a `Read` block is a segmentation fault.
+    pub fn protect(&mut self, protection: Protection) -> Result<(), Errno> {
+        if self.sealed && protection == Protection::ReadWrite {
+            return Err(Errno::PERM);
+        }
+        let flags = match protection {
+            Protection::Read => MprotectFlags::READ,
+            Protection::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
+        };
+        // SAFETY: the range is this block.
+        unsafe { rustix::mm::mprotect(self.base.as_ptr().cast(), self.mapped, flags) }?;
+        self.protection = protection;
+        Ok(())
+    }
+
+    /// Makes shared memory unchangeable for every process, for good: F_SEAL_WRITE and F_SEAL_GROW.
+    /// EBUSY while another process has it mapped writable; then nothing has changed.
+    pub fn seal(&mut self) -> Result<(), Errno> {
+        if self.sealed {
+            return Ok(());
+        }
+        let Some(file) = self.descriptor.take() else { return Err(Errno::INVAL) };
+        // The kernel does not seal while a writable mapping exists, ours included. In its place goes a
+        // fresh reservation, so that the block is never without its addresses.
+        let before = self.base;
+        let placeholder = reserve(self.mapped, false);
+        let sealed = placeholder.and_then(|placeholder| {
+            unmap(before, self.mapped);
+            self.base = placeholder;
+            rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW)
+        });
+        let sealed = match sealed {
+            Ok(()) => Self::map_sealed(&file, self.len).map(|block| *self = block),
+            Err(errno) => Err(errno),
+        };
+        if sealed.is_err() {
+            self.descriptor = Some(file);
+            if self.base != before {
+                self.map_over()?;
+                self.protect(self.protection)?;
+            }
+        }
+        sealed
+    }
+
+    /// A sealed memfd can be mapped shared only through a read-only descriptor (before Linux 6.7).
+    fn map_sealed(file: &OwnedFd, len: usize) -> Result<Self, Errno> {
+        use std::os::fd::AsRawFd;
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let descriptor = super::pread::open(link.as_ref())?;
+        let mapped = round_up(len)?;
+        // SAFETY: a new mapping at an address that the kernel picks.
+        let address = unsafe {
+            rustix::mm::mmap(ptr::null_mut(), mapped, ProtFlags::READ, MapFlags::SHARED, &descriptor, 0)
+        }?;
+        let base = NonNull::new(address.cast()).ok_or(Errno::NOMEM)?;
+        let descriptor = Some(descriptor);
+        Ok(Self { base, len, mapped, descriptor, huge: false, protection: Protection::Read, sealed: true })
+    }
+
+    /// Bytes of the block that lie on huge pages now, from `/proc/self/smaps`.
+    pub fn huge_page_bytes(&self) -> u64 {
+        let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else { return 0 };
+        let inside = self.base.as_ptr() as usize..self.base.as_ptr() as usize + self.mapped;
+        let (mut counts, mut total) = (false, 0);
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let (Some(first), Some(second)) = (words.next(), words.next()) else { continue };
+            if let Some(start) = first.split_once('-').and_then(|(start, _)| usize::from_str_radix(start, 16).ok()) {
+                counts = inside.contains(&start);
+            } else if counts && (first == "AnonHugePages:" || first == "ShmemPmdMapped:") {
+                total += second.parse::<u64>().unwrap_or(0) * 1024;
+            }
+        }
+        total
+    }
+}
+
+impl Drop for Anonymous {
+    fn drop(&mut self) {
+        unmap(self.base, self.mapped);
+    }
+}
+
+fn round_up(len: usize) -> Result<usize, Errno> {
+    len.max(1).checked_next_multiple_of(super::page_bytes()).filter(|&len| isize::try_from(len).is_ok()).ok_or(Errno::NOMEM)
+}
+
+/// Addresses for `mapped` bytes that nothing else will use; on a huge page's border if `huge`.
+fn reserve(mapped: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
+    let slack = if huge { HUGE_PAGE_BYTES } else { 0 };
+    let total = mapped.checked_add(slack).ok_or(Errno::NOMEM)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping without access, at an address that the kernel picks.
+    let address = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), total, ProtFlags::empty(), flags) }?;
+    let start = NonNull::new(address.cast::<u8>()).ok_or(Errno::NOMEM)?;
+    if !huge {
+        return Ok(start);
+    }
+    let before = start.as_ptr().align_offset(HUGE_PAGE_BYTES);
+    let base = start.as_ptr().wrapping_add(before);
+    let after = base.wrapping_add(mapped);
+    for (piece, bytes) in [(start.as_ptr(), before), (after, slack - before)] {
+        if let (Some(piece), 1..) = (NonNull::new(piece), bytes) {
+            unmap(piece, bytes);
+        }
+    }
+    NonNull::new(base).ok_or(Errno::NOMEM)
+}
+
+fn unmap(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: callers own the range and have given up its address. Cannot fail for whole pages that
+    // are mapped, and there is nothing to do if it did.
+    let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
+}

@@ -1,0 +1,50 @@
+//! Names of error numbers, so that no message shows a bare one.
+
+use rustix::io::Errno;
+
+pub use rustix::io::Errno as Code;
+
+/// `"ENODEV (No such device)"`.
+pub fn describe(errno: Errno) -> String {
+    let number = errno.raw_os_error();
+    let text = crate::error::errno_text(number);
+    match name(errno) {
+        Some(name) => format!("{name} ({text})"),
+        None => format!("errno {number} ({text})"),
+    }
+}
+
+fn name(errno: Errno) -> Option<&'static str> {
+    Some(match errno {
+        Errno::ACCESS => "EACCES",
+        Errno::AGAIN => "EAGAIN",
+        Errno::BADF => "EBADF",
+        Errno::BUSY => "EBUSY",
+        Errno::CONNABORTED => "ECONNABORTED",
+        Errno::FAULT => "EFAULT",
+        Errno::INTR => "EINTR",
+        Errno::INVAL => "EINVAL",
+        Errno::IO => "EIO",
+        Errno::ISDIR => "EISDIR",
+        Errno::LOOP => "ELOOP",
+        Errno::MFILE => "EMFILE",
+        Errno::NAMETOOLONG => "ENAMETOOLONG",
+        Errno::NFILE => "ENFILE",
+        Errno::NODEV => "ENODEV",
+        Errno::NOENT => "ENOENT",
+        Errno::NOMEM => "ENOMEM",
+        Errno::NOSPC => "ENOSPC",
+        Errno::NOSYS => "ENOSYS",
+        Errno::NOTCONN => "ENOTCONN",
+        Errno::NOTDIR => "ENOTDIR",
+        Errno::NXIO => "ENXIO",
+        Errno::OPNOTSUPP => "EOPNOTSUPP",
+        Errno::OVERFLOW => "EOVERFLOW",
+        Errno::PERM => "EPERM",
+        Errno::SPIPE => "ESPIPE",
+        Errno::STALE => "ESTALE",
+        Errno::TIMEDOUT => "ETIMEDOUT",
+        Errno::TXTBSY => "ETXTBSY",
+        _ => return None,
+    })
+}

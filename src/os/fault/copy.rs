@@ -1,0 +1,120 @@
+//! The copy that survives a page that cannot be read.
+//!
+//! The routines are assembly, so that the SIGBUS handler knows two things about any instruction in
+//! them: where to go on, and which register holds the number of bytes left. This is what kernels do
+//! with exception tables and HotSpot with `UnsafeCopyMemoryMark`
+//! (<https://bugs.openjdk.org/browse/JDK-8191278>). It costs nothing as long as nothing faults.
+
+use std::arch::global_asm;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+#[cfg(target_arch = "x86_64")]
+global_asm!(include_str!("copy_x86_64.s"));
+#[cfg(target_arch = "aarch64")]
+global_asm!(include_str!("copy_aarch64.s"));
+
+type Routine = unsafe extern "C" fn(*mut u8, *const u8, usize) -> usize;
+
+unsafe extern "C" {
+    fn pagestream_copy_plain(destination: *mut u8, source: *const u8, length: usize) -> usize;
+    static pagestream_copy_start: u8;
+    static pagestream_copy_end: u8;
+    static pagestream_copy_landing: u8;
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    fn pagestream_copy_rep(destination: *mut u8, source: *const u8, length: usize) -> usize;
+    fn pagestream_copy_avx(destination: *mut u8, source: *const u8, length: usize) -> usize;
+    static pagestream_copy_avx_start: u8;
+    static pagestream_copy_avx_end: u8;
+    static pagestream_copy_avx_landing: u8;
+}
+
+/// From here on `rep movsb` is no slower than vector loops (benches/rust/copy.rs).
+#[cfg(target_arch = "x86_64")]
+const REP_MIN_BYTES: usize = 4096;
+/// What `pagestream_copy_avx` needs at least.
+#[cfg(target_arch = "x86_64")]
+const AVX_MIN_BYTES: usize = 128;
+
+/// Copies `length` bytes and returns how many at the end were *not* copied: 0, or after a fault
+/// at least one; the bytes before them are good.
+///
+/// # Safety
+/// * `destination` is valid for writes of `length` bytes, and not inside `source`.
+/// * `source` is an address range that stays mapped during the call. Its pages may be unreadable
+///   (beyond the end of the file, failed I/O) only if [`super::ready`] has answered `true` in this
+///   thread.
+pub unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) -> usize {
+    debug_assert!(!destination.is_null() || length == 0);
+    // SAFETY: the caller's promises are those of the routine, and `routine` heeds its minimum.
+    unsafe { routine(length)(destination, source, length) }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn routine(length: usize) -> Routine {
+    let features = features();
+    if length >= REP_MIN_BYTES && features & ERMS != 0 {
+        pagestream_copy_rep
+    } else if length >= AVX_MIN_BYTES && features & AVX != 0 {
+        pagestream_copy_avx
+    } else {
+        pagestream_copy_plain
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn routine(_length: usize) -> Routine {
+    pagestream_copy_plain
+}
+
+#[cfg(target_arch = "x86_64")]
+const KNOWN: u8 = 1;
+#[cfg(target_arch = "x86_64")]
+const AVX: u8 = 2;
+#[cfg(target_arch = "x86_64")]
+const ERMS: u8 = 4;
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> u8 {
+    static FEATURES: AtomicU8 = AtomicU8::new(0);
+    let known = FEATURES.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let mut found = KNOWN;
+    if std::arch::is_x86_feature_detected!("avx2") {
+        found |= AVX;
+    }
+    // CPUID leaf 7, EBX bit 9: "enhanced rep movsb". std does not tell it.
+    if std::arch::x86_64::__cpuid(0).eax >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ebx & (1 << 9) != 0 {
+        found |= ERMS;
+    }
+    FEATURES.store(found, Ordering::Relaxed);
+    found
+}
+
+/// Where a fault at the instruction `pc` goes on, if it lies in one of the routines.
+pub(super) fn landing(pc: usize) -> Option<usize> {
+    let plain = [
+        &raw const pagestream_copy_start,
+        &raw const pagestream_copy_end,
+        &raw const pagestream_copy_landing,
+    ];
+    #[cfg(target_arch = "x86_64")]
+    let routines = [
+        plain,
+        [
+            &raw const pagestream_copy_avx_start,
+            &raw const pagestream_copy_avx_end,
+            &raw const pagestream_copy_avx_landing,
+        ],
+    ];
+    #[cfg(target_arch = "aarch64")]
+    let routines = [plain];
+    routines
+        .into_iter()
+        .find(|[start, end, _]| (start.addr()..end.addr()).contains(&pc))
+        .map(|[_, _, landing]| landing.addr())
+}

@@ -1,0 +1,183 @@
+//! The SIGBUS handler. See the module above for what it may do.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+
+use super::copy;
+
+static ENABLED: AtomicBool = AtomicBool::new(true);
+
+/// The action that stood in front of ours, leaked: the handler may be reading it at any time. One is
+/// leaked each time that somebody displaces us, so a handful in the life of a process.
+static PREDECESSOR: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+/// Threads that are inside the chain. A thread that finds no free place gets the default action.
+static IN_CHAIN: [AtomicI32; 64] = [const { AtomicI32::new(0) }; 64];
+
+/// Turns the handler on (the default) or off for good: off, nothing is installed and [`ready`]
+/// answers `false`, so that readers use `pread`.
+pub fn set_enabled(enabled: bool) {
+    ENABLED.store(enabled, Ordering::Relaxed);
+}
+
+/// Makes sure that a fault in [`super::copy`] is survivable in this thread, right now: installs the
+/// handler, or puts it back in front. `false` when it cannot be: switched off, or SIGBUS is blocked
+/// in this thread, in which case the kernel kills whatever handlers there are.
+///
+/// To be asked before each read or batch; two system calls.
+pub fn ready() -> bool {
+    ENABLED.load(Ordering::Relaxed) && in_front() && !blocked()
+}
+
+fn blocked() -> bool {
+    let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: a null new mask only asks; `mask` is valid for the answer.
+    let asked = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), mask.as_mut_ptr()) };
+    // SAFETY: zeroed is a valid set, so `mask` is initialised whatever the call did.
+    let mask = unsafe { mask.assume_init() };
+    // SAFETY: `mask` is an initialised set.
+    asked != 0 || unsafe { libc::sigismember(&raw const mask, libc::SIGBUS) } == 1
+}
+
+fn in_front() -> bool {
+    let Some(current) = exchange(None) else { return false };
+    if is_ours(&current) {
+        return true;
+    }
+    // First the predecessor, then the handler that reads it.
+    PREDECESSOR.store(Box::into_raw(Box::new(current)), Ordering::Release);
+    let Some(displaced) = exchange(Some(&ours())) else { return false };
+    if !is_ours(&displaced) && displaced.sa_sigaction != current.sa_sigaction {
+        PREDECESSOR.store(Box::into_raw(Box::new(displaced)), Ordering::Release);
+    }
+    true
+}
+
+fn is_ours(action: &libc::sigaction) -> bool {
+    action.sa_sigaction == on_sigbus as *const () as usize
+}
+
+fn ours() -> libc::sigaction {
+    let mut action = empty_action();
+    action.sa_sigaction = on_sigbus as *const () as usize;
+    // ONSTACK: Go's and others' threads have small stacks. NODEFER: a fault while we are in a
+    // predecessor must not be fatal for being blocked.
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+    action
+}
+
+fn empty_action() -> libc::sigaction {
+    // SAFETY: all-zero is a valid `sigaction`: default action, empty mask, no flags.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// sigaction(2): sets `new` if there is one and returns what stood there.
+fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
+    let mut old = empty_action();
+    let new = new.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: `new` is null or a valid action, `old` is valid for writes.
+    let status = unsafe { libc::sigaction(libc::SIGBUS, new, &raw mut old) };
+    (status == 0).then_some(old)
+}
+
+extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
+    let is_fault = unsafe { (*info).si_code } > 0;
+    if is_fault && redirect(context.cast()) {
+        return;
+    }
+    // SAFETY: always valid for the calling thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let saved = unsafe { *errno };
+    chain(signal, info, context, is_fault);
+    // SAFETY: as above.
+    unsafe { *errno = saved };
+}
+
+/// If the interrupted instruction is one of our copy's, lets it go on at the landing.
+fn redirect(context: *mut libc::ucontext_t) -> bool {
+    let pc = program_counter(context);
+    // SAFETY: `program_counter` points into the context that the kernel passed.
+    let Some(landing) = copy::landing(unsafe { *pc } as usize) else { return false };
+    // SAFETY: as above; the kernel restores the thread's registers from it.
+    unsafe { *pc = landing as _ };
+    true
+}
+
+#[cfg(target_arch = "x86_64")]
+fn program_counter(context: *mut libc::ucontext_t) -> *mut libc::greg_t {
+    // SAFETY: the kernel passes a valid ucontext, and REG_RIP is a valid index of its registers.
+    unsafe { &raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn program_counter(context: *mut libc::ucontext_t) -> *mut libc::c_ulonglong {
+    // SAFETY: the kernel passes a valid ucontext.
+    unsafe { &raw mut (*context).uc_mcontext.pc }
+}
+
+/// Hands the signal to the predecessor.
+fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
+    // SAFETY: takes no argument and cannot fail.
+    let thread = unsafe { libc::gettid() };
+    let returning = IN_CHAIN.iter().any(|place| place.load(Ordering::Relaxed) == thread);
+    let place = IN_CHAIN
+        .iter()
+        .find(|place| place.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+    match place {
+        Some(_) if returning => default_action(is_fault),
+        Some(_) => call_predecessor(signal, info, context, is_fault),
+        None => default_action(is_fault),
+    }
+    if let Some(place) = place {
+        place.store(0, Ordering::Relaxed);
+    }
+}
+
+fn call_predecessor(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
+    let predecessor = PREDECESSOR.load(Ordering::Acquire);
+    // SAFETY: null, or a leaked box that nobody writes to.
+    let Some(action) = (unsafe { predecessor.as_ref() }) else { return default_action(is_fault) };
+    match action.sa_sigaction {
+        libc::SIG_DFL => return default_action(is_fault),
+        // The kernel does not let a fault be ignored either.
+        libc::SIG_IGN if is_fault => return default_action(is_fault),
+        libc::SIG_IGN => return,
+        _ => {}
+    }
+    if action.sa_flags & libc::SA_RESETHAND != 0 {
+        PREDECESSOR.store(ptr::null_mut(), Ordering::Release);
+    }
+    let mut blocked = action.sa_mask;
+    if action.sa_flags & libc::SA_NODEFER == 0 {
+        // SAFETY: `blocked` is an initialised set.
+        unsafe { libc::sigaddset(&raw mut blocked, signal) };
+    }
+    let mut before = empty_action().sa_mask;
+    // SAFETY: both sets are initialised and live.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut before) };
+    if action.sa_flags & libc::SA_SIGINFO != 0 {
+        type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+        // SAFETY: neither SIG_DFL nor SIG_IGN, so with SA_SIGINFO it is such a function (sigaction(2)).
+        let handler = unsafe { std::mem::transmute::<usize, Handler>(action.sa_sigaction) };
+        handler(signal, info, context);
+    } else {
+        // SAFETY: neither SIG_DFL nor SIG_IGN, so without SA_SIGINFO it is such a function.
+        let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(action.sa_sigaction) };
+        handler(signal);
+    }
+    // SAFETY: `before` was filled by the call above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
+}
+
+/// Death by SIGBUS. A fault happens again by itself as soon as the handler returns.
+fn default_action(is_fault: bool) {
+    exchange(Some(&empty_action()));
+    if !is_fault {
+        // SAFETY: takes a signal number; SA_NODEFER left SIGBUS unblocked.
+        unsafe { libc::raise(libc::SIGBUS) };
+    }
+}

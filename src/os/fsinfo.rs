@@ -1,0 +1,162 @@
+//! Which file system a file lies on, from `statx` and `/proc/self/mountinfo`. For people and for
+//! messages: nothing is decided by a file system's name.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+/// What is known of a file's mount. Empty texts where the system does not tell.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FileSystem {
+    /// As in mountinfo, e.g. `ext4`, `nfs4`, `fuse.sshfs`.
+    pub kind: String,
+    pub source: String,
+    pub mount_point: String,
+    /// Mount options and, after them, the file system's own.
+    pub options: String,
+    /// Whether reads are known to leave this machine.
+    pub is_network: bool,
+    /// The kernel's read-ahead window on this device, `None` where it cannot be read.
+    pub read_ahead_bytes: Option<u64>,
+}
+
+/// File systems whose reads leave the machine. FUSE file systems by the name after `fuse.`.
+const NETWORK: &[&str] = &[
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "kafs", "lustre", "ncpfs", "nfs",
+    "nfs4", "ocfs2", "orangefs", "panfs", "smb3", "smbfs", "wekafs",
+];
+const NETWORK_FUSE: &[&str] = &[
+    "alluxio", "blobfuse", "blobfuse2", "ceph", "ceph-fuse", "cephfs", "curlftpfs", "davfs", "gcsfuse", "geesefs",
+    "glusterfs", "goofys", "hf-mount", "juicefs", "mount-s3", "mountpoint-s3", "rclone", "s3fs", "seaweedfs", "sshfs",
+];
+
+pub fn file_system(file: BorrowedFd<'_>) -> FileSystem {
+    let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return FileSystem::default() };
+    let table = String::from_utf8_lossy(&table);
+    let Some(mut found) = find_mount(file, &table) else { return FileSystem::default() };
+    found.0.read_ahead_bytes = read_ahead_bytes(&found.1);
+    found.0
+}
+
+fn find_mount(file: BorrowedFd<'_>, table: &str) -> Option<(FileSystem, String)> {
+    // STATX_MNT_ID, since Linux 5.8; not in rustix's set of flags, so by number (linux/stat.h).
+    let mount_id = StatxFlags::from_bits_retain(0x1000);
+    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mount_id).ok()?;
+    let device = format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
+    let known_id = (stat.stx_mask & mount_id.bits() != 0).then_some(stat.stx_mnt_id);
+    let lines = || table.lines().filter_map(MountLine::parse);
+    // The last of several mounts of one device is the one on top.
+    let line = match known_id {
+        Some(id) => lines().find(|line| line.id == id),
+        None => lines().rfind(|line| line.device == device),
+    }?;
+    Some((line.file_system(), line.device.to_owned()))
+}
+
+/// One line of mountinfo, proc_pid_mountinfo(5).
+struct MountLine<'a> {
+    id: u64,
+    device: &'a str,
+    mount_point: &'a str,
+    mount_options: &'a str,
+    kind: &'a str,
+    source: &'a str,
+    super_options: &'a str,
+}
+
+impl<'a> MountLine<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ');
+        let id = mount.next()?.parse().ok()?;
+        let device = mount.nth(1)?;
+        let mount_point = mount.nth(1)?;
+        let mount_options = mount.next()?;
+        let mut file_system = file_system.split(' ');
+        let kind = file_system.next()?;
+        let source = file_system.next().unwrap_or("");
+        let super_options = file_system.next().unwrap_or("");
+        Some(Self { id, device, mount_point, mount_options, kind, source, super_options })
+    }
+
+    fn file_system(&self) -> FileSystem {
+        FileSystem {
+            kind: self.kind.to_owned(),
+            source: unescape(self.source),
+            mount_point: unescape(self.mount_point),
+            options: format!("{},{}", self.mount_options, unescape(self.super_options)),
+            is_network: is_network(self.kind),
+            read_ahead_bytes: None,
+        }
+    }
+}
+
+fn is_network(kind: &str) -> bool {
+    match kind.strip_prefix("fuse.") {
+        Some(name) => NETWORK_FUSE.contains(&name),
+        None => NETWORK.contains(&kind),
+    }
+}
+
+/// mountinfo writes space, tab, newline and backslash as `\040` and so on.
+fn unescape(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
+        let value = octal
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        if let Some(value) = value {
+            out.push(value);
+            at += 4;
+        } else {
+            out.push(bytes[at]);
+            at += 1;
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// The device's own setting, or for a partition that of its disk.
+fn read_ahead_bytes(device: &str) -> Option<u64> {
+    let places = [
+        format!("/sys/class/bdi/{device}/read_ahead_kb"),
+        format!("/sys/dev/block/{device}/queue/read_ahead_kb"),
+        format!("/sys/dev/block/{device}/../queue/read_ahead_kb"),
+    ];
+    let text = places.iter().find_map(|place| std::fs::read_to_string(place).ok())?;
+    text.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_mountinfo() {
+        let line = r"36 35 98:0 /root /mnt\0402 rw,noatime master:1 - fuse.sshfs host:/a\134b rw,errors=continue";
+        let parsed = MountLine::parse(line).map(|line| line.file_system());
+        let expected = FileSystem {
+            kind: "fuse.sshfs".into(),
+            source: r"host:/a\b".into(),
+            mount_point: "/mnt 2".into(),
+            options: "rw,noatime,rw,errors=continue".into(),
+            is_network: true,
+            read_ahead_bytes: None,
+        };
+        assert_eq!(parsed, Some(expected));
+        assert!(MountLine::parse("36 35 98:0").is_none());
+    }
+
+    #[test]
+    fn network_kinds() {
+        for kind in ["nfs4", "lustre", "fuse.sshfs", "fuse.gcsfuse"] {
+            assert!(is_network(kind), "{kind}");
+        }
+        for kind in ["ext4", "tmpfs", "fuse", "fuse.bindfs", "overlay", "sshfs"] {
+            assert!(!is_network(kind), "{kind}");
+        }
+    }
+}

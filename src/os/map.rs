@@ -1,0 +1,112 @@
+//! Read-only and copy-on-write mappings of files.
+
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+
+use memmap2::{Mmap, MmapOptions, MmapRaw};
+use rustix::io::Errno;
+
+use super::fault;
+
+/// How a file's pages are mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mapping {
+    /// `MAP_SHARED`, `PROT_READ`: the page cache itself.
+    Shared,
+    /// `MAP_PRIVATE`, `PROT_READ`: the page cache too, where a file system refuses `MAP_SHARED`
+    /// (FUSE with `direct_io`). Not a snapshot: changes of the file show.
+    Private,
+    /// `MAP_PRIVATE`, `PROT_READ | PROT_WRITE`, `MAP_NORESERVE`: a page that is written becomes
+    /// anonymous memory; the file never changes. Without `MAP_NORESERVE` the whole length would
+    /// count as committed memory (`Committed_AS`).
+    CopyOnWrite,
+}
+
+/// A mapping of the first `len` bytes of a file. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Region {
+    raw: MmapRaw,
+    mapping: Mapping,
+}
+
+impl Region {
+    /// Maps `len` bytes from the start of the file. `len` must not be 0.
+    pub fn map(file: BorrowedFd<'_>, len: usize, mapping: Mapping) -> Result<Self, Errno> {
+        use std::os::fd::AsRawFd;
+        let mut options = MmapOptions::new();
+        options.len(len);
+        let descriptor = file.as_raw_fd();
+        let raw = match mapping {
+            Mapping::Shared => options.map_raw_read_only(descriptor),
+            Mapping::Private => {
+                // SAFETY: the `Mmap` is turned into a raw mapping before any slice of it exists.
+                unsafe { options.map_copy_read_only(descriptor) }.map(|map: Mmap| MmapRaw::from(map))
+            }
+            Mapping::CopyOnWrite => {
+                // SAFETY: as above; the pages are this process's own.
+                unsafe { options.no_reserve_swap().map_copy(descriptor) }.map(MmapRaw::from)
+            }
+        };
+        let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
+        Ok(Self { raw, mapping })
+    }
+
+    pub fn len(&self) -> usize {
+        self.raw.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn mapping(&self) -> Mapping {
+        self.mapping
+    }
+
+    /// The first byte. Reading through it can raise SIGBUS and race with other processes: pass it on
+    /// (buffer protocol, [`fault::copy`]), do not make a slice of it.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.raw.as_ptr()
+    }
+
+    /// Address and length of a range, or `None` when it does not lie inside the mapping.
+    pub fn range(&self, offset: usize, len: usize) -> Option<(*const u8, usize)> {
+        let end = offset.checked_add(len)?;
+        (end <= self.len()).then(|| (self.as_ptr().wrapping_add(offset), len))
+    }
+
+    /// Copies `out.len()` bytes at `offset`. On a fault gives the number of bytes that are good.
+    ///
+    /// [`fault::ready`] must have been asked in this thread: without the handler a fault kills.
+    pub fn copy_out(&self, offset: usize, out: &mut [MaybeUninit<u8>]) -> Result<(), usize> {
+        let Some((source, len)) = self.range(offset, out.len()) else { return Err(0) };
+        // SAFETY: `range` checked that the source lies inside the mapping, which `self` keeps
+        // mapped; `out` is exclusively borrowed and `len` long.
+        let left = unsafe { fault::copy(out.as_mut_ptr().cast(), source, len) };
+        if left == 0 { Ok(()) } else { Err(len - left) }
+    }
+
+    /// mlock(2) on the whole mapping.
+    pub fn lock(&self) -> Result<(), Errno> {
+        // SAFETY: the range is this mapping; locking does not change what it holds.
+        unsafe { rustix::mm::mlock(self.raw.as_mut_ptr().cast(), self.len()) }
+    }
+
+    pub fn unlock(&self) -> Result<(), Errno> {
+        // SAFETY: as above.
+        unsafe { rustix::mm::munlock(self.raw.as_mut_ptr().cast(), self.len()) }
+    }
+
+    /// Reads one byte of each page in the range, so that all of them are mapped. On a fault gives
+    /// the offset of the page that failed.
+    pub fn touch(&self, offset: usize, len: usize) -> Result<(), usize> {
+        let page = super::page_bytes();
+        let mut byte = [MaybeUninit::uninit()];
+        let mut at = offset;
+        while at < offset.saturating_add(len) {
+            self.copy_out(at, &mut byte).map_err(|_| at)?;
+            at = (at / page + 1) * page;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Opening, identity, and positioned reads.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// Interrupted calls (EINTR) are tried again this often in a row, then the error is raised.
+pub const EINTR_TRIES: u32 = 100;
+/// Busy answers (EAGAIN; an NFSv4 server gives it while it recalls a delegation) likewise, with a
+/// pause that doubles from 1 ms.
+pub const EAGAIN_TRIES: u32 = 3;
+
+/// Opens for reading. A FIFO does not block, a terminal does not become the controlling one.
+pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    retry(|| rustix::fs::open(path, flags, Mode::empty()))
+}
+
+/// Calls again after EINTR and EAGAIN, a bounded number of times.
+pub fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let (mut interrupted, mut busy) = (0, 0);
+    loop {
+        match call() {
+            Err(Errno::INTR) if interrupted < EINTR_TRIES => interrupted += 1,
+            Err(Errno::AGAIN) if busy < EAGAIN_TRIES => {
+                std::thread::sleep(Duration::from_millis(1 << busy));
+                busy += 1;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// What makes a file the file that was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    pub device: u64,
+    pub inode: u64,
+    pub size: u64,
+    /// Seconds and nanoseconds of the last change of its bytes.
+    pub modified: (i64, i64),
+    pub links: u64,
+}
+
+/// What kind of thing a path names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Regular,
+    Directory,
+    Other(&'static str),
+}
+
+impl From<&Stat> for Identity {
+    // The fields have other types on other targets.
+    #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
+    fn from(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev as u64,
+            inode: stat.st_ino as u64,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+            links: stat.st_nlink as u64,
+        }
+    }
+}
+
+pub fn identity(file: BorrowedFd<'_>) -> Result<(Identity, Kind), Errno> {
+    let stat = retry(|| rustix::fs::fstat(file))?;
+    Ok((Identity::from(&stat), kind(&stat)))
+}
+
+/// What kind of thing `path` names now.
+pub fn kind_at(path: &Path) -> Result<Kind, Errno> {
+    retry(|| rustix::fs::stat(path)).map(|stat| kind(&stat))
+}
+
+fn kind(stat: &Stat) -> Kind {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Kind::Regular,
+        FileType::Directory => Kind::Directory,
+        FileType::Fifo => Kind::Other("a FIFO"),
+        FileType::Socket => Kind::Other("a socket"),
+        FileType::CharacterDevice => Kind::Other("a character device"),
+        FileType::BlockDevice => Kind::Other("a block device"),
+        _ => Kind::Other("not a file"),
+    }
+}
+
+/// The identity of whatever `path` names now.
+pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
+    retry(|| rustix::fs::stat(path)).map(|stat| Identity::from(&stat))
+}
+
+/// Why a positioned read ended before its range did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Short {
+    EndOfFile,
+    Errno(Errno),
+}
+
+/// Fills `out` from `offset`. On failure says how many bytes are good, and why no more came.
+pub fn read_at(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    out: &mut [MaybeUninit<u8>],
+) -> Result<(), (usize, Short)> {
+    let mut done = 0;
+    while done < out.len() {
+        let Some(at) = offset.checked_add(done as u64) else {
+            return Err((done, Short::Errno(Errno::OVERFLOW)));
+        };
+        let rest = &mut out[done..];
+        match retry(|| rustix::io::pread(file, &mut *rest, at).map(|(filled, _)| filled.len())) {
+            Ok(0) => return Err((done, Short::EndOfFile)),
+            Ok(count) => done += count,
+            Err(errno) => return Err((done, Short::Errno(errno))),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Which pages of a file are in the page cache.
+//!
+//! Three ways, in this order:
+//! 1. mincore(2) on the mapping. Exact for whoever owns the file or may write to it; to everybody
+//!    else the kernel answers "all of it" (since 5.2, against side channels), so it is not asked.
+//! 2. cachestat(2) (Linux 6.5) for files that are not mapped; the same rule about permission.
+//! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. True for everybody,
+//!    but each page that is missing is fetched by the question (read-ahead is off during it), so only
+//!    a sample is asked.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::fs::{Access, Advice, AtFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+use rustix::thread::CapabilitySet;
+
+use super::map::Region;
+
+/// Pages that the third way asks at most.
+pub const SAMPLE_PAGES: u64 = 1024;
+
+/// Pages handled by one call of mincore.
+const CHUNK_PAGES: usize = 1 << 18;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    Mincore,
+    Cachestat,
+    NoWait,
+    /// No way works on this file system for this user.
+    Unavailable,
+}
+
+impl Method {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Mincore => "mincore",
+            Self::Cachestat => "cachestat",
+            Self::NoWait => "preadv2",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Residency {
+    /// Share of the pages asked that are in the cache; NaN where nothing could be asked.
+    pub fraction: f64,
+    /// One entry a page of the range, where every page was asked.
+    pub pages: Option<Vec<bool>>,
+    pub method: Method,
+    /// Whether every page was asked, by a method that did not change what it measured.
+    pub exact: bool,
+}
+
+impl Residency {
+    fn counted(pages: Vec<bool>, method: Method, exact: bool) -> Self {
+        let resident = pages.iter().filter(|&&resident| resident).count();
+        let fraction = if pages.is_empty() { 1.0 } else { resident as f64 / pages.len() as f64 };
+        Self { fraction, pages: Some(pages), method, exact }
+    }
+}
+
+/// Asks about `len` bytes from `offset`; both lie inside the file. `seed` picks the sample.
+pub fn residency(file: BorrowedFd<'_>, region: Option<&Region>, offset: u64, len: u64, seed: u64) -> Residency {
+    let page = super::page_bytes() as u64;
+    let first = offset / page;
+    let count = if len == 0 { 0 } else { (offset + len).div_ceil(page) - first };
+    if count == 0 {
+        return Residency::counted(Vec::new(), Method::Mincore, true);
+    }
+    if kernel_tells_truth(file) {
+        if let Some(pages) = region.and_then(|region| mincore(region, first as usize, count as usize)) {
+            return Residency::counted(pages, Method::Mincore, true);
+        }
+        if let Ok(pages) = cachestat(file, first, count) {
+            return Residency::counted(pages, Method::Cachestat, true);
+        }
+    }
+    sample(file, first, count, seed)
+}
+
+/// The kernel's own rule, `can_do_mincore` in mm/mincore.c: owner, CAP_FOWNER or write permission.
+fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
+    let owner = rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
+    let capable = || {
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER))
+    };
+    let writable = || {
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::accessat(rustix::fs::CWD, link, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
+    };
+    owner || capable() || writable()
+}
+
+fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
+    let page = super::page_bytes();
+    let mut pages = Vec::with_capacity(count);
+    let mut answer = vec![0_u8; count.min(CHUNK_PAGES)];
+    while pages.len() < count {
+        let asked = (count - pages.len()).min(CHUNK_PAGES);
+        let start = (first + pages.len()) * page;
+        let bytes = (asked * page).min(region.len().checked_sub(start)?);
+        let (address, bytes) = region.range(start, bytes)?;
+        // SAFETY: `range` checked that the pages belong to the region, and `answer` has a byte for each.
+        let status = unsafe { libc::mincore(address.cast_mut().cast(), bytes, answer.as_mut_ptr()) };
+        if status != 0 {
+            return None;
+        }
+        pages.extend(answer[..asked].iter().map(|byte| byte & 1 == 1));
+    }
+    Some(pages)
+}
+
+#[repr(C)]
+struct CachestatRange {
+    offset: u64,
+    len: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Cachestat {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// cachestat(2) counts the cached pages of a range; ranges that are neither full nor empty are
+/// halved until they are.
+fn cachestat(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<Vec<bool>, Errno> {
+    let mut pages = vec![false; count as usize];
+    let mut open = vec![(0_u64, count)];
+    while let Some((start, len)) = open.pop() {
+        let cached = cachestat_range(file, first + start, len)?;
+        if cached >= len {
+            pages[start as usize..(start + len) as usize].fill(true);
+        } else if cached > 0 {
+            let half = len / 2;
+            open.extend([(start, half), (start + half, len - half)]);
+        }
+    }
+    Ok(pages)
+}
+
+fn cachestat_range(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<u64, Errno> {
+    /// The same number on every architecture (asm-generic/unistd.h).
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let page = super::page_bytes() as u64;
+    let range = CachestatRange { offset: first * page, len: count * page };
+    let mut answer = Cachestat::default();
+    // SAFETY: both structures are laid out as the system call wants them and live during it.
+    let status = unsafe {
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut answer, 0_u32)
+    };
+    if status == 0 {
+        return Ok(answer.cached);
+    }
+    let error = std::io::Error::last_os_error();
+    Err(Errno::from_io_error(&error).unwrap_or(Errno::NOSYS))
+}
+
+fn sample(file: BorrowedFd<'_>, first: u64, count: u64, seed: u64) -> Residency {
+    let every = count <= SAMPLE_PAGES;
+    let asked = count.min(SAMPLE_PAGES);
+    let page = super::page_bytes() as u64;
+    // Without this a miss would fetch the whole read-ahead window. The mapping is not affected.
+    let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
+    // One page out of each of `asked` equal parts of the range.
+    let picked = (0..asked).map(|index| {
+        let (start, end) = (index * count / asked, (index + 1) * count / asked);
+        first + start + mix(seed ^ index) % (end - start)
+    });
+    let pages: Result<Vec<bool>, Errno> = picked.map(|number| is_cached(file, number * page)).collect();
+    let _ = rustix::fs::fadvise(file, 0, None, Advice::Normal);
+    match pages {
+        Ok(pages) => {
+            let found = Residency::counted(pages, Method::NoWait, false);
+            Residency { pages: found.pages.filter(|_| every), ..found }
+        }
+        Err(_) => Residency { fraction: f64::NAN, pages: None, method: Method::Unavailable, exact: false },
+    }
+}
+
+fn is_cached(file: BorrowedFd<'_>, offset: u64) -> Result<bool, Errno> {
+    let mut byte = [0];
+    match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT) {
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// SplitMix64's output function (<https://prng.di.unimi.it/splitmix64.c>).
+fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
