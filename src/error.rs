@@ -11,7 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// A system call failed. `advice` says what to do about it and may be empty.
+    /// A system call failed. `advice` says what to do about it and may be empty; so may the path, where
+    /// the call was not about a file.
     System { operation: &'static str, path: PathBuf, errno: i32, advice: String },
     /// Bytes of an open file could not be had.
     MappedRead { path: PathBuf, offset: u64, length: u64, cause: ReadCause },
@@ -29,8 +30,6 @@ pub enum Error {
     Argument { detail: String },
     /// A position outside a sequence.
     Index { detail: String },
-    /// No such name in a checkpoint.
-    Missing { detail: String },
     /// The memory is still in use by a view, or cannot be exported as one.
     Buffer { detail: String },
 }
@@ -60,7 +59,7 @@ impl Error {
             | Self::Format { path, .. }
             | Self::Closed { path } => Some(path),
             Self::Safetensors { path, .. } => path.as_deref(),
-            Self::Argument { .. } | Self::Index { .. } | Self::Missing { .. } | Self::Buffer { .. } => None,
+            Self::Argument { .. } | Self::Index { .. } | Self::Buffer { .. } => None,
         }
     }
 
@@ -85,7 +84,6 @@ impl Error {
             | Self::Safetensors { detail, .. }
             | Self::Argument { detail }
             | Self::Index { detail }
-            | Self::Missing { detail }
             | Self::Buffer { detail } => detail.clone(),
         }
     }
@@ -94,8 +92,8 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.path() {
-            Some(path) => write!(f, "{}: {}", path.display(), self.message()),
-            None => f.write_str(&self.message()),
+            Some(path) if !path.as_os_str().is_empty() => write!(f, "{}: {}", path.display(), self.message()),
+            _ => f.write_str(&self.message()),
         }
     }
 }

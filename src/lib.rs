@@ -7,4 +7,6 @@ pub mod dtype;
 pub mod error;
 pub mod mapped_file;
 pub mod os;
+#[cfg(feature = "python")]
+mod python;
 pub mod weights;

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
@@ -61,8 +61,11 @@ impl Anonymous {
         Self::build(len, huge, Some(descriptor))
     }
 
-    /// Maps shared memory of another process. Read-only if it was sealed.
-    pub fn from_descriptor(descriptor: OwnedFd, len: usize, huge: HugePages) -> Result<Self, Errno> {
+    /// Maps shared memory by the number of a descriptor, which stays the caller's. Read-only if the
+    /// memory was sealed.
+    pub fn from_descriptor(number: i32, len: usize, huge: HugePages) -> Result<Self, Errno> {
+        let link = format!("/proc/self/fd/{number}");
+        let descriptor = rustix::fs::open(link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let seals = rustix::fs::fcntl_get_seals(&descriptor)?;
         let size = rustix::fs::fstat(&descriptor)?.st_size;
         if !seals.contains(SealFlags::SHRINK) || u64::try_from(size).unwrap_or(0) < len as u64 {

@@ -1,0 +1,38 @@
+"""Progress of long work: ``progress=True`` for a bar, or a callable that gets two numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Progress = bool | Callable[[int, int], object] | None
+
+
+@contextmanager
+def reporting(
+    progress: Progress, total_bytes: int, label: str
+) -> Iterator[Callable[[int], object] | None]:
+    """Gives the function to call with the bytes done so far, or None if nobody wants to know.
+
+    Args:
+        progress: True for a bar on standard error (needs tqdm), or a callable that is called with
+            (bytes done, bytes in all).
+        total_bytes: Bytes in all.
+        label: What is going on, for the bar.
+
+    Raises:
+        ImportError: ``progress=True`` and tqdm is not installed.
+    """
+    if progress is None or progress is False:
+        yield None
+    elif progress is True:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            message = "progress=True draws its bar with tqdm: pip install tqdm, or pass a callable"
+            raise ImportError(message) from error
+        with tqdm(total=total_bytes, desc=label, unit="B", unit_scale=True) as bar:
+            yield lambda done_bytes: bar.update(done_bytes - bar.n)
+    else:
+        report = progress
+        yield lambda done_bytes: report(done_bytes, total_bytes)

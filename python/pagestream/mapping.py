@@ -1,0 +1,562 @@
+"""Files and anonymous memory: `MappedFile`, `StagingBuffer`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pagestream import _environment, _native
+from pagestream._environment import Mode
+from pagestream._progress import Progress, reporting
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer as _Buffer  # type: ignore[attr-defined,unused-ignore]
+    from types import TracebackType
+    from typing import Self
+
+    import numpy.typing as npt
+
+__all__ = ["FileSystem", "MappedFile", "Residency", "StagingBuffer"]
+
+Advice = Literal["normal", "random", "sequential", "willneed", "dontneed", "cold", "hugepage"]
+StrPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+_environment.apply_fault_guard()
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """The mount that a file lies on, from ``/proc/self/mountinfo``.
+
+    It is for people and messages; no decision hangs on a file system's name.
+
+    Attributes:
+        type: As the system names it: ``"ext4"``, ``"nfs4"``, ``"fuse.sshfs"``.
+        source: What is mounted: a device, ``host:/path``.
+        mount_point: Where.
+        options: Mount options and the file system's own, separated by commas.
+        is_network: Whether reads are known to leave this machine.
+        read_ahead_bytes: The kernel's read-ahead window there, None if it does not tell.
+
+    Example:
+        >>> from pagestream import MappedFile
+        >>> MappedFile("tokens.bin").file_system.mount_point.startswith("/")
+        True
+    """
+
+    type: str
+    source: str
+    mount_point: str
+    options: str
+    is_network: bool
+    read_ahead_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Which pages of a file are in the page cache.
+
+    Attributes:
+        fraction: Share of the pages asked that are cached, 0 to 1; NaN if nobody can tell.
+        pages: bool array, one entry a page of the range; None where only a sample was asked.
+        method: ``"mincore"``, ``"cachestat"``, ``"preadv2"`` (a sample of at most 1024 pages, each
+            of which is fetched if it was missing) or ``"unavailable"``.
+        exact: Whether every page was asked, by a method that changes nothing. The kernel tells
+            the truth only to the file's owner and to those who may write to it; for others
+            `method` is ``"preadv2"``.
+
+    Example:
+        >>> from pagestream import MappedFile
+        >>> with MappedFile("tokens.bin") as f:
+        ...     f.warm()
+        ...     f.residency().fraction
+        1.0
+    """
+
+    fraction: float
+    pages: npt.NDArray[np.bool_] | None
+    method: str
+    exact: bool
+
+
+class MappedFile(_native.MappedFile):
+    """A regular file, open for reading by the best means that its storage allows.
+
+    With ``mode="auto"`` it is mapped shared; where the file system refuses that (FUSE with
+    ``direct_io`` answers ENODEV), mapped private and read-only; where that fails too, not mapped but
+    read by ``pread``. `mode` says which, `reason` why not the first.
+
+    Copies (`read`, `read_into`) survive a file that shrinks or fails while they are made, and raise.
+    A `view` is the mapping itself: touching one after the file was cut ends the process with a bus
+    error, so call `check` first where files may change.
+
+    Args:
+        path: The file. Not a directory, FIFO or device.
+        mode: ``"auto"``, or exactly one of ``"shared"``, ``"private"``, ``"read"``. None means
+            ``PAGESTREAM_MMAP_MODE`` from the environment, or ``"auto"``.
+
+    Raises:
+        OSError: The file cannot be opened, or not in that mode; with ``errno`` and ``filename``.
+        ValueError: An unknown mode, or a NUL in the path.
+
+    An audit event ``pagestream.open`` with path and mode is raised before the file is opened.
+    Pickling ships the path and opens the file again; a fork goes on using the open one.
+
+    Example:
+        >>> import numpy as np
+        >>> from pagestream import MappedFile
+        >>> f = MappedFile("tokens.bin")
+        >>> f.mode, f.reason
+        ('shared', None)
+        >>> np.frombuffer(f, "u2")[:4]
+        array([0, 1, 2, 3], dtype=uint16)
+        >>> f.close()
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, path: StrPath, *, mode: Mode | None = None) -> Self:
+        """Opens the file."""
+        return super().__new__(cls, os.fsencode(path), _environment.mmap_mode(mode))
+
+    @property
+    def path(self) -> str:
+        """The path as it was given, decoded by `os.fsdecode`."""
+        return super().path
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file when it was opened or last refreshed."""
+        return super().size
+
+    @property
+    def mode(self) -> str:
+        """What is in use: ``"shared"``, ``"private"`` or ``"read"``."""
+        return super().mode
+
+    @property
+    def requested_mode(self) -> str:
+        """What was asked for, ``"auto"`` included."""
+        return super().requested_mode
+
+    @property
+    def reason(self) -> str | None:
+        """Why not the first choice, such as ``MAP_SHARED: ENODEV (No such device)``; else None."""
+        return super().reason
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return super().closed
+
+    @property
+    def file_system(self) -> FileSystem:  # type: ignore[override]
+        """The file's mount; see `FileSystem`."""
+        return FileSystem(*super().file_system)
+
+    def read(self, offset: int = 0, length: int | None = None) -> bytes:
+        """Copies bytes out, in any mode.
+
+        Args:
+            offset: Where to begin, in bytes.
+            length: How many bytes; None for all that follow.
+
+        Returns:
+            Exactly `length` bytes, never fewer and never padded.
+
+        Raises:
+            ValueError: The range does not lie inside the file, or the file is closed.
+            MappedReadError: The file was cut or its storage failed.
+            FileChangedError: The file was rewritten since it was opened.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").read(2, 4).hex(" ")
+            '01 00 02 00'
+        """
+        return super().read(offset, length)
+
+    def read_into(self, buffer: _Buffer, offset: int = 0) -> int:
+        """Fills a caller's buffer with the bytes from `offset`.
+
+        Args:
+            buffer: Writable and C-contiguous; of any element type.
+            offset: Where in the file to begin, in bytes.
+
+        Returns:
+            The number of bytes written: the buffer's size, or what the file has after `offset`.
+
+        Raises:
+            TypeError: The buffer is read-only or not contiguous.
+            ValueError: `offset` lies beyond the end, or the file is closed.
+            MappedReadError: The file was cut or its storage failed; the buffer's content is then
+                undefined.
+            FileChangedError: The file was rewritten since it was opened.
+
+        Example:
+            >>> import numpy as np
+            >>> from pagestream import MappedFile
+            >>> row = np.empty(3, "u2")
+            >>> MappedFile("tokens.bin").read_into(row, 2), row
+            (6, array([1, 2, 3], dtype=uint16))
+        """
+        return super().read_into(buffer, offset)
+
+    def view(self, offset: int = 0, length: int | None = None) -> memoryview:
+        """A read-only memoryview of the mapping, without a copy; in ``"read"`` mode of a copy.
+
+        It keeps the mapping alive by itself, beyond `close` and `refresh`.
+
+        Args:
+            offset: Where to begin, in bytes.
+            length: How many bytes; None for all that follow.
+
+        Raises:
+            ValueError: The range does not lie inside the file, or the file is closed.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").view(0, 6).cast("H").tolist()
+            [0, 1, 2]
+        """
+        return super().view(offset, length)
+
+    def advise(self, advice: Advice, offset: int = 0, length: int | None = None) -> bool:
+        """Tells the kernel how a range will be used (madvise(2); in ``"read"`` mode posix_fadvise(2)).
+
+        Args:
+            advice: ``"normal"``, ``"random"`` (no read-ahead), ``"sequential"``, ``"willneed"``
+                (fetch it now, without waiting), ``"dontneed"`` (leave this process's memory, stay in
+                the cache), ``"cold"``, ``"hugepage"``.
+            offset: Where the range begins, in bytes; widened to whole pages.
+            length: Its bytes; None for all that follow.
+
+        Returns:
+            Whether the kernel took it. Advice that it does not know is no error.
+
+        Raises:
+            ValueError: Unknown advice, or a range outside the file.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").advise("random")
+            True
+        """
+        return super().advise(advice, offset, length)
+
+    def residency(self, offset: int = 0, length: int | None = None) -> Residency:  # type: ignore[override]
+        """Which pages of a range are in the page cache.
+
+        Args:
+            offset: Where the range begins, in bytes.
+            length: Its bytes; None for all that follow.
+
+        Raises:
+            ValueError: A range outside the file.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").residency().method
+            'mincore'
+        """
+        # Fresh places each time: with the second method a page that was asked once is cached.
+        fraction, pages, method, exact = super().residency(offset, length, secrets.randbits(64))
+        as_bools = None if pages is None else np.frombuffer(pages, np.bool_)
+        return Residency(fraction, as_bools, method, exact)
+
+    def warm(self, offset: int = 0, length: int | None = None, *, progress: Progress = None) -> None:
+        """Reads a range so that it is in the page cache. Ctrl-C stops it.
+
+        Args:
+            offset: Where the range begins, in bytes.
+            length: Its bytes; None for all that follow.
+            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+
+        Raises:
+            ValueError: A range outside the file.
+            MappedReadError: The file was cut or its storage failed.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").warm(progress=lambda done, total: print(done == total))
+            True
+        """
+        total_bytes = max(self.size - offset, 0) if length is None else length
+        with reporting(progress, total_bytes, f"warm {os.path.basename(self.path)}") as report:
+            super().warm(offset, length, report)
+
+    def evict(self) -> None:
+        """Drops the file from the page cache, after writing out what is dirty. Needs no privilege.
+
+        Pages stay that another process maps or that live arrays of `pagestream.safetensors` use.
+
+        Raises:
+            OSError: The system refused.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").evict()
+        """
+        super().evict()
+
+    def lock(self) -> None:
+        """Reads the whole mapping into memory and keeps it there (mlock(2)) until `unlock`.
+
+        Raises:
+            OSError: Not permitted, or beyond RLIMIT_MEMLOCK; the message names the limit.
+            ValueError: In ``"read"`` mode there is nothing to lock.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> f = MappedFile("tokens.bin")
+            >>> f.lock()
+            >>> f.unlock()
+        """
+        super().lock()
+
+    def unlock(self) -> None:
+        """Undoes `lock`.
+
+        Raises:
+            ValueError: In ``"read"`` mode there is nothing to unlock.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").unlock()
+        """
+        super().unlock()
+
+    def check(self) -> None:
+        """Raises if this is no longer the file that was opened.
+
+        Compares size and time of change with those at opening, and looks whether the path still
+        leads to this very file. A rewrite that keeps both size and time cannot be noticed.
+
+        Raises:
+            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+            ValueError: The file is closed.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> MappedFile("tokens.bin").check()
+        """
+        super().check()
+
+    def refresh(self) -> int:
+        """Maps what was appended since the file was opened. Views that are out stay valid.
+
+        Returns:
+            The new size in bytes.
+
+        Raises:
+            FileChangedError: The file did not grow but was cut or rewritten.
+            ValueError: The file is closed.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> f = MappedFile("tokens.bin")
+            >>> f.refresh() == f.size
+            True
+        """
+        return super().refresh()
+
+    def close(self) -> None:
+        """Closes the file. Views that are out stay valid until they die. Closing twice is fine.
+
+        Example:
+            >>> from pagestream import MappedFile
+            >>> f = MappedFile("tokens.bin")
+            >>> view = f.view(0, 2)
+            >>> f.close()
+            >>> bytes(view)
+            b'\\x00\\x00'
+        """
+        super().close()
+
+    def __enter__(self) -> Self:
+        """Returns itself; the end of the ``with`` block closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the file."""
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as the absolute path and the mode asked for."""
+        return _open_again, (type(self), self.absolute_path, self.requested_mode)
+
+    def __repr__(self) -> str:
+        """Path, size and mode."""
+        state = "closed" if self.closed else self.mode
+        return f"<{type(self).__name__} {self.path!r} {self.size} bytes, {state}>"
+
+
+def _open_again(cls: type[MappedFile], path: str, mode: Mode) -> MappedFile:
+    return cls(path, mode=mode)
+
+
+class StagingBuffer(_native.StagingBuffer):
+    """Anonymous memory to stage bytes in: page-aligned, zeroed, writable through the buffer protocol.
+
+    Args:
+        nbytes: Size in bytes.
+        shared: Whether other processes may map it. Shared memory is a memfd; a pickle, as
+            `multiprocessing` makes one, ships its descriptor and no bytes. It can grow, not shrink.
+        huge_pages: ``"always"`` or ``"never"`` ask for huge pages or do not; ``"auto"`` asks from
+            4 MiB on. What the kernel made of it is `huge_page_bytes`.
+
+    Raises:
+        OSError: No memory.
+        ValueError: An unknown word for `huge_pages`.
+
+    Example:
+        >>> import numpy as np
+        >>> from pagestream import StagingBuffer
+        >>> b = StagingBuffer(4096)
+        >>> a = np.frombuffer(b, "u2")
+        >>> a[:] = 7
+        >>> bytes(memoryview(b)[:2])
+        b'\\x07\\x00'
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        nbytes: int,
+        *,
+        shared: bool = False,
+        huge_pages: Literal["auto", "always", "never"] = "auto",
+    ) -> Self:
+        """Allocates the memory."""
+        return super().__new__(cls, nbytes, shared, huge_pages, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return super().nbytes
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may map it."""
+        return super().shared
+
+    @property
+    def sealed(self) -> bool:
+        """Whether `seal` made it unchangeable."""
+        return super().sealed
+
+    @property
+    def protection(self) -> str:
+        """``"read"`` or ``"readwrite"``."""
+        return super().protection
+
+    @property
+    def huge_page_bytes(self) -> int:
+        """Bytes that lie on huge pages now, from ``/proc/self/smaps``."""
+        return super().huge_page_bytes
+
+    def resize(self, nbytes: int) -> None:
+        """Changes the size by moving page tables (mremap(2)), never by copying. New bytes are zero.
+
+        Args:
+            nbytes: The new size in bytes.
+
+        Raises:
+            BufferError: Views of the buffer are alive; the memory may move.
+            OSError: No memory; or the buffer is sealed, or shared and would shrink.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> b = StagingBuffer(4096)
+            >>> b.resize(1 << 20)
+            >>> b.nbytes
+            1048576
+        """
+        super().resize(nbytes)
+
+    def protect(self, protection: Literal["read", "readwrite"]) -> None:
+        """Makes the memory read-only or writable again (mprotect(2)).
+
+        While it is read-only, views of it are read-only, and a stray write by native code is a
+        segmentation fault instead of silent damage.
+
+        Args:
+            protection: ``"read"`` or ``"readwrite"``.
+
+        Raises:
+            BufferError: ``"read"`` while views, which may be writable, are alive.
+            OSError: The buffer is sealed.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> b = StagingBuffer(4096)
+            >>> b.protect("read")
+            >>> memoryview(b).readonly
+            True
+        """
+        super().protect(protection)
+
+    def seal(self) -> None:
+        """Makes shared memory unchangeable, for every process and for good (memfd seals).
+
+        Raises:
+            BufferError: Views of the buffer are alive.
+            OSError: Not shared, or another process has it mapped writable.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> b = StagingBuffer(4096, shared=True)
+            >>> b.seal()
+            >>> b.sealed, memoryview(b).readonly
+            (True, True)
+        """
+        super().seal()
+
+    def fileno(self) -> int:
+        """The memfd of a shared buffer. It stays the buffer's: do not close it.
+
+        Raises:
+            ValueError: The buffer is private.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> StagingBuffer(4096, shared=True).fileno() > 2
+            True
+        """
+        return super().fileno()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles a shared buffer as its descriptor, for `multiprocessing`.
+
+        Raises:
+            TypeError: The buffer is private.
+        """
+        if not self.shared:
+            message = "a private StagingBuffer cannot be sent to another process; use shared=True"
+            raise TypeError(message)
+        from multiprocessing.reduction import DupFd
+
+        return _map_descriptor, (type(self), DupFd(self.fileno()), self.nbytes)
+
+    def __repr__(self) -> str:
+        """Size and kind."""
+        kind = "sealed" if self.sealed else "shared" if self.shared else "private"
+        return f"<{type(self).__name__} {self.nbytes} bytes, {kind}>"
+
+
+def _map_descriptor(cls: type[StagingBuffer], duplicate: Any, nbytes: int) -> StagingBuffer:  # noqa: ANN401
+    descriptor = duplicate.detach()
+    try:
+        return _native.StagingBuffer.__new__(cls, nbytes, True, "auto", descriptor)  # noqa: FBT003
+    finally:
+        os.close(descriptor)

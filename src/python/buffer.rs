@@ -1,0 +1,179 @@
+//! Memory across the border: views of mappings to Python, writable buffers and fresh `bytes` from it.
+//! Unsafe island 3.
+//!
+//! What Python gets by the buffer protocol is an address, not a Rust reference. Each export owns a
+//! keeper (an `Arc` of the mapping), which dies with the last array or memoryview that stands on it.
+#![allow(unsafe_code)] // Island 3: the buffer protocol is made of raw pointers.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyMemoryView};
+
+use crate::mapped_file::View;
+
+/// Bytes that are copied between two looks at Python's signals.
+const COPY_CHUNK_BYTES: usize = 64 << 20;
+
+/// An export: where the memory is and what keeps it.
+pub struct Export {
+    pub address: *const u8,
+    pub len: usize,
+    pub access: Access,
+    pub keeper: Box<dyn Send>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    Writable,
+}
+
+impl Export {
+    pub fn of_view(view: View, access: Access) -> Self {
+        Self { address: view.as_ptr(), len: view.len(), access, keeper: Box::new(view) }
+    }
+}
+
+/// Something whose memory Python may look at.
+pub trait Source: Send + Sync {
+    /// Called for each `memoryview` or array that is made.
+    fn export(&self) -> PyResult<Export>;
+}
+
+/// A range of a mapping.
+impl Source for (View, Access) {
+    fn export(&self) -> PyResult<Export> {
+        Ok(Export::of_view(self.0.clone(), self.1))
+    }
+}
+
+/// The base of every class with the buffer protocol.
+#[pyclass(name = "Exporter", module = "pagestream._native", subclass, frozen)]
+pub struct PyExporter {
+    source: Box<dyn Source>,
+}
+
+impl PyExporter {
+    pub fn new(source: impl Source + 'static) -> Self {
+        Self { source: Box::new(source) }
+    }
+}
+
+#[pymethods]
+impl PyExporter {
+    /// # Safety
+    /// CPython's contract: `request` is valid, and this is its one export.
+    unsafe fn __getbuffer__(
+        slf: &Bound<'_, Self>,
+        request: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let export = slf.get().source.export()?;
+        let read_only = c_int::from(export.access == Access::ReadOnly);
+        let len = ffi::Py_ssize_t::try_from(export.len).map_err(|_| PyBufferError::new_err("too large"))?;
+        let address = export.address.cast_mut().cast();
+        // SAFETY: `request` is valid (above); the memory outlives the export, because the keeper is
+        // dropped only in `__releasebuffer__`.
+        let status = unsafe { ffi::PyBuffer_FillInfo(request, slf.as_ptr(), address, len, read_only, flags) };
+        if status != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        // SAFETY: `request` is valid, and its `internal` is the exporter's own.
+        unsafe { (*request).internal = Box::into_raw(Box::new(export.keeper)).cast::<c_void>() };
+        Ok(())
+    }
+
+    /// # Safety
+    /// CPython's contract: `request` was completed by `__getbuffer__`, and comes here once.
+    #[allow(clippy::unused_self)]
+    unsafe fn __releasebuffer__(&self, request: *mut ffi::Py_buffer) {
+        // SAFETY: `request` is valid (above).
+        let keeper = unsafe { (*request).internal }.cast::<Box<dyn Send>>();
+        // SAFETY: it came from `Box::into_raw` in `__getbuffer__`, and is taken back only here.
+        drop(unsafe { Box::from_raw(keeper) });
+    }
+}
+
+/// A range of a mapping as an object for `memoryview` and `numpy.frombuffer`.
+pub fn view_object(py: Python<'_>, view: View, access: Access) -> PyResult<Bound<'_, PyAny>> {
+    Ok(Bound::new(py, PyExporter::new((view, access)))?.into_any())
+}
+
+/// `memoryview(object)`.
+pub fn memory_view<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    Ok(PyMemoryView::from(object)?.into_any())
+}
+
+/// New `bytes`, filled by `fill(start, chunk)` while detached from the interpreter. Between chunks
+/// Ctrl-C is heard.
+pub fn new_bytes<E: Send + Into<PyErr>>(
+    py: Python<'_>,
+    len: usize,
+    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
+) -> PyResult<Bound<'_, PyBytes>> {
+    let size = ffi::Py_ssize_t::try_from(len).map_err(|_| PyMemoryError::new_err("too large"))?;
+    // SAFETY: a null source asks for uninitialised bytes.
+    let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
+    // SAFETY: a new reference, or null with an exception set.
+    let bytes = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
+    let bytes = bytes.cast_into::<PyBytes>()?;
+    // SAFETY: `bytes` is alive and a bytes object.
+    let address = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
+    // SAFETY: `len` bytes at `address` belong to the new object, which nobody else knows yet.
+    let room = unsafe { std::slice::from_raw_parts_mut(address.cast::<MaybeUninit<u8>>(), len) };
+    fill_in_chunks(py, room, fill)?;
+    Ok(bytes)
+}
+
+/// Fills a caller's buffer in the same way, after checking that it may be written and is contiguous.
+pub fn fill_buffer<E: Send + Into<PyErr>>(
+    py: Python<'_>,
+    buffer: &mut PyUntypedBuffer,
+    len: usize,
+    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
+) -> PyResult<()> {
+    let room = writable_room(buffer, len)?;
+    fill_in_chunks(py, room, fill)
+}
+
+/// The first `len` bytes of a caller's buffer.
+pub fn writable_room(buffer: &mut PyUntypedBuffer, len: usize) -> PyResult<&mut [MaybeUninit<u8>]> {
+    if buffer.readonly() {
+        return Err(PyTypeError::new_err("the buffer is read-only; a writable one is needed"));
+    }
+    if !buffer.is_c_contiguous() {
+        return Err(PyTypeError::new_err("the buffer is not C-contiguous; pass a contiguous copy or slice"));
+    }
+    if buffer.len_bytes() < len {
+        return Err(PyBufferError::new_err(format!(
+            "the buffer has {} bytes, {len} are needed",
+            buffer.len_bytes()
+        )));
+    }
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: checked above to be writable, contiguous and long enough; `buffer` holds the export for
+    // as long as the slice lives. A caller that uses the memory meanwhile races with itself only.
+    Ok(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<MaybeUninit<u8>>(), len) })
+}
+
+fn fill_in_chunks<E: Send + Into<PyErr>>(
+    py: Python<'_>,
+    room: &mut [MaybeUninit<u8>],
+    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
+) -> PyResult<()> {
+    if room.len() <= COPY_CHUNK_BYTES {
+        return py.detach(|| fill(0, room)).map_err(Into::into);
+    }
+    for (index, chunk) in room.chunks_mut(COPY_CHUNK_BYTES).enumerate() {
+        py.detach(|| fill(index * COPY_CHUNK_BYTES, chunk)).map_err(Into::into)?;
+        py.check_signals()?;
+    }
+    Ok(())
+}

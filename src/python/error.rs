@@ -1,0 +1,57 @@
+//! [`Error`] as Python exceptions. The only place where they are made.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyOSError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::error::{Error, ReadCause};
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        Python::attach(|py| convert(py, &error).unwrap_or_else(|failure| failure))
+    }
+}
+
+fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let message = error.message();
+    Ok(match error {
+        // OSError's constructor picks FileNotFoundError and the like by the number.
+        Error::System { errno, path, .. } if path.as_os_str().is_empty() => PyOSError::new_err((*errno, message)),
+        Error::System { errno, path, .. } => PyOSError::new_err((*errno, message, text(path))),
+        Error::MappedRead { path, offset, length, cause } => {
+            let errno = match cause {
+                ReadCause::Io { errno } => *errno,
+                ReadCause::Truncated { .. } | ReadCause::EndedEarly { .. } => libc::EIO,
+            };
+            let exception = class(py, "MappedReadError")?.call1((errno, message, text(path)))?;
+            exception.setattr("offset", offset)?;
+            exception.setattr("length", length)?;
+            PyErr::from_value(exception)
+        }
+        Error::FileChanged { path, .. } => {
+            PyErr::from_value(class(py, "FileChangedError")?.call1((libc::ESTALE, message, text(path)))?)
+        }
+        Error::Format { .. } => PyErr::from_value(class(py, "FormatError")?.call1((error.to_string(),))?),
+        Error::Safetensors { .. } => {
+            PyErr::from_value(class(py, "SafetensorError")?.call1((error.to_string(),))?)
+        }
+        Error::OutOfRange { .. } | Error::Closed { .. } | Error::Argument { .. } => {
+            PyValueError::new_err(error.to_string())
+        }
+        Error::Index { .. } => PyIndexError::new_err(message),
+        Error::Buffer { .. } => PyBufferError::new_err(message),
+    })
+}
+
+/// A class of `pagestream.errors`, which Python defines because the stable ABI of 3.11 cannot derive
+/// from `OSError`.
+fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("pagestream.errors")?.getattr(name)
+}
+
+/// A path as Python text, with its surrogate escapes.
+pub fn text(path: &Path) -> OsString {
+    path.as_os_str().to_owned()
+}

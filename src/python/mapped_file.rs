@@ -1,0 +1,229 @@
+//! `MappedFile`. Its Python subclass in `mapping.py` has the documentation.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use super::buffer::{self, Access, Export, PyExporter, Source};
+use super::error::text;
+use crate::error::Error;
+use crate::mapped_file::{MappedFile, RequestedMode};
+use crate::os::advise::Advice;
+
+#[pyclass(name = "MappedFile", module = "pagestream._native", extends = PyExporter, subclass, weakref, frozen)]
+#[derive(Debug)]
+pub struct PyMappedFile {
+    file: Arc<MappedFile>,
+}
+
+/// The whole file, read-only.
+impl Source for Arc<MappedFile> {
+    fn export(&self) -> PyResult<Export> {
+        let opened = self.opened().map_err(|error| PyBufferError::new_err(error.to_string()))?;
+        match opened.view(0, opened.size())? {
+            Some(view) => Ok(Export::of_view(view, Access::ReadOnly)),
+            None => Err(PyBufferError::new_err(format!(
+                "{}: in \"read\" mode ({}) there is no memory to export; use read(), read_into() or view()",
+                self.path().display(),
+                opened.facts().reason.as_deref().unwrap_or("as was asked for"),
+            ))),
+        }
+    }
+}
+
+/// A path as `os.fsencode` gives it.
+pub fn path_of(encoded: &[u8]) -> PyResult<&Path> {
+    if encoded.contains(&0) {
+        return Err(PyValueError::new_err(format!(
+            "{}: a path cannot contain a NUL character",
+            String::from_utf8_lossy(encoded).escape_debug()
+        )));
+    }
+    Ok(Path::new(OsStr::from_bytes(encoded)))
+}
+
+/// Raises the audit event before a file is opened, so that a hook can refuse it.
+pub fn audit_open(py: Python<'_>, path: &Path, mode: RequestedMode) -> PyResult<()> {
+    py.import("sys")?.call_method1("audit", ("pagestream.open", text(path), mode.word())).map(drop)
+}
+
+/// Opens a file as every part of the package does: audited, and detached.
+pub fn open(py: Python<'_>, path: &Path, mode: RequestedMode) -> PyResult<MappedFile> {
+    audit_open(py, path, mode)?;
+    Ok(py.detach(|| MappedFile::open(path, mode))?)
+}
+
+impl PyMappedFile {
+    /// `[offset, offset + length)`, the length being what is left if not given.
+    fn range(&self, offset: u64, length: Option<u64>) -> PyResult<(u64, u64)> {
+        let size = self.file.size();
+        let length = length.unwrap_or_else(|| size.saturating_sub(offset));
+        match offset.checked_add(length) {
+            Some(end) if end <= size => Ok((offset, length)),
+            _ => Err(Error::OutOfRange { path: self.file.path().into(), offset, length, size }.into()),
+        }
+    }
+}
+
+#[pymethods]
+impl PyMappedFile {
+    #[new]
+    fn new(py: Python<'_>, path: &[u8], mode: &str) -> PyResult<PyClassInitializer<Self>> {
+        let file = Arc::new(open(py, path_of(path)?, RequestedMode::from_word(mode)?)?);
+        Ok(PyClassInitializer::from(PyExporter::new(file.clone())).add_subclass(Self { file }))
+    }
+
+    #[getter]
+    fn path(&self) -> std::ffi::OsString {
+        text(self.file.path())
+    }
+
+    #[getter]
+    fn absolute_path(&self) -> std::ffi::OsString {
+        text(self.file.absolute_path())
+    }
+
+    #[getter]
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    #[getter]
+    fn mode(&self) -> &'static str {
+        self.file.facts().mode.word()
+    }
+
+    #[getter]
+    fn requested_mode(&self) -> &'static str {
+        self.file.requested_mode().word()
+    }
+
+    #[getter]
+    fn reason(&self) -> Option<String> {
+        self.file.facts().reason
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.file.is_closed()
+    }
+
+    /// (type, source, mount_point, options, is_network, read_ahead_bytes)
+    #[getter]
+    fn file_system<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let found = py.detach(|| self.file.file_system().cloned())?;
+        let network = (found.is_network, found.read_ahead_bytes);
+        (found.kind, found.source, found.mount_point, found.options, network.0, network.1).into_pyobject(py)
+    }
+
+    #[pyo3(signature = (offset = 0, length = None))]
+    fn read<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
+        let opened = self.file.opened()?;
+        let (offset, length) = self.range(offset, length)?;
+        let len = usize::try_from(length)?;
+        buffer::new_bytes(py, len, |start, chunk| opened.read_into(offset + start as u64, chunk))
+    }
+
+    #[pyo3(signature = (buffer, offset = 0))]
+    fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<u64> {
+        let opened = self.file.opened()?;
+        let mut buffer = PyUntypedBuffer::get(buffer)?;
+        let (offset, rest) = self.range(offset, None)?;
+        let length = rest.min(buffer.len_bytes() as u64);
+        buffer::fill_buffer(py, &mut buffer, length as usize, |start, chunk| {
+            opened.read_into(offset + start as u64, chunk)
+        })?;
+        Ok(length)
+    }
+
+    #[pyo3(signature = (offset = 0, length = None))]
+    fn view<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+        let (offset, length) = self.range(offset, length)?;
+        match self.file.opened()?.view(offset, length)? {
+            Some(view) => buffer::memory_view(&buffer::view_object(py, view, Access::ReadOnly)?),
+            None => buffer::memory_view(self.read(py, offset, Some(length))?.as_any()),
+        }
+    }
+
+    #[pyo3(signature = (advice, offset = 0, length = None))]
+    fn advise(&self, py: Python<'_>, advice: &str, offset: u64, length: Option<u64>) -> PyResult<bool> {
+        let Some(known) = Advice::from_word(advice) else {
+            let words: Vec<_> = Advice::WORDS.iter().map(|(word, _)| *word).collect();
+            return Err(PyValueError::new_err(format!("advice is one of {}, not {advice:?}", words.join(", "))));
+        };
+        let (offset, length) = self.range(offset, length)?;
+        Ok(py.detach(|| self.file.advise(known, offset, length))?)
+    }
+
+    /// (fraction, pages as one byte each or None, method, exact)
+    #[pyo3(signature = (offset, length, seed))]
+    fn residency<'py>(
+        &self,
+        py: Python<'py>,
+        offset: u64,
+        length: Option<u64>,
+        seed: u64,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let (offset, length) = self.range(offset, length)?;
+        let found = py.detach(|| self.file.residency(offset, length, seed))?;
+        let pages = found.pages.map(|pages| {
+            let bytes: Vec<u8> = pages.into_iter().map(u8::from).collect();
+            PyBytes::new(py, &bytes)
+        });
+        (found.fraction, pages, found.method.word(), found.exact).into_pyobject(py)
+    }
+
+    /// `progress(done_bytes)` is called now and then, if it is not None.
+    #[pyo3(signature = (offset, length, progress))]
+    fn warm(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        length: Option<u64>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (offset, length) = self.range(offset, length)?;
+        let progress = progress.map(|callable| callable.clone().unbind());
+        let mut raised = Ok(());
+        py.detach(|| {
+            self.file.warm(offset, length, &mut |done| {
+                raised = Python::attach(|py| {
+                    py.check_signals()?;
+                    progress.as_ref().map_or(Ok(()), |callable| callable.call1(py, (done,)).map(drop))
+                });
+                raised.is_ok()
+            })
+        })?;
+        raised
+    }
+
+    fn evict(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.file.evict())?)
+    }
+
+    fn lock(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.file.lock())?)
+    }
+
+    fn unlock(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.file.unlock())?)
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.file.check())?)
+    }
+
+    fn refresh(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(py.detach(|| self.file.refresh())?)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.file.close());
+    }
+}

@@ -1,0 +1,33 @@
+//! The binding, `pagestream._native`. Private: users import `pagestream`, where the documentation and
+//! the policy (defaults, environment) are. Here are argument checks, `detach`, and the conversion of
+//! errors and buffers; nothing worth a unit test.
+
+#![allow(missing_debug_implementations)] // Python prints these objects.
+
+mod buffer;
+mod error;
+mod mapped_file;
+mod staging;
+
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::buffer::PyExporter;
+    #[pymodule_export]
+    use super::mapped_file::PyMappedFile;
+    #[pymodule_export]
+    use super::staging::PyStagingBuffer;
+
+    use pyo3::prelude::*;
+
+    /// Turns the SIGBUS handler on or off for good.
+    #[pyfunction]
+    fn set_fault_guard(enabled: bool) {
+        crate::os::fault::set_enabled(enabled);
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
