@@ -3,10 +3,13 @@
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it:
 //! [`error`], [`dtype`] · [`os`] · [`mapped_file`] · [`tokens`], [`weights`], [`gather`] · `python`.
 
+pub mod batching;
 pub mod dtype;
 pub mod error;
+pub mod gather;
 pub mod mapped_file;
 pub mod os;
 #[cfg(feature = "python")]
 mod python;
+pub mod tokens;
 pub mod weights;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -78,7 +78,7 @@ class Residency:
     """
 
     fraction: float
-    pages: npt.NDArray[np.bool_] | None
+    pages: npt.NDArray[np.bool_] | None = field(repr=False)
     method: str
     exact: bool
 

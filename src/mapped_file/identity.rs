@@ -23,6 +23,11 @@ impl Opened {
         Ok(())
     }
 
+    /// After many ranges were copied: is the file still all there, and not rewritten?
+    pub fn verify(&self) -> Result<()> {
+        self.verify_copied(0, self.size())
+    }
+
     /// fstat on the descriptor that is kept.
     pub fn identity_now(&self) -> Result<Identity> {
         match pread::identity(self.file()) {

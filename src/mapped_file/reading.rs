@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::Code;
-use crate::os::fault;
+use crate::os::{self, fault};
 use crate::os::pread::{self, Short};
 
 use super::Opened;
@@ -27,6 +27,14 @@ impl Opened {
         }
         self.copy_into(offset, out, fault::ready())?;
         self.verify_copied(offset, length)
+    }
+
+    /// A copy of `length` bytes. The caller has bounded `length`.
+    pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        self.check_range(offset, length)?;
+        let mut bytes = vec![0; length as usize];
+        self.read_into(offset, os::room(&mut bytes))?;
+        Ok(bytes)
     }
 
     /// [`Self::read_into`] without its first and last step, for callers that do those once for many

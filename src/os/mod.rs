@@ -19,9 +19,18 @@ pub mod map;
 pub mod pread;
 pub mod residency;
 
+use std::mem::MaybeUninit;
+
 /// Bytes of a memory page.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()
+}
+
+/// Memory that is initialised, as room to write to. Those who get it only write bytes into it.
+pub fn room(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
+    let len = bytes.len();
+    // SAFETY: the same memory, layout and lifetime; no code of this crate writes `uninit` into room.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
 }
 
 /// `[offset, offset + length)` widened to whole pages, as `(start, length)`.

@@ -8,6 +8,7 @@ mod buffer;
 mod error;
 mod mapped_file;
 mod staging;
+mod tokens;
 
 #[pyo3::pymodule]
 mod _native {
@@ -17,6 +18,8 @@ mod _native {
     use super::mapped_file::PyMappedFile;
     #[pymodule_export]
     use super::staging::PyStagingBuffer;
+    #[pymodule_export]
+    use super::tokens::PyTokenCorpus;
 
     use pyo3::prelude::*;
 

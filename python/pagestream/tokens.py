@@ -1,0 +1,242 @@
+"""Token files: `open_tokens`, `TokenCorpus`."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+
+import numpy as np
+
+from pagestream import _environment, _native
+from pagestream._environment import Mode
+from pagestream.errors import FileChangedError
+from pagestream.mapping import StrPath
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import numpy.typing as npt
+
+__all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
+
+Format = Literal["raw", "npy"]
+
+
+@dataclass(frozen=True)
+class TokenShard:
+    """One file of a corpus.
+
+    Attributes:
+        path: Its absolute path.
+        format: ``"raw"`` or ``"npy"``.
+        tokens: How many tokens it holds.
+        start: Where its first token stands on the corpus's axis.
+        mode: How it is read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
+        reason: Why not in a better mode; None if in the first choice.
+
+    Example:
+        >>> from pagestream import open_tokens
+        >>> open_tokens("tokens.bin").shards[0].tokens
+        4096
+    """
+
+    path: str
+    format: str
+    tokens: int
+    start: int
+    mode: str
+    reason: str | None
+
+
+class TokenCorpus(_native.TokenCorpus):
+    """Token files as one axis of tokens. Made by `open_tokens`.
+
+    ``len(corpus)`` is the number of tokens, ``corpus[7]`` an int, ``corpus[a:b]`` a read-only 1-d array:
+    a view of the mapping, without a copy, if the range lies in one mapped file, else a copy.
+
+    Pickling ships paths and opens the files again, which must still have as many tokens.
+
+    Example:
+        >>> from pagestream import open_tokens
+        >>> tokens = open_tokens("tokens.bin")
+        >>> len(tokens), tokens[7], tokens[10:14]
+        (4096, 7, array([10, 11, 12, 13], dtype=uint16))
+    """
+
+    __slots__ = ("_arguments",)
+    _arguments: tuple[str | None, Format | None, str]
+
+    def __new__(
+        cls, paths: Sequence[StrPath], dtype: npt.DTypeLike | None, format: Format | None, mode: str
+    ) -> Self:
+        """Opens the files."""
+        name = None if dtype is None else np.dtype(dtype).name
+        corpus = super().__new__(cls, [os.fsencode(path) for path in paths], name, format, mode)
+        corpus._arguments = (name, format, mode)
+        return corpus
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The tokens' type in the files."""
+        return np.dtype(super().dtype_name)
+
+    @property
+    def shards(self) -> tuple[TokenShard, ...]:
+        """The files, in order."""
+        return tuple(TokenShard(*facts) for facts in super().shard_facts())
+
+    @property
+    def documents(self) -> None:
+        """None: neither raw nor ``.npy`` files record where documents begin."""
+        return None
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return super().tokens
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> int | npt.NDArray[Any]:
+        """One token as an int, or a slice as a read-only array.
+
+        Raises:
+            IndexError: A token outside the corpus.
+            TypeError: Neither an integer nor a slice.
+            MappedReadError: A file was cut or its storage failed.
+        """
+        if isinstance(index, slice):
+            picked = range(*index.indices(len(self)))
+            if not picked:
+                return self._range(0, 0)
+            low, high = min(picked[0], picked[-1]), max(picked[0], picked[-1]) + 1
+            return self._range(low, high)[:: picked.step]
+        position = operator.index(index)
+        if position < 0:
+            position += len(self)
+        if not 0 <= position < len(self):
+            message = f"token {operator.index(index)} of a corpus of {len(self)}"
+            raise IndexError(message)
+        return int(self.read(position, position + 1)[0])
+
+    def _range(self, start: int, stop: int) -> npt.NDArray[Any]:
+        view = super().view(start, stop)
+        if view is not None:
+            return np.frombuffer(view, self.dtype)
+        copy = self.read(start, stop)
+        copy.flags.writeable = False
+        return copy
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Copies tokens ``[start, stop)`` out.
+
+        Args:
+            start: The first token.
+            stop: One after the last.
+
+        Returns:
+            A 1-d array of `dtype` that is the caller's own.
+
+        Raises:
+            IndexError: The range does not lie inside the corpus.
+            MappedReadError: A file was cut or its storage failed.
+            FileChangedError: A file was rewritten since it was opened.
+
+        Example:
+            >>> from pagestream import open_tokens
+            >>> open_tokens("tokens.bin").read(10, 14)
+            array([10, 11, 12, 13], dtype=uint16)
+        """
+        if not 0 <= start <= stop <= len(self):
+            message = f"tokens {start} to {stop} of a corpus of {len(self)}"
+            raise IndexError(message)
+        out = np.empty(stop - start, self.dtype)
+        super().read_into(start, stop, out)
+        return out
+
+    def check(self) -> None:
+        """Raises if any file is no longer the one that was opened; see `MappedFile.check`.
+
+        Raises:
+            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+
+        Example:
+            >>> from pagestream import open_tokens
+            >>> open_tokens("tokens.bin").check()
+        """
+        super().check()
+
+    def close(self) -> None:
+        """Closes the files. Arrays that are out stay valid.
+
+        Example:
+            >>> from pagestream import open_tokens
+            >>> open_tokens("tokens.bin").close()
+        """
+        super().close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as paths and what they were opened with."""
+        files = [(shard.path, shard.tokens) for shard in self.shards]
+        return _open_again, (type(self), files, *self._arguments)
+
+    def __repr__(self) -> str:
+        """Size, type and number of files."""
+        shards = self.shards
+        files = shards[0].path if len(shards) == 1 else f"{len(shards)} files"
+        return f"<{type(self).__name__} {len(self)} {self.dtype} tokens in {files}>"
+
+
+def _open_again(
+    cls: type[TokenCorpus],
+    files: list[tuple[str, int]],
+    dtype: str | None,
+    format: Format | None,
+    mode: str,
+) -> TokenCorpus:
+    corpus = cls([path for path, _ in files], dtype, format, mode)
+    for shard, (path, tokens) in zip(corpus.shards, files, strict=True):
+        if shard.tokens != tokens:
+            import errno
+
+            message = f"it has {shard.tokens} tokens, but had {tokens} when it was opened first"
+            raise FileChangedError(errno.ESTALE, message, path)
+    return corpus
+
+
+def open_tokens(
+    path: StrPath | Sequence[StrPath],
+    *,
+    dtype: npt.DTypeLike | None = None,
+    format: Format | None = None,
+    mmap_mode: Mode | None = None,
+) -> TokenCorpus:
+    """Opens token files as one axis of tokens. Only headers are read; no index is built.
+
+    Args:
+        path: A file, or a list of files, which must agree in format and type.
+        dtype: The tokens' type. None means what the file's header says, or ``uint16`` for raw
+            files, which do not say. One that disagrees with a header is refused.
+        format: ``"raw"`` (tokens and nothing else) or ``"npy"`` (NumPy, one-dimensional). None tells
+            by the file's first bytes.
+        mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        OSError: A file cannot be opened; with ``errno`` and ``filename``.
+        FormatError: A file is not what it should be; the message says what was found.
+        ValueError: An empty list, or an unknown word.
+
+    Example:
+        >>> from pagestream import open_tokens
+        >>> open_tokens(["tokens.bin", "tokens.bin"])[4094:4098]
+        array([4094, 4095,    0,    1], dtype=uint16)
+    """
+    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+    return TokenCorpus(paths, dtype, format, _environment.mmap_mode(mmap_mode))

@@ -1,0 +1,150 @@
+"""`TokenDataset`: windows of a corpus for `torch.utils.data.DataLoader`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Literal, SupportsIndex
+
+import torch
+from torch.utils.data import Dataset
+
+from pagestream.mapping import StrPath
+from pagestream.tokens import TokenCorpus, open_tokens
+
+__all__ = ["TokenDataset"]
+
+Target = Literal["shift", "block", "none"]
+BatchDtype = Literal["int64", "int32", "raw"]
+Item = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
+
+
+class TokenDataset(Dataset[Item]):
+    """Every window of a corpus, by number.
+
+    Item *i* is ``(x, y)`` with ``x = t[s:s+T]``, ``y = t[s+1:s+T+1]``, ``s = i * stride``, both of shape
+    ``[T]``. There is no index and no copy of the corpus; worker processes share the page cache, and a
+    pickled dataset ships paths.
+
+    `DataLoader` calls `__getitems__`, which gathers a batch in one native call without the GIL.
+
+    Args:
+        tokens: A corpus, or what `open_tokens` takes.
+        sequence_length: T.
+        stride: Tokens between the beginnings of windows. None means 1, or T+1 for ``"block"``.
+        target: ``"shift"`` as above; ``"block"`` the same over blocks of T+1 tokens that no other item
+            has; ``"none"`` for x alone.
+        dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
+
+    Raises:
+        ValueError: The corpus is shorter than one window, or an argument is out of range.
+
+    Example:
+        >>> from pagestream.torch import TokenDataset
+        >>> dataset = TokenDataset("tokens.bin", 4)
+        >>> len(dataset), dataset[10]
+        (4092, (tensor([10, 11, 12, 13]), tensor([11, 12, 13, 14])))
+        >>> from torch.utils.data import DataLoader
+        >>> x, y = next(iter(DataLoader(dataset, batch_size=8)))
+        >>> x.shape, x.dtype
+        (torch.Size([8, 4]), torch.int64)
+    """
+
+    def __init__(
+        self,
+        tokens: TokenCorpus | StrPath | Sequence[StrPath],
+        sequence_length: int,
+        *,
+        stride: int | None = None,
+        target: Target = "shift",
+        dtype: BatchDtype = "int64",
+    ) -> None:
+        """Counts the windows."""
+        self.tokens = tokens if isinstance(tokens, TokenCorpus) else open_tokens(tokens)
+        self.sequence_length = _positive("sequence_length", sequence_length)
+        default_stride = self.sequence_length + 1 if target == "block" else 1
+        self.stride = default_stride if stride is None else _positive("stride", stride)
+        self.target = target
+        self.dtype = dtype
+        self._length = self.tokens.windows(self.sequence_length, self.stride, target)
+        if dtype not in ("int64", "int32", "raw"):
+            message = f'dtype is "int64", "int32" or "raw", not {dtype!r}'
+            raise ValueError(message)
+        self._torch_dtype = getattr(torch, str(self.tokens.dtype) if dtype == "raw" else dtype)
+
+    def __len__(self) -> int:
+        """The number of windows; ``len(tokens) - sequence_length`` with stride 1."""
+        return self._length
+
+    def __getitem__(self, index: SupportsIndex) -> Item:
+        """One window.
+
+        Raises:
+            IndexError: No such window.
+            MappedReadError: A file was cut or its storage failed.
+            FileChangedError: A file was rewritten since it was opened.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Item]:
+        """Many windows, gathered at once: rows of one block each for x and y.
+
+        Args:
+            indices: Numbers of windows; negative ones count from the end.
+
+        Returns:
+            As many items, in the same order.
+
+        Raises:
+            IndexError: No such window.
+            MappedReadError: A file was cut or its storage failed.
+            FileChangedError: A file was rewritten since it was opened.
+
+        Example:
+            >>> from pagestream.torch import TokenDataset
+            >>> TokenDataset("tokens.bin", 2).__getitems__([0, -1])[1]
+            (tensor([4093, 4094]), tensor([4094, 4095]))
+        """
+        numbers = [self._number(index) for index in indices]
+        shape = (len(numbers), self.sequence_length)
+        x = torch.empty(shape, dtype=self._torch_dtype)
+        y = None if self.target == "none" else torch.empty(shape, dtype=self._torch_dtype)
+        self.tokens.assemble(
+            numbers,
+            self.sequence_length,
+            self.stride,
+            self.target,
+            self.dtype,
+            x.numpy(),
+            None if y is None else y.numpy(),
+        )
+        return list(x) if y is None else list(zip(x, y, strict=True))
+
+    def _number(self, index: SupportsIndex) -> int:
+        number = operator.index(index)
+        if number < 0:
+            number += self._length
+        if not 0 <= number < self._length:
+            message = f"window {operator.index(index)} of {self._length}"
+            raise IndexError(message)
+        return number
+
+    def check(self) -> None:
+        """Raises if a file of the corpus is no longer what was opened; see `MappedFile.check`.
+
+        Raises:
+            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+
+        Example:
+            >>> from pagestream.torch import TokenDataset
+            >>> TokenDataset("tokens.bin", 2).check()
+        """
+        self.tokens.check()
+
+
+def _positive(name: str, value: int) -> int:
+    number = operator.index(value)
+    if number < 1:
+        message = f"{name} must be at least 1, not {number}"
+        raise ValueError(message)
+    return number

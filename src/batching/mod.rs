@@ -1,0 +1,3 @@
+//! Batches of windows.
+
+pub mod assemble;

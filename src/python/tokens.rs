@@ -1,0 +1,134 @@
+//! Tokens. Their Python subclass in `tokens.py` has the documentation.
+
+use std::path::PathBuf;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::prelude::*;
+
+use super::buffer::{self, Access};
+use super::error::text;
+use super::mapped_file::{audit_open, path_of};
+use crate::batching::assemble::{Room, assemble};
+use crate::error::Error;
+use crate::gather::Element;
+use crate::mapped_file::RequestedMode;
+use crate::tokens::corpus::TokenCorpus;
+use crate::tokens::format::{Format, token_dtype_from_name, token_dtype_name};
+use crate::tokens::windows::{Target, Windows};
+
+#[pyclass(name = "TokenCorpus", module = "pagestream._native", subclass, weakref, frozen)]
+#[derive(Debug)]
+pub struct PyTokenCorpus {
+    corpus: TokenCorpus,
+}
+
+#[pymethods]
+impl PyTokenCorpus {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<Vec<u8>>,
+        dtype: Option<&str>,
+        format: Option<&str>,
+        mode: &str,
+    ) -> PyResult<Self> {
+        let mode = RequestedMode::from_word(mode)?;
+        let dtype = dtype.map(token_dtype_from_name).transpose()?;
+        let format = format.map(Format::from_word).transpose()?;
+        let paths: Vec<PathBuf> =
+            paths.iter().map(|path| path_of(path).map(PathBuf::from)).collect::<PyResult<_>>()?;
+        paths.iter().try_for_each(|path| audit_open(py, path, mode))?;
+        Ok(Self { corpus: py.detach(|| TokenCorpus::open(&paths, dtype, format, mode))? })
+    }
+
+    #[getter]
+    fn tokens(&self) -> u64 {
+        self.corpus.len()
+    }
+
+    #[getter]
+    fn dtype_name(&self) -> &'static str {
+        token_dtype_name(self.corpus.dtype())
+    }
+
+    /// (absolute path, format, tokens, start, mode, reason) of each shard.
+    fn shard_facts(&self) -> Vec<(std::ffi::OsString, &'static str, u64, u64, &'static str, Option<String>)> {
+        let shards = self.corpus.shards().iter();
+        shards
+            .map(|shard| {
+                let facts = shard.file.facts();
+                let path = text(shard.file.absolute_path());
+                (path, shard.layout.format.word(), shard.layout.tokens, shard.start, facts.mode.word(), facts.reason)
+            })
+            .collect()
+    }
+
+    /// A buffer over tokens of one mapped shard, or None.
+    fn view<'py>(&self, py: Python<'py>, start: u64, stop: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let view = self.corpus.view(start, stop)?;
+        view.map(|view| buffer::view_object(py, view, Access::ReadOnly)).transpose()
+    }
+
+    /// Fills a buffer, which has room for just these tokens.
+    fn read_into(&self, py: Python<'_>, start: u64, stop: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut out = PyUntypedBuffer::get(out)?;
+        let tokens = stop.checked_sub(start).ok_or_else(|| Error::argument("stop lies before start"))?;
+        let item_bytes = self.corpus.item_bytes();
+        let length = tokens.checked_mul(item_bytes).ok_or_else(|| Error::argument("too many tokens"))?;
+        buffer::fill_buffer(py, &mut out, length as usize, |offset, chunk| {
+            // Chunks are of a power of two, so each holds whole tokens.
+            let first = start + offset as u64 / item_bytes;
+            self.corpus.read_into(first, first + chunk.len() as u64 / item_bytes, chunk)
+        })
+    }
+
+    /// How many windows there are.
+    fn windows(&self, sequence_length: u64, stride: u64, target: &str) -> PyResult<u64> {
+        Ok(self.windows_of(sequence_length, stride, target)?.count())
+    }
+
+    /// Fills x and y, `[len(indices), sequence_length]` each, with the windows of these numbers.
+    #[expect(clippy::too_many_arguments, reason = "one call a batch, with everything that it takes")]
+    fn assemble(
+        &self,
+        py: Python<'_>,
+        indices: Vec<u64>,
+        sequence_length: u64,
+        stride: u64,
+        target: &str,
+        dtype: &str,
+        x: &Bound<'_, PyAny>,
+        y: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let windows = self.windows_of(sequence_length, stride, target)?;
+        let element = Element::from_word(dtype)?;
+        let mut x = PyUntypedBuffer::get(x)?;
+        let mut y = y.map(PyUntypedBuffer::get).transpose()?;
+        let x_bytes = x.len_bytes();
+        let x = buffer::writable_room(&mut x, x_bytes)?;
+        let y = match &mut y {
+            Some(y) => {
+                let y_bytes = y.len_bytes();
+                Some(buffer::writable_room(y, y_bytes)?)
+            }
+            None => None,
+        };
+        let room = Room { x, y };
+        Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, room))?)
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.corpus.check())?)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.corpus.close());
+    }
+}
+
+impl PyTokenCorpus {
+    fn windows_of(&self, sequence_length: u64, stride: u64, target: &str) -> PyResult<Windows> {
+        let target = Target::from_word(target)?;
+        Ok(Windows::new(self.corpus.len(), sequence_length, stride, target)?)
+    }
+}

@@ -1,0 +1,110 @@
+//! Windows of fixed length on the token axis: from a window's number to its tokens. Nothing is stored;
+//! every answer is arithmetic.
+
+use crate::error::{Error, Result};
+
+/// What a window's targets are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// `x = t[s:s+T]`, `y = t[s+1:s+T+1]`, windows begin every `stride` tokens.
+    Shift,
+    /// The same of T+1 tokens that no other window has: the stride is T+1 unless given.
+    Block,
+    /// `x = t[s:s+T]` and no targets.
+    None,
+}
+
+impl Target {
+    pub fn from_word(word: &str) -> Result<Self> {
+        match word {
+            "shift" => Ok(Self::Shift),
+            "block" => Ok(Self::Block),
+            "none" => Ok(Self::None),
+            _ => Err(Error::argument(format!("target is \"shift\", \"block\" or \"none\", not {word:?}"))),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    sequence_length: u64,
+    stride: u64,
+    target: Target,
+    count: u64,
+}
+
+impl Windows {
+    /// Windows of `sequence_length` tokens on an axis of `corpus_tokens`.
+    pub fn new(corpus_tokens: u64, sequence_length: u64, stride: u64, target: Target) -> Result<Self> {
+        if sequence_length == 0 || stride == 0 {
+            return Err(Error::argument(format!(
+                "sequence_length and stride must be at least 1, not {sequence_length} and {stride}"
+            )));
+        }
+        let span = span_tokens(sequence_length, target)?;
+        let Some(room) = corpus_tokens.checked_sub(span) else {
+            return Err(Error::argument(format!(
+                "a window takes {span} tokens, the corpus has {corpus_tokens}; use a shorter sequence_length"
+            )));
+        };
+        Ok(Self { sequence_length, stride, target, count: room / stride + 1 })
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub fn sequence_length(&self) -> u64 {
+        self.sequence_length
+    }
+
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// Tokens of window `index`, targets included, as `(start, stop)`.
+    pub fn tokens(&self, index: u64) -> Result<(u64, u64)> {
+        if index >= self.count {
+            return Err(Error::Index { detail: format!("window {index} of {}", self.count) });
+        }
+        // No overflow: `new` made sure that the last window ends inside the corpus.
+        let start = index * self.stride;
+        Ok((start, start + self.sequence_length + u64::from(self.target != Target::None)))
+    }
+}
+
+/// Tokens that one window touches.
+fn span_tokens(sequence_length: u64, target: Target) -> Result<u64> {
+    sequence_length
+        .checked_add(u64::from(target != Target::None))
+        .ok_or_else(|| Error::argument(format!("sequence_length {sequence_length} is too large")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn windows(corpus: u64, length: u64, stride: u64, target: Target) -> Vec<(u64, u64)> {
+        let windows = Windows::new(corpus, length, stride, target).expect("valid");
+        (0..windows.count()).map(|index| windows.tokens(index).expect("in range")).collect()
+    }
+
+    #[test]
+    fn counts_and_ranges() {
+        assert_eq!(windows(10, 4, 1, Target::Shift).len(), 6); // N - T
+        assert_eq!(windows(10, 4, 4, Target::Shift), [(0, 5), (4, 9)]);
+        assert_eq!(windows(10, 4, 5, Target::Block), [(0, 5), (5, 10)]);
+        assert_eq!(windows(10, 4, 4, Target::None), [(0, 4), (4, 8)]);
+        assert_eq!(windows(5, 4, 1, Target::Shift), [(0, 5)]);
+    }
+
+    #[test]
+    fn refusals() {
+        for (corpus, length, stride) in [(4, 4, 1), (0, 1, 1), (10, 0, 1), (10, 4, 0), (10, u64::MAX, 1)] {
+            assert!(Windows::new(corpus, length, stride, Target::Shift).is_err(), "{corpus} {length} {stride}");
+        }
+        let windows = Windows::new(u64::MAX, 1, u64::MAX - 2, Target::Shift).expect("valid");
+        assert_eq!((windows.count(), windows.tokens(1)), (2, Ok((u64::MAX - 2, u64::MAX))));
+        assert!(windows.tokens(2).is_err());
+    }
+}
