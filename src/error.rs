@@ -23,7 +23,7 @@ pub enum Error {
     /// The file's bytes are not what its format says. `offset` is in bytes from the file's start.
     Format { path: PathBuf, offset: Option<u64>, detail: String },
     /// A safetensors file that is not one; kept apart because Python has a class of its own for it.
-    Safetensors { path: Option<PathBuf>, detail: String },
+    Safetensors { path: PathBuf, detail: String },
     /// The object was closed.
     Closed { path: PathBuf },
     /// A caller's argument is wrong.
@@ -57,8 +57,8 @@ impl Error {
             | Self::FileChanged { path, .. }
             | Self::OutOfRange { path, .. }
             | Self::Format { path, .. }
+            | Self::Safetensors { path, .. }
             | Self::Closed { path } => Some(path),
-            Self::Safetensors { path, .. } => path.as_deref(),
             Self::Argument { .. } | Self::Index { .. } | Self::Buffer { .. } => None,
         }
     }

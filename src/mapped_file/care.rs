@@ -107,9 +107,9 @@ impl Opened {
         match &self.region {
             Some(region) if self.facts.mode == Mode::Private && fault::ready() => {
                 // pread gets the page after all, or tells why not.
-                region.touch(offset as usize, length as usize).or_else(|failed| {
-                    self.pread_into(failed as u64, &mut [MaybeUninit::uninit()])
-                })
+                region
+                    .touch(offset as usize, length as usize)
+                    .or_else(|failed| self.pread_into(failed as u64, &mut [MaybeUninit::uninit()]))
             }
             _ => {
                 let room: &mut [MaybeUninit<u8>] = &mut scratch.spare_capacity_mut()[..length as usize];

@@ -32,7 +32,9 @@ impl Opened {
     pub fn identity_now(&self) -> Result<Identity> {
         match pread::identity(self.file()) {
             Ok((identity, _)) => Ok(identity),
-            Err(Code::STALE) => Err(self.file_changed("the server has deleted or replaced it (ESTALE)".into())),
+            Err(Code::STALE) => {
+                Err(self.file_changed("the server has deleted or replaced it (ESTALE)".into()))
+            }
             Err(errno) => Err(Error::System {
                 operation: "cannot stat the open file",
                 path: self.path.clone(),
@@ -82,7 +84,9 @@ impl MappedFile {
         match pread::identity_at(&self.absolute) {
             Ok(at_path) if (at_path.device, at_path.inode) == (now.device, now.inode) => Ok(()),
             Ok(_) => Err(opened.file_changed("its path now names another file; open it again".into())),
-            Err(errno) => Err(opened.file_changed(format!("its path no longer leads to it: {}", describe(errno)))),
+            Err(errno) => {
+                Err(opened.file_changed(format!("its path no longer leads to it: {}", describe(errno))))
+            }
         }
     }
 }

@@ -75,7 +75,12 @@ pub(super) struct Access {
 }
 
 /// Walks down the ladder.
-pub(super) fn access(file: BorrowedFd<'_>, path: &Path, size: u64, requested: RequestedMode) -> Result<Access> {
+pub(super) fn access(
+    file: BorrowedFd<'_>,
+    path: &Path,
+    size: u64,
+    requested: RequestedMode,
+) -> Result<Access> {
     match requested {
         RequestedMode::Pinned(Mode::Read) => {
             verify_last_byte(file, path, size)?;

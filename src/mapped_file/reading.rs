@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::Code;
-use crate::os::{self, fault};
 use crate::os::pread::{self, Short};
+use crate::os::{self, fault};
 
 use super::Opened;
 

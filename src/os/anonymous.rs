@@ -85,7 +85,8 @@ impl Anonymous {
             HugePages::Never => false,
         };
         let base = reserve(mapped, huge)?;
-        let block = Self { base, len, mapped, descriptor, huge, protection: Protection::ReadWrite, sealed: false };
+        let block =
+            Self { base, len, mapped, descriptor, huge, protection: Protection::ReadWrite, sealed: false };
         block.map_over()?;
         block.advise_huge();
         Ok(block)
@@ -98,11 +99,23 @@ impl Anonymous {
         match &self.descriptor {
             // SAFETY: the addresses were reserved by `reserve` for this block, nothing else lies there.
             Some(file) => unsafe {
-                rustix::mm::mmap(address, self.mapped, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0)
+                rustix::mm::mmap(
+                    address,
+                    self.mapped,
+                    protection,
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    file,
+                    0,
+                )
             },
             // SAFETY: as above.
             None => unsafe {
-                rustix::mm::mmap_anonymous(address, self.mapped, protection, MapFlags::PRIVATE | MapFlags::FIXED)
+                rustix::mm::mmap_anonymous(
+                    address,
+                    self.mapped,
+                    protection,
+                    MapFlags::PRIVATE | MapFlags::FIXED,
+                )
             },
         }
         .map(drop)
@@ -112,7 +125,8 @@ impl Anonymous {
         if self.huge {
             // SAFETY: the range is this block; the advice does not change what it holds. Best effort:
             // a kernel without huge pages answers EINVAL.
-            let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped, Advice::LinuxHugepage) };
+            let _ =
+                unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped, Advice::LinuxHugepage) };
         }
     }
 
@@ -259,7 +273,9 @@ impl Anonymous {
         for line in text.lines() {
             let mut words = line.split_ascii_whitespace();
             let (Some(first), Some(second)) = (words.next(), words.next()) else { continue };
-            if let Some(start) = first.split_once('-').and_then(|(start, _)| usize::from_str_radix(start, 16).ok()) {
+            if let Some(start) =
+                first.split_once('-').and_then(|(start, _)| usize::from_str_radix(start, 16).ok())
+            {
                 counts = inside.contains(&start);
             } else if counts && (first == "AnonHugePages:" || first == "ShmemPmdMapped:") {
                 total += second.parse::<u64>().unwrap_or(0) * 1024;
@@ -276,7 +292,10 @@ impl Drop for Anonymous {
 }
 
 fn round_up(len: usize) -> Result<usize, Errno> {
-    len.max(1).checked_next_multiple_of(super::page_bytes()).filter(|&len| isize::try_from(len).is_ok()).ok_or(Errno::NOMEM)
+    len.max(1)
+        .checked_next_multiple_of(super::page_bytes())
+        .filter(|&len| isize::try_from(len).is_ok())
+        .ok_or(Errno::NOMEM)
 }
 
 /// Addresses for `mapped` bytes that nothing else will use; on a huge page's border if `huge`.

@@ -22,12 +22,48 @@ pub struct FileSystem {
 
 /// File systems whose reads leave the machine. FUSE file systems by the name after `fuse.`.
 const NETWORK: &[&str] = &[
-    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs2", "glusterfs", "gpfs", "kafs", "lustre", "ncpfs", "nfs",
-    "nfs4", "ocfs2", "orangefs", "panfs", "smb3", "smbfs", "wekafs",
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "coda",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "kafs",
+    "lustre",
+    "ncpfs",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "smb3",
+    "smbfs",
+    "wekafs",
 ];
 const NETWORK_FUSE: &[&str] = &[
-    "alluxio", "blobfuse", "blobfuse2", "ceph", "ceph-fuse", "cephfs", "curlftpfs", "davfs", "gcsfuse", "geesefs",
-    "glusterfs", "goofys", "hf-mount", "juicefs", "mount-s3", "mountpoint-s3", "rclone", "s3fs", "seaweedfs", "sshfs",
+    "alluxio",
+    "blobfuse",
+    "blobfuse2",
+    "ceph",
+    "ceph-fuse",
+    "cephfs",
+    "curlftpfs",
+    "davfs",
+    "gcsfuse",
+    "geesefs",
+    "glusterfs",
+    "goofys",
+    "hf-mount",
+    "juicefs",
+    "mount-s3",
+    "mountpoint-s3",
+    "rclone",
+    "s3fs",
+    "seaweedfs",
+    "sshfs",
 ];
 
 pub fn file_system(file: BorrowedFd<'_>) -> FileSystem {
@@ -136,7 +172,8 @@ mod tests {
 
     #[test]
     fn a_line_of_mountinfo() {
-        let line = r"36 35 98:0 /root /mnt\0402 rw,noatime master:1 - fuse.sshfs host:/a\134b rw,errors=continue";
+        let line =
+            r"36 35 98:0 /root /mnt\0402 rw,noatime master:1 - fuse.sshfs host:/a\134b rw,errors=continue";
         let parsed = MountLine::parse(line).map(|line| line.file_system());
         let expected = FileSystem {
             kind: "fuse.sshfs".into(),

@@ -103,11 +103,7 @@ pub enum Short {
 }
 
 /// Fills `out` from `offset`. On failure says how many bytes are good, and why no more came.
-pub fn read_at(
-    file: BorrowedFd<'_>,
-    offset: u64,
-    out: &mut [MaybeUninit<u8>],
-) -> Result<(), (usize, Short)> {
+pub fn read_at(file: BorrowedFd<'_>, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<(), (usize, Short)> {
     let mut done = 0;
     while done < out.len() {
         let Some(at) = offset.checked_add(done as u64) else {

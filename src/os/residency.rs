@@ -63,7 +63,13 @@ impl Residency {
 }
 
 /// Asks about `len` bytes from `offset`; both lie inside the file. `seed` picks the sample.
-pub fn residency(file: BorrowedFd<'_>, region: Option<&Region>, offset: u64, len: u64, seed: u64) -> Residency {
+pub fn residency(
+    file: BorrowedFd<'_>,
+    region: Option<&Region>,
+    offset: u64,
+    len: u64,
+    seed: u64,
+) -> Residency {
     let page = super::page_bytes() as u64;
     let first = offset / page;
     let count = if len == 0 { 0 } else { (offset + len).div_ceil(page) - first };
@@ -153,9 +159,8 @@ fn cachestat_range(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<u64, 
     let range = CachestatRange { offset: first * page, len: count * page };
     let mut answer = Cachestat::default();
     // SAFETY: both structures are laid out as the system call wants them and live during it.
-    let status = unsafe {
-        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut answer, 0_u32)
-    };
+    let status =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut answer, 0_u32) };
     if status == 0 {
         return Ok(answer.cached);
     }

@@ -18,7 +18,9 @@ fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let message = error.message();
     Ok(match error {
         // OSError's constructor picks FileNotFoundError and the like by the number.
-        Error::System { errno, path, .. } if path.as_os_str().is_empty() => PyOSError::new_err((*errno, message)),
+        Error::System { errno, path, .. } if path.as_os_str().is_empty() => {
+            PyOSError::new_err((*errno, message))
+        }
         Error::System { errno, path, .. } => PyOSError::new_err((*errno, message, text(path))),
         Error::MappedRead { path, offset, length, cause } => {
             let errno = match cause {

@@ -155,7 +155,10 @@ impl PyMappedFile {
     fn advise(&self, py: Python<'_>, advice: &str, offset: u64, length: Option<u64>) -> PyResult<bool> {
         let Some(known) = Advice::from_word(advice) else {
             let words: Vec<_> = Advice::WORDS.iter().map(|(word, _)| *word).collect();
-            return Err(PyValueError::new_err(format!("advice is one of {}, not {advice:?}", words.join(", "))));
+            return Err(PyValueError::new_err(format!(
+                "advice is one of {}, not {advice:?}",
+                words.join(", ")
+            )));
         };
         let (offset, length) = self.range(offset, length)?;
         Ok(py.detach(|| self.file.advise(known, offset, length))?)

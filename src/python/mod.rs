@@ -3,12 +3,14 @@
 //! errors and buffers; nothing worth a unit test.
 
 #![allow(missing_debug_implementations)] // Python prints these objects.
+#![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.
 
 mod buffer;
 mod error;
 mod mapped_file;
 mod staging;
 mod tokens;
+mod weights;
 
 #[pyo3::pymodule]
 mod _native {
@@ -20,6 +22,8 @@ mod _native {
     use super::staging::PyStagingBuffer;
     #[pymodule_export]
     use super::tokens::PyTokenCorpus;
+    #[pymodule_export]
+    use super::weights::PyWeightFile;
 
     use pyo3::prelude::*;
 

@@ -77,7 +77,9 @@ impl Staging {
         match self.exports.load(Ordering::Acquire) {
             0 => Ok(block),
             count => Err(Error::Buffer {
-                detail: format!("cannot {verb} the buffer: {count} views of it are still alive; delete them first"),
+                detail: format!(
+                    "cannot {verb} the buffer: {count} views of it are still alive; delete them first"
+                ),
             }),
         }
     }
@@ -85,8 +87,7 @@ impl Staging {
 
 impl PyStagingBuffer {
     fn with(block: Anonymous) -> PyClassInitializer<Self> {
-        let staging =
-            Staging { block: Arc::new(Mutex::new(block)), exports: Arc::new(AtomicUsize::new(0)) };
+        let staging = Staging { block: Arc::new(Mutex::new(block)), exports: Arc::new(AtomicUsize::new(0)) };
         PyClassInitializer::from(PyExporter::new(staging.clone())).add_subclass(Self { staging })
     }
 }

@@ -1,5 +1,6 @@
 //! Tokens. Their Python subclass in `tokens.py` has the documentation.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use pyo3::buffer::PyUntypedBuffer;
@@ -21,6 +22,8 @@ use crate::tokens::windows::{Target, Windows};
 pub struct PyTokenCorpus {
     corpus: TokenCorpus,
 }
+
+type ShardFacts = (OsString, &'static str, u64, u64, &'static str, Option<String>);
 
 #[pymethods]
 impl PyTokenCorpus {
@@ -52,13 +55,20 @@ impl PyTokenCorpus {
     }
 
     /// (absolute path, format, tokens, start, mode, reason) of each shard.
-    fn shard_facts(&self) -> Vec<(std::ffi::OsString, &'static str, u64, u64, &'static str, Option<String>)> {
+    fn shard_facts(&self) -> Vec<ShardFacts> {
         let shards = self.corpus.shards().iter();
         shards
             .map(|shard| {
                 let facts = shard.file.facts();
                 let path = text(shard.file.absolute_path());
-                (path, shard.layout.format.word(), shard.layout.tokens, shard.start, facts.mode.word(), facts.reason)
+                (
+                    path,
+                    shard.layout.format.word(),
+                    shard.layout.tokens,
+                    shard.start,
+                    facts.mode.word(),
+                    facts.reason,
+                )
             })
             .collect()
     }

@@ -141,7 +141,8 @@ fn agree(first: &Shard, file: &MappedFile, layout: &Layout) -> Result<()> {
     if (known.format, known.dtype) == (layout.format, layout.dtype) {
         return Ok(());
     }
-    let describe = |layout: &Layout| format!("{} tokens ({})", token_dtype_name(layout.dtype), layout.format.word());
+    let describe =
+        |layout: &Layout| format!("{} tokens ({})", token_dtype_name(layout.dtype), layout.format.word());
     let detail = format!(
         "the file holds {}, but {} holds {}; one corpus has one type and one format",
         describe(layout),

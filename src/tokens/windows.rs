@@ -101,7 +101,10 @@ mod tests {
     #[test]
     fn refusals() {
         for (corpus, length, stride) in [(4, 4, 1), (0, 1, 1), (10, 0, 1), (10, 4, 0), (10, u64::MAX, 1)] {
-            assert!(Windows::new(corpus, length, stride, Target::Shift).is_err(), "{corpus} {length} {stride}");
+            assert!(
+                Windows::new(corpus, length, stride, Target::Shift).is_err(),
+                "{corpus} {length} {stride}"
+            );
         }
         let windows = Windows::new(u64::MAX, 1, u64::MAX - 2, Target::Shift).expect("valid");
         assert_eq!((windows.count(), windows.tokens(1)), (2, Ok((u64::MAX - 2, u64::MAX))));

@@ -99,8 +99,9 @@ pub fn layout(file: &MappedFile, dtype: Option<Dtype>, format: Option<Format>) -
         _ if is_npy => npy::layout(file, &opened, dtype),
         _ => match REFUSED.iter().find(|(magic, _)| sniffed.starts_with(magic)) {
             Some((_, name)) => {
-                let detail =
-                    format!("the file is {name}; if it is a raw token stream all the same, pass format=\"raw\"");
+                let detail = format!(
+                    "the file is {name}; if it is a raw token stream all the same, pass format=\"raw\""
+                );
                 Err(Error::Format { path: file.path().into(), offset: Some(0), detail })
             }
             None => raw(file, &opened, dtype),

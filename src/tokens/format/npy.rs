@@ -14,16 +14,23 @@ pub const MAGIC: &[u8] = b"\x93NUMPY";
 const MAX_HEADER_BYTES: u64 = 10_000;
 
 pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Result<Layout> {
-    let refuse = |offset: u64, detail: String| Error::Format { path: file.path().into(), offset: Some(offset), detail };
+    let refuse = |offset: u64, detail: String| Error::Format {
+        path: file.path().into(),
+        offset: Some(offset),
+        detail,
+    };
     let prefix = read_prefix(opened, 12)?;
     let (length_bytes, header_bytes) = match prefix.get(6..) {
         Some(&[1, _, a, b, ..]) => (2, u64::from(u16::from_le_bytes([a, b]))),
         Some(&[2 | 3, _, a, b, c, d]) => (4, u64::from(u32::from_le_bytes([a, b, c, d]))),
         Some(&[1..=3, ..] | &[]) | None => return Err(refuse(6, "the .npy header is cut off".into())),
-        Some(&[version, ..]) => return Err(refuse(6, format!("version {version} of .npy; 1, 2 and 3 are known"))),
+        Some(&[version, ..]) => {
+            return Err(refuse(6, format!("version {version} of .npy; 1, 2 and 3 are known")));
+        }
     };
     if header_bytes > MAX_HEADER_BYTES {
-        let detail = format!("the .npy header claims {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read");
+        let detail =
+            format!("the .npy header claims {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read");
         return Err(refuse(8, detail));
     }
     let data_offset_bytes = 8 + length_bytes + header_bytes;
@@ -33,18 +40,26 @@ pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Resul
     }
     let text = std::str::from_utf8(&bytes[8 + length_bytes as usize..])
         .map_err(|_| refuse(8 + length_bytes, "the .npy header is not text".into()))?;
-    let header = Header::parse(text)
-        .ok_or_else(|| refuse(8 + length_bytes, format!("the .npy header cannot be understood: {}", text.trim_end())))?;
+    let header = Header::parse(text).ok_or_else(|| {
+        refuse(8 + length_bytes, format!("the .npy header cannot be understood: {}", text.trim_end()))
+    })?;
     let found = header.token_dtype().map_err(|detail| refuse(8 + length_bytes, detail))?;
     if let Some(asked) = dtype.filter(|&asked| asked != found) {
         let (found, asked) = (token_dtype_name(found), token_dtype_name(asked));
-        return Err(refuse(8 + length_bytes, format!("the file holds {found} tokens, but dtype={asked} was asked for")));
+        return Err(refuse(
+            8 + length_bytes,
+            format!("the file holds {found} tokens, but dtype={asked} was asked for"),
+        ));
     }
     let &[tokens] = header.shape.as_slice() else {
-        let detail = format!("the array has the shape {:?}; tokens are one-dimensional (save array.reshape(-1))", header.shape);
+        let detail = format!(
+            "the array has the shape {:?}; tokens are one-dimensional (save array.reshape(-1))",
+            header.shape
+        );
         return Err(refuse(8 + length_bytes, detail));
     };
-    let expected = tokens.checked_mul(item_bytes(found)).and_then(|bytes| bytes.checked_add(data_offset_bytes));
+    let expected =
+        tokens.checked_mul(item_bytes(found)).and_then(|bytes| bytes.checked_add(data_offset_bytes));
     if expected != Some(opened.size()) {
         let expected = expected.map_or("more than 2^64".to_owned(), |bytes| bytes.to_string());
         let detail = format!(
@@ -116,7 +131,9 @@ impl Header {
             other if other.starts_with('>') => {
                 Err(format!("the array is big-endian ({other}); save it as little-endian"))
             }
-            other => Err(format!("the array is of type {other:?}; tokens are integers of 1, 2, 4 or 8 bytes")),
+            other => {
+                Err(format!("the array is of type {other:?}; tokens are integers of 1, 2, 4 or 8 bytes"))
+            }
         }
     }
 }
@@ -150,7 +167,10 @@ mod tests {
             header("{'descr': [('a', '<u2')], 'fortran_order': False, 'shape': (3, 4), }"),
             Some((None, vec![3, 4]))
         );
-        assert_eq!(header("{'descr': '<u2', 'fortran_order': False, 'shape': (), }"), Some((Some("<u2".into()), vec![])));
+        assert_eq!(
+            header("{'descr': '<u2', 'fortran_order': False, 'shape': (), }"),
+            Some((Some("<u2".into()), vec![]))
+        );
     }
 
     #[test]

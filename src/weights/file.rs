@@ -1,0 +1,49 @@
+//! One safetensors file: its header, and where each tensor's bytes lie.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::mapped_file::{MappedFile, RequestedMode};
+
+use super::header::{self, Header, HeaderError, Strictness, TensorEntry};
+
+/// The header's length stands in the first bytes.
+const PREFIX_BYTES: u64 = 8;
+
+#[derive(Debug)]
+pub struct WeightFile {
+    file: MappedFile,
+    header: Header,
+}
+
+impl WeightFile {
+    /// Opens the file and reads its header, from a private copy: what is checked is what is used,
+    /// whatever others do to the file meanwhile.
+    pub fn open(path: &Path, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
+        let file = MappedFile::open(path, mode)?;
+        let opened = file.opened()?;
+        let size = opened.size();
+        let wrong = |error: HeaderError| Error::Safetensors {
+            path: path.into(),
+            detail: format!("Error while deserializing header: {error}"),
+        };
+        let prefix = opened.read(0, size.min(PREFIX_BYTES))?;
+        let length = header::header_bytes(&prefix, size).map_err(wrong)?;
+        let json = opened.read(PREFIX_BYTES, length)?;
+        let header = Header::parse(&json, size, strictness).map_err(wrong)?;
+        Ok(Self { file, header })
+    }
+
+    pub fn file(&self) -> &MappedFile {
+        &self.file
+    }
+
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// A tensor's bytes in the file, as (offset, length). The header's checks say that they lie in it.
+    pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
+        (self.header.data_start() + entry.begin, entry.end - entry.begin)
+    }
+}
