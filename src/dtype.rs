@@ -72,7 +72,7 @@ pub enum SizeError {
 impl Dtype {
     /// Bytes of one element; `None` for the types that are smaller than a byte.
     pub const fn size_bytes(self) -> Option<usize> {
-        if self.bits() % 8 == 0 { Some((self.bits() / 8) as usize) } else { None }
+        if self.bits().is_multiple_of(8) { Some((self.bits() / 8) as usize) } else { None }
     }
 
     /// Bytes of an array of this shape, with every product checked from left to right, so that
@@ -83,6 +83,6 @@ impl Dtype {
             .try_fold(1_u64, |product, &dimension| product.checked_mul(dimension))
             .ok_or(SizeError::Overflow)?;
         let bits = elements.checked_mul(self.bits()).ok_or(SizeError::Overflow)?;
-        if bits % 8 == 0 { Ok(bits / 8) } else { Err(SizeError::Unaligned) }
+        if bits.is_multiple_of(8) { Ok(bits / 8) } else { Err(SizeError::Unaligned) }
     }
 }
