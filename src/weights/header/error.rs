@@ -1,0 +1,88 @@
+//! What is wrong with a header, and where.
+
+use std::fmt;
+
+/// The rule that a header broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HeaderErrorKind {
+    /// The file has no room for the header's length.
+    TooSmall,
+    /// The header's length exceeds [`super::MAX_HEADER_BYTES`].
+    TooLarge,
+    /// The header's length exceeds what the file holds.
+    InvalidLength,
+    InvalidUtf8,
+    /// Not JSON, or JSON of another structure.
+    InvalidJson,
+    /// An element type that the format does not have.
+    UnknownDtype,
+    /// A tensor name with a NUL character.
+    InvalidName,
+    /// A key that stands twice in one object.
+    Duplicate,
+    /// A tensor that does not begin where the one before it ends.
+    InvalidOffsets,
+    /// A shape whose number of elements or bits exceeds 64 bits.
+    Overflow,
+    /// Elements smaller than a byte that do not fill whole bytes.
+    SubByte,
+    /// Shape and element type that take another number of bytes than the offsets hold.
+    InvalidSize,
+    /// Tensors that do not end where the file ends.
+    IncompleteCover,
+}
+
+/// Why a header was refused. `offset` is in bytes from the file's start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}{}", Place(*.offset))]
+pub struct HeaderError {
+    pub kind: HeaderErrorKind,
+    pub offset: Option<u64>,
+    pub detail: String,
+}
+
+impl HeaderError {
+    pub(super) fn new(kind: HeaderErrorKind, offset: Option<u64>, detail: String) -> Self {
+        Self { kind, offset, detail: clipped(detail) }
+    }
+}
+
+struct Place(Option<u64>);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |offset| write!(f, " (at byte {offset})"))
+    }
+}
+
+/// A name for a message: quoted, escaped, and short even where the file's name is megabytes long.
+pub(super) fn quoted(name: &str) -> String {
+    const MAX_CHARS: usize = 100;
+    match name.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
+        None => format!("{name:?}"),
+    }
+}
+
+/// A shape for a message.
+pub(super) fn shape_text(shape: &[u64]) -> String {
+    const MAX_DIMENSIONS: usize = 16;
+    match shape.get(..MAX_DIMENSIONS) {
+        Some(first) if shape.len() > MAX_DIMENSIONS => {
+            format!("{first:?}... ({} dimensions)", shape.len())
+        }
+        _ => format!("{shape:?}"),
+    }
+}
+
+/// serde's messages quote whole strings of the file.
+fn clipped(mut text: String) -> String {
+    const MAX_BYTES: usize = 2000;
+    if text.len() > MAX_BYTES {
+        let end = (0..=MAX_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}

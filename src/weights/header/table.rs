@@ -1,0 +1,82 @@
+//! What a header says, in a few flat vectors: a header may hold a million entries, so none of them
+//! owns an allocation.
+
+use std::num::NonZeroU32;
+
+use crate::dtype::Dtype;
+
+/// A range in [`Table::text`] or [`Table::shapes`]. 32 bits suffice, because neither grows longer
+/// than the header, and that ends at [`super::MAX_HEADER_BYTES`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub start: u32,
+    pub end: u32,
+}
+
+impl Span {
+    pub fn new(start: usize, end: usize) -> Self {
+        Self { start: start as u32, end: end as u32 }
+    }
+
+    pub fn range(self) -> std::ops::Range<usize> {
+        self.start as usize..self.end as usize
+    }
+}
+
+/// A string of the header and its place in the file, which is unknown where the JSON has escapes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Text {
+    pub span: Span,
+    pub place: Option<NonZeroU32>,
+}
+
+impl Text {
+    pub fn offset(self) -> Option<u64> {
+        self.place.map(|place| u64::from(place.get()))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Record {
+    pub name: Text,
+    pub shape: Span,
+    pub dtype: Dtype,
+    pub begin: u64,
+    pub end: u64,
+}
+
+/// One key of `__metadata__`.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub key: Text,
+    pub value: Span,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub text: String,
+    pub shapes: Vec<u64>,
+    pub records: Vec<Record>,
+    pub metadata: Option<Vec<Pair>>,
+    pub warnings: Vec<String>,
+}
+
+impl Table {
+    pub fn text(&self, span: Span) -> &str {
+        &self.text[span.range()]
+    }
+
+    pub fn name(&self, record: &Record) -> &str {
+        self.text(record.name.span)
+    }
+
+    pub fn shape(&self, record: &Record) -> &[u64] {
+        &self.shapes[record.shape.range()]
+    }
+
+    pub fn shrink(&mut self) {
+        self.text.shrink_to_fit();
+        self.shapes.shrink_to_fit();
+        self.records.shrink_to_fit();
+    }
+}

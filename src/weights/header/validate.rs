@@ -1,0 +1,146 @@
+//! What must hold between the entries: unique names, and tensors that cover the file's data without
+//! a gap or an overlap.
+
+use super::Strictness;
+use super::error::{HeaderError, HeaderErrorKind, quoted, shape_text};
+use super::table::{Pair, Record, Table, Text};
+use crate::dtype::SizeError;
+
+/// The records' indices in order of their names. The format disallows duplicate keys; upstream lets
+/// the last one win.
+pub(super) fn unique_names(table: &mut Table, strictness: Strictness) -> Result<Vec<u32>, HeaderError> {
+    if let Some(pairs) = &mut table.metadata {
+        unique(pairs, &table.text, strictness, "`__metadata__`", |pair: &Pair| pair.key)?;
+    }
+    unique(&mut table.records, &table.text, strictness, "the header", |record: &Record| record.name)
+}
+
+fn unique<T>(
+    items: &mut Vec<T>,
+    text: &str,
+    strictness: Strictness,
+    place: &str,
+    key: impl Fn(&T) -> Text,
+) -> Result<Vec<u32>, HeaderError> {
+    let name = |item: &T| &text[key(item).span.range()];
+    let order = sorted(items, name);
+    let is_repeat = |pair: &&[u32]| name(&items[pair[0] as usize]) == name(&items[pair[1] as usize]);
+    let Some(repeat) = order.windows(2).find(is_repeat) else {
+        return Ok(order);
+    };
+    if strictness == Strictness::Strict {
+        let (first, second) = (&items[repeat[0] as usize], &items[repeat[1] as usize]);
+        return Err(duplicate(name(first), place, key(first), key(second)));
+    }
+    let mut wins = vec![true; items.len()];
+    for repeat in order.windows(2).filter(is_repeat) {
+        wins[repeat[0] as usize] = false;
+    }
+    let mut wins = wins.into_iter();
+    items.retain(|_| wins.next() == Some(true));
+    Ok(sorted(items, name))
+}
+
+/// Indices in order of the keys; where those are equal, in order of the header.
+fn sorted<'t, T>(items: &[T], key: impl Fn(&T) -> &'t str) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..items.len() as u32).collect();
+    order.sort_unstable_by(|&a, &b| {
+        key(&items[a as usize]).cmp(key(&items[b as usize])).then_with(|| a.cmp(&b))
+    });
+    order
+}
+
+fn duplicate(name: &str, place: &str, first: Text, second: Text) -> HeaderError {
+    let first = first.offset().map_or_else(String::new, |offset| format!(", first at byte {offset}"));
+    let detail = format!("duplicate key {} in {place}{first}", quoted(name));
+    HeaderError::new(HeaderErrorKind::Duplicate, second.offset(), detail)
+}
+
+/// The records' indices in order of their data, empty tensors first, then by name.
+pub(super) fn offset_order(table: &Table) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..table.records.len() as u32).collect();
+    order.sort_unstable_by(|&a, &b| {
+        let (a, b) = (&table.records[a as usize], &table.records[b as usize]);
+        (a.begin, a.end).cmp(&(b.begin, b.end)).then_with(|| table.name(a).cmp(table.name(b)))
+    });
+    order
+}
+
+/// Checks each tensor's place and size, and that together they end with the file.
+pub(super) fn check_layout(
+    table: &Table,
+    offset_order: &[u32],
+    data_start: u64,
+    file_size: u64,
+) -> Result<(), HeaderError> {
+    let mut expected_begin = 0;
+    for &index in offset_order {
+        let record = &table.records[index as usize];
+        check_offsets(table, record, expected_begin)?;
+        check_size(table, record)?;
+        expected_begin = record.end;
+    }
+    check_cover(expected_begin, data_start, file_size)
+}
+
+fn check_offsets(table: &Table, record: &Record, expected_begin: u64) -> Result<(), HeaderError> {
+    let Record { begin, end, .. } = *record;
+    let found = if begin > end {
+        format!("its data_offsets [{begin}, {end}] end before they begin")
+    } else if begin > expected_begin {
+        let hole = begin - expected_begin;
+        format!("its data begin at {begin}, expected {expected_begin}: a hole of {hole} bytes")
+    } else if begin < expected_begin {
+        let overlap = expected_begin - begin;
+        format!("its data begin at {begin}, expected {expected_begin}: an overlap of {overlap} bytes")
+    } else {
+        return Ok(());
+    };
+    let detail = format!("invalid offset for tensor {}: {found}", quoted(table.name(record)));
+    Err(HeaderError::new(HeaderErrorKind::InvalidOffsets, record.name.offset(), detail))
+}
+
+fn check_size(table: &Table, record: &Record) -> Result<(), HeaderError> {
+    let (begin, end, shape) = (record.begin, record.end, table.shape(record));
+    let held = end - begin;
+    let computed = record.dtype.array_bytes(shape);
+    if computed == Ok(held) {
+        return Ok(());
+    }
+    let name = quoted(table.name(record));
+    let array = format!("{} of shape {}", record.dtype, shape_text(shape));
+    let (kind, detail) = match computed {
+        Ok(bytes) => (
+            HeaderErrorKind::InvalidSize,
+            format!(
+                "invalid shape, data type, or offset for tensor {name}: {array} takes {bytes} bytes, \
+                 its data_offsets [{begin}, {end}] hold {held}"
+            ),
+        ),
+        Err(SizeError::Overflow) => (
+            HeaderErrorKind::Overflow,
+            format!(
+                "overflow computing buffer size from shape and/or element type of tensor {name}: {array}"
+            ),
+        ),
+        Err(SizeError::Unaligned) => {
+            (HeaderErrorKind::SubByte, format!("tensor {name}: {array} does not end up at a byte boundary"))
+        }
+    };
+    Err(HeaderError::new(kind, record.name.offset(), detail))
+}
+
+/// In 128 bits, because the tensors may claim nearly 2^64 bytes.
+fn check_cover(data_end: u64, data_start: u64, file_size: u64) -> Result<(), HeaderError> {
+    let (found, expected) = (u128::from(file_size), u128::from(data_start) + u128::from(data_end));
+    let difference = match found.cmp(&expected) {
+        std::cmp::Ordering::Equal => return Ok(()),
+        std::cmp::Ordering::Less => format!("short by {}", expected - found),
+        std::cmp::Ordering::Greater => format!("{} extra", found - expected),
+    };
+    let detail = format!(
+        "incomplete metadata, file not fully covered: the tensors end at byte {expected}, \
+         the file has {found} bytes ({difference})"
+    );
+    Err(HeaderError::new(HeaderErrorKind::IncompleteCover, Some(expected.min(found) as u64), detail))
+}
