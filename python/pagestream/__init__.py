@@ -11,15 +11,19 @@ from pagestream import errors
 from pagestream._native import __version__
 from pagestream.mapping import FileSystem, MappedFile, Residency, StagingBuffer
 from pagestream.tokens import TokenCorpus, TokenShard, open_tokens
+from pagestream.weights import Checkpoint, TensorInfo, open_checkpoint
 
 __all__ = [
+    "Checkpoint",
     "FileSystem",
     "MappedFile",
     "Residency",
     "StagingBuffer",
+    "TensorInfo",
     "TokenCorpus",
     "TokenShard",
     "__version__",
     "errors",
+    "open_checkpoint",
     "open_tokens",
 ]
