@@ -58,4 +58,5 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     except ImportError as error:
         message = f"NumPy has a type for {name} only with ml_dtypes: pip install ml_dtypes"
         raise FormatError(message) from error
-    return np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    return found

@@ -9,9 +9,7 @@ Progress = bool | Callable[[int, int], object] | None
 
 
 @contextmanager
-def reporting(
-    progress: Progress, total_bytes: int, label: str
-) -> Iterator[Callable[[int], object] | None]:
+def reporting(progress: Progress, total_bytes: int, label: str) -> Iterator[Callable[[int], object] | None]:
     """Gives the function to call with the bytes done so far, or None if nobody wants to know.
 
     Args:

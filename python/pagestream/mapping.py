@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pagestream import _environment, _native
-from pagestream._environment import Mode
 from pagestream._progress import Progress, reporting
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer as _Buffer  # type: ignore[attr-defined,unused-ignore]
     from types import TracebackType
     from typing import Self
 
     import numpy.typing as npt
+    from typing_extensions import Buffer
+
+    from pagestream._environment import Mode
 
 __all__ = ["FileSystem", "MappedFile", "Residency", "StagingBuffer"]
 
@@ -180,7 +181,7 @@ class MappedFile(_native.MappedFile):
         """
         return super().read(offset, length)
 
-    def read_into(self, buffer: _Buffer, offset: int = 0) -> int:
+    def read_into(self, buffer: Buffer, offset: int = 0) -> int:
         """Fills a caller's buffer with the bytes from `offset`.
 
         Args:
@@ -225,7 +226,9 @@ class MappedFile(_native.MappedFile):
         """
         return super().view(offset, length)
 
-    def advise(self, advice: Advice, offset: int = 0, length: int | None = None) -> bool:
+    def advise(  # type: ignore[override]
+        self, advice: Advice, offset: int = 0, length: int | None = None
+    ) -> bool:
         """Tells the kernel how a range will be used (madvise(2); in ``"read"`` mode posix_fadvise(2)).
 
         Args:
@@ -268,7 +271,9 @@ class MappedFile(_native.MappedFile):
         as_bools = None if pages is None else np.frombuffer(pages, np.bool_)
         return Residency(fraction, as_bools, method, exact)
 
-    def warm(self, offset: int = 0, length: int | None = None, *, progress: Progress = None) -> None:
+    def warm(  # type: ignore[override]
+        self, offset: int = 0, length: int | None = None, *, progress: Progress = None
+    ) -> None:
         """Reads a range so that it is in the page cache. Ctrl-C stops it.
 
         Args:
@@ -365,7 +370,7 @@ class MappedFile(_native.MappedFile):
         return super().refresh()
 
     def close(self) -> None:
-        """Closes the file. Views that are out stay valid until they die. Closing twice is fine.
+        r"""Closes the file. Views that are out stay valid until they die. Closing twice is fine.
 
         Example:
             >>> from pagestream import MappedFile
@@ -405,7 +410,7 @@ def _open_again(cls: type[MappedFile], path: str, mode: Mode) -> MappedFile:
 
 
 class StagingBuffer(_native.StagingBuffer):
-    """Anonymous memory to stage bytes in: page-aligned, zeroed, writable through the buffer protocol.
+    r"""Anonymous memory to stage bytes in: page-aligned, zeroed, writable through the buffer protocol.
 
     Args:
         nbytes: Size in bytes.
@@ -484,7 +489,7 @@ class StagingBuffer(_native.StagingBuffer):
         """
         super().resize(nbytes)
 
-    def protect(self, protection: Literal["read", "readwrite"]) -> None:
+    def protect(self, protection: Literal["read", "readwrite"]) -> None:  # type: ignore[override]
         """Makes the memory read-only or writable again (mprotect(2)).
 
         While it is read-only, views of it are read-only, and a stray write by native code is a

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
 from pagestream import _environment, _native
-from pagestream._environment import Mode
 from pagestream.errors import FileChangedError
-from pagestream.mapping import StrPath
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     import numpy.typing as npt
+
+    from pagestream._environment import Mode
+    from pagestream.mapping import StrPath
 
 __all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
 

@@ -12,15 +12,15 @@ import numpy as np
 
 from pagestream import _environment, _native
 from pagestream._dtypes import numpy_dtype
-from pagestream._environment import Mode
-from pagestream.errors import FormatError
-from pagestream.mapping import StrPath
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     import numpy.typing as npt
+
+    from pagestream._environment import Mode
+    from pagestream.mapping import StrPath
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 
@@ -119,7 +119,7 @@ class Checkpoint(Mapping[str, "npt.NDArray[Any]"]):
             FormatError: NumPy has no type for its elements.
             ValueError: The file is closed; or NumPy cannot make an array of this shape.
         """
-        dtype_name, shape, nbytes, buffer = self._file.tensor(name, False)  # noqa: FBT003
+        dtype_name, shape, _, buffer = self._file.tensor(name, False)  # noqa: FBT003
         dtype = numpy_dtype(dtype_name)
         if buffer is not None:
             array = np.ndarray(shape, dtype, buffer)
@@ -220,9 +220,7 @@ class Checkpoint(Mapping[str, "npt.NDArray[Any]"]):
         return f"<{type(self).__name__} {self._file.path!r} {len(self)} tensors>"
 
 
-def open_checkpoint(
-    path: StrPath, *, mmap_mode: Mode | None = None, strict: bool = True
-) -> Checkpoint:
+def open_checkpoint(path: StrPath, *, mmap_mode: Mode | None = None, strict: bool = True) -> Checkpoint:
     """Opens a safetensors file. Only its header is read.
 
     Format: https://github.com/huggingface/safetensors#format

@@ -10,14 +10,15 @@ import numpy as np
 
 from pagestream import _environment, _native
 from pagestream._dtypes import numpy_dtype
-from pagestream._environment import Mode
 from pagestream.errors import SafetensorError
-from pagestream.mapping import StrPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
+
+    from pagestream._environment import Mode
+    from pagestream.mapping import StrPath
 
 __all__ = ["safe_open"]
 

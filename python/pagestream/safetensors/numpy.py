@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pagestream._environment import Mode
-from pagestream.mapping import StrPath
 from pagestream.safetensors._open import Backend, safe_open
 from pagestream.safetensors._upstream import writer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from pagestream._environment import Mode
+    from pagestream.mapping import StrPath
 
 __all__ = ["load_file", "save", "save_file"]
 

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagestream._environment import Mode
 from pagestream.errors import SafetensorError
-from pagestream.mapping import StrPath
 from pagestream.safetensors._open import Backend, safe_open
 from pagestream.safetensors._upstream import writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pagestream._environment import Mode
+    from pagestream.mapping import StrPath
 
 __all__ = ["load_file", "save", "save_file"]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 import torch
 from torch.utils.data import Dataset
 
-from pagestream.mapping import StrPath
 from pagestream.tokens import TokenCorpus, open_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pagestream.mapping import StrPath
 
 __all__ = ["TokenDataset"]
 
