@@ -102,8 +102,18 @@ def _safetensor_error() -> type[FormatError]:
         pass
     else:
         bases = (FormatError, Upstream)
-    text = "A safetensors file, or what was asked of one, is wrong."
-    return type("SafetensorError", bases, {"__doc__": text, "__module__": __name__})
+    return type("SafetensorError", bases, {"__doc__": _SAFETENSOR_ERROR, "__module__": __name__})
+
+
+_SAFETENSOR_ERROR = """A safetensors file, or what was asked of one, is wrong.
+
+    Handlers of upstream's class of that name catch it too, where safetensors is installed.
+
+    Example:
+        >>> from pagestream.errors import FormatError, SafetensorError
+        >>> issubclass(SafetensorError, FormatError)
+        True
+    """
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type

@@ -378,7 +378,7 @@ class MappedFile(_native.MappedFile):
             >>> view = f.view(0, 2)
             >>> f.close()
             >>> bytes(view)
-            b'\\x00\\x00'
+            b'\x00\x00'
         """
         super().close()
 
@@ -430,7 +430,7 @@ class StagingBuffer(_native.StagingBuffer):
         >>> a = np.frombuffer(b, "u2")
         >>> a[:] = 7
         >>> bytes(memoryview(b)[:2])
-        b'\\x07\\x00'
+        b'\x07\x00'
     """
 
     __slots__ = ()

@@ -1,0 +1,55 @@
+# Plain `make` lists the targets. All set-up is done by the targets themselves, in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint docs audit build clean
+
+help: ## List the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: build ## The main job on real input: train, save, reopen, compare (about 6 minutes, output in demo-output/)
+	$(BIN)/python -B examples/demo --output demo-output
+
+test: build ## All tests, Rust and Python
+	cargo test --quiet
+	$(BIN)/python -m pytest
+
+bench: build ## Measure against the rivals (prints tables; `make bench RECORD=1` keeps them in benches/record/)
+	cargo bench
+	$(BIN)/python benches/compare/run.py $(if $(RECORD),--record)
+
+lint: build ## Formats, lints and types of both languages
+	cargo fmt --check
+	cargo clippy --all-targets -- --deny warnings
+	cargo clippy --all-targets --features python -- --deny warnings
+	RUSTDOCFLAGS="--deny warnings" cargo doc --quiet --no-deps --document-private-items
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest pagestream._native
+
+docs: ## The Rust documentation, in target/doc
+	cargo doc --no-deps --document-private-items
+
+audit: ## Advisories, licences and sources of the Rust dependencies (needs cargo-deny)
+	cargo deny check
+
+build: $(VENV)/.ready ## Build the extension into .venv
+	$(BIN)/maturin develop --release --quiet
+
+# Everything that building, testing, linting and the demo need, once.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pagestream needs Python 3.11 or newer")'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --group dev
+	touch $@
+
+clean: ## Remove what was built, the demo's output included
+	cargo clean
+	rm -rf demo-output dist .pytest_cache .mypy_cache .ruff_cache .hypothesis python/pagestream/_native*.so
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

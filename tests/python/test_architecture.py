@@ -1,0 +1,244 @@
+"""The floors: a room uses only rooms below it, unsafe code stays on its islands, and so on."""
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+PACKAGE = ROOT / "python" / "pagestream"
+
+# What each Rust room may use, beside itself. ARCHITECTURE.md has the picture.
+GROUND = {"error", "dtype"}
+MAY_USE = {
+    "error": set(),
+    "dtype": set(),
+    "os": GROUND,
+    "mapped_file": GROUND | {"os"},
+    "tokens": GROUND | {"mapped_file"},
+    "weights": GROUND | {"mapped_file"},
+    "gather": GROUND | {"os::fault"},
+    "batching": GROUND | {"os", "mapped_file", "tokens", "gather"},
+    "python": GROUND | {"os", "mapped_file", "tokens", "weights", "gather", "batching"},
+}
+
+# What each Python module may import of the package. `torch` and `safetensors.torch` alone import torch.
+PYTHON_MAY_USE = {
+    "_native": set(),
+    "errors": set(),
+    "_environment": {"_native"},
+    "_progress": set(),
+    "_dtypes": {"errors"},
+    "mapping": {"_native", "_environment", "_progress", "errors"},
+    "tokens": {"_native", "_environment", "errors", "mapping"},
+    "weights": {"_native", "_environment", "_dtypes", "errors", "mapping"},
+    "safetensors": {"_native", "_environment", "_dtypes", "errors", "mapping"},
+    "torch": {"_environment", "errors", "mapping", "tokens", "weights"},
+    "__init__": {"_native", "errors", "mapping", "tokens", "weights"},
+}
+MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py"}
+
+UNSAFE_ISLANDS = ("os/", "gather", "python/buffer.rs")
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(SOURCE).parts[0].removesuffix(".rs")
+
+
+def rust_files() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.rs") if path.name != "lib.rs")
+
+
+def used_rooms(text: str) -> set[str]:
+    """Paths after `crate::` in the code, two segments deep; comments do not count."""
+    code = re.sub(r"//.*", "", text)
+    code = re.sub(
+        r"crate::\{([^}]*)\}",
+        lambda match: " ".join(f"crate::{part.strip()}" for part in match[1].split(",")),
+        code,
+    )
+    return set(re.findall(r"crate::(\w+(?:::\w+)?)", code))
+
+
+def test_each_rust_room_uses_only_rooms_below_it() -> None:
+    wrong = []
+    for file in rust_files():
+        room = room_of(file)
+        for used in used_rooms(file.read_text()):
+            top = used.split("::")[0]
+            if top != room and top not in MAY_USE[room] and used not in MAY_USE[room]:
+                wrong.append(f"{file.relative_to(ROOT)} uses crate::{used}")
+    assert not wrong, wrong
+
+
+def test_no_table_of_rooms_has_a_circle() -> None:
+    for table in (MAY_USE, PYTHON_MAY_USE):
+        placed: set[str] = set()
+        while len(placed) < len(table):
+            ready = {
+                room for room in set(table) - placed if {use.split("::")[0] for use in table[room]} <= placed
+            }
+            assert ready, sorted(set(table) - placed)
+            placed |= ready
+
+
+def test_every_rust_room_has_its_floor_and_the_test_sees_uses() -> None:
+    assert {room_of(file) for file in rust_files()} == set(MAY_USE)
+    assert used_rooms("use crate::{os, error::Error}; // crate::python") == {"os", "error::Error"}
+    assert "os" in {use.split("::")[0] for use in used_rooms((SOURCE / "mapped_file/mod.rs").read_text())}
+
+
+@pytest.mark.parametrize("call", ["rustix::", "libc::", "memmap2::"])
+def test_system_calls_are_made_in_their_room_alone(call: str) -> None:
+    allowed = {"libc::": ("os/", "python/error.rs")}.get(call, ("os/",))
+    users = [
+        str(file.relative_to(SOURCE))
+        for file in rust_files()
+        if call in re.sub(r"//.*", "", file.read_text())
+    ]
+    assert [user for user in users if not user.startswith(allowed)] == []
+    assert users
+
+
+def test_unsafe_code_stays_on_its_islands_and_names_its_reason() -> None:
+    for file in rust_files():
+        name = str(file.relative_to(SOURCE))
+        code = re.sub(r"//.*", "", file.read_text())
+        if not name.startswith(UNSAFE_ISLANDS):
+            assert not re.search(r"\bunsafe\b(?!_)", code), name
+            assert "allow(unsafe_code)" not in code, name
+
+
+def test_no_reference_is_made_to_mapped_memory() -> None:
+    """Nothing holds a `&[u8]` over a mapping: `from_raw_parts` is for memory that is our own."""
+    uses = [
+        str(file.relative_to(SOURCE)) for file in rust_files() if "slice::from_raw_parts(" in file.read_text()
+    ]
+    assert uses == []
+
+
+def test_the_core_knows_no_python() -> None:
+    for file in rust_files():
+        if room_of(file) != "python":
+            assert "pyo3" not in file.read_text(), file
+
+
+@pytest.mark.parametrize("pattern", ["src/**/*.rs", "python/**/*.py"])
+def test_no_file_is_longer_than_can_be_read_at_once(pattern: str) -> None:
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in ROOT.glob(pattern)}
+    # Documentation lives in mapping.py: more than half of it is docstrings.
+    limits = {"python/pagestream/mapping.py": 620}
+    assert {name: length for name, length in lengths.items() if length > limits.get(name, 400)} == {}
+
+
+def imports_of(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def python_room(parts: tuple[str, ...]) -> str:
+    return parts[0].removesuffix(".py").removesuffix(".pyi")
+
+
+def test_each_python_module_imports_only_modules_below_it() -> None:
+    wrong = []
+    for file in PACKAGE.rglob("*.py"):
+        room = python_room(file.relative_to(PACKAGE).parts)
+        for name in imports_of(file):
+            parts = name.split(".")
+            if parts[0] != "pagestream" or len(parts) < 2:
+                continue
+            used = parts[1]
+            known = used if used in PYTHON_MAY_USE else "__init__"
+            if known not in (room, *PYTHON_MAY_USE[room]):
+                wrong.append(f"{file.relative_to(ROOT)} imports {name}")
+    assert not wrong, wrong
+
+
+def test_only_the_torch_modules_import_torch() -> None:
+    importers = set()
+    for file in PACKAGE.rglob("*.py"):
+        if any(name.split(".")[0] == "torch" for name in imports_of(file)):
+            relative = file.relative_to(PACKAGE)
+            importers.add("torch" if relative.parts[0] == "torch" else str(relative))
+    assert importers == MAY_IMPORT_TORCH
+
+
+def test_the_version_stands_in_one_place() -> None:
+    import pagestream
+
+    cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert pagestream.__version__ == cargo["package"]["version"]
+    assert "version" not in project
+    assert "version" in project["dynamic"]
+    assert cargo["package"]["license"] == project["license"] == "MIT OR Apache-2.0"
+
+
+def test_all_names_that_are_exported_exist_and_are_documented() -> None:
+    import pagestream
+    import pagestream.torch
+    from pagestream import errors, mapping, safetensors, tokens, weights
+
+    for module in (pagestream, pagestream.torch, errors, mapping, safetensors, tokens, weights):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            assert name.startswith("__") or thing.__doc__, f"{module.__name__}.{name}"
+
+
+# --- dependencies ---------------------------------------------------------------------------------
+
+LICENCES = {
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-3-Clause",
+    "MIT",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+}
+
+
+def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum() -> None:
+    lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
+    for package in lock["package"]:
+        if package["name"] != "pagestream":
+            assert package["source"].startswith("registry+"), package["name"]
+            assert re.fullmatch("[0-9a-f]{64}", package["checksum"]), package["name"]
+
+
+def test_no_version_with_a_known_advisory_is_locked() -> None:
+    """What `make audit` checks in full against RustSec, for the advisories that the design names."""
+    lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
+    versions = {
+        package["name"]: tuple(map(int, package["version"].split(".")))
+        for package in lock["package"]
+        if re.fullmatch(r"[\d.]+", package["version"])
+    }
+    assert versions["memmap2"] >= (0, 9, 11)  # RUSTSEC-2026-0186
+    assert versions["pyo3"] >= (0, 24, 1)  # RUSTSEC-2025-0020
+
+
+def test_the_licences_of_dependencies_go_with_ours() -> None:
+    command = ["cargo", "metadata", "--format-version=1", "--all-features", "--offline"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    metadata = json.loads(listed.stdout)
+    wrong = {}
+    for package in metadata["packages"]:
+        offered = re.split(r"\s+OR\s+|/", (package["license"] or "").replace("(", "").replace(")", ""))
+        accepted = any(set(re.split(r"\s+AND\s+", choice.strip())) <= LICENCES for choice in offered)
+        if not accepted:
+            wrong[package["name"]] = package["license"]
+    assert wrong == {}
+    assert len(metadata["packages"]) > 10

@@ -1,0 +1,108 @@
+"""Every example in the docstrings, the README and the documents is run."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pagestream
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def _example_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with the files that the examples name."""
+    from pagestream.safetensors.numpy import save_file
+
+    np.arange(4096, dtype="u2").tofile(tmp_path / "tokens.bin")
+    # Upstream's writer sorts by type and then by name; the larger type comes first.
+    tensors = {"weight": np.ones((2, 3)), "bias": np.zeros(3, "f4")}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "np"})
+    monkeypatch.chdir(tmp_path)
+
+
+def modules() -> Iterator[types.ModuleType]:
+    yield pagestream
+    for found in pkgutil.walk_packages(pagestream.__path__, "pagestream."):
+        if found.name != "pagestream._native":
+            yield importlib.import_module(found.name)
+
+
+def examples() -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [test for module in modules() for test in finder.find(module) if test.examples]
+    return sorted(found, key=lambda test: test.name)
+
+
+@pytest.mark.usefixtures("_example_files")
+@pytest.mark.parametrize("example", examples(), ids=lambda test: test.name)
+def test_the_example_in_the_docstring_runs(example: doctest.DocTest) -> None:
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    report: list[str] = []
+    result = runner.run(example, out=report.append)
+    assert result.attempted > 0
+    assert result.failed == 0, "".join(report)
+
+
+def public_callables() -> Iterator[tuple[str, object]]:
+    for module in modules():
+        for name in getattr(module, "__all__", ()):
+            thing = getattr(module, name)
+            if not callable(thing) or not getattr(thing, "__module__", "").startswith("pagestream"):
+                continue
+            yield f"{module.__name__}.{name}", thing
+            if isinstance(thing, type):
+                for member, value in vars(thing).items():
+                    if callable(value) and not member.startswith("_"):
+                        yield f"{module.__name__}.{name}.{member}", value
+
+
+def test_every_public_function_has_an_example() -> None:
+    bare = [name for name, thing in public_callables() if ">>>" not in (thing.__doc__ or "")]
+    # Writing is upstream's code, with upstream's documentation.
+    assert [name for name in bare if not re.search(r"safetensors\.(numpy|torch)\.save(_file)?$", name)] == []
+
+
+def code_blocks(document: str) -> list[str]:
+    text = (ROOT / document).read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.usefixtures("_example_files")
+@pytest.mark.parametrize("document", ["README.md"])
+def test_the_code_in_the_document_runs(document: str) -> None:
+    blocks = code_blocks(document)
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(compile(block, document, "exec"), {"__name__": "example"})
+
+
+def test_the_readme_names_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_each_target_of_the_makefile_has_a_line_of_help() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
+    helped = set(re.findall(r"^([a-z]+):.*## \S", text, re.MULTILINE))
+    assert phony == helped
+
+
+def test_local_links_in_the_documents_lead_somewhere() -> None:
+    links = [
+        (document, target)
+        for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benches/**/*.md")]
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+    ]
+    assert links
+    dead = [(document.name, target) for document, target in links if not (document.parent / target).exists()]
+    assert dead == []

@@ -1,0 +1,216 @@
+"""The ladder shared → private → read, by errno, on real mounts and under strace."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagestream import MappedFile
+
+from support import real
+from support.process import output_of
+
+CONTENT = np.arange(50_000, dtype="u4").tobytes()
+
+
+def test_a_direct_io_mount_refuses_shared_and_is_mapped_private(direct_mount: Path) -> None:
+    (direct_mount / "f").write_bytes(CONTENT)
+    f = MappedFile(direct_mount / "f")
+    assert f.mode == "private"
+    assert f.reason == "MAP_SHARED: ENODEV (No such device)"
+    assert f.file_system.type in ("fuse", "fuse.bindfs")
+    assert not f.file_system.is_network
+    assert f.read() == bytes(f.view()) == CONTENT
+    assert np.array_equal(np.frombuffer(f, "u4"), np.arange(50_000))
+
+
+def test_shared_asked_for_on_a_direct_io_mount_is_an_error_that_says_what_to_do(direct_mount: Path) -> None:
+    (direct_mount / "f").write_bytes(CONTENT)
+    with pytest.raises(OSError, match=r'MAP_SHARED.*mode="auto" or "private"') as caught:
+        MappedFile(direct_mount / "f", mode="shared")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENODEV, str(direct_mount / "f"))
+
+
+@pytest.mark.parametrize("mode", ["private", "read"])
+def test_the_other_modes_work_on_a_direct_io_mount(direct_mount: Path, mode: str) -> None:
+    (direct_mount / "f").write_bytes(CONTENT)
+    f = MappedFile(direct_mount / "f", mode=mode)
+    assert (f.mode, f.reason) == (mode, None)
+    assert f.read(4, 100) == CONTENT[4:104]
+
+
+@pytest.mark.parametrize("mount", ["cached_mount", "sftp_mount"])
+def test_a_fuse_mount_with_a_cache_is_mapped_shared(mount: str, request: pytest.FixtureRequest) -> None:
+    point: Path = request.getfixturevalue(mount)
+    (point / "f").write_bytes(CONTENT)
+    f = MappedFile(point / "f")
+    assert (f.mode, f.reason) == ("shared", None)
+    assert f.read() == CONTENT
+    assert f.file_system.is_network == (mount == "sftp_mount")
+    f.check()
+
+
+def test_sshfs_with_direct_io_is_mapped_private(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "f").write_bytes(CONTENT)
+    with real.sshfs(source, tmp_path / "sftp", "direct_io") as mount:
+        f = MappedFile(mount / "f")
+        assert f.mode == "private"
+        assert f.reason == "MAP_SHARED: ENODEV (No such device)"
+        assert f.read() == CONTENT
+        f.close()
+
+
+def test_tmpfs_is_mapped_shared() -> None:
+    path = Path("/dev/shm") / f"pagestream-{os.getpid()}"
+    if real.file_system_type(path.parent) != "tmpfs":
+        real.missing("a tmpfs on /dev/shm")
+    try:
+        path.write_bytes(CONTENT)
+        f = MappedFile(path)
+        assert (f.mode, f.file_system.type, f.read()) == ("shared", "tmpfs", CONTENT)
+    finally:
+        path.unlink()
+
+
+# Which mmap call of the file fails with what, and what the ladder must make of it.
+INJECTED = [
+    ("ENODEV", "1", "private", "MAP_SHARED: ENODEV (No such device)"),
+    ("EACCES", "1", "private", "MAP_SHARED: EACCES (Permission denied)"),
+    ("EPERM", "1", "private", "MAP_SHARED: EPERM (Operation not permitted)"),
+    ("EINVAL", "1", "private", "MAP_SHARED: EINVAL (Invalid argument)"),
+    ("ENODEV", "1+", "read", "MAP_SHARED: ENODEV (No such device); MAP_PRIVATE: ENODEV (No such device)"),
+    ("EPERM", "1+", "read", "MAP_SHARED: EPERM (Operation not permitted); MAP_PRIVATE: EPERM"),
+    ("EIO", "1", "read", "MAP_SHARED: EIO (Input/output error)"),
+    ("ENOMEM", "1", "read", "MAP_SHARED: ENOMEM (Cannot allocate memory): no room for a mapping"),
+    ("EAGAIN", "1..2", "shared", None),
+    ("EINTR", "1..50", "shared", None),
+    ("EINTR", "1+", "read", "MAP_SHARED: EINTR (Interrupted system call); MAP_PRIVATE: EINTR"),
+]
+
+
+def injecting(path: Path, call: str, error: str, when: str) -> tuple[str, ...]:
+    strace = real.need_tool("strace")
+    return (
+        strace,
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-P",
+        str(path),
+        "-e",
+        f"inject={call}:error={error}:when={when}",
+    )
+
+
+@pytest.mark.parametrize(("error", "when", "mode", "reason"), INJECTED)
+def test_the_step_down_is_by_errno(
+    token_file: Path, error: str, when: str, mode: str, reason: str | None
+) -> None:
+    code = """
+    import sys
+    from pagestream import MappedFile
+    f = MappedFile(sys.argv[1])
+    assert f.read() == open(sys.argv[1], "rb").read()
+    print(f.mode, f.reason, sep="|")
+    """
+    found = output_of(code, token_file, wrapper=injecting(token_file, "mmap", error, when))
+    found_mode, found_reason = found.split("|")
+    assert found_mode == mode
+    assert found_reason.startswith(str(reason))
+
+
+@pytest.mark.parametrize("mode", ["shared", "private"])
+def test_a_pinned_mode_raises_the_errno(token_file: Path, mode: str) -> None:
+    code = """
+    import sys
+    from pagestream import MappedFile
+    try:
+        MappedFile(sys.argv[1], mode=sys.argv[2])
+    except OSError as error:
+        print(error.errno, error.filename == sys.argv[1], error.strerror)
+    """
+    wrapper = injecting(token_file, "mmap", "EPERM", "1+")
+    number, named, text = output_of(code, token_file, mode, wrapper=wrapper).split(" ", 2)
+    assert (int(number), named) == (errno.EPERM, "True")
+    assert text.startswith(f"cannot map the file {mode}")
+    assert 'use mode="auto" or "read"' in text
+
+
+@pytest.mark.parametrize(
+    ("error", "when", "expected"),
+    [
+        ("EINTR", "1..60", "8192"),
+        ("EAGAIN", "1..3", "8192"),
+        ("EIO", "1", "8192"),
+        ("EINTR", "1+", "MappedReadError EINTR"),
+        ("EIO", "1+", "MappedReadError EIO"),
+        ("ESTALE", "1+", "MappedReadError ESTALE"),
+        ("ETIMEDOUT", "1+", "MappedReadError ETIMEDOUT"),
+        ("ENOTCONN", "1+", "MappedReadError ENOTCONN"),
+    ],
+)
+def test_positioned_reads_retry_what_passes_and_raise_what_does_not(
+    token_file: Path, error: str, when: str, expected: str
+) -> None:
+    # In "read" mode opening reads the last byte once, which the first injection would hit; the file is
+    # opened in another mode and the guard is off, so that read() is the first pread.
+    code = """
+    import errno, sys
+    from pagestream import MappedFile
+    f = MappedFile(sys.argv[1], mode="private")
+    try:
+        print(len(f.read()))
+    except OSError as error:
+        assert error.filename == sys.argv[1] and error.offset == 0 and error.length == 8192
+        print(type(error).__name__, errno.errorcode[error.errno])
+    """
+    wrapper = injecting(token_file, "pread64", error, when)
+    assert output_of(code, token_file, wrapper=wrapper, PAGESTREAM_FAULT_GUARD="off") == expected
+
+
+def test_an_interrupted_open_is_tried_again(token_file: Path) -> None:
+    code = "import sys; from pagestream import MappedFile; print(MappedFile(sys.argv[1]).size)"
+    wrapper = injecting(token_file, "openat,open", "EINTR", "1..20")
+    assert output_of(code, token_file, wrapper=wrapper) == "8192"
+
+
+def test_too_little_address_space_leads_to_reads_and_the_limit_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+    code = """
+    import resource, sys
+    from pagestream import MappedFile
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+    f = MappedFile(sys.argv[1])
+    assert f.read((1 << 40) - 8) == bytes(8)
+    print(f.mode, f.reason)
+    try:
+        MappedFile(sys.argv[1], mode="shared")
+    except OSError as error:
+        print(error.errno, error.strerror)
+    """
+    first, second = output_of(code, path).splitlines()
+    assert first.startswith("read MAP_SHARED: ENOMEM (Cannot allocate memory): RLIMIT_AS (ulimit -v) allows")
+    assert second.startswith(f"{errno.ENOMEM} cannot map the file shared")
+    assert "RLIMIT_AS" in second
+
+
+def test_nothing_is_mapped_twice_and_opened_once(token_file: Path) -> None:
+    strace = real.need_tool("strace")
+    log = token_file.parent / "log"
+    code = """
+    import sys
+    from pagestream import MappedFile
+    f = MappedFile(sys.argv[1])
+    f.read(); f.view(); f.read(5, 5); f.file_system; f.residency(); f.warm(); f.check(); f.refresh()
+    """
+    wrapper = (strace, "-f", "-qq", "-o", str(log), "-P", str(token_file), "-e", "trace=open,openat,mmap")
+    output_of(code, token_file, wrapper=wrapper)
+    calls = [line.split("(")[0].split()[-1] for line in log.read_text().splitlines() if "(" in line]
+    assert sorted(call.removesuffix("at") for call in calls) == ["mmap", "open"]

@@ -1,0 +1,309 @@
+"""What can be opened, what cannot, and what is said about it. Nothing hangs and nothing dies."""
+
+import errno
+import os
+import pty
+import resource
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagestream import MappedFile
+
+from support.process import output_of
+
+MODES = ["auto", "shared", "private", "read"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_regular_file_opens_in_every_mode(token_file: Path, mode: str) -> None:
+    with MappedFile(token_file, mode=mode) as f:
+        assert f.mode == ("shared" if mode == "auto" else mode)
+        assert (f.requested_mode, f.reason, f.size) == (mode, None, 8192)
+        assert f.read() == token_file.read_bytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_empty_file_is_an_empty_map(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    f = MappedFile(path, mode=mode)
+    assert f.size == 0
+    assert f.read() == b""
+    assert bytes(f.view()) == b""
+    assert f.residency().fraction == 1.0
+    f.warm()
+    f.evict()
+    f.check()
+    assert f.refresh() == 0
+    if mode != "read":
+        assert memoryview(f).nbytes == 0
+
+
+@pytest.fixture
+def special(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The path of something that is not a regular file."""
+    kind = request.param
+    path = str(tmp_path / kind)
+    if kind == "directory":
+        os.mkdir(path)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        request.addfinalizer(listener.close)
+    elif kind == "terminal":
+        first, second = pty.openpty()
+        request.addfinalizer(lambda: (os.close(first), os.close(second)))
+        path = os.ttyname(second)
+    else:
+        path = kind
+    return path
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("special", "number", "words"),
+    [
+        ("directory", errno.EISDIR, "Is a directory"),
+        ("fifo", errno.EINVAL, "it is a FIFO"),
+        ("socket", errno.ENXIO, "it is a socket"),
+        ("terminal", errno.EINVAL, "it is a character device"),
+        ("/dev/null", errno.EINVAL, "it is a character device"),
+        ("/dev/zero", errno.EINVAL, "it is a character device"),
+        ("/proc/version", errno.EINVAL, "reports size 0 and yet can be read"),
+        ("/proc/self/maps", errno.EINVAL, "reports size 0 and yet can be read"),
+    ],
+    indirect=["special"],
+)
+def test_what_is_not_a_regular_file_is_refused_by_name(
+    special: str, number: int, words: str, mode: str
+) -> None:
+    with pytest.raises(OSError, match=words) as caught:
+        MappedFile(special, mode=mode)
+    assert (caught.value.errno, caught.value.filename) == (number, special)
+
+
+def test_a_file_of_sysfs_is_refused_because_its_size_is_not_true() -> None:
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    with pytest.raises(OSError, match="reports 4096 bytes and does not have them") as caught:
+        MappedFile(path)
+    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
+
+
+def test_a_directory_is_an_is_a_directory_error(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        MappedFile(tmp_path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        MappedFile(tmp_path / "missing")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(tmp_path / "missing"))
+
+
+def test_a_file_without_permission(token_file: Path) -> None:
+    token_file.chmod(0)
+    code = """
+    import os, sys
+    from pagestream import MappedFile
+    if os.geteuid() == 0:
+        os.setegid(65534); os.seteuid(65534)
+    try:
+        MappedFile(sys.argv[1])
+    except PermissionError as error:
+        print(error.errno, error.filename)
+    """
+    for parent in list(token_file.parents)[:-2]:
+        parent.chmod(0o755)
+    assert output_of(code, token_file) == f"{errno.EACCES} {token_file}"
+
+
+def test_a_loop_of_links(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        MappedFile(loop)
+    assert caught.value.errno == errno.ELOOP
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="name too long") as caught:
+        MappedFile(tmp_path / ("x" * 300))
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_a_nul_in_the_path_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"a\\0b.*NUL"):
+        MappedFile("a\0b")
+
+
+@pytest.mark.parametrize("argument", [3, None, 1.5, ["x"]])
+def test_a_path_of_a_wrong_type_is_a_type_error(argument: object) -> None:
+    with pytest.raises(TypeError):
+        MappedFile(argument)  # type: ignore[arg-type]
+
+
+def test_an_unknown_mode_is_a_value_error(token_file: Path) -> None:
+    with pytest.raises(ValueError, match='"auto", "shared", "private" or "read", not "mmap"'):
+        MappedFile(token_file, mode="mmap")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [str, os.fsencode, Path])
+def test_paths_may_be_text_bytes_or_path_objects(token_file: Path, form: type) -> None:
+    assert MappedFile(form(str(token_file))).path == str(token_file)
+
+
+def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/t\xff.bin"
+    with open(path, "wb") as file:
+        file.write(b"data")
+    f = MappedFile(path)
+    assert os.fsencode(f.path) == path
+    assert MappedFile(os.fsdecode(path)).read() == b"data"
+    os.unlink(path)
+    with pytest.raises(FileNotFoundError) as caught:
+        MappedFile(path)
+    assert os.fsencode(caught.value.filename) == path
+
+
+def test_a_sparse_file_of_one_tebibyte_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    size = 1 << 40
+    with open(path, "wb") as file:
+        file.truncate(size)
+        os.pwrite(file.fileno(), b"end", size - 3)
+    f = MappedFile(path)
+    assert (f.size, f.mode) == (size, "shared")
+    assert f.read(size - 4) == b"\0end"
+    assert bytes(f.view(size - 3)) == b"end"
+    assert np.frombuffer(f, "u1")[-1] == ord("d")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(8193, 0), (0, 8193), (8192, 1), (1, 2**64 - 1), (2**63, 2**63), (2**64 - 1, 1), (2**64 - 1, 2**64 - 1)],
+)
+def test_a_range_outside_the_file_is_a_value_error_that_names_the_size(
+    token_file: Path, mode: str, offset: int, length: int
+) -> None:
+    f = MappedFile(token_file, mode=mode)
+    for use in (f.read, f.view, lambda *range_: f.advise("normal", *range_), f.residency, f.warm):
+        with pytest.raises(ValueError, match="8192 bytes"):
+            use(offset, length)
+    if offset > f.size:
+        with pytest.raises(ValueError, match="8192 bytes"):
+            f.read_into(bytearray(1), offset)
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, 2**80])
+def test_numbers_that_are_no_offsets_are_refused(token_file: Path, number: int) -> None:
+    f = MappedFile(token_file)
+    for use in (f.read, f.view, f.residency, lambda offset: f.read_into(bytearray(1), offset)):
+        with pytest.raises(OverflowError):
+            use(number)
+
+
+def test_views_of_no_bytes(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    assert f.view(0, 0).nbytes == f.view(8192).nbytes == f.view(100, 0).nbytes == 0
+    assert f.read(8192) == f.read(100, 0) == b""
+
+
+def test_descriptors_that_run_out_are_explained(token_file: Path) -> None:
+    code = """
+    import resource, sys
+    from pagestream import MappedFile
+    resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+    held = []
+    try:
+        while True:
+            held.append(MappedFile(sys.argv[1]))
+    except OSError as error:
+        print(error.errno, error.filename == sys.argv[1], error.strerror)
+    """
+    number, named, text = output_of(code, token_file).split(" ", 2)
+    assert (int(number), named) == (errno.EMFILE, "True")
+    assert "RLIMIT_NOFILE (ulimit -n) is 32" in text
+
+
+def test_the_file_system_is_told(token_file: Path) -> None:
+    found = MappedFile(token_file).file_system
+    assert os.path.ismount(found.mount_point)
+    assert found.type in Path("/proc/filesystems").read_text() or found.type.startswith("fuse.")
+    assert found.read_ahead_bytes is None or found.read_ahead_bytes % 1024 == 0
+    assert found.options
+
+
+def test_the_audit_event_names_path_and_mode_and_can_refuse(token_file: Path) -> None:
+    code = """
+    import sys
+    from pagestream import MappedFile, open_checkpoint, open_tokens
+    from pagestream.safetensors import safe_open
+    seen = []
+    def hook(event, arguments):
+        if event == "pagestream.open":
+            seen.append(arguments)
+            if arguments[0].endswith("secret"):
+                raise PermissionError("refused by the hook")
+    sys.addaudithook(hook)
+    path = sys.argv[1]
+    MappedFile(path, mode="read")
+    open_tokens([path, path])
+    for opener in (open_checkpoint, lambda path: safe_open(path, "np", mmap_mode="private")):
+        try:
+            opener(path)
+        except ValueError:
+            pass
+    assert seen == [(path, "read"), (path, "auto"), (path, "auto"), (path, "auto"), (path, "private")], seen
+    try:
+        MappedFile("/missing/secret")
+    except PermissionError as error:
+        print(error)
+    """
+    assert output_of(code, token_file) == "refused by the hook"
+
+
+def test_the_environment_gives_the_mode_and_an_argument_wins(token_file: Path) -> None:
+    code = """
+    import sys
+    from pagestream import MappedFile, open_tokens
+    print(MappedFile(sys.argv[1]).mode, MappedFile(sys.argv[1], mode="shared").mode,
+          open_tokens(sys.argv[1]).shards[0].mode)
+    """
+    assert output_of(code, token_file, PAGESTREAM_MMAP_MODE="private") == "private shared private"
+
+
+@pytest.mark.parametrize("variable", ["PAGESTREAM_MMAP_MODE", "PAGESTREAM_FAULT_GUARD"])
+def test_a_value_that_cannot_be_parsed_names_the_variable(token_file: Path, variable: str) -> None:
+    code = """
+    import sys
+    try:
+        from pagestream import MappedFile
+        MappedFile(sys.argv[1])
+    except ValueError as error:
+        print(error)
+    """
+    assert output_of(code, token_file, **{variable: "perhaps"}).startswith(f"{variable} is 'perhaps'")
+
+
+def test_opening_needs_no_memory_for_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    with open(path, "wb") as file:
+        file.truncate(1 << 36)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    held = [MappedFile(path) for _ in range(64)]
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert len(held) == 64
+    assert grown_kib < 8 << 10
+
+
+def test_importing_pagestream_imports_neither_torch_nor_safetensors() -> None:
+    code = "import sys, pagestream; print(sorted({'torch', 'safetensors', 'tqdm'} & set(sys.modules)))"
+    assert output_of(code) == "[]"
+    assert sys.version_info >= (3, 11)

@@ -1,0 +1,217 @@
+"""Pickling, fork, spawn, threads, and that nothing leaks."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagestream import MappedFile, StagingBuffer
+
+from support import real
+from support.process import mappings_of, output_of
+
+
+def first_tokens(f: MappedFile) -> tuple[list[int], str, int]:
+    return np.frombuffer(f.read(0, 8), "u2").tolist(), f.mode, os.getpid()
+
+
+def test_a_pickle_ships_no_bytes_and_opens_the_file_again(big_file: Path) -> None:
+    f = MappedFile(big_file, mode="private")
+    shipped = pickle.dumps(f)
+    assert len(shipped) < 500
+    again = pickle.loads(shipped)
+    assert again.read(80, 8) == f.read(80, 8)
+    assert (again.path, again.requested_mode, type(again)) == (f.path, "private", MappedFile)
+
+
+def test_a_pickle_survives_a_change_of_directory(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(token_file.parent)
+    shipped = pickle.dumps(MappedFile("tokens.bin"))
+    monkeypatch.chdir("/")
+    assert pickle.loads(shipped).size == 8192
+
+
+class Subclass(MappedFile):
+    """Somebody's own."""
+
+
+def test_a_subclass_stays_one(token_file: Path) -> None:
+    again = pickle.loads(pickle.dumps(Subclass(token_file)))
+    assert type(again) is Subclass
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_another_process_reads_it(token_file: Path, method: str) -> None:
+    f = MappedFile(token_file)
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(1, context) as pool:
+        tokens, mode, process = pool.submit(first_tokens, f).result(timeout=60)
+    assert (tokens, mode) == ([0, 1, 2, 3], "shared")
+    assert process != os.getpid()
+
+
+def test_a_fork_goes_on_using_what_is_open(token_file: Path) -> None:
+    """Without opening it again: on FUSE that would drop the page cache."""
+    f = MappedFile(token_file)
+    array = np.frombuffer(f, "u2")
+    os.unlink(token_file)
+    child = os.fork()
+    if child == 0:
+        good = f.read(0, 4) == bytes([0, 0, 1, 0]) and array[7] == 7
+        os._exit(0 if good else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_many_threads_read_refresh_and_close(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(200):
+                start = (number * 37 + turn) % 4000
+                assert f.read(2 * start, 2) == np.uint16(start).tobytes()
+                assert f.view(2 * start, 2).tobytes() == np.uint16(start).tobytes()
+                f.refresh()
+        except BaseException as error:  # noqa: BLE001 - reported below
+            errors.append(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert not errors
+    closer = threading.Thread(target=f.close)
+    closer.start()
+    for _ in range(1000):
+        try:
+            assert len(f.read()) == 8192
+        except ValueError as error:
+            assert "closed" in str(error)  # noqa: PT017
+    closer.join()
+    assert f.closed
+
+
+def test_reading_lets_other_threads_run(big_file: Path) -> None:
+    """While one thread waits in the kernel (a stopped FUSE daemon), another one goes on."""
+    bindfs = real.need_tool("bindfs")
+    point = big_file.parent / "slow"
+    point.mkdir()
+    source = big_file.parent / "behind"
+    source.mkdir()
+    (source / "f").write_bytes(bytes(1 << 20))
+    import subprocess
+
+    daemon = subprocess.Popen([bindfs, "-f", str(source), str(point)])
+    try:
+        while not os.path.ismount(point):
+            time.sleep(0.01)
+        f = MappedFile(point / "f")
+        f.evict()
+        daemon.send_signal(signal.SIGSTOP)
+        reader = threading.Thread(target=f.read)
+        reader.start()
+        turns = sum(1 for _ in range(100_000))
+        assert reader.is_alive()
+        assert turns == 100_000
+        daemon.send_signal(signal.SIGCONT)
+        reader.join(30)
+        assert not reader.is_alive()
+        f.close()
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+        daemon.terminate()
+        daemon.wait()
+
+
+def test_ten_thousand_opens_leak_neither_descriptors_nor_mappings(token_file: Path) -> None:
+    code = """
+    import os, sys
+    import numpy as np
+    from pagestream import MappedFile, StagingBuffer
+    path = sys.argv[1]
+    def census():
+        maps = open("/proc/self/maps").read().splitlines()
+        return len(os.listdir("/proc/self/fd")), sum(path in line for line in maps), len(maps)
+    def use(turn):
+        f = MappedFile(path, mode=("auto", "shared", "private", "read")[turn % 4])
+        view, data = f.view(0, 100), f.read(10, 10)
+        if turn % 4 != 3:
+            array = np.frombuffer(f, "u2")
+        if turn % 3 == 0:
+            f.close()
+        if turn % 5 == 0:
+            try: f.read(10**9)
+            except ValueError: pass
+        if turn % 100 == 0:
+            b = StagingBuffer(4096, shared=turn % 200 == 0)
+            b.resize(1 << 16)
+    for turn in range(100): use(turn)
+    before = census()
+    for turn in range(10_000): use(turn)
+    after = census()
+    assert before[:2] == after[:2] == (before[0], 0), (before, after)
+    assert after[2] <= before[2] + 4, (before, after)
+    def resident():
+        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    grown = -resident()
+    for turn in range(10_000): use(turn)
+    grown += resident()
+    assert grown < 2048, grown
+    print("clean")
+    """
+    assert output_of(code, token_file) == "clean"
+
+
+def test_refusals_leak_no_descriptors(tmp_path: Path) -> None:
+    code = """
+    import os, sys
+    from pagestream import MappedFile
+    os.mkfifo(sys.argv[1] + "/fifo")
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("fifo", ".", "missing"):
+        for _ in range(100):
+            try: MappedFile(f"{sys.argv[1]}/{path}")
+            except OSError: pass
+    print(len(os.listdir("/proc/self/fd")) - before)
+    """
+    assert output_of(code, tmp_path) == "0"
+
+
+def fill(buffer: StagingBuffer) -> None:
+    np.frombuffer(buffer, "u1")[:] = 9
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_shared_buffer_reaches_another_process_by_descriptor(method: str) -> None:
+    buffer = StagingBuffer(1 << 20, shared=True)
+    process = multiprocessing.get_context(method).Process(target=fill, args=(buffer,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert (np.frombuffer(buffer, "u1") == 9).all()
+
+
+def add_one(buffer: StagingBuffer) -> StagingBuffer:
+    np.frombuffer(buffer, "u1")[:] += 1
+    return buffer
+
+
+def test_a_shared_buffer_goes_through_a_pool_and_back() -> None:
+    buffer = StagingBuffer(4096, shared=True)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        again = pool.apply(add_one, (buffer,))
+    assert (np.frombuffer(again, "u1") == 1).all()
+    np.frombuffer(again, "u1")[:] = 5
+    assert (np.frombuffer(buffer, "u1") == 5).all()
+
+
+def test_mappings_are_seen_by_these_tests(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    assert len(mappings_of(token_file)) == 1
+    assert f.size == 8192

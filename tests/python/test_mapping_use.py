@@ -1,0 +1,423 @@
+"""Reading, viewing, advising, warming, evicting, locking, checking, refreshing, closing."""
+
+import errno
+import gc
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagestream import MappedFile
+from pagestream.errors import FileChangedError
+
+from support import real
+from support.process import mappings_of, output_of
+
+CONTENT = np.random.default_rng(0).bytes(70_001)
+MODES = ["shared", "private", "read"]
+
+
+@pytest.fixture(scope="module")
+def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mapping") / "random"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.mark.parametrize("guard", ["on", "off"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_length_and_alignment_is_copied_exactly(random_file: Path, mode: str, guard: str) -> None:
+    """Lengths around each border of the copy routines, from and to every alignment of 16."""
+    code = """
+    import sys
+    import numpy as np
+    from pagestream import MappedFile
+    content = open(sys.argv[1], "rb").read()
+    f = MappedFile(sys.argv[1], mode=sys.argv[2])
+    lengths = [*range(0, 140), *range(250, 262), *range(4090, 4102), 8192, 65_000]
+    for length in lengths:
+        for offset in range(16):
+            assert f.read(offset, length) == content[offset : offset + length]
+            out = np.full(length + 48, 170, "u1")
+            assert f.read_into(out[16 + offset : 16 + offset + length], 3) == length
+            assert bytes(out[: 16 + offset]) == b"\\xaa" * (16 + offset)
+            assert bytes(out[16 + offset : 16 + offset + length]) == content[3 : 3 + length]
+            assert bytes(out[16 + offset + length :]) == b"\\xaa" * (32 - offset)
+    print("equal")
+    """
+    assert output_of(code, random_file, mode, PAGESTREAM_FAULT_GUARD=guard) == "equal"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_range_reads_and_views_as_slicing_does(random_file: Path, data: st.DataObject) -> None:
+    f = MappedFile(random_file, mode=data.draw(st.sampled_from(MODES)))
+    offset = data.draw(st.integers(0, len(CONTENT)))
+    length = data.draw(st.integers(0, len(CONTENT) - offset))
+    assert f.read(offset, length) == CONTENT[offset : offset + length]
+    assert bytes(f.view(offset, length)) == CONTENT[offset : offset + length]
+    assert f.read(offset) == CONTENT[offset:]
+
+
+def test_a_large_read_goes_in_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    numbers = np.arange(20 << 20, dtype="u8")  # 160 MiB: more than two chunks
+    numbers.tofile(path)
+    assert np.array_equal(np.frombuffer(MappedFile(path).read(), "u8"), numbers)
+
+
+def test_the_buffer_protocol_gives_the_mapping_itself_read_only(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    array = np.frombuffer(f, "u2")
+    (mapping,) = mappings_of(token_file)
+    assert array.ctypes.data == mapping.start
+    assert not array.flags.writeable
+    assert memoryview(f).readonly
+    assert f.view(100, 50).readonly
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+
+
+def test_in_read_mode_the_buffer_protocol_says_why_not(token_file: Path) -> None:
+    with pytest.raises(
+        BufferError, match=r'tokens.bin: in "read" mode.*use read\(\), read_into\(\) or view\(\)'
+    ):
+        memoryview(MappedFile(token_file, mode="read"))
+
+
+@pytest.mark.parametrize("buffer", [b"constant", memoryview(b"constant")])
+def test_read_into_refuses_what_cannot_be_written(token_file: Path, buffer: object) -> None:
+    with pytest.raises(TypeError, match="read-only"):
+        MappedFile(token_file).read_into(buffer)  # type: ignore[arg-type]
+
+
+def test_read_into_refuses_what_has_gaps(token_file: Path) -> None:
+    with pytest.raises(TypeError, match="C-contiguous"):
+        MappedFile(token_file).read_into(np.empty(16, "u1")[::2])
+
+
+def test_read_into_fills_any_type_and_stops_at_the_end(token_file: Path) -> None:
+    out = np.full((2, 3), -1, "i4")
+    assert MappedFile(token_file).read_into(out, 8192 - 8) == 8
+    assert out.ravel()[:2].view("u2").tolist() == [4092, 4093, 4094, 4095]
+    assert (out.ravel()[2:] == -1).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "advice", ["normal", "random", "sequential", "willneed", "dontneed", "cold", "hugepage"]
+)
+def test_advice_is_taken_or_not_and_never_an_error(token_file: Path, mode: str, advice: str) -> None:
+    f = MappedFile(token_file, mode=mode)
+    assert f.advise(advice) in (True, False)
+    assert f.advise(advice, 100, 5000) in (True, False)
+    assert f.read() == token_file.read_bytes()
+    if advice in ("random", "sequential", "willneed"):
+        assert f.advise(advice, 5, 10)
+
+
+def test_advice_that_does_not_exist_lists_what_does(token_file: Path) -> None:
+    with pytest.raises(ValueError, match=r"normal, random, .*hugepage, not \"populate\""):
+        MappedFile(token_file).advise("populate")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evict_empties_the_cache_and_warm_fills_it(big_file: Path, mode: str) -> None:
+    f = MappedFile(big_file, mode=mode)
+    f.evict()
+    cold = f.residency()
+    assert (cold.fraction, cold.exact, cold.method) == (
+        0.0,
+        True,
+        "cachestat" if mode == "read" else "mincore",
+    )
+    f.warm(1 << 20, 2 << 20)
+    pages = f.residency().pages
+    assert pages is not None
+    assert pages.shape == ((16 << 20) // os.sysconf("SC_PAGESIZE"),)
+    part = f.residency(1 << 20, 2 << 20)
+    assert part.fraction == 1.0
+    f.warm()
+    assert f.residency().fraction == 1.0
+    assert f.residency().pages.all()  # type: ignore[union-attr]
+
+
+def test_warm_leaves_the_resident_set_alone(big_file: Path) -> None:
+    code = """
+    import sys
+    from pagestream import MappedFile
+    def resident():
+        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssFile"))
+    f = MappedFile(sys.argv[1])
+    f.warm(0, 1)
+    before = resident()
+    f.warm()
+    assert f.residency().fraction == 1.0
+    print(resident() - before)
+    """
+    assert int(output_of(code, big_file)) < 1024  # KiB, of 16 MiB
+
+
+def test_warm_on_a_direct_io_mount_warms_the_mapping(direct_mount: Path) -> None:
+    (direct_mount / "f").write_bytes(bytes(4 << 20))
+    f = MappedFile(direct_mount / "f")
+    f.evict()
+    assert f.residency().fraction == 0.0
+    f.warm()
+    assert (f.mode, f.residency().fraction) == ("private", 1.0)
+
+
+def test_warm_reports_progress_and_stops_on_an_exception(big_file: Path) -> None:
+    seen = []
+    f = MappedFile(big_file)
+    f.warm(progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(8 << 20, 16 << 20), (16 << 20, 16 << 20)]
+
+    def stop(done: int, total: int) -> None:
+        raise InterruptedError(done, total)
+
+    with pytest.raises(InterruptedError) as caught:
+        f.warm(progress=stop)
+    assert caught.value.args == (8 << 20, 16 << 20)
+
+
+def test_warm_draws_a_bar(big_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    MappedFile(big_file).warm(progress=True)
+    assert "warm big.bin: 100%" in capfd.readouterr().err
+
+
+def test_residency_does_not_trust_mincore_for_a_stranger(big_file: Path) -> None:
+    """The kernel tells a user who may not write to the file that all of it is cached."""
+    if os.geteuid() != 0:
+        real.missing("root, to become another user")
+    for parent in [big_file, *list(big_file.parents)[:-2]]:
+        parent.chmod(0o755)
+    big_file.chmod(0o644)
+    code = """
+    import os, sys
+    from pagestream import MappedFile
+    MappedFile(sys.argv[1]).evict()
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    f = MappedFile(sys.argv[1])
+    cold = f.residency()
+    assert cold.pages is None and cold.fraction < 0.05, cold
+    small = f.residency(8 << 20, 1 << 20)
+    assert small.pages is not None and len(small.pages) == 256
+    f.warm()
+    warm = f.residency()
+    print(cold.method, cold.exact, warm.fraction)
+    """
+    assert output_of(code, big_file) == "preadv2 False 1.0"
+
+
+def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount: Path) -> None:
+    """A FUSE mount knows no RWF_NOWAIT, and to a stranger the kernel tells nothing."""
+    if os.geteuid() != 0:
+        real.missing("root, to become another user")
+    path = cached_mount / "f"
+    path.write_bytes(bytes(1 << 20))
+    code = """
+    import math, os, sys
+    from pagestream import MappedFile
+    f = MappedFile(sys.argv[1])
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    found = f.residency()
+    print(found.method, found.exact, math.isnan(found.fraction), found.pages)
+    """
+    assert output_of(code, path) == "unavailable False True None"
+
+
+def test_lock_and_unlock(token_file: Path) -> None:
+    def locked_kib() -> int:
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in status if line.startswith("VmLck"))
+
+    f = MappedFile(token_file)
+    before = locked_kib()
+    f.lock()
+    assert locked_kib() - before == 8
+    f.unlock()
+    assert locked_kib() == before
+
+
+def test_lock_beyond_the_limit_names_the_limit(big_file: Path) -> None:
+    for parent in [big_file, *list(big_file.parents)[:-2]]:
+        parent.chmod(0o755)
+    code = """
+    import errno, os, resource, sys
+    from pagestream import MappedFile
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (int(sys.argv[2]), int(sys.argv[2])))
+    if os.geteuid() == 0:
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    f = MappedFile(sys.argv[1])
+    try:
+        f.lock()
+    except OSError as error:
+        assert error.filename == sys.argv[1]
+        print(errno.errorcode[error.errno], error.strerror)
+    """
+    for limit, number in ((0, "EPERM"), (65536, "ENOMEM")):
+        text = output_of(code, big_file, limit)
+        assert text.startswith(f"{number} cannot lock the mapping in memory")
+        assert f"RLIMIT_MEMLOCK (ulimit -l) allows {limit} bytes" in text
+        assert "CAP_IPC_LOCK" in text
+
+
+def test_in_read_mode_there_is_nothing_to_lock(token_file: Path) -> None:
+    f = MappedFile(token_file, mode="read")
+    for act in (f.lock, f.unlock):
+        with pytest.raises(ValueError, match=r'nothing to (un)?lock: in "read" mode'):
+            act()
+
+
+def rewrite(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(b"other")
+    os.utime(path, ns=(0, 5))
+
+
+def replace(path: Path) -> None:
+    other = path.with_suffix(".new")
+    other.write_bytes(path.read_bytes())
+    os.replace(other, path)
+
+
+CHANGES = {
+    "it was truncated from 8192 to 100 bytes": lambda path: os.truncate(path, 100),
+    "it grew from 8192 to 9000 bytes; call refresh": lambda path: os.truncate(path, 9000),
+    "it was written to while it was open": rewrite,
+    "it was deleted while it was open": os.unlink,
+    "another file|deleted while": replace,
+    "no longer leads to it: ENOENT": lambda path: os.rename(path, path.with_suffix(".moved")),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("what", CHANGES)
+def test_check_notices_each_change(token_file: Path, mode: str, what: str) -> None:
+    f = MappedFile(token_file, mode=mode)
+    f.check()
+    CHANGES[what](token_file)
+    with pytest.raises(FileChangedError, match=what) as caught:
+        f.check()
+    assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, str(token_file))
+
+
+def test_check_notices_that_the_path_names_another_file(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    os.link(token_file, token_file.with_suffix(".kept"))
+    replace(token_file)
+    with pytest.raises(FileChangedError, match="its path now names another file"):
+        f.check()
+
+
+def test_check_knows_the_file_after_a_change_of_directory(
+    token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(token_file.parent)
+    f = MappedFile("tokens.bin")
+    monkeypatch.chdir("/")
+    f.check()
+    assert f.path == "tokens.bin"
+
+
+def test_a_rewritten_file_is_not_read(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    rewrite(token_file)
+    with pytest.raises(FileChangedError, match="written to"):
+        f.read(0, 10)
+
+
+def test_a_file_that_grows_can_be_read_and_refreshed_and_old_views_stay(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    old = np.frombuffer(f, "u2")
+    with open(token_file, "ab") as file:
+        file.write(bytes(10_000))
+    assert f.read(0, 4) == bytes([0, 0, 1, 0])
+    assert (f.size, f.refresh(), f.size) == (8192, 18192, 18192)
+    assert f.read(8192) == bytes(10_000)
+    assert np.frombuffer(f, "u2").shape == (9096,)
+    assert old.tolist() == list(range(4096))
+    f.check()
+    assert len(mappings_of(token_file)) == 2
+    del old
+    assert len(mappings_of(token_file)) == 1
+
+
+def test_a_file_that_did_not_grow_is_not_refreshed(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    assert f.refresh() == 8192
+    os.truncate(token_file, 100)
+    with pytest.raises(FileChangedError, match="truncated from 8192 to 100"):
+        f.refresh()
+
+
+def test_an_empty_file_that_grows_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    f = MappedFile(path)
+    path.write_bytes(b"now")
+    assert f.refresh() == 3
+    assert bytes(memoryview(f)) == b"now"
+
+
+def test_after_closing_only_views_work(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    view = f.view(2, 2)
+    array = np.frombuffer(f, "u2")
+    f.close()
+    f.close()
+    assert f.closed
+    assert (bytes(view), array[7]) == (b"\1\0", 7)
+    assert (f.size, f.mode, f.path) == (8192, "shared", str(token_file))
+    uses = (
+        f.read,
+        f.view,
+        f.residency,
+        f.warm,
+        f.evict,
+        f.lock,
+        f.check,
+        f.refresh,
+        lambda: f.advise("random"),
+    )
+    for use in uses:
+        with pytest.raises(ValueError, match="the file is closed"):
+            use()
+    with pytest.raises(BufferError, match="the file is closed"):
+        memoryview(f)
+    assert len(mappings_of(token_file)) == 1
+    view.release()
+    del array
+    assert mappings_of(token_file) == []
+
+
+def test_a_with_block_closes(token_file: Path) -> None:
+    with MappedFile(token_file) as f:
+        assert not f.closed
+    assert f.closed
+    assert mappings_of(token_file) == []
+
+
+def test_the_last_view_frees_the_mapping(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    gone = weakref.ref(f)
+    arrays = [np.frombuffer(f, "u2"), np.asarray(f.view()), np.frombuffer(f, "u1")[5:]]
+    del f
+    gc.collect()
+    while arrays:
+        assert len(mappings_of(token_file)) == 1
+        arrays.pop()
+    assert mappings_of(token_file) == []
+    assert gone() is None
+
+
+def test_its_text_tells_path_size_and_mode(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    assert repr(f) == f"<MappedFile {str(token_file)!r} 8192 bytes, shared>"
+    f.close()
+    assert repr(f).endswith("closed>")

@@ -1,0 +1,236 @@
+"""`StagingBuffer`: alignment, growth, protection, seals, huge pages."""
+
+import errno
+import gc
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagestream import StagingBuffer
+
+from support.process import output_of, run_python
+
+PAGE = 4096
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("nbytes", [0, 1, PAGE, PAGE + 1, 4 * MIB + 3])
+def test_it_is_zeroed_aligned_and_writable(nbytes: int, shared: bool) -> None:
+    buffer = StagingBuffer(nbytes, shared=shared)
+    array = np.frombuffer(buffer, "u1")
+    assert (array.shape, len(buffer), buffer.nbytes) == ((nbytes,), nbytes, nbytes)
+    assert buffer.address % PAGE == 0
+    assert not array.any()
+    assert array.flags.writeable
+    array[:] = 3
+    assert bytes(buffer) == b"\3" * nbytes
+
+
+def test_more_than_there_is_is_an_error() -> None:
+    for nbytes in (1 << 60, 2**64 - 1):
+        with pytest.raises(OSError, match=f"{nbytes} bytes were asked for") as caught:
+            StagingBuffer(nbytes)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, None)
+    with pytest.raises(OverflowError):
+        StagingBuffer(-1)
+
+
+@pytest.mark.parametrize("huge_pages", ["always", "never"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_it_grows_with_its_content_and_new_bytes_are_zero(shared: bool, huge_pages: str) -> None:
+    buffer = StagingBuffer(PAGE + 10, shared=shared, huge_pages=huge_pages)
+    np.frombuffer(buffer, "u1")[:] = 7
+    for nbytes in (PAGE + 20, 3 * PAGE, 5 * MIB, 40 * MIB):
+        buffer.resize(nbytes)
+        array = np.frombuffer(buffer, "u1")
+        assert array.shape == (nbytes,)
+        assert (array[: PAGE + 10] == 7).all()
+        assert not array[PAGE + 10 :].any()
+        array[-1] = 0
+        del array
+
+
+def test_a_private_one_shrinks_and_forgets_what_it_gave_up() -> None:
+    buffer = StagingBuffer(3 * PAGE)
+    np.frombuffer(buffer, "u1")[:] = 7
+    buffer.resize(10)
+    buffer.resize(3 * PAGE)
+    array = np.frombuffer(buffer, "u1")
+    assert (array[:10] == 7).all()
+    assert not array[10:].any()
+
+
+def test_a_shared_one_does_not_shrink_under_other_processes() -> None:
+    buffer = StagingBuffer(3 * PAGE, shared=True)
+    with pytest.raises(OSError, match="a shared one can only grow") as caught:
+        buffer.resize(PAGE)
+    assert caught.value.errno == errno.EPERM
+    assert buffer.nbytes == 3 * PAGE
+
+
+@pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
+def test_nothing_moves_under_a_view(verb: str) -> None:
+    buffer = StagingBuffer(PAGE, shared=True)
+    act = {
+        "resize": lambda: buffer.resize(2 * PAGE),
+        "protect": lambda: buffer.protect("read"),
+        "seal": buffer.seal,
+    }[verb]
+    views = [memoryview(buffer), np.frombuffer(buffer, "u1")]
+    with pytest.raises(BufferError, match=f"cannot {verb} the buffer: 2 views of it are still alive"):
+        act()
+    views[0].release()  # type: ignore[union-attr]
+    views.clear()
+    gc.collect()
+    act()
+
+
+def test_a_view_outlives_the_object() -> None:
+    array = np.frombuffer(StagingBuffer(PAGE), "u1")
+    array[:] = 1
+    gc.collect()
+    assert array.sum() == PAGE
+
+
+def test_protection_changes_what_views_may_do() -> None:
+    buffer = StagingBuffer(PAGE)
+    buffer.protect("read")
+    assert buffer.protection == "read"
+    assert memoryview(buffer).readonly
+    assert not np.frombuffer(buffer, "u1").flags.writeable
+    buffer.protect("readwrite")
+    np.frombuffer(buffer, "u1")[0] = 1
+    assert bytes(buffer)[0] == 1
+
+
+def test_writing_to_protected_memory_by_address_is_a_segmentation_fault() -> None:
+    code = """
+    import ctypes
+    from pagestream import StagingBuffer
+    b = StagingBuffer(4096)
+    ctypes.memset(b.address, 1, 4096)
+    b.protect("read")
+    print("protected", flush=True)
+    ctypes.memset(b.address, 1, 4096)
+    """
+    done = run_python(code)
+    assert (done.returncode, done.stdout.strip()) == (-signal.SIGSEGV, "protected")
+
+
+def test_a_seal_is_for_good() -> None:
+    buffer = StagingBuffer(PAGE, shared=True)
+    np.frombuffer(buffer, "u1")[:] = 4
+    buffer.seal()
+    buffer.seal()
+    assert buffer.sealed
+    assert buffer.protection == "read"
+    assert bytes(buffer) == b"\4" * PAGE
+    assert memoryview(buffer).readonly
+    for act in (lambda: buffer.protect("readwrite"), lambda: buffer.resize(2 * PAGE)):
+        with pytest.raises(OSError, match="sealed") as caught:
+            act()
+        assert caught.value.errno == errno.EPERM
+    with open(f"/proc/self/fd/{buffer.fileno()}", "r+b", buffering=0) as writer:
+        with pytest.raises(PermissionError):
+            writer.truncate(0)
+        with pytest.raises(PermissionError):
+            writer.write(b"x")
+
+
+def test_shared_memory_cannot_be_cut_by_descriptor() -> None:
+    buffer = StagingBuffer(PAGE, shared=True)
+    with pytest.raises(PermissionError):
+        os.ftruncate(buffer.fileno(), 0)
+
+
+def test_private_memory_has_no_descriptor_no_seal_and_no_pickle() -> None:
+    buffer = StagingBuffer(PAGE)
+    with pytest.raises(ValueError, match="use shared=True"):
+        buffer.fileno()
+    with pytest.raises(OSError, match="only memory made with shared=True"):
+        buffer.seal()
+    with pytest.raises(TypeError, match="use shared=True"):
+        pickle.dumps(buffer)
+    assert np.frombuffer(buffer, "u1").flags.writeable
+
+
+def test_a_sealed_buffer_reaches_another_process_and_stays_sealed() -> None:
+    code = """
+    import multiprocessing, sys
+    import numpy as np
+    from pagestream import StagingBuffer
+    def look(b, queue):
+        queue.put((b.sealed, memoryview(b).readonly, bytes(memoryview(b)[:3])))
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("fork")
+        b = StagingBuffer(4096, shared=True)
+        np.frombuffer(b, "u1")[:] = 6
+        b.seal()
+        import multiprocessing.reduction as reduction
+        from pagestream.mapping import _map_descriptor
+        duplicate = type("D", (), {"detach": lambda self: __import__("os").dup(b.fileno())})()
+        again = _map_descriptor(StagingBuffer, duplicate, b.nbytes)
+        print(again.sealed, memoryview(again).readonly, bytes(memoryview(again)[:3]))
+    """
+    assert output_of(code) == "True True b'\\x06\\x06\\x06'"
+
+
+def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed() -> None:
+    code = """
+    import os
+    import numpy as np
+    from pagestream import StagingBuffer
+    from pagestream.mapping import _map_descriptor
+    b = StagingBuffer(4096, shared=True)
+    np.frombuffer(b, "u1")[:] = 6
+    other = _map_descriptor(StagingBuffer, type("D", (), {"detach": lambda self: os.dup(b.fileno())})(), 4096)
+    try:
+        b.seal()
+    except OSError as error:
+        print(error.strerror)
+    np.frombuffer(b, "u1")[0] = 7
+    print(b.sealed, b.protection, bytes(memoryview(other)[:2]))
+    del other
+    b.seal()
+    print(b.sealed)
+    """
+    first, second, third = output_of(code).splitlines()
+    assert "another process has it mapped" in first
+    assert (second, third) == ("False readwrite b'\\x07\\x06'", "True")
+
+
+def test_a_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
+    from pagestream.mapping import _map_descriptor
+
+    path = tmp_path / "f"
+    path.write_bytes(bytes(PAGE))
+    with open(path, "rb") as file:
+        duplicate = type("D", (), {"detach": lambda self: os.dup(file.fileno())})()
+        with pytest.raises(OSError, match="not one of a StagingBuffer"):
+            _map_descriptor(StagingBuffer, duplicate, PAGE)
+
+
+def test_huge_pages_are_used_where_asked_and_the_kernel_has_them() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    allowed = setting.exists() and "[never]" not in setting.read_text()
+    for word, expected in (("always", allowed), ("auto", allowed)):
+        buffer = StagingBuffer(16 * MIB, huge_pages=word)
+        np.frombuffer(buffer, "u1")[::PAGE] = 1
+        assert buffer.address % (2 * MIB) == 0
+        assert (buffer.huge_page_bytes > 0) == expected
+    if setting.exists() and "[always]" not in setting.read_text():
+        buffer = StagingBuffer(16 * MIB, huge_pages="never")
+        np.frombuffer(buffer, "u1")[::PAGE] = 1
+        assert buffer.huge_page_bytes == 0
+
+
+def test_an_unknown_word_for_huge_pages_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match='"auto", "always" or "never", not "yes"'):
+        StagingBuffer(PAGE, huge_pages="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='"read" or "readwrite", not "none"'):
+        StagingBuffer(PAGE).protect("none")  # type: ignore[arg-type]
