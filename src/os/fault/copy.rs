@@ -6,7 +6,6 @@
 //! (<https://bugs.openjdk.org/browse/JDK-8191278>). It costs nothing as long as nothing faults.
 
 use std::arch::global_asm;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 #[cfg(target_arch = "x86_64")]
 global_asm!(include_str!("copy_x86_64.s"));
@@ -24,16 +23,12 @@ unsafe extern "C" {
 
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" {
-    fn pagestream_copy_rep(destination: *mut u8, source: *const u8, length: usize) -> usize;
     fn pagestream_copy_avx(destination: *mut u8, source: *const u8, length: usize) -> usize;
     static pagestream_copy_avx_start: u8;
     static pagestream_copy_avx_end: u8;
     static pagestream_copy_avx_landing: u8;
 }
 
-/// From here on `rep movsb` is no slower than vector loops (benches/rust/copy.rs).
-#[cfg(target_arch = "x86_64")]
-const REP_MIN_BYTES: usize = 4096;
 /// What `pagestream_copy_avx` needs at least.
 #[cfg(target_arch = "x86_64")]
 const AVX_MIN_BYTES: usize = 128;
@@ -54,10 +49,8 @@ pub unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) -> us
 
 #[cfg(target_arch = "x86_64")]
 fn routine(length: usize) -> Routine {
-    let features = features();
-    if length >= REP_MIN_BYTES && features & ERMS != 0 {
-        pagestream_copy_rep
-    } else if length >= AVX_MIN_BYTES && features & AVX != 0 {
+    // The answer is cached by std.
+    if length >= AVX_MIN_BYTES && std::arch::is_x86_feature_detected!("avx2") {
         pagestream_copy_avx
     } else {
         pagestream_copy_plain
@@ -67,32 +60,6 @@ fn routine(length: usize) -> Routine {
 #[cfg(target_arch = "aarch64")]
 fn routine(_length: usize) -> Routine {
     pagestream_copy_plain
-}
-
-#[cfg(target_arch = "x86_64")]
-const KNOWN: u8 = 1;
-#[cfg(target_arch = "x86_64")]
-const AVX: u8 = 2;
-#[cfg(target_arch = "x86_64")]
-const ERMS: u8 = 4;
-
-#[cfg(target_arch = "x86_64")]
-fn features() -> u8 {
-    static FEATURES: AtomicU8 = AtomicU8::new(0);
-    let known = FEATURES.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
-    }
-    let mut found = KNOWN;
-    if std::arch::is_x86_feature_detected!("avx2") {
-        found |= AVX;
-    }
-    // CPUID leaf 7, EBX bit 9: "enhanced rep movsb". std does not tell it.
-    if std::arch::x86_64::__cpuid(0).eax >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ebx & (1 << 9) != 0 {
-        found |= ERMS;
-    }
-    FEATURES.store(found, Ordering::Relaxed);
-    found
 }
 
 /// Where a fault at the instruction `pc` goes on, if it lies in one of the routines.
