@@ -55,6 +55,19 @@ fn tensors_are_found_by_name_and_in_both_orders() {
 }
 
 #[test]
+fn names_that_begin_alike_are_told_apart() {
+    let alike = "model.layers.0.";
+    let ends = ["é", "b", "aaaaaaaab", "aaaaaaaaa", "aaaaaaaa", "a\0", "a", "\0\0", "\0", ""];
+    let mut names: Vec<_> = ends.iter().map(|end| format!("{alike}{end}")).collect();
+    let escaped = |name: &String| entry(&name.replace('\0', r"\u0000"), "U8", "[0]", "[0,0]");
+    let json = object(&names.iter().map(escaped).collect::<Vec<_>>());
+    let header = parse(&file(json, 0), Strictness::Upstream).expect("accepted");
+    names.sort();
+    assert_eq!(header.tensors().map(|t| t.name).collect::<Vec<_>>(), names);
+    assert!(names.iter().all(|name| header.tensor(name).is_some_and(|tensor| tensor.name == name)));
+}
+
+#[test]
 fn metadata_keeps_the_order_of_the_file() {
     let json = r#"{"__metadata__":{"b":"1","a\n":"\u00e9","":""}}"#;
     let header = strict(json, 0).expect("valid");

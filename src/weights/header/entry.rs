@@ -98,11 +98,8 @@ impl<'de> Visitor<'de> for DtypeVisitor<'_, '_> {
     }
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Dtype, E> {
-        Dtype::from_name(name).ok_or_else(|| {
-            let known = Dtype::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ");
-            let text = format!("unknown variant {} as dtype, expected one of {known}", quoted(name));
-            self.0.refuse(HeaderErrorKind::UnknownDtype, text)
-        })
+        Dtype::from_name(name)
+            .ok_or_else(|| self.0.refuse(HeaderErrorKind::UnknownDtype, unknown_dtype(name)))
     }
 
     /// serde's derived code, which upstream uses, also takes an enum as `{"U8": null}`.
@@ -118,6 +115,17 @@ impl<'de> Visitor<'de> for DtypeVisitor<'_, '_> {
         }
         Ok(dtype)
     }
+}
+
+/// Not `collect` and `join`, which LLVM unrolls over the constant names and then optimizes for minutes.
+#[cold]
+fn unknown_dtype(name: &str) -> String {
+    let mut text = format!("unknown variant {} as dtype, expected one of", quoted(name));
+    for dtype in Dtype::ALL {
+        text.push(' ');
+        text.push_str(dtype.name());
+    }
+    text
 }
 
 struct ShapeVisitor<'r, 'j>(&'r mut Reader<'j>);

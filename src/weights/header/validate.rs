@@ -42,12 +42,33 @@ fn unique<T>(
 }
 
 /// Indices in order of the keys; where those are equal, in order of the header.
+///
+/// Names of one model begin alike, so most comparisons are decided by the 8 bytes after that.
 fn sorted<'t, T>(items: &[T], key: impl Fn(&T) -> &'t str) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..items.len() as u32).collect();
-    order.sort_unstable_by(|&a, &b| {
-        key(&items[a as usize]).cmp(key(&items[b as usize])).then_with(|| a.cmp(&b))
+    let name = |index: u32| key(&items[index as usize]).as_bytes();
+    let shared = shared_prefix(items.iter().map(|item| key(item).as_bytes()));
+    let mut order: Vec<(u64, u32)> =
+        (0..items.len() as u32).map(|index| (leading_bytes(&name(index)[shared..]), index)).collect();
+    order.sort_unstable_by(|&(a_bytes, a), &(b_bytes, b)| {
+        a_bytes.cmp(&b_bytes).then_with(|| name(a).cmp(name(b))).then_with(|| a.cmp(&b))
     });
-    order
+    order.into_iter().map(|(_, index)| index).collect()
+}
+
+/// The length of what all names begin with.
+fn shared_prefix<'t>(mut names: impl Iterator<Item = &'t [u8]>) -> usize {
+    let Some(first) = names.next() else { return 0 };
+    names.fold(first.len(), |shared, name| {
+        first[..shared].iter().zip(name).take_while(|(a, b)| a == b).count()
+    })
+}
+
+/// The first 8 bytes as a number that compares as they do.
+fn leading_bytes(name: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let length = name.len().min(bytes.len());
+    bytes[..length].copy_from_slice(&name[..length]);
+    u64::from_be_bytes(bytes)
 }
 
 fn duplicate(name: &str, place: &str, first: Text, second: Text) -> HeaderError {
