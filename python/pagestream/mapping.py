@@ -417,7 +417,7 @@ class StagingBuffer(_native.StagingBuffer):
         shared: Whether other processes may map it. Shared memory is a memfd; a pickle, as
             `multiprocessing` makes one, ships its descriptor and no bytes. It can grow, not shrink.
         huge_pages: ``"always"`` or ``"never"`` ask for huge pages or do not; ``"auto"`` asks from
-            4 MiB on. What the kernel made of it is `huge_page_bytes`.
+            2 MiB on. What the kernel made of it is `huge_page_bytes`.
 
     Raises:
         OSError: No memory.

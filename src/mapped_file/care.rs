@@ -101,15 +101,19 @@ impl Opened {
         Error::System { operation, path: self.path.clone(), errno: errno.raw_os_error(), advice }
     }
 
-    /// By pread, which leaves the process's resident set alone; but a private mapping may stand on a
+    /// By pread, which leaves the resident set alone; but a private mapping may stand on a
     /// mount where pread goes past the cache (FUSE `direct_io`), so its pages are touched.
     fn warm_chunk(&self, offset: u64, length: u64, scratch: &mut Vec<u8>) -> Result<()> {
         match &self.region {
             Some(region) if self.facts.mode == Mode::Private && fault::ready() => {
-                // pread gets the page after all, or tells why not.
+                let (start, len) = (offset as usize, length as usize);
+                // Where a page fails, pread gets it after all or tells why not.
                 region
-                    .touch(offset as usize, length as usize)
-                    .or_else(|failed| self.pread_into(failed as u64, &mut [MaybeUninit::uninit()]))
+                    .touch(start, len)
+                    .or_else(|failed| self.pread_into(failed as u64, &mut [MaybeUninit::uninit()]))?;
+                // Out of the resident set again; the cache keeps the pages.
+                let _ = advise::advise_map(region, start, len, Advice::DontNeed);
+                Ok(())
             }
             _ => {
                 let room: &mut [MaybeUninit<u8>] = &mut scratch.spare_capacity_mut()[..length as usize];

@@ -11,8 +11,8 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 /// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// From here on `HugePages::Auto` asks for huge pages (benches/record, "staging").
-pub const HUGE_AUTO_MIN_BYTES: usize = 2 * HUGE_PAGE_BYTES;
+/// From here on `HugePages::Auto` asks for huge pages (benches/compare/staging.py).
+pub const HUGE_AUTO_MIN_BYTES: usize = HUGE_PAGE_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {

@@ -1,0 +1,97 @@
+"""Opening and reading safetensors files, against `safetensors`."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+from harness import Row, compare
+
+import pagestream
+from pagestream.safetensors import safe_open
+from pagestream.safetensors.torch import load_file
+
+NAME = "model.layers.7.part.3.weight"
+TITLE = "safetensors files, page cache warm"
+
+
+def make(path: Path, count: int, elements: int) -> Path:
+    generator = np.random.default_rng(0)
+    tensors = {
+        f"model.layers.{number // 10}.part.{number % 10}.weight": generator.standard_normal(elements, "f4")
+        for number in range(count)
+    }
+    safetensors.numpy.save_file(tensors, path)
+    return path
+
+
+def same(path: Path) -> None:
+    """Every tensor equal, by every way that is timed."""
+    expected = safetensors.numpy.load_file(path)
+    checkpoint = pagestream.open_checkpoint(path)
+    tensors = load_file(path)
+    with safe_open(path, "np") as file:
+        assert sorted(expected) == file.keys() == sorted(checkpoint)
+        for name, array in expected.items():
+            assert np.array_equal(file.get_tensor(name), array)
+            assert np.array_equal(checkpoint[name], array)
+            assert np.array_equal(tensors[name].numpy(), array)
+
+
+def open_and_get(opener: type, path: Path, framework: str) -> None:
+    with opener(path, framework) as file:
+        file.get_tensor(NAME)
+
+
+def get_all(opener: type, path: Path, framework: str) -> None:
+    with opener(path, framework) as file:
+        for name in file.offset_keys():
+            file.get_tensor(name)
+
+
+def sum_all(opener: type, path: Path, framework: str) -> None:
+    with opener(path, framework) as file:
+        for name in file.offset_keys():
+            file.get_tensor(name).sum()
+
+
+def both(
+    case: str, use: Callable[[type, Path, str], object], path: Path, framework: str, *, rounds: int = 15
+) -> Row:
+    """The same use of both `safe_open`s."""
+    contestants = {
+        "pagestream": partial(use, safe_open, path, framework),
+        "safetensors": partial(use, safetensors.safe_open, path, framework),
+    }
+    return compare(f"{case} ({framework})", contestants, rounds=rounds)
+
+
+def measure(folder: Path) -> list[Row]:
+    rows = []
+    for count in (1_000, 30_000):
+        path = make(folder / f"{count}.safetensors", count, 8)
+        same(path)
+        rows += [
+            both(f"open {count:,} tensors and get one", open_and_get, path, framework)
+            for framework in ("np", "pt")
+        ]
+    small, many = folder / "1000.safetensors", folder / "30000.safetensors"
+    for framework in ("np", "pt"):
+        openers = {"pagestream": safe_open, "safetensors": safetensors.safe_open}
+        handles = {name: opener(small, framework) for name, opener in openers.items()}
+        contestants = {name: partial(handle.get_tensor, NAME) for name, handle in handles.items()}
+        rows.append(compare(f"get_tensor of 32 bytes ({framework})", contestants))
+    large = make(folder / "large.safetensors", 256, 1 << 20)  # 1 GiB
+    same(large)
+    rows.append(both("every tensor of 1 GiB", get_all, large, "np", rounds=7))
+    rows.append(both("every tensor of 1 GiB, summed", sum_all, large, "np", rounds=7))
+    for case, path in (("1 GiB in 256 tensors", large), ("30,000 tensors", many)):
+        contestants = {
+            "pagestream": partial(load_file, path),
+            "safetensors": partial(safetensors.torch.load_file, path),
+        }
+        rows.append(compare(f"load_file of {case} (pt)", contestants, rounds=7))
+    return rows
