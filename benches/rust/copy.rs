@@ -29,7 +29,7 @@ fn copies(criterion: &mut Criterion) {
             let mut state = 1_u64;
             let mut source = || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let offset = (state >> 20) as usize % (spread.max(len + 1) - len) & !1;
+                let offset = ((state >> 20) as usize % (spread.max(len + 1) - len)) & !1;
                 region.as_ptr().wrapping_add(offset)
             };
             group.throughput(Throughput::Bytes(len as u64));
