@@ -23,7 +23,10 @@ fn copies(criterion: &mut Criterion) {
     region.touch(0, FILE_BYTES).expect("readable");
     for (places, spread) in [("hot", 4096), ("random", FILE_BYTES)] {
         let mut group = criterion.benchmark_group(format!("copy/{places}"));
-        group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_millis(1500)).sample_size(30);
+        group
+            .warm_up_time(Duration::from_millis(300))
+            .measurement_time(Duration::from_millis(1500))
+            .sample_size(30);
         for len in [64_usize, 512, 2050, 8194, 32 << 10, 1 << 20] {
             let mut out = vec![0_u8; len];
             let mut state = 1_u64;
