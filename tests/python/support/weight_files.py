@@ -50,3 +50,13 @@ def write(path, content):
     with open(path, "wb") as file:
         file.write(content)
     return str(path)
+
+
+FLOATS = np.arange(5, dtype="<f4")
+
+
+def odd_file(path, remainder=1):
+    """A file with the byte 7 and then `FLOATS`, its header's length of this remainder by 8."""
+    header = json.dumps({"byte": entry("U8", [1], 0, 1), "floats": entry("F32", [5], 1, 21)})
+    header += " " * ((remainder - len(header)) % 8)
+    return write(path, weight_file(header, b"\x07" + FLOATS.tobytes()))
