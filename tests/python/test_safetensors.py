@@ -18,6 +18,7 @@ import pagestream.safetensors.numpy
 import pagestream.safetensors.torch
 from pagestream.errors import MappedReadError, PagestreamError
 from pagestream.safetensors import SafetensorError, safe_open
+
 from support.mappings import mappings_of, place_in_file
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pagestream import TokenShard, open_tokens
 from pagestream.errors import FileChangedError, FormatError, MappedReadError
+
 from support.mappings import mappings_of, place_in_file
 from support.token_files import TOKEN_TYPES, shard_lengths, tokens_of, write_shards, write_tokens
 

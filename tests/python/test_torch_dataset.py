@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from pagestream import open_tokens
 from pagestream.errors import FileChangedError, FormatError, MappedReadError
 from pagestream.torch import TokenDataset
+
 from support import cut_under_workers
 from support.token_files import TOKEN_TYPES, shard_lengths, tokens_of, write_shards, write_tokens
 

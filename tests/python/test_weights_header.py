@@ -15,6 +15,7 @@ import safetensors.numpy
 from pagestream import open_checkpoint
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import safe_open
+
 from support.weight_files import entry, weight_file, write
 
 TIB = 1 << 40
