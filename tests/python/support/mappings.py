@@ -1,0 +1,35 @@
+"""Where memory lies: this process's mappings of a file, from ``/proc/self/maps``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FileMapping:
+    start: int
+    stop: int
+    permissions: str
+    offset: int
+
+
+def mappings_of(path):
+    """The ranges of this process's memory that are this file."""
+    real = os.path.realpath(path)
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        lines = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    return [
+        FileMapping(*(int(end, 16) for end in fields[0].split("-")), fields[1], int(fields[2], 16))
+        for fields in lines
+        if len(fields) == 6 and fields[5] == real
+    ]
+
+
+def place_in_file(array, path):
+    """(offset in the file, permissions) of the mapping that an array or tensor lies in, else None."""
+    address = array.data_ptr() if hasattr(array, "data_ptr") else array.__array_interface__["data"][0]
+    for mapping in mappings_of(path):
+        if mapping.start <= address and address + array.nbytes <= mapping.stop:
+            return mapping.offset + address - mapping.start, mapping.permissions
+    return None

@@ -1,0 +1,489 @@
+"""`pagestream.safetensors`: upstream's names; tensors without a copy that can be written all the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+
+import ml_dtypes  # noqa: F401 - upstream's NumPy reader knows BF16 only once this is imported
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import pagestream.safetensors.numpy
+import pagestream.safetensors.torch
+from pagestream.errors import MappedReadError, PagestreamError
+from pagestream.safetensors import SafetensorError, safe_open
+
+from support.mappings import mappings_of, place_in_file
+from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
+
+GIB = 1 << 30
+MODES = ["auto", "shared", "private", "read"]
+LOADERS = {"np": pagestream.safetensors.numpy.load_file, "pt": pagestream.safetensors.torch.load_file}
+UPSTREAM_LOADERS = {"np": safetensors.numpy.load_file, "pt": safetensors.torch.load_file}
+
+every_framework = pytest.mark.parametrize("framework", ["np", "pt"])
+OPTIONS = [*({"mmap_mode": mode} for mode in MODES), {"copy": True}]
+every_mode = pytest.mark.parametrize("mode", MODES)
+every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
+
+WEIGHTS = {
+    "matrix": np.arange(4096, dtype="<f4").reshape(1024, 4),  # four pages
+    "vector": np.arange(5, dtype="<i8"),
+    "scalar": np.array(1.5, "<f8"),
+    "empty": np.zeros((2, 0, 3), "<u2"),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file of `WEIGHTS`."""
+    safetensors.numpy.save_file(WEIGHTS, tmp_path / "weights.safetensors", {"format": "pt"})
+    return str(tmp_path / "weights.safetensors")
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def as_numpy(tensor):
+    return tensor.numpy() if isinstance(tensor, torch.Tensor) else tensor
+
+
+def torch_bytes(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@every_framework
+def test_keys_are_sorted_and_offset_keys_in_the_order_of_the_data(path, framework):
+    with safe_open(path, framework) as ours, safetensors.safe_open(path, framework) as theirs:
+        assert ours.keys() == theirs.keys() == sorted(WEIGHTS)
+        assert ours.offset_keys() == theirs.offset_keys() != ours.keys()
+        assert ours.metadata() == theirs.metadata() == {"format": "pt"}
+
+
+def test_metadata_is_none_where_there_is_none(tmp_path):
+    path = write(tmp_path / "none", weight_file("{}"))
+    assert safe_open(path, "np").metadata() is safetensors.safe_open(path, "np").metadata() is None
+
+
+@pytest.mark.parametrize("mode", [*MODES, "copy"])
+@pytest.mark.parametrize(("code", "torch_name", "dtype"), ELEMENT_TYPES, ids=str)
+def test_tensors_of_every_type_are_those_that_torch_wrote(tmp_path, code, torch_name, dtype, mode):
+    wide = torch.complex128 if code == "C64" else torch.float64
+    written = torch.tensor([[0.0, 1.0, 2.0], [0.5, 4.0, 8.0]], dtype=wide).to(getattr(torch, torch_name))
+    safetensors.torch.save_file({"pad": torch.zeros(1, dtype=torch.uint8), "t": written}, tmp_path / "t")
+    options = {"copy": True} if mode == "copy" else {"mmap_mode": mode}
+    tensor = safe_open(tmp_path / "t", "pt", **options).get_tensor("t")
+    array = safe_open(tmp_path / "t", "np", **options).get_tensor("t")
+    assert (tensor.dtype, tensor.shape) == (written.dtype, (2, 3))
+    assert (array.dtype, array.shape) == (np.dtype(dtype), (2, 3))
+    assert torch_bytes(tensor) == array.tobytes() == torch_bytes(written)
+    assert torch.equal(tensor.to(wide), written.to(wide))
+    np.testing.assert_array_equal(array.astype(tensor.to(wide).numpy().dtype), written.to(wide).numpy())
+
+
+def test_pairs_of_four_bits_come_as_upstream_gives_them(tmp_path):
+    content = weight_file({"t": entry("F4", [3, 4], 0, 6)}, b"\x12\x34\x56\x78\x9a\xbc")
+    path = write(tmp_path / "t", content)
+    ours, theirs = (opener(path, "pt").get_tensor("t") for opener in (safe_open, safetensors.safe_open))
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+    assert torch_bytes(ours) == torch_bytes(theirs)
+
+
+@pytest.mark.parametrize(
+    ("framework", "dtype", "shape", "nbytes"),
+    [
+        ("np", "F4", [2, 2], 2),
+        ("np", "F6_E2M3", [4], 3),
+        ("np", "F6_E3M2", [4], 3),
+        ("pt", "F6_E2M3", [4], 3),
+        ("pt", "F6_E3M2", [4], 3),
+        ("pt", "F4", [2, 1], 1),
+    ],
+)
+def test_what_a_framework_has_no_tensor_for_is_a_safetensor_error(tmp_path, framework, dtype, shape, nbytes):
+    path = write(tmp_path / "t", weight_file({"t": entry(dtype, shape, 0, nbytes)}, nbytes))
+    file = safe_open(path, framework)
+    assert file.keys() == ["t"]
+    with pytest.raises(SafetensorError, match=dtype):
+        file.get_tensor("t")
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("pt", torch.Tensor),
+        ("torch", torch.Tensor),
+        ("pytorch", torch.Tensor),
+        ("np", np.ndarray),
+        ("numpy", np.ndarray),
+    ],
+)
+def test_each_name_of_a_framework_gives_its_tensors(path, word, kind):
+    assert type(safe_open(path, word).get_tensor("vector")) is kind
+
+
+@pytest.mark.parametrize("opener", [safe_open, safetensors.safe_open])
+@pytest.mark.parametrize(("framework", "device"), [("numppy", "cpu"), ("", "cpu"), ("np", "cuda"), ("np", 0)])
+def test_unknown_frameworks_and_devices_are_refused_when_opening_as_upstream_does(
+    path, opener, framework, device
+):
+    with pytest.raises(safetensors.SafetensorError):
+        opener(path, framework, device)
+
+
+@pytest.mark.parametrize("opener", [safe_open, safetensors.safe_open])
+@pytest.mark.parametrize("device", ["bogus", "", -1])
+def test_a_torch_device_that_is_none_is_refused_when_opening_as_upstream_does(path, opener, device):
+    with pytest.raises(safetensors.SafetensorError):
+        opener(path, "pt", device)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_tensors_for_the_cpu_are_not_copied(path, device):
+    assert place_in_file(safe_open(path, "pt", device).get_tensor("matrix"), path)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({}, "mapped"),
+        ({"backend": "mmap"}, "mapped"),
+        ({"backend": "pread"}, None),
+        ({"mmap_mode": "read"}, None),
+        ({"backend": "pread", "mmap_mode": "read"}, None),
+        ({"backend": "mmap", "mmap_mode": "auto"}, "mapped"),
+        ({"backend": "mmap", "mmap_mode": "private"}, "mapped"),
+        ({"copy": True}, None),
+    ],
+)
+@every_framework
+def test_backend_and_mmap_mode_say_where_tensors_lie(path, framework, options, place):
+    tensor = safe_open(path, framework, **options).get_tensor("matrix")
+    assert (place_in_file(tensor, path) is not None) == (place == "mapped")
+    np.testing.assert_array_equal(as_numpy(tensor), WEIGHTS["matrix"])
+    loaded = LOADERS[framework](path, **options)["matrix"]
+    assert (place_in_file(loaded, path) is not None) == (place == "mapped")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"backend": "pread", "mmap_mode": "auto"},
+        {"backend": "pread", "mmap_mode": "shared"},
+        {"backend": "pread", "mmap_mode": "private"},
+        {"backend": "mmap", "mmap_mode": "read"},
+    ],
+)
+def test_a_backend_at_odds_with_the_mode_is_a_value_error(path, options):
+    with pytest.raises(ValueError, match="contradict"):
+        safe_open(path, "np", **options)
+
+
+@pytest.mark.parametrize("options", [{"backend": "fread"}, {"mmap_mode": "fread"}])
+def test_unknown_words_are_value_errors_that_show_them(path, options):
+    with pytest.raises(ValueError, match="fread"):
+        safe_open(path, "np", **options)
+
+
+@every_framework
+def test_after_the_with_block_the_handle_is_closed_and_tensors_stay(path, framework):
+    with safe_open(path, framework) as file:
+        tensor = file.get_tensor("matrix")
+    for ask in (file.keys, file.offset_keys, file.metadata, file.check, lambda: file.get_tensor("matrix")):
+        with pytest.raises(SafetensorError, match="File is closed"):
+            ask()
+    np.testing.assert_array_equal(as_numpy(tensor), WEIGHTS["matrix"])
+    tensor[0] = -1
+    assert float(tensor[0, 0]) == -1
+
+
+def test_the_mapping_goes_with_its_last_tensor(path):
+    with safe_open(path, "pt") as file:
+        tensor = file.get_tensor("matrix")
+        part = tensor[3]
+    del file, tensor
+    assert mappings_of(path)
+    del part
+    assert mappings_of(path) == []
+
+
+@pytest.mark.parametrize(
+    "handler", [SafetensorError, PagestreamError, ValueError, safetensors.SafetensorError], ids=str
+)
+def test_our_handlers_and_upstreams_catch_the_error(path, handler):
+    with safe_open(path, "np") as file, pytest.raises(handler, match="does not contain tensor nobody"):
+        file.get_tensor("nobody")
+
+
+def test_a_safetensor_error_pickles():
+    again = pickle.loads(pickle.dumps(SafetensorError("a.safetensors: bad")))
+    assert type(again) is SafetensorError
+    assert str(again) == "a.safetensors: bad"
+
+
+@pytest.mark.parametrize("opener", [safe_open, LOADERS["pt"]])
+def test_a_missing_file_has_errno_and_filename(tmp_path, opener):
+    missing = str(tmp_path / "missing")
+    options = {"framework": "pt"} if opener is safe_open else {}
+    with pytest.raises(FileNotFoundError) as caught:
+        opener(missing, **options)
+    assert caught.value.filename == missing
+
+
+@every_framework
+@every_mode
+def test_load_file_gives_what_upstream_gives(path, framework, mode):
+    ours, theirs = LOADERS[framework](path, mmap_mode=mode), UPSTREAM_LOADERS[framework](path)
+    assert list(ours) != sorted(ours), "the order is the file's"
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert (tensor.dtype, tuple(tensor.shape)) == (theirs[name].dtype, tuple(theirs[name].shape))
+        np.testing.assert_array_equal(as_numpy(tensor), as_numpy(theirs[name]))
+
+
+@every_framework
+@every_option
+def test_misaligned_tensors_are_aligned_copies(tmp_path, framework, options):
+    path = odd_file(tmp_path / "odd")
+    tensor = safe_open(path, framework, **options).get_tensor("floats")
+    np.testing.assert_array_equal(as_numpy(tensor), FLOATS)
+    assert as_numpy(tensor).ctypes.data % 4 == 0
+    assert safe_open(path, framework, **options).get_tensor("byte")[0] == 7
+
+
+# Copy on write
+
+
+WRITES = {
+    "assign": lambda tensor: tensor.__setitem__(..., -1),
+    "one row": lambda tensor: tensor.__setitem__(-1, -1),
+    "last element": lambda tensor: tensor.__setitem__((-1, -1), -1),
+}
+TORCH_WRITES = {
+    "add_": lambda tensor: tensor.add_(1),
+    "zero_": lambda tensor: tensor.zero_(),
+    "copy_": lambda tensor: tensor.copy_(torch.ones_like(tensor)),
+    "normal_": torch.nn.init.normal_,
+    "flipped copy_": lambda tensor: tensor.copy_(tensor.flip(0)),
+    "through numpy": lambda tensor: tensor.numpy().fill(-1),
+    "through a view": lambda tensor: tensor.view(torch.int32)[1:].fill_(-1),
+}
+NUMPY_WRITES = {
+    "+=": lambda array: array.__iadd__(1),
+    "sort": lambda array: array[::-1].sort(0),
+    "through a view": lambda array: array.view("i4")[1:].fill(-1),
+    "through torch": lambda array: torch.from_numpy(array).mul_(2),
+}
+EVERY_WRITE = [
+    *(("pt", what, write) for what, write in (WRITES | TORCH_WRITES).items()),
+    *(("np", what, write) for what, write in (WRITES | NUMPY_WRITES).items()),
+]
+WRITABLE_OPTIONS = [options for options in OPTIONS if options != {"mmap_mode": "shared"}]
+every_write = pytest.mark.parametrize(
+    ("framework", "change"),
+    [pytest.param(framework, write, id=f"{framework} {what}") for framework, what, write in EVERY_WRITE],
+)
+
+
+@every_write
+@pytest.mark.parametrize(
+    "options", [{}, {"mmap_mode": "private"}, {"mmap_mode": "read"}, {"copy": True}], ids=str
+)
+def test_a_write_changes_the_tensor_and_neither_the_file_nor_another_load(path, framework, change, options):
+    before = digest(path)
+    bystander = LOADERS[framework](path, **options)["matrix"]
+    tensor = safe_open(path, framework, **options).get_tensor("matrix")
+    change(tensor)
+    assert not np.array_equal(as_numpy(tensor), WEIGHTS["matrix"])
+    np.testing.assert_array_equal(as_numpy(bystander), WEIGHTS["matrix"])
+    np.testing.assert_array_equal(LOADERS[framework](path)["matrix"], WEIGHTS["matrix"])
+    assert digest(path) == before
+
+
+@every_write
+def test_a_write_needs_no_permission_to_write_the_file(path, framework, change):
+    os.chmod(path, 0o444)
+    tensor = LOADERS[framework](path)["matrix"]
+    change(tensor)
+    assert not np.array_equal(as_numpy(tensor), WEIGHTS["matrix"])
+    assert place_in_file(tensor, path)[1] == "rw-p"
+
+
+@every_framework
+def test_a_written_tensor_does_not_touch_its_neighbours(path, framework):
+    loaded = LOADERS[framework](path)
+    loaded["matrix"][...] = -1
+    np.testing.assert_array_equal(as_numpy(loaded["vector"]), WEIGHTS["vector"])
+    assert float(loaded["scalar"]) == 1.5
+
+
+def test_two_tensors_of_a_name_from_one_handle_share_their_memory(path):
+    with safe_open(path, "np") as file:
+        file.get_tensor("vector")[:] = 9
+        np.testing.assert_array_equal(file.get_tensor("vector"), [9] * 5)
+
+
+def test_shared_gives_numpy_read_only_views_of_the_page_cache(path):
+    with safe_open(path, "np", mmap_mode="shared") as file:
+        for name, expected in WEIGHTS.items():
+            array = file.get_tensor(name)
+            np.testing.assert_array_equal(array, expected, strict=True)
+            assert not array.flags.writeable
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
+        assert place_in_file(file.get_tensor("matrix"), path)[1] == "r--s"
+
+
+@pytest.mark.parametrize("name", ["byte", "floats"])
+def test_shared_gives_read_only_arrays_of_misaligned_tensors_too(tmp_path, name):
+    array = safe_open(odd_file(tmp_path / "odd"), "np", mmap_mode="shared").get_tensor(name)
+    assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("change", [*WRITES.values(), *TORCH_WRITES.values()], ids=[*WRITES, *TORCH_WRITES])
+def test_shared_torch_tensors_are_writable_all_the_same_and_the_file_stays(path, change):
+    before = digest(path)
+    tensor = safe_open(path, "pt", mmap_mode="shared").get_tensor("matrix")
+    change(tensor)
+    assert place_in_file(tensor, path)[1] == "rw-p"
+    assert not np.array_equal(tensor.numpy(), WEIGHTS["matrix"])
+    assert digest(path) == before
+
+
+@every_framework
+def test_a_copy_owns_its_memory(path, framework):
+    with safe_open(path, framework, copy=True) as file:
+        tensors = {name: file.get_tensor(name) for name in WEIGHTS}
+    assert place_in_file(tensors["matrix"], path) is None
+    os.truncate(path, 0)
+    for name, expected in WEIGHTS.items():
+        np.testing.assert_array_equal(as_numpy(tensors[name]), expected)
+    tensors["matrix"][...] = -1
+    assert float(tensors["matrix"][0, 0]) == -1
+
+
+@every_framework
+@pytest.mark.parametrize("options", [{"copy": True}, {"backend": "pread"}], ids=str)
+def test_a_copy_of_a_file_that_was_cut_is_an_error_with_the_path(path, framework, options):
+    with safe_open(path, framework, **options) as file:
+        os.truncate(path, 4096)
+        with pytest.raises(MappedReadError, match="truncated") as caught:
+            file.get_tensor("matrix")
+    assert caught.value.filename == path
+
+
+PERMISSIONS = {"shared": "r--s", "private": "rw-p", "read": None}
+
+
+@pytest.mark.parametrize(
+    ("framework", "options", "mode", "reason"),
+    [
+        ("np", {}, "private", "copy-on-write"),
+        ("pt", {}, "private", "copy-on-write"),
+        ("np", {"mmap_mode": "shared"}, "shared", ""),
+        ("pt", {"mmap_mode": "shared"}, "private", "copy-on-write"),
+        ("np", {"mmap_mode": "private"}, "private", "copy-on-write"),
+        ("np", {"mmap_mode": "read"}, "read", ""),
+        ("pt", {"mmap_mode": "read"}, "read", ""),
+        ("np", {"backend": "pread"}, "read", ""),
+        ("np", {"copy": True}, "read", "copy=True"),
+        ("pt", {"copy": True, "mmap_mode": "shared"}, "read", "copy=True"),
+    ],
+    ids=str,
+)
+def test_mode_and_reason_tell_the_truth(path, framework, options, mode, reason):
+    file = safe_open(path, framework, **options)
+    place = place_in_file(file.get_tensor("matrix"), path)
+    assert (file.mode, place and place[1]) == (mode, PERMISSIONS[mode])
+    said = file.reason or ""
+    assert reason in said
+    assert ("copy-on-write" in said) == (mode == "private")
+    assert mode != "shared" or file.reason is None
+
+
+def committed_bytes():
+    """Memory that the kernel has promised to processes, of all of them."""
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        found = next(line for line in meminfo if line.startswith("Committed_AS:"))
+    return int(found.split()[1]) * 1024
+
+
+@every_framework
+@pytest.mark.parametrize("mode", ["auto", "shared", "private"])
+def test_opening_promises_no_memory_of_the_files_size(tmp_path, framework, mode):
+    path = write(tmp_path / "large", weight_file({"t": entry("U8", [8 * GIB], 0, 8 * GIB)}))
+    header_end = os.path.getsize(path)
+    os.truncate(path, header_end + 8 * GIB)
+    before = committed_bytes()
+    with safe_open(path, framework, mmap_mode=mode) as file:
+        tensor = file.get_tensor("t")
+        assert tensor.nbytes == 8 * GIB
+        assert committed_bytes() - before < GIB
+        if mode != "shared" or framework == "pt":
+            tensor[-1] = 7
+            assert int(tensor[-1]) == 7
+        assert committed_bytes() - before < GIB
+    assert os.stat(path).st_blocks * 512 < 1 << 20, "a write must not reach the file"
+
+
+# Writing is upstream's own code
+
+
+@every_framework
+def test_save_and_save_file_round_trip(tmp_path, framework):
+    ours = {"np": pagestream.safetensors.numpy, "pt": pagestream.safetensors.torch}[framework]
+    wrap = torch.from_numpy if framework == "pt" else np.asarray
+    tensors = {name: wrap(array.copy()) for name, array in WEIGHTS.items()}
+    path = tmp_path / "saved"
+    ours.save_file(tensors, path, metadata={"k": "v"})
+    write(tmp_path / "bytes", ours.save(tensors))
+    for saved in (path, tmp_path / "bytes"):
+        loaded = ours.load_file(saved)
+        assert loaded.keys() == WEIGHTS.keys()
+        for name, tensor in loaded.items():
+            np.testing.assert_array_equal(as_numpy(tensor), WEIGHTS[name], strict=True)
+    assert safe_open(path, framework).metadata() == {"k": "v"}
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda _: pagestream.safetensors.numpy.save({"a": np.zeros(2, "U4")}),
+        lambda path: pagestream.safetensors.numpy.save_file({"a": np.zeros(2, "U4")}, path),
+        lambda path: pagestream.safetensors.numpy.save_file({"a": np.zeros(2)}, path / "no" / "folder"),
+        lambda path: pagestream.safetensors.torch.save_file({"a": torch.zeros(2)}, path / "no" / "folder"),
+    ],
+    ids=["numpy type", "numpy type in a file", "numpy folder", "torch folder"],
+)
+def test_errors_of_saving_come_out_as_ours(tmp_path, save):
+    with pytest.raises(SafetensorError) as caught:
+        save(tmp_path)
+    assert type(caught.value) is SafetensorError
+    assert type(caught.value.__cause__) is safetensors.SafetensorError
+    assert str(caught.value) == str(caught.value.__cause__)
+
+
+@every_framework
+@every_option
+def test_a_file_can_be_saved_over_while_its_tensors_are_in_use(path, framework, options):
+    """Upstream's issue 764."""
+    ours = {"np": pagestream.safetensors.numpy, "pt": pagestream.safetensors.torch}[framework]
+    earlier = ours.load_file(path, **options)
+    loaded = dict(ours.load_file(path, **options))
+    loaded["matrix"] = loaded["matrix"] + 1
+    if framework == "pt" or options.get("mmap_mode") != "shared":
+        loaded["vector"] += 10
+    expected = {name: as_numpy(tensor).copy() for name, tensor in loaded.items()}
+    ours.save_file(loaded, path)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(as_numpy(loaded[name]), array)
+        np.testing.assert_array_equal(as_numpy(ours.load_file(path)[name]), array)
+        np.testing.assert_array_equal(as_numpy(earlier[name]), WEIGHTS[name])

@@ -1,0 +1,121 @@
+//! Tokens of every type into every type of batch, against arithmetic on wide integers.
+
+use pagestream::dtype::Dtype;
+use pagestream::gather::{Element, TooLarge, widen};
+use pagestream::os::room;
+use pagestream::tokens::format::TOKEN_DTYPES;
+use proptest::prelude::*;
+
+const ELEMENTS: [Element; 3] = [Element::I64, Element::I32, Element::Raw];
+
+/// The least and the greatest token of a type.
+fn limits(dtype: Dtype) -> (i128, i128) {
+    let bits = dtype.bits();
+    match dtype {
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => (0, (1 << bits) - 1),
+        _ => (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
+    }
+}
+
+/// A token as it stands in a file.
+fn encode(token: i128, dtype: Dtype) -> Vec<u8> {
+    token.to_le_bytes()[..(dtype.bits() / 8) as usize].to_vec()
+}
+
+/// What `widen` should do, by way of i128.
+fn oracle(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, TooLarge> {
+    let encoded = |token: &i128| match element {
+        Element::I64 => i64::try_from(*token).ok().map(|token| token.to_ne_bytes().to_vec()),
+        Element::I32 => i32::try_from(*token).ok().map(|token| token.to_ne_bytes().to_vec()),
+        Element::Raw => Some(encode(*token, dtype)),
+    };
+    let rows = tokens.iter().enumerate().map(|(position, token)| encoded(token).ok_or(TooLarge { position }));
+    Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+fn widened(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, TooLarge> {
+    let source: Vec<u8> = tokens.iter().flat_map(|token| encode(*token, dtype)).collect();
+    let mut out = vec![0xAA; tokens.len() * element.bytes(dtype) as usize];
+    widen(&source, dtype, element, room(&mut out))?;
+    Ok(out)
+}
+
+/// A type and tokens of it: any, small ones, and those beside the limits of every type.
+fn typed_tokens() -> impl Strategy<Value = (Dtype, Vec<i128>)> {
+    let dtypes = TOKEN_DTYPES.iter().map(|(_, dtype)| *dtype).collect::<Vec<_>>();
+    prop::sample::select(dtypes).prop_flat_map(|dtype| {
+        let (least, greatest) = limits(dtype);
+        let small = 0..=100_i128.min(greatest);
+        let edges = [7, 8, 15, 16, 31, 32, 63, 64].into_iter().flat_map(|bits| {
+            let edge = 1_i128 << bits;
+            [edge - 1, edge, -edge, -edge - 1]
+        });
+        let edges = edges.chain([least, greatest]).filter(|edge| (least..=greatest).contains(edge));
+        let edges = prop::sample::select(edges.collect::<Vec<_>>());
+        let token = prop_oneof![4 => small, 1 => least..=greatest, 1 => edges];
+        (Just(dtype), prop::collection::vec(token, 0..70))
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_pair_of_types_does_what_wide_arithmetic_does((dtype, tokens) in typed_tokens()) {
+        for element in ELEMENTS {
+            prop_assert_eq!(
+                widened(&tokens, dtype, element), oracle(&tokens, dtype, element), "{} to {:?}", dtype, element
+            );
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_first_token_that_does_not_fit(
+        first in 0_usize..40, further in prop::collection::vec(any::<bool>(), 0..40)
+    ) {
+        let mut tokens = vec![7; first];
+        tokens.push(1 << 31);
+        tokens.extend(further.iter().map(|&large| if large { (1 << 32) - 1 } else { 0 }));
+        for dtype in [Dtype::U32, Dtype::I64, Dtype::U64] {
+            let expected = Err(TooLarge { position: first });
+            prop_assert_eq!(widened(&tokens, dtype, Element::I32), expected);
+            prop_assert!(widened(&tokens, dtype, Element::I64).is_ok());
+        }
+    }
+}
+
+#[test]
+fn the_limits_of_every_type_fit_or_are_refused() {
+    for &(name, dtype) in TOKEN_DTYPES {
+        let (least, greatest) = limits(dtype);
+        for (element, (low, high)) in [(Element::I64, limits(Dtype::I64)), (Element::I32, limits(Dtype::I32))]
+        {
+            for token in [least, greatest] {
+                let fits = (low..=high).contains(&token);
+                assert_eq!(
+                    widened(&[token], dtype, element).is_ok(),
+                    fits,
+                    "{token} of {name} as {element:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_has_elements_of_the_stated_size() {
+    for &(_, dtype) in TOKEN_DTYPES {
+        assert_eq!(Element::I64.bytes(dtype), 8);
+        assert_eq!(Element::I32.bytes(dtype), 4);
+        assert_eq!(Element::Raw.bytes(dtype), dtype.bits() / 8);
+    }
+}
+
+#[test]
+fn words_are_those_of_python() {
+    assert_eq!(Element::from_word("int64"), Ok(Element::I64));
+    assert_eq!(Element::from_word("int32"), Ok(Element::I32));
+    assert_eq!(Element::from_word("raw"), Ok(Element::Raw));
+    for word in ["", "INT64", "int16", "float32"] {
+        let message = Element::from_word(word).expect_err("refused").message();
+        assert!(message.ends_with(&format!("not {word:?}")), "{message}");
+    }
+}
