@@ -26,6 +26,14 @@ impl Element {
         }
     }
 
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::I64 => "int64",
+            Self::I32 => "int32",
+            Self::Raw => "raw",
+        }
+    }
+
     pub fn bytes(self, source: Dtype) -> u64 {
         match self {
             Self::I64 => 8,
@@ -37,7 +45,7 @@ impl Element {
 
 /// A token that the batch's type cannot hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooLarge {
+pub struct DoesNotFit {
     /// Its place among the tokens given.
     pub position: usize,
 }
@@ -50,7 +58,7 @@ pub fn widen(
     dtype: Dtype,
     element: Element,
     out: &mut [MaybeUninit<u8>],
-) -> Result<(), TooLarge> {
+) -> Result<(), DoesNotFit> {
     macro_rules! exact {
         ($from:ty => $to:ty) => {
             convert(source, out, |token| <$to>::from(<$from>::from_le_bytes(token)).to_ne_bytes())
@@ -97,7 +105,7 @@ fn convert<const S: usize, const D: usize>(
     }
 }
 
-fn all_fit<const S: usize>(source: &[u8], fits: impl Fn([u8; S]) -> bool) -> Result<(), TooLarge> {
+fn all_fit<const S: usize>(source: &[u8], fits: impl Fn([u8; S]) -> bool) -> Result<(), DoesNotFit> {
     let (tokens, _) = source.as_chunks::<S>();
-    tokens.iter().position(|token| !fits(*token)).map_or(Ok(()), |position| Err(TooLarge { position }))
+    tokens.iter().position(|token| !fits(*token)).map_or(Ok(()), |position| Err(DoesNotFit { position }))
 }

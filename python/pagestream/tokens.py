@@ -74,7 +74,7 @@ class TokenCorpus(_native.TokenCorpus):
         cls, paths: Sequence[StrPath], dtype: npt.DTypeLike | None, format: Format | None, mode: str
     ) -> Self:
         """Opens the files."""
-        name = None if dtype is None else np.dtype(dtype).name
+        name = None if dtype is None else _dtype_name(np.dtype(dtype))
         corpus = super().__new__(cls, [os.fsencode(path) for path in paths], name, format, mode)
         corpus._arguments = (name, format, mode)
         return corpus
@@ -190,6 +190,13 @@ class TokenCorpus(_native.TokenCorpus):
         shards = self.shards
         files = shards[0].path if len(shards) == 1 else f"{len(shards)} files"
         return f"<{type(self).__name__} {len(self)} {self.dtype} tokens in {files}>"
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if not dtype.isnative:
+        message = f"tokens are little-endian; {dtype.str} files must be written again"
+        raise ValueError(message)
+    return dtype.name
 
 
 def _open_again(

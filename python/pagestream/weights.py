@@ -119,6 +119,8 @@ class Checkpoint(Mapping[str, "npt.NDArray[Any]"]):
             FormatError: NumPy has no type for its elements.
             ValueError: The file is closed; or NumPy cannot make an array of this shape.
         """
+        if not isinstance(name, str):
+            raise KeyError(name)
         dtype_name, shape, _, buffer = self._file.tensor(name, False)  # noqa: FBT003
         dtype = numpy_dtype(dtype_name)
         if buffer is not None:

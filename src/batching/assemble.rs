@@ -83,12 +83,18 @@ fn widen(
     element: Element,
     out: &mut [MaybeUninit<u8>],
 ) -> Result<()> {
-    gather::widen(source, corpus.dtype(), element, out).map_err(|too_large| Error::Format {
-        path: corpus.shards()[0].file.path().into(),
-        offset: None,
-        detail: format!(
-            "token {} is too large for the batch's type; use dtype=\"int64\" or \"raw\"",
-            first + too_large.position as u64
-        ),
-    })
+    gather::widen(source, corpus.dtype(), element, out)
+        .map_err(|refused| does_not_fit(corpus, first + refused.position as u64, element))
+}
+
+fn does_not_fit(corpus: &TokenCorpus, token: u64, element: Element) -> Error {
+    let shard = corpus.shard_of(token);
+    let detail = format!(
+        "token {token} of the corpus (number {} of this file) does not fit in {}; use {}",
+        token - shard.start,
+        element.word(),
+        if element == Element::I32 { "dtype=\"int64\" or \"raw\"" } else { "dtype=\"raw\"" }
+    );
+    let offset = shard.layout.data_offset_bytes + (token - shard.start) * corpus.item_bytes();
+    Error::Format { path: shard.file.path().into(), offset: Some(offset), detail }
 }

@@ -26,7 +26,8 @@ pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// Memory that is initialised, as room to write to. Those who get it only write bytes into it.
+/// Memory that is initialised, as room to write to. Those who get it must only
+/// write bytes into it (nothing in this crate writes `MaybeUninit::uninit()`).
 pub fn room(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
     let len = bytes.len();
     // SAFETY: the same memory, layout and lifetime; no code of this crate writes `uninit` into room.

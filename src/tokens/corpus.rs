@@ -86,14 +86,23 @@ impl TokenCorpus {
             let detail = format!("tokens {start} to {stop} of a corpus of {}", self.len);
             return Err(Error::Index { detail });
         }
-        // The last shard that begins at or before `start`; empty shards share a start with the next.
-        let first = self.shards.partition_point(|shard| shard.start <= start).saturating_sub(1);
+        let first = self.index_of(start);
         let within = self.shards[first..].iter().enumerate().take_while(move |(_, shard)| shard.start < stop);
         Ok(within.map(move |(index, shard)| Piece {
             shard: first + index,
             start: start.saturating_sub(shard.start),
             stop: (stop - shard.start).min(shard.layout.tokens),
         }))
+    }
+
+    /// The shard that holds a token of the axis.
+    pub fn shard_of(&self, token: u64) -> &Shard {
+        &self.shards[self.index_of(token)]
+    }
+
+    /// The last shard that begins at or before `token`; empty shards share a start with the next.
+    fn index_of(&self, token: u64) -> usize {
+        self.shards.partition_point(|shard| shard.start <= token).saturating_sub(1)
     }
 
     /// The bytes of a piece within its file.

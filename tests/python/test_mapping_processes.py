@@ -15,7 +15,8 @@ import pytest
 from pagestream import MappedFile, StagingBuffer
 
 from support import real
-from support.process import mappings_of, output_of
+from support.mappings import mappings_of
+from support.process import output_of
 
 
 def first_tokens(f: MappedFile) -> tuple[list[int], str, int]:

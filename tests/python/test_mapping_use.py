@@ -15,7 +15,8 @@ from pagestream import MappedFile
 from pagestream.errors import FileChangedError
 
 from support import real
-from support.process import mappings_of, output_of
+from support.mappings import mappings_of
+from support.process import output_of
 
 CONTENT = np.random.default_rng(0).bytes(70_001)
 MODES = ["shared", "private", "read"]

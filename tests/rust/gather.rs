@@ -1,7 +1,7 @@
 //! Tokens of every type into every type of batch, against arithmetic on wide integers.
 
 use pagestream::dtype::Dtype;
-use pagestream::gather::{Element, TooLarge, widen};
+use pagestream::gather::{DoesNotFit, Element, widen};
 use pagestream::os::room;
 use pagestream::tokens::format::TOKEN_DTYPES;
 use proptest::prelude::*;
@@ -23,17 +23,18 @@ fn encode(token: i128, dtype: Dtype) -> Vec<u8> {
 }
 
 /// What `widen` should do, by way of i128.
-fn oracle(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, TooLarge> {
+fn oracle(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, DoesNotFit> {
     let encoded = |token: &i128| match element {
         Element::I64 => i64::try_from(*token).ok().map(|token| token.to_ne_bytes().to_vec()),
         Element::I32 => i32::try_from(*token).ok().map(|token| token.to_ne_bytes().to_vec()),
         Element::Raw => Some(encode(*token, dtype)),
     };
-    let rows = tokens.iter().enumerate().map(|(position, token)| encoded(token).ok_or(TooLarge { position }));
+    let rows =
+        tokens.iter().enumerate().map(|(position, token)| encoded(token).ok_or(DoesNotFit { position }));
     Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-fn widened(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, TooLarge> {
+fn widened(tokens: &[i128], dtype: Dtype, element: Element) -> Result<Vec<u8>, DoesNotFit> {
     let source: Vec<u8> = tokens.iter().flat_map(|token| encode(*token, dtype)).collect();
     let mut out = vec![0xAA; tokens.len() * element.bytes(dtype) as usize];
     widen(&source, dtype, element, room(&mut out))?;
@@ -75,7 +76,7 @@ proptest! {
         tokens.push(1 << 31);
         tokens.extend(further.iter().map(|&large| if large { (1 << 32) - 1 } else { 0 }));
         for dtype in [Dtype::U32, Dtype::I64, Dtype::U64] {
-            let expected = Err(TooLarge { position: first });
+            let expected = Err(DoesNotFit { position: first });
             prop_assert_eq!(widened(&tokens, dtype, Element::I32), expected);
             prop_assert!(widened(&tokens, dtype, Element::I64).is_ok());
         }

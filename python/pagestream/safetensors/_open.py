@@ -10,7 +10,7 @@ import numpy as np
 
 from pagestream import _environment, _native
 from pagestream._dtypes import numpy_dtype
-from pagestream.errors import SafetensorError
+from pagestream.errors import FormatError, SafetensorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,14 +86,18 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         if self._copy or self._file.mode == "read":
             return "read"
-        return self._file.mode if self._views_read_only else "private"
+        return "private" if self._is_copy_on_write else self._file.mode
 
     @property
     def reason(self) -> str | None:
         """Why they do not stand on the shared mapping; None if they do."""
         if self._copy:
             return "copy=True"
-        return self._file.reason or (None if self._views_read_only else _COPY_ON_WRITE)
+        return self._file.reason or (_COPY_ON_WRITE if self._is_copy_on_write else None)
+
+    @property
+    def _is_copy_on_write(self) -> bool:
+        return not self._views_read_only and self._file.mode != "read"
 
     def keys(self) -> list[str]:
         """The names of the tensors, sorted.
@@ -146,7 +150,10 @@ class safe_open:  # noqa: N801 - upstream's name
             raise SafetensorError(message) from None
         if self._copy:
             buffer = None
-        return self._make(dtype, shape, nbytes, buffer, partial(self._file.read_into, name))
+        tensor = self._make(dtype, shape, nbytes, buffer, partial(self._file.read_into, name))
+        if self._views_read_only and not self._copy:
+            tensor.flags.writeable = False  # also where it had to be a copy, for being misaligned
+        return tensor
 
     def check(self) -> None:
         """Raises if the file is no longer the one that was opened; see `MappedFile.check`.
@@ -202,9 +209,9 @@ _LATER = ("tf", "tensorflow", "jax", "flax", "mlx", "paddle")
 def _maker(framework: str, device: Any) -> Callable[..., Any]:  # noqa: ANN401
     """The function that makes a framework's tensor out of a buffer, or out of a copy."""
     if framework in _TORCH:
-        from pagestream.safetensors.torch import _tensor
+        from pagestream.safetensors.torch import _device, _tensor
 
-        return partial(_tensor, device=device)
+        return partial(_tensor, device=_device(device))
     if framework in _NUMPY:
         if device != "cpu":
             message = f"NumPy arrays are on the device 'cpu', not {device!r}"
@@ -225,7 +232,10 @@ def _array(
     read_into: Callable[[Any], None],
 ) -> np.ndarray[Any, Any]:
     """A NumPy array over `buffer`; a copy if there is none, or if it is misaligned for the type."""
-    dtype = numpy_dtype(dtype_name)
+    try:
+        dtype = numpy_dtype(dtype_name)
+    except FormatError as error:
+        raise SafetensorError(*error.args) from error
     if buffer is not None:
         array = np.ndarray(shape, dtype, buffer)
         if array.flags.aligned:

@@ -92,7 +92,7 @@ def _tensor(
     nbytes: int,
     buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
     read_into: Callable[[Any], None],
-    device: str | int | torch.device,
+    device: torch.device,
 ) -> torch.Tensor:
     """A tensor over `buffer`, which is writable; a copy if there is none, or if it is misaligned."""
     dtype = _DTYPES.get(dtype_name)
@@ -100,6 +100,9 @@ def _tensor(
         message = f"torch {torch.__version__} has no type for {dtype_name} elements"
         raise SafetensorError(message)
     if dtype_name == "F4":
+        if not shape or shape[-1] % 2:
+            message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
+            raise SafetensorError(message)
         # Two elements a byte, of which torch counts the pairs.
         shape = (*shape[:-1], shape[-1] // 2)
     if not nbytes:
@@ -110,4 +113,13 @@ def _tensor(
         raw = torch.empty(nbytes, dtype=torch.uint8)
         read_into(raw.numpy())
     tensor = raw.view(dtype).view(shape)
-    return tensor if device == "cpu" else tensor.to(device)
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def _device(device: str | int | torch.device) -> torch.device:
+    """The device, checked when the file is opened and not at the first tensor."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        message = f"device {device!r} is invalid: {error}"
+        raise SafetensorError(message) from error

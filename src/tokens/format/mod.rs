@@ -77,9 +77,9 @@ const SNIFF_BYTES: u64 = 16;
 const REFUSED: &[(&[u8], &str)] = &[
     (b"MMIDIDX\0\0", "a Megatron index (.idx), not tokens"),
     (b"TNTIDX\0\0", "a fairseq or gpt-neox index (.idx), not tokens"),
-    (b"\x76\xD6\x34\x01", "an llm.c evaluation file, not a token stream"),
-    (b"\x74\xD6\x34\x01", "an llm.c token shard, a format that is not read yet"),
-    (b"\x8D\xD7\x34\x01", "an llm.c token shard for Llama 3, a format that is not read yet"),
+    (&20_240_522_i32.to_le_bytes(), "an llm.c evaluation file, not a token stream"),
+    (&20_240_520_i32.to_le_bytes(), "an llm.c token shard, a format that is not read yet"),
+    (&20_240_801_i32.to_le_bytes(), "an llm.c token shard for Llama 3, a format that is not read yet"),
     (b"PK\x03\x04", "a zip archive (.npz?); extract it first"),
     (b"\x1F\x8B", "compressed by gzip; decompress it first"),
     (b"\x28\xB5\x2F\xFD", "compressed by zstd; decompress it first"),
