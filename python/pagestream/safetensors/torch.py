@@ -108,11 +108,12 @@ def _tensor(
     if not nbytes:
         return torch.empty(shape, dtype=dtype, device=device)
     if buffer is not None:
-        raw = torch.frombuffer(buffer, dtype=torch.uint8)
-    if buffer is None or raw.data_ptr() % dtype.itemsize:
+        flat = torch.frombuffer(buffer, dtype=dtype)
+    if buffer is None or flat.data_ptr() % dtype.itemsize:
         raw = torch.empty(nbytes, dtype=torch.uint8)
         read_into(raw.numpy())
-    tensor = raw.view(dtype).view(shape)
+        flat = raw.view(dtype)
+    tensor = flat.view(shape)
     return tensor if device.type == "cpu" else tensor.to(device)
 
 
