@@ -1,0 +1,116 @@
+"""Memory that a process of its own takes for the same work, in pages that only it has (RssAnon).
+
+Run as a script, this file is that process: it does the work of one name and prints what it grew by.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from files import DemoError
+from measure import Measured, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+BATCHES = 50
+SHAPE = (64, 1024)
+
+
+def compare(train_path: Path, weights_path: Path) -> list[Row]:
+    """Measures each contender in a fresh process.
+
+    Args:
+        train_path: A token file of `uint16`.
+        weights_path: A safetensors file.
+
+    Returns:
+        A row for each pair; none where the kernel does not count RssAnon.
+    """
+    pairs = [
+        (f"{BATCHES} batches 64 x 1024", "TokenDataset", "nanoGPT get_batch", train_path),
+        ("all weights, summed", "open_checkpoint", "safetensors, NumPy", weights_path),
+        ("all weights, summed", "load_file", "safetensors, torch", weights_path),
+    ]
+    if _resident_bytes() is None:
+        return []
+    return [
+        Row(
+            group="memory: growth of RssAnon of a fresh process",
+            case=case,
+            ours=ours,
+            theirs=theirs,
+            unit="bytes",
+            our_value=_measure(ours, path),
+            their_value=_measure(theirs, path),
+        )
+        for case, ours, theirs, path in pairs
+    ]
+
+
+def _measure(name: str, path: Path) -> Measured:
+    command = [sys.executable, __file__, name, str(path)]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        message = f"the process that measures the memory of {name} failed:\n{result.stderr}"
+        raise DemoError(message)
+    return Measured.of([json.loads(result.stdout)])
+
+
+def _resident_bytes() -> int | None:
+    """RssAnon of this process."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "RssAnon":
+            return 1024 * int(value.split()[0])
+    return None
+
+
+def _work(name: str, path: Path) -> object:
+    """Does the work of one contender and returns what a user would still hold of it."""
+    import compare_tokens
+    import compare_weights
+    import pagestream.torch
+
+    if name == "TokenDataset":
+        dataset = pagestream.torch.TokenDataset(pagestream.open_tokens(path), SHAPE[1])
+        return _last(compare_tokens.pagestream_batch(dataset, SHAPE[0]) for _ in range(BATCHES))
+    if name == "nanoGPT get_batch":
+        return _last(compare_tokens.nanogpt_batch(path, SHAPE) for _ in range(BATCHES))
+    readers: dict[str, Callable[[Path], Mapping[str, Any]]] = {
+        "open_checkpoint": compare_weights.pagestream_numpy,
+        "safetensors, NumPy": compare_weights.safetensors_numpy,
+        "load_file": compare_weights.pagestream_torch,
+        "safetensors, torch": compare_weights.safetensors_torch,
+    }
+    arrays = readers[name](path)
+    return arrays, compare_weights.total(arrays)
+
+
+def _last(values: Iterable[object]) -> object:
+    return collections.deque(values, maxlen=1)
+
+
+def _growth_bytes(name: str, path: Path) -> int:
+    """What the work of one contender adds to RssAnon, beyond what torch takes for its first operation."""
+    import torch
+
+    import compare_tokens
+
+    torch.stack([torch.ones(compare_tokens.SHAPES[0])] * 2).sum().item()
+    before_bytes = _resident_bytes() or 0
+    held = _work(name, path)
+    after_bytes = _resident_bytes() or 0
+    del held
+    return after_bytes - before_bytes
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_growth_bytes(sys.argv[1], Path(sys.argv[2]))))

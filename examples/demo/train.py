@@ -1,0 +1,170 @@
+"""The training loop: windows from a mapped token file, through torch's own `DataLoader`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, default_collate
+from tqdm import tqdm
+
+import pagestream.torch
+from files import DemoError
+from model import Gpt, ModelSettings, next_token_loss
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+Batch = tuple["Tensor", "Tensor"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+    """How to train.
+
+    Attributes:
+        steps: Updates of the weights.
+        batch_windows: Windows in a batch.
+        learning_rate: The highest rate, after the warm-up; it then falls along a cosine.
+        warmup_steps: Steps until the highest rate.
+        evaluations: How often to measure the validation loss on the way.
+        validation_windows: Windows that it is measured on, the same each time.
+        seed: Seed of the weights and of the order of windows.
+    """
+
+    steps: int = 600
+    batch_windows: int = 8
+    learning_rate: float = 3e-3
+    warmup_steps: int = 20
+    evaluations: int = 12
+    validation_windows: int = 48
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LossCurve:
+    """What training left behind besides the weights. Losses are in nats per token.
+
+    Attributes:
+        train: Loss of each step's batch.
+        validation_steps: The steps, from 0, after which the validation loss was measured.
+        validation: What it was.
+    """
+
+    train: list[float]
+    validation_steps: list[int]
+    validation: list[float]
+
+    @property
+    def drop(self) -> float:
+        """How far the validation loss fell, in nats."""
+        return self.validation[0] - self.validation[-1]
+
+
+def pick_device() -> torch.device:
+    """The GPU if there is one that torch can use, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def training_batches(path: Path, settings: TrainSettings, sequence_tokens: int) -> DataLoader[Any]:
+    """Random windows of a token file.
+
+    The sampler draws with replacement: it needs a number per window it draws and not one per window
+    there is, so the file may be of any size.
+    """
+    tokens = pagestream.open_tokens(path)
+    dataset = pagestream.torch.TokenDataset(tokens, sequence_tokens)
+    sampler = RandomSampler(
+        dataset,
+        replacement=True,
+        num_samples=settings.steps * settings.batch_windows,
+        generator=torch.Generator().manual_seed(settings.seed),
+    )
+    return DataLoader(dataset, batch_size=settings.batch_windows, sampler=sampler)
+
+
+def validation_batch(path: Path, windows: int, sequence_tokens: int) -> Batch:
+    """Windows spread evenly over a token file.
+
+    Raises:
+        DemoError: The file is shorter than one window.
+    """
+    tokens = pagestream.open_tokens(path)
+    if len(tokens) <= sequence_tokens:
+        message = f"{path}: {len(tokens)} tokens are too few for windows of {sequence_tokens}; use more files"
+        raise DemoError(message)
+    dataset = pagestream.torch.TokenDataset(tokens, sequence_tokens)
+    starts = [number * len(dataset) // windows for number in range(windows)]
+    x, y = default_collate(dataset.__getitems__(starts))
+    return x, y
+
+
+def learning_rate(step: int, settings: TrainSettings) -> float:
+    """The rate at a step, counted from 0: a linear warm-up, then a cosine down to a twentieth."""
+    warmup = min(1.0, (step + 1) / settings.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
+    return settings.learning_rate * warmup * (0.05 + 0.95 * cosine)
+
+
+@torch.no_grad()
+def evaluate(model: Gpt, batch: Batch) -> float:
+    """The mean loss over a batch."""
+    model.eval()
+    x, y = batch
+    loss = next_token_loss(model, x, y).item()
+    model.train()
+    return loss
+
+
+def train(
+    train_path: Path,
+    validation_path: Path,
+    model_settings: ModelSettings,
+    settings: TrainSettings,
+    device: torch.device,
+) -> tuple[Gpt, LossCurve]:
+    """Trains a model from random weights.
+
+    Args:
+        train_path: Token file to learn from.
+        validation_path: Token file to measure on.
+        model_settings: Shape of the network.
+        settings: How to train.
+        device: Where.
+
+    Returns:
+        The trained model, in evaluation mode, and its loss curve.
+    """
+    torch.manual_seed(settings.seed)
+    model = Gpt(model_settings).to(device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.1
+    )
+    x, y = validation_batch(validation_path, settings.validation_windows, model_settings.context_tokens)
+    held_out = x.to(device), y.to(device)
+    curve = LossCurve(train=[], validation_steps=[0], validation=[evaluate(model, held_out)])
+    interval_steps = max(1, settings.steps // settings.evaluations)
+    batches = training_batches(train_path, settings, model_settings.context_tokens)
+    with tqdm(batches, desc=f"train on {device.type}", unit="step") as progress:
+        for step, (x, y) in enumerate(progress):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, settings)
+            curve.train.append(_update(model, optimizer, (x.to(device), y.to(device))))
+            if (step + 1) % interval_steps == 0 or step + 1 == settings.steps:
+                curve.validation_steps.append(step + 1)
+                curve.validation.append(evaluate(model, held_out))
+                progress.set_postfix(validation_loss=f"{curve.validation[-1]:.3f}")
+    return model.eval(), curve
+
+
+def _update(model: Gpt, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
+    loss = next_token_loss(model, *batch)
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()

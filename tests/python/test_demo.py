@@ -1,0 +1,174 @@
+"""`examples/demo`, run as a user runs it, on little input and for a few steps."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo"
+FILES = {
+    "corpus.json",
+    "demo.png",
+    "model.json",
+    "model.safetensors",
+    "results.json",
+    "tokenizer.json",
+    "train.bin",
+    "val.bin",
+}
+LITTLE = ("--steps", "3", "--max-files", "40", "--rounds", "1")
+STOP_AFTER_TRAINING = ("--min-loss-drop", "100")
+FOUND = "found complete from an earlier run"
+
+pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
+
+
+class Workplace:
+    """An output directory, and directories that must stay empty."""
+
+    def __init__(self, root: Path) -> None:
+        self.output = root / "output"
+        self.elsewhere = {name: root / name for name in ("home", "temporary", "working")}
+        for path in self.elsewhere.values():
+            path.mkdir()
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+        environment |= {"HOME": str(self.elsewhere["home"]), "TMPDIR": str(self.elsewhere["temporary"])}
+        return subprocess.run(
+            [sys.executable, str(DEMO), "--output", str(self.output), *LITTLE, *arguments],
+            cwd=self.elsewhere["working"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A whole run and what it left behind."""
+
+    printed: str
+    results: dict
+    files: dict[str, int]  # by name, when it was last written
+
+    @classmethod
+    def in_(cls, place: Workplace) -> "Run":
+        process = place.run("--min-loss-drop", "0.01")
+        assert process.returncode == 0, process.stdout + process.stderr
+        files = {path.name: path.stat().st_mtime_ns for path in place.output.iterdir() if path.is_file()}
+        return cls(process.stdout, json.loads((place.output / "results.json").read_text()), files)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return Workplace(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def runs(workplace: Workplace) -> tuple[Run, Run]:
+    """A first run and a second one in the same directory."""
+    return Run.in_(workplace), Run.in_(workplace)
+
+
+def test_writes_its_files_and_nothing_elsewhere(workplace: Workplace, runs: tuple[Run, Run]) -> None:
+    assert all(run.files.keys() == FILES for run in runs)
+    assert [list(path.iterdir()) for path in workplace.elsewhere.values()] == [[], [], []]
+    assert (workplace.output / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results(runs: tuple[Run, Run]) -> None:
+    results = runs[0].results
+    assert results.keys() == {
+        "comparisons",
+        "corpus",
+        "environment",
+        "reopened",
+        "sample",
+        "section_seconds",
+        "training",
+    }
+    assert results["training"]["loss_drop"] >= 0.01
+    assert len(results["training"]["curve"]["train"]) == 3
+    assert results["reopened"]["arrays_inside_mapping"]
+    assert results["sample"].startswith("def ")
+
+
+def test_token_files_are_as_long_as_reported(workplace: Workplace, runs: tuple[Run, Run]) -> None:
+    corpus = runs[0].results["corpus"]
+    assert (workplace.output / "train.bin").stat().st_size == 2 * corpus["train_tokens"]
+    assert (workplace.output / "val.bin").stat().st_size == 2 * corpus["validation_tokens"]
+
+
+def test_every_comparison_is_printed_with_its_verdict(runs: tuple[Run, Run]) -> None:
+    printed = runs[0].printed.splitlines()
+    rows = runs[0].results["comparisons"]
+    assert {row["unit"] for row in rows} == {"seconds", "bytes"}
+    for row in rows:
+        verdict = "LOST" if row["verdict"] == "lost" else row["verdict"]
+        cells = [row["case"], row["ours"], row["theirs"]]
+        lines = [line for line in printed if all(cell in line for cell in cells)]
+        assert any(line.endswith(verdict) for line in lines), row
+
+
+def test_second_run_reuses_and_says_so(runs: tuple[Run, Run]) -> None:
+    first, second = runs
+    assert first.printed.count(FOUND) == 0
+    assert second.printed.count(FOUND) == 2
+    for run, reused in zip(runs, (False, True), strict=True):
+        assert (run.results["corpus"]["reused"], run.results["training"]["reused"]) == (reused, reused)
+    rewritten = {name for name in FILES if first.files[name] != second.files[name]}
+    assert rewritten == {"demo.png", "results.json"}
+    assert first.results["sample"] == second.results["sample"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_loss_that_fell_too_little_fails(workplace: Workplace) -> None:
+    result = workplace.run(*STOP_AFTER_TRAINING)
+    assert result.returncode == 1
+    assert "FAILED: validation loss" in result.stderr
+    assert "less than 100" in result.stderr
+    assert not (workplace.output / "results.json").exists()
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_damaged_file_is_made_again(workplace: Workplace) -> None:
+    path = workplace.output / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2])
+    result = workplace.run(*STOP_AFTER_TRAINING)
+    assert "train.bin, val.bin: written" in result.stdout
+    assert path.read_bytes() == content
+
+
+@pytest.mark.usefixtures("runs")
+def test_other_settings_are_not_mixed_up(workplace: Workplace) -> None:
+    result = workplace.run("--steps", "2", *STOP_AFTER_TRAINING)
+    assert result.stdout.count(FOUND) == 1
+    assert "trained: 2 steps" in result.stdout
+
+
+@pytest.mark.usefixtures("runs")
+def test_fresh_starts_over(workplace: Workplace) -> None:
+    result = workplace.run("--fresh", *STOP_AFTER_TRAINING)
+    assert FOUND not in result.stdout
+    assert "trained: 3 steps" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--steps", "0"), ("--max-files", "some"), ("--no-such-option",)])
+def test_wrong_use(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    place = Workplace(tmp_path)
+    assert place.run(*arguments).returncode == 2
+    assert not place.output.exists()
+
+
+def test_too_few_files_is_said_in_a_sentence(tmp_path: Path) -> None:
+    result = Workplace(tmp_path).run("--max-files", "5")
+    assert result.returncode == 1
+    assert "at least 20 are needed" in result.stderr
+    assert "Traceback" not in result.stderr
