@@ -79,7 +79,7 @@ class Residency:
     """
 
     fraction: float
-    pages: npt.NDArray[np.bool_] | None = field(repr=False)
+    pages: npt.NDArray[np.bool_] | None = field(repr=False, compare=False)
     method: str
     exact: bool
 
@@ -172,7 +172,8 @@ class MappedFile(_native.MappedFile):
         Raises:
             ValueError: The range does not lie inside the file, or the file is closed.
             MappedReadError: The file was cut or its storage failed.
-            FileChangedError: The file was rewritten since it was opened.
+            FileChangedError: The file was written to since it was opened. If it was appended to, `refresh`
+                makes it readable again.
 
         Example:
             >>> from pagestream import MappedFile
@@ -196,7 +197,8 @@ class MappedFile(_native.MappedFile):
             ValueError: `offset` lies beyond the end, or the file is closed.
             MappedReadError: The file was cut or its storage failed; the buffer's content is then
                 undefined.
-            FileChangedError: The file was rewritten since it was opened.
+            FileChangedError: The file was written to since it was opened. If it was appended to, `refresh`
+                makes it readable again.
 
         Example:
             >>> import numpy as np
@@ -354,6 +356,9 @@ class MappedFile(_native.MappedFile):
     def refresh(self) -> int:
         """Maps what was appended since the file was opened. Views that are out stay valid.
 
+        That a larger file was appended to, and not written anew, is the caller's word. Advice for the whole
+        file, and `lock`, hold for the new mapping too.
+
         Returns:
             The new size in bytes.
 
@@ -397,7 +402,11 @@ class MappedFile(_native.MappedFile):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute path and the mode asked for."""
-        return _open_again, (type(self), self.absolute_path, self.requested_mode)
+        return (
+            _open_again,
+            (type(self), self.absolute_path, self.requested_mode),
+            getattr(self, "__dict__", None),
+        )
 
     def __repr__(self) -> str:
         """Path, size and mode."""
@@ -471,7 +480,9 @@ class StagingBuffer(_native.StagingBuffer):
         return super().huge_page_bytes
 
     def resize(self, nbytes: int) -> None:
-        """Changes the size by moving page tables (mremap(2)), never by copying. New bytes are zero.
+        """Changes the size by moving page tables (mremap(2)), never by copying.
+
+        New bytes are zero, unless another process that shares them has written there already.
 
         Args:
             nbytes: The new size in bytes.

@@ -183,7 +183,7 @@ class TokenCorpus(_native.TokenCorpus):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as paths and what they were opened with."""
         files = [(shard.path, shard.tokens) for shard in self.shards]
-        return _open_again, (type(self), files, *self._arguments)
+        return _open_again, (type(self), files, *self._arguments), getattr(self, "__dict__", None)
 
     def __repr__(self) -> str:
         """Size, type and number of files."""

@@ -27,7 +27,8 @@ pub fn assemble(
     element: Element,
     room: Room<'_>,
 ) -> Result<()> {
-    let row_bytes = (windows.sequence_length() * element.bytes(corpus.dtype())) as usize;
+    let row_bytes = windows.sequence_length().checked_mul(element.bytes(corpus.dtype()));
+    let row_bytes = row_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
     let needed = row_bytes.checked_mul(indices.len());
     let has_targets = windows.target() != Target::None;
     if needed != Some(room.x.len()) || room.y.as_ref().map(|y| y.len()) != needed.filter(|_| has_targets) {

@@ -1,6 +1,7 @@
 //! The page cache of an open file: hints, residency, warming, evicting, locking.
 
 use std::mem::MaybeUninit;
+use std::sync::{MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::os::advise::{self, Advice};
@@ -13,6 +14,13 @@ use super::{MappedFile, Mode, Opened};
 /// Bytes that are asked for ahead and read at a time while warming.
 const WARM_CHUNK_BYTES: u64 = 8 << 20;
 
+/// What was asked for the whole file, to be asked again of a larger mapping.
+#[derive(Debug, Default)]
+pub(super) struct Care {
+    advice: Option<Advice>,
+    locked: bool,
+}
+
 /// Called with the bytes done so far; `false` stops.
 pub type Progress<'a> = dyn FnMut(u64) -> bool + 'a;
 
@@ -21,17 +29,40 @@ impl MappedFile {
     pub fn advise(&self, advice: Advice, offset: u64, length: u64) -> Result<bool> {
         let opened = self.opened()?;
         opened.check_range(offset, length)?;
-        Ok(match &opened.region {
-            Some(region) => advise::advise_map(region, offset as usize, length as usize, advice).is_ok(),
-            None => advise::advise_file(opened.file(), offset, length, advice).is_ok(),
-        })
+        let lasting =
+            matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
+        if lasting && (offset, length) == (0, opened.size()) {
+            self.care().advice = Some(advice);
+        }
+        Ok(opened.advise(advice, offset, length))
     }
 
     pub fn residency(&self, offset: u64, length: u64, seed: u64) -> Result<Residency> {
         let opened = self.opened()?;
         opened.check_range(offset, length)?;
         let region = opened.region.as_deref();
-        Ok(residency::residency(opened.file(), region, offset, length, seed))
+        let found = residency::residency(opened.file(), region, offset, length, seed);
+        // Sampling turns read-ahead of the descriptor off and on.
+        if let (Some(advice), None) = (self.care().advice, region) {
+            opened.advise(advice, 0, opened.size());
+        }
+        Ok(found)
+    }
+
+    /// After the file grew: what was asked of the old mapping holds for the new one.
+    pub(super) fn care_again(&self, opened: &Opened) -> Result<()> {
+        let care = self.care();
+        if let Some(advice) = care.advice {
+            opened.advise(advice, 0, opened.size());
+        }
+        match &opened.region {
+            Some(region) if care.locked => opened.lock(region),
+            _ => Ok(()),
+        }
+    }
+
+    fn care(&self) -> MutexGuard<'_, Care> {
+        self.care.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a range so that it is in the page cache.
@@ -67,18 +98,13 @@ impl MappedFile {
 
     /// mlock(2): reads the file into memory and keeps it there.
     pub fn lock(&self) -> Result<()> {
-        self.with_region("lock", |opened, region| {
-            region.lock().map_err(|errno| {
-                let advice = match errno {
-                    Code::PERM | Code::NOMEM | Code::AGAIN => limits::explain_memlock(),
-                    _ => String::new(),
-                };
-                opened.system("cannot lock the mapping in memory", errno, advice)
-            })
-        })
+        self.with_region("lock", Opened::lock)?;
+        self.care().locked = true;
+        Ok(())
     }
 
     pub fn unlock(&self) -> Result<()> {
+        self.care().locked = false;
         self.with_region("unlock", |opened, region| {
             region.unlock().map_err(|errno| opened.system("cannot unlock the mapping", errno, String::new()))
         })
@@ -97,6 +123,23 @@ impl MappedFile {
 }
 
 impl Opened {
+    fn advise(&self, advice: Advice, offset: u64, length: u64) -> bool {
+        match &self.region {
+            Some(region) => advise::advise_map(region, offset as usize, length as usize, advice).is_ok(),
+            None => advise::advise_file(self.file(), offset, length, advice).is_ok(),
+        }
+    }
+
+    fn lock(&self, region: &Region) -> Result<()> {
+        region.lock().map_err(|errno| {
+            let advice = match errno {
+                Code::PERM | Code::NOMEM | Code::AGAIN => limits::explain_memlock(),
+                _ => String::new(),
+            };
+            self.system("cannot lock the mapping in memory", errno, advice)
+        })
+    }
+
     fn system(&self, operation: &'static str, errno: Code, advice: String) -> Error {
         Error::System { operation, path: self.path.clone(), errno: errno.raw_os_error(), advice }
     }

@@ -9,7 +9,8 @@ use crate::os::pread::{self, Identity};
 use super::{MappedFile, Opened};
 
 impl Opened {
-    /// After bytes up to `end` were copied: were they the file's? Growth is no objection.
+    /// After bytes were copied: were they the file's? A file that has been written to is not trusted,
+    /// even if it is larger now: it may have been appended to, or cut and written anew.
     pub(super) fn verify_copied(&self, offset: u64, length: u64) -> Result<()> {
         let now = self.identity_now()?;
         let known = self.facts.identity;
@@ -17,10 +18,10 @@ impl Opened {
             let cause = ReadCause::Truncated { size_at_open: known.size, size_now: now.size };
             return Err(Error::MappedRead { path: self.path.clone(), offset, length, cause });
         }
-        if now.modified != known.modified && now.size <= known.size {
-            return Err(self.changed(&now).unwrap_or_else(|| self.rewritten()));
+        if now.modified == known.modified && now.size == known.size {
+            return Ok(());
         }
-        Ok(())
+        Err(self.changed(&now).unwrap_or_else(|| self.rewritten()))
     }
 
     /// After many ranges were copied: is the file still all there, and not rewritten?
@@ -39,7 +40,7 @@ impl Opened {
                 operation: "cannot stat the open file",
                 path: self.path.clone(),
                 errno: errno.raw_os_error(),
-                advice: String::new(),
+                advice: "the storage behind the file failed; open it again once it is back".into(),
             }),
         }
     }
@@ -52,7 +53,7 @@ impl Opened {
         } else if now.size < known.size {
             format!("it was truncated from {} to {} bytes while it was open", known.size, now.size)
         } else if now.size > known.size {
-            format!("it grew from {} to {} bytes; call refresh() to map the rest", known.size, now.size)
+            format!("it grew from {} to {} bytes; call refresh() if it was appended to", known.size, now.size)
         } else if now.modified != known.modified {
             return Some(self.rewritten());
         } else {

@@ -88,7 +88,11 @@ pub(super) fn access(
         }
         RequestedMode::Pinned(mode) => match map(file, size, mode) {
             Ok(region) => Ok(Access { mode, reason: None, region }),
-            Err(errno) => Err(refused(path, size, mode, errno)),
+            Err(errno) => {
+                // A file of /sys can be mapped in no mode, and read in none.
+                verify_last_byte(file, path, size)?;
+                Err(refused(path, size, mode, errno))
+            }
         },
         RequestedMode::Auto => {
             let mut reasons = Vec::new();
@@ -157,12 +161,7 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
     let mut byte = [std::mem::MaybeUninit::uninit()];
     match pread::read_at(file, last, &mut byte) {
         Ok(()) => Ok(()),
-        Err((_, Short::Errno(errno))) => Err(Error::System {
-            operation: "cannot read",
-            path: path.into(),
-            errno: errno.raw_os_error(),
-            advice: String::new(),
-        }),
+        Err((_, Short::Errno(errno))) => Err(unreadable(path, errno)),
         Err((_, Short::EndOfFile)) => Err(Error::System {
             operation: "cannot open",
             path: path.into(),
@@ -184,8 +183,8 @@ pub(super) fn open_regular(path: &Path) -> Result<(std::os::fd::OwnedFd, Identit
         advice,
     };
     let file = pread::open(path).map_err(|errno| system("cannot open", errno, open_advice(path, errno)))?;
-    let (identity, kind) =
-        pread::identity(file.as_fd()).map_err(|errno| system("cannot stat", errno, String::new()))?;
+    let (identity, kind) = pread::identity(file.as_fd())
+        .map_err(|errno| system("cannot stat", errno, open_advice(path, errno)))?;
     match kind {
         Kind::Regular => {}
         Kind::Directory => {
@@ -197,7 +196,7 @@ pub(super) fn open_regular(path: &Path) -> Result<(std::os::fd::OwnedFd, Identit
         let mut byte = [std::mem::MaybeUninit::uninit()];
         match pread::read_at(file.as_fd(), 0, &mut byte) {
             Err((_, Short::EndOfFile)) => {}
-            Err((_, Short::Errno(errno))) => return Err(system("cannot read", errno, String::new())),
+            Err((_, Short::Errno(errno))) => return Err(unreadable(path, errno)),
             Ok(()) => {
                 let advice = "the file reports size 0 and yet can be read, as those of /proc do; copy it to a regular file";
                 return Err(system("cannot open", Code::INVAL, advice.into()));
@@ -205,6 +204,23 @@ pub(super) fn open_regular(path: &Path) -> Result<(std::os::fd::OwnedFd, Identit
         }
     }
     Ok((file, identity))
+}
+
+/// A file that opens and whose bytes cannot be had.
+fn unreadable(path: &Path, errno: Code) -> Error {
+    let advice = match errno {
+        Code::INVAL | Code::IO | Code::PERM | Code::ACCESS if is_virtual(path) => {
+            "it is a file of the kernel, not one of a disk; copy what can be read of it to a regular file"
+                .into()
+        }
+        _ => open_advice(path, errno),
+    };
+    Error::System { operation: "cannot read", path: path.into(), errno: errno.raw_os_error(), advice }
+}
+
+fn is_virtual(path: &Path) -> bool {
+    let absolute = std::path::absolute(path).unwrap_or_default();
+    absolute.starts_with("/proc") || absolute.starts_with("/sys")
 }
 
 fn not_regular(name: &str) -> String {
@@ -220,6 +236,13 @@ fn open_advice(path: &Path, errno: Code) -> String {
             _ => String::new(),
         },
         Code::STALE => "the server no longer knows the file; list the directory and open it again".into(),
+        Code::IO => {
+            "the disk, or the server or daemon behind this mount, failed; the kernel log says more (dmesg)"
+                .into()
+        }
+        Code::PERM => {
+            "the system forbids it even to the owner; look for security modules and immutable flags".into()
+        }
         Code::NOTCONN => "the daemon behind this mount is gone; mount it again".into(),
         _ => String::new(),
     }

@@ -11,14 +11,16 @@ mod reading;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
-use crate::os::errno::Code;
+use crate::os::errno::{Code, describe};
 use crate::os::fsinfo::{self, FileSystem};
+use crate::os::limits;
 use crate::os::map::{Mapping, Region};
 use crate::os::pread::Identity;
 
+use care::Care;
 pub use care::Progress;
 pub use ladder::{Mode, RequestedMode};
 
@@ -31,6 +33,7 @@ pub struct MappedFile {
     requested: RequestedMode,
     state: RwLock<State>,
     file_system: OnceLock<FileSystem>,
+    care: Mutex<Care>,
 }
 
 #[derive(Debug)]
@@ -82,6 +85,11 @@ impl View {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// Whether the mapping goes when this view does.
+    pub fn is_last(&self) -> bool {
+        self.region.as_ref().is_some_and(|region| Arc::strong_count(region) == 1)
+    }
 }
 
 impl MappedFile {
@@ -95,6 +103,7 @@ impl MappedFile {
             requested,
             state: RwLock::new(State { opened: Some(Arc::new(opened)), facts }),
             file_system: OnceLock::new(),
+            care: Mutex::new(Care::default()),
         })
     }
 
@@ -146,6 +155,7 @@ impl MappedFile {
             return Err(before.changed(&now).unwrap_or_else(|| before.rewritten()));
         }
         let opened = Opened::new(&self.path, before.file.clone(), now, self.requested)?;
+        self.care_again(&opened)?;
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         // Closed, or refreshed further, in the meantime: theirs stands.
         if state.opened.as_ref().is_some_and(|current| current.facts.identity.size < now.size) {
@@ -210,17 +220,36 @@ impl Opened {
     /// `read` mode, and where this file cannot be mapped that way.
     pub fn copy_on_write_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
         self.check_range(offset, length)?;
+        let view = |region| View { region, offset: offset as usize, len: length as usize };
         if self.facts.mode == Mode::Read {
             return Ok(None);
         }
         if self.size() == 0 {
-            return Ok(Some(View { region: None, offset: 0, len: 0 }));
+            return Ok(Some(view(None)));
         }
-        let region = self.copy_on_write.get_or_init(|| {
+        Ok(self.copy_on_write_region().as_ref().ok().map(|region| view(Some(region.clone()))))
+    }
+
+    /// Why [`Self::copy_on_write_view`] gives nothing; `None` if it does.
+    pub fn copy_on_write_refusal(&self) -> Option<String> {
+        match self.facts.mode {
+            Mode::Read => Some(self.facts.reason.clone().unwrap_or_else(|| "as was asked for".into())),
+            _ if self.size() == 0 => None,
+            _ => self.copy_on_write_region().as_ref().err().map(|&errno| {
+                let limit = if errno == Code::NOMEM {
+                    limits::explain_private_memory(self.size())
+                } else {
+                    String::new()
+                };
+                format!("MAP_PRIVATE with PROT_WRITE: {}{limit}", describe(errno))
+            }),
+        }
+    }
+
+    fn copy_on_write_region(&self) -> &Result<Arc<Region>, Code> {
+        self.copy_on_write.get_or_init(|| {
             Region::map(self.file(), self.size() as usize, Mapping::CopyOnWrite).map(Arc::new)
-        });
-        let Ok(region) = region else { return Ok(None) };
-        Ok(Some(View { region: Some(region.clone()), offset: offset as usize, len: length as usize }))
+        })
     }
 
     /// Every number that came from a caller or a file passes here before it is used as a range.

@@ -63,6 +63,11 @@ impl Opened {
             }
         }
         let cause = match short {
+            Short::Errno(Code::FAULT) => {
+                let detail =
+                    "the buffer to read into cannot be written; is it a mapping of a file that was cut?";
+                return Err(Error::Buffer { detail: detail.into() });
+            }
             Short::Errno(errno) => ReadCause::Io { errno: errno.raw_os_error() },
             Short::EndOfFile => {
                 let (size_at_open, size_now) = (self.size(), self.identity_now()?.size);

@@ -2,7 +2,7 @@
 //! moving page tables (mremap(2)) and never by copying, and, if shared, a memfd that another process
 //! can map and that can be sealed.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
@@ -72,7 +72,7 @@ impl Anonymous {
             return Err(Errno::INVAL);
         }
         if seals.contains(SealFlags::WRITE) {
-            return Self::map_sealed(&descriptor, len);
+            return Self::map_sealed(descriptor.as_fd(), len);
         }
         Self::build(len, huge, Some(descriptor))
     }
@@ -94,7 +94,8 @@ impl Anonymous {
 
     /// Maps the memory over the reserved addresses.
     fn map_over(&self) -> Result<(), Errno> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let write = if self.sealed { ProtFlags::empty() } else { ProtFlags::WRITE };
+        let protection = ProtFlags::READ | write;
         let address = self.base.as_ptr().cast();
         match &self.descriptor {
             // SAFETY: the addresses were reserved by `reserve` for this block, nothing else lies there.
@@ -160,14 +161,18 @@ impl Anonymous {
         self.huge
     }
 
-    /// Grows or, if private, shrinks. The address may change; new bytes are zero.
+    /// Grows or, if private, shrinks. The address may change; new bytes are zero, unless another process
+    /// that shares them has written there.
     pub fn resize(&mut self, len: usize) -> Result<(), Errno> {
         let mapped = round_up(len)?;
-        if self.sealed || (mapped < self.mapped && self.descriptor.is_some()) {
+        if self.sealed || (len < self.len && self.descriptor.is_some()) {
             return Err(Errno::PERM);
         }
-        if let (Some(file), true) = (&self.descriptor, mapped > self.mapped) {
-            rustix::fs::ftruncate(file, mapped as u64)?;
+        if let Some(file) = &self.descriptor {
+            // Another process may have made it larger already; it cannot be made smaller.
+            if (rustix::fs::fstat(file)?.st_size as u64) < mapped as u64 {
+                rustix::fs::ftruncate(file, mapped as u64)?;
+            }
         }
         if mapped != self.mapped {
             let target = reserve(mapped, self.huge)?;
@@ -191,18 +196,21 @@ impl Anonymous {
         }
         let kept = self.len.min(len);
         self.len = len;
-        self.clear_page_tail(kept);
-        Ok(())
+        if self.descriptor.is_none() { self.clear_page_tail(kept) } else { Ok(()) }
     }
 
     /// Bytes of the last page beyond `from` may hold what stood there before a shrink.
-    fn clear_page_tail(&mut self, from: usize) {
-        let end = from.next_multiple_of(super::page_bytes()).min(self.len);
-        if from < end && self.protection == Protection::ReadWrite {
-            let tail = self.base.as_ptr().wrapping_add(from);
-            // SAFETY: `from..end` lies inside the block, which is writable.
-            unsafe { ptr::write_bytes(tail, 0, end - from) };
+    fn clear_page_tail(&mut self, from: usize) -> Result<(), Errno> {
+        let end = from.next_multiple_of(super::page_bytes()).min(self.mapped);
+        if from == end {
+            return Ok(());
         }
+        let before = self.protection;
+        self.protect(Protection::ReadWrite)?;
+        let tail = self.base.as_ptr().wrapping_add(from);
+        // SAFETY: `from..end` lies inside the block, which is writable.
+        unsafe { ptr::write_bytes(tail, 0, end - from) };
+        self.protect(before)
     }
 
     /// mprotect(2): a write to a `Read` block is a segmentation fault.
@@ -226,43 +234,33 @@ impl Anonymous {
         if self.sealed {
             return Ok(());
         }
-        let Some(file) = self.descriptor.take() else { return Err(Errno::INVAL) };
-        // The kernel does not seal while a writable mapping exists, ours included. In its place goes a
-        // fresh reservation, so that the block is never without its addresses.
-        let before = self.base;
-        let placeholder = reserve(self.mapped, false);
-        let sealed = placeholder.and_then(|placeholder| {
-            unmap(before, self.mapped);
-            self.base = placeholder;
-            rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW)
-        });
-        let sealed = match sealed {
-            Ok(()) => Self::map_sealed(&file, self.len).map(|block| *self = block),
-            Err(errno) => Err(errno),
-        };
-        if sealed.is_err() {
-            self.descriptor = Some(file);
-            if self.base != before {
-                self.map_over()?;
-                self.protect(self.protection)?;
-            }
+        // Everything that can fail comes before the seal, which cannot be taken back.
+        let file = self.descriptor.as_ref().ok_or(Errno::INVAL)?;
+        let read_only = reopen_read_only(file.as_fd())?;
+        let placeholder = reserve(self.mapped, self.huge)?;
+        // The kernel does not seal while a writable mapping exists, ours included.
+        unmap(self.base, self.mapped);
+        self.base = placeholder;
+        if let Err(errno) = rustix::fs::fcntl_add_seals(file, SealFlags::WRITE | SealFlags::GROW) {
+            self.map_over().and_then(|()| self.protect(self.protection)).inspect_err(|_| self.len = 0)?;
+            return Err(errno);
         }
-        sealed
+        self.descriptor = Some(read_only);
+        (self.sealed, self.protection) = (true, Protection::Read);
+        // Over a reservation of the same size this fails only for want of kernel memory; then nothing is
+        // left to export.
+        self.map_over().inspect_err(|_| self.len = 0)
     }
 
     /// A sealed memfd can be mapped shared only through a read-only descriptor (before Linux 6.7).
-    fn map_sealed(file: &OwnedFd, len: usize) -> Result<Self, Errno> {
-        use std::os::fd::AsRawFd;
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let descriptor = super::pread::open(link.as_ref())?;
+    fn map_sealed(file: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let descriptor = Some(reopen_read_only(file)?);
         let mapped = round_up(len)?;
-        // SAFETY: a new mapping at an address that the kernel picks.
-        let address = unsafe {
-            rustix::mm::mmap(ptr::null_mut(), mapped, ProtFlags::READ, MapFlags::SHARED, &descriptor, 0)
-        }?;
-        let base = NonNull::new(address.cast()).ok_or(Errno::NOMEM)?;
-        let descriptor = Some(descriptor);
-        Ok(Self { base, len, mapped, descriptor, huge: false, protection: Protection::Read, sealed: true })
+        let base = reserve(mapped, false)?;
+        let protection = Protection::Read;
+        let block = Self { base, len, mapped, descriptor, huge: false, protection, sealed: true };
+        block.map_over()?;
+        Ok(block)
     }
 
     /// Bytes of the block that lie on huge pages now, from `/proc/self/smaps`.
@@ -296,6 +294,10 @@ fn round_up(len: usize) -> Result<usize, Errno> {
         .checked_next_multiple_of(super::page_bytes())
         .filter(|&len| isize::try_from(len).is_ok())
         .ok_or(Errno::NOMEM)
+}
+
+fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    super::pread::open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
 }
 
 /// Addresses for `mapped` bytes that nothing else will use; on a huge page's border if `huge`.

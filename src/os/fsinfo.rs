@@ -1,7 +1,9 @@
 //! Which file system a file lies on, from `statx` and `/proc/self/mountinfo`. For people and for
 //! messages: nothing is decided by a file system's name.
 
+use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
@@ -10,10 +12,10 @@ use rustix::fs::{AtFlags, StatxFlags};
 pub struct FileSystem {
     /// As in mountinfo, e.g. `ext4`, `nfs4`, `fuse.sshfs`.
     pub kind: String,
-    pub source: String,
-    pub mount_point: String,
+    pub source: OsString,
+    pub mount_point: OsString,
     /// Mount options and, after them, the file system's own.
-    pub options: String,
+    pub options: OsString,
     /// Whether reads are known to leave this machine.
     pub is_network: bool,
     /// The kernel's read-ahead window on this device, `None` where it cannot be read.
@@ -68,7 +70,8 @@ const NETWORK_FUSE: &[&str] = &[
 
 pub fn file_system(file: BorrowedFd<'_>) -> FileSystem {
     let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return FileSystem::default() };
-    let table = String::from_utf8_lossy(&table);
+    // Each byte as one character, so that names which are not UTF-8 survive; `unescape` undoes it.
+    let table: String = table.into_iter().map(char::from).collect();
     let Some(mut found) = find_mount(file, &table) else { return FileSystem::default() };
     found.0.read_ahead_bytes = read_ahead_bytes(&found.1);
     found.0
@@ -120,7 +123,7 @@ impl<'a> MountLine<'a> {
             kind: self.kind.to_owned(),
             source: unescape(self.source),
             mount_point: unescape(self.mount_point),
-            options: format!("{},{}", self.mount_options, unescape(self.super_options)),
+            options: unescape(&format!("{},{}", self.mount_options, self.super_options)),
             is_network: is_network(self.kind),
             read_ahead_bytes: None,
         }
@@ -134,25 +137,21 @@ fn is_network(kind: &str) -> bool {
     }
 }
 
-/// mountinfo writes space, tab, newline and backslash as `\040` and so on.
-fn unescape(text: &str) -> String {
-    let mut out = Vec::with_capacity(text.len());
-    let bytes = text.as_bytes();
+/// mountinfo writes space, tab, newline and backslash as `\040` and so on. Takes text with one character
+/// a byte.
+fn unescape(text: &str) -> OsString {
+    let bytes: Vec<u8> = text.chars().map(|byte| byte as u8).collect();
+    let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while at < bytes.len() {
         let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
         let value = octal
             .and_then(|digits| std::str::from_utf8(digits).ok())
             .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        if let Some(value) = value {
-            out.push(value);
-            at += 4;
-        } else {
-            out.push(bytes[at]);
-            at += 1;
-        }
+        out.push(value.unwrap_or(bytes[at]));
+        at += if value.is_some() { 4 } else { 1 };
     }
-    String::from_utf8_lossy(&out).into_owned()
+    OsString::from_vec(out)
 }
 
 /// The device's own setting, or for a partition that of its disk.

@@ -17,6 +17,14 @@ pub fn explain_enomem(len: u64) -> String {
     format!("no room for a mapping of {len} bytes")
 }
 
+/// Likewise for private writable memory, which RLIMIT_DATA counts.
+pub fn explain_private_memory(len: u64) -> String {
+    match getrlimit(Resource::Data).current {
+        Some(limit) => format!(": RLIMIT_DATA (ulimit -d) allows {limit} bytes, {len} more did not fit"),
+        None => format!(": {}", explain_enomem(len)),
+    }
+}
+
 /// What mlock(2) may take, for its EPERM and ENOMEM.
 pub fn explain_memlock() -> String {
     match getrlimit(Resource::Memlock).current {

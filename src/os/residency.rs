@@ -20,6 +20,9 @@ use super::map::Region;
 /// Pages that the third way asks at most.
 pub const SAMPLE_PAGES: u64 = 1024;
 
+/// Beyond this many pages (256 GiB of 4 KiB) the share is told, and not each page.
+pub const MAX_LISTED_PAGES: u64 = 1 << 26;
+
 /// Pages handled by one call of mincore.
 const CHUNK_PAGES: usize = 1 << 18;
 
@@ -76,7 +79,13 @@ pub fn residency(
     if count == 0 {
         return Residency::counted(Vec::new(), Method::Mincore, true);
     }
-    if kernel_tells_truth(file) {
+    let truth = kernel_tells_truth(file);
+    if truth && count > MAX_LISTED_PAGES {
+        if let Ok(cached) = cachestat_range(file, first, count) {
+            let fraction = cached as f64 / count as f64;
+            return Residency { fraction, pages: None, method: Method::Cachestat, exact: true };
+        }
+    } else if truth {
         if let Some(pages) = region.and_then(|region| mincore(region, first as usize, count as usize)) {
             return Residency::counted(pages, Method::Mincore, true);
         }
@@ -176,7 +185,7 @@ fn sample(file: BorrowedFd<'_>, first: u64, count: u64, seed: u64) -> Residency 
     let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
     // One page out of each of `asked` equal parts of the range.
     let picked = (0..asked).map(|index| {
-        let (start, end) = (index * count / asked, (index + 1) * count / asked);
+        let (start, end) = (index * (count / asked), (index + 1) * (count / asked));
         first + start + mix(seed ^ index) % (end - start)
     });
     let pages: Result<Vec<bool>, Errno> = picked.map(|number| is_cached(file, number * page)).collect();

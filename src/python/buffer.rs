@@ -8,7 +8,6 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,14 +16,37 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::mapped_file::View;
 
 /// Bytes that are copied between two looks at Python's signals.
-const COPY_CHUNK_BYTES: usize = 64 << 20;
+const COPY_CHUNK_BYTES: usize = 4 << 20;
 
 /// An export: where the memory is and what keeps it.
 pub struct Export {
     pub address: *const u8,
     pub len: usize,
     pub access: Access,
-    pub keeper: Box<dyn Send>,
+    pub keeper: Box<dyn Keeper>,
+}
+
+/// What keeps exported memory alive.
+pub trait Keeper: Send {
+    /// Whether the memory goes when this does. Then it is let go without the interpreter's lock: to unmap
+    /// can take long.
+    fn is_last(&self) -> bool;
+}
+
+impl Keeper for View {
+    fn is_last(&self) -> bool {
+        self.is_last()
+    }
+}
+
+/// Drops a value that may take long to go, while others run.
+pub fn drop_detached(value: impl Send) {
+    let mut value = Some(value);
+    // Without an interpreter, at its end, `value` simply goes with the closure.
+    Python::try_attach(|py| {
+        let value = value.take();
+        py.detach(|| drop(value));
+    });
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +65,9 @@ impl Export {
 pub trait Source: Send + Sync {
     /// Called for each `memoryview` or array that is made.
     fn export(&self) -> PyResult<Export>;
+
+    /// As [`Keeper::is_last`].
+    fn is_last(&self) -> bool;
 }
 
 /// A range of a mapping.
@@ -50,17 +75,30 @@ impl Source for (View, Access) {
     fn export(&self) -> PyResult<Export> {
         Ok(Export::of_view(self.0.clone(), self.1))
     }
+
+    fn is_last(&self) -> bool {
+        self.0.is_last()
+    }
 }
 
 /// The base of every class with the buffer protocol.
 #[pyclass(name = "Exporter", module = "pagestream._native", subclass, frozen)]
 pub struct PyExporter {
-    source: Box<dyn Source>,
+    /// Taken in `drop` alone.
+    source: Option<Box<dyn Source>>,
 }
 
 impl PyExporter {
     pub fn new(source: impl Source + 'static) -> Self {
-        Self { source: Box::new(source) }
+        Self { source: Some(Box::new(source)) }
+    }
+}
+
+impl Drop for PyExporter {
+    fn drop(&mut self) {
+        if let Some(source) = self.source.take_if(|source| source.is_last()) {
+            drop_detached(source);
+        }
     }
 }
 
@@ -73,7 +111,8 @@ impl PyExporter {
         request: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let export = slf.get().source.export()?;
+        let Some(source) = &slf.get().source else { return Err(PyBufferError::new_err("gone")) };
+        let export = source.export()?;
         let read_only = c_int::from(export.access == Access::ReadOnly);
         let len = ffi::Py_ssize_t::try_from(export.len).map_err(|_| PyBufferError::new_err("too large"))?;
         let address = export.address.cast_mut().cast();
@@ -93,9 +132,12 @@ impl PyExporter {
     #[allow(clippy::unused_self)]
     unsafe fn __releasebuffer__(&self, request: *mut ffi::Py_buffer) {
         // SAFETY: `request` is valid (above).
-        let keeper = unsafe { (*request).internal }.cast::<Box<dyn Send>>();
+        let keeper = unsafe { (*request).internal }.cast::<Box<dyn Keeper>>();
         // SAFETY: it came from `Box::into_raw` in `__getbuffer__`, and is taken back only here.
-        drop(unsafe { Box::from_raw(keeper) });
+        let keeper = unsafe { Box::from_raw(keeper) };
+        if keeper.is_last() {
+            drop_detached(keeper);
+        }
     }
 }
 
@@ -130,37 +172,65 @@ pub fn new_bytes<E: Send + Into<PyErr>>(
     Ok(bytes)
 }
 
-/// Fills a caller's buffer in the same way, after checking that it may be written and is contiguous.
-pub fn fill_buffer<E: Send + Into<PyErr>>(
-    py: Python<'_>,
-    buffer: &mut PyUntypedBuffer,
-    len: usize,
-    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
-) -> PyResult<()> {
-    let room = writable_room(buffer, len)?;
-    fill_in_chunks(py, room, fill)
+/// A caller's buffer to write to, of whatever element type. Asked for in the simplest form of the buffer
+/// protocol, which NumPy gives of types that have no letter (bfloat16, datetime64), too.
+pub struct WritableBuffer {
+    request: Box<ffi::Py_buffer>,
 }
 
-/// The first `len` bytes of a caller's buffer.
-pub fn writable_room(buffer: &mut PyUntypedBuffer, len: usize) -> PyResult<&mut [MaybeUninit<u8>]> {
-    if buffer.readonly() {
-        return Err(PyTypeError::new_err("the buffer is read-only; a writable one is needed"));
+impl WritableBuffer {
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut request = Box::new(ffi::Py_buffer::new());
+        // SAFETY: `object` is alive and `request` valid; it stays where it is, as exporters may want.
+        let status =
+            unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *request, ffi::PyBUF_WRITABLE) };
+        if status == 0 {
+            return Ok(Self { request });
+        }
+        let why = PyErr::fetch(object.py());
+        Err(PyTypeError::new_err(format!(
+            "a writable, C-contiguous buffer is needed, neither read-only nor with gaps: {}",
+            why.value(object.py())
+        )))
     }
-    if !buffer.is_c_contiguous() {
-        return Err(PyTypeError::new_err("the buffer is not C-contiguous; pass a contiguous copy or slice"));
+
+    pub fn len(&self) -> usize {
+        self.request.len as usize
     }
-    if buffer.len_bytes() < len {
-        return Err(PyBufferError::new_err(format!(
-            "the buffer has {} bytes, {len} are needed",
-            buffer.len_bytes()
-        )));
+
+    /// Its first `len` bytes.
+    pub fn room(&mut self, len: usize) -> PyResult<&mut [MaybeUninit<u8>]> {
+        if self.len() < len {
+            return Err(PyBufferError::new_err(format!(
+                "the buffer has {} bytes, {len} are needed",
+                self.len()
+            )));
+        }
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`.
+        // A caller that uses the memory meanwhile races with itself only.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.request.buf.cast::<MaybeUninit<u8>>(), len) })
     }
-    if len == 0 {
-        return Ok(&mut []);
+
+    /// Fills its first `len` bytes as [`new_bytes`] does.
+    pub fn fill<E: Send + Into<PyErr>>(
+        &mut self,
+        py: Python<'_>,
+        len: usize,
+        fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
+    ) -> PyResult<()> {
+        fill_in_chunks(py, self.room(len)?, fill)
     }
-    // SAFETY: checked above to be writable, contiguous and long enough; `buffer` holds the export for
-    // as long as the slice lives. A caller that uses the memory meanwhile races with itself only.
-    Ok(unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<MaybeUninit<u8>>(), len) })
+}
+
+impl Drop for WritableBuffer {
+    fn drop(&mut self) {
+        // SAFETY: it was got by `PyObject_GetBuffer` and is released once. It is never moved to another
+        // thread (raw pointers are not Send), so the interpreter's lock is held.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.request) };
+    }
 }
 
 fn fill_in_chunks<E: Send + Into<PyErr>>(

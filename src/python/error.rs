@@ -35,12 +35,12 @@ fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::FileChanged { path, .. } => {
             PyErr::from_value(class(py, "FileChangedError")?.call1((libc::ESTALE, message, text(path)))?)
         }
-        Error::Format { .. } => PyErr::from_value(class(py, "FormatError")?.call1((error.to_string(),))?),
+        Error::Format { .. } => PyErr::from_value(class(py, "FormatError")?.call1((full_text(error),))?),
         Error::Safetensors { .. } => {
-            PyErr::from_value(class(py, "SafetensorError")?.call1((error.to_string(),))?)
+            PyErr::from_value(class(py, "SafetensorError")?.call1((full_text(error),))?)
         }
         Error::OutOfRange { .. } | Error::Closed { .. } | Error::Argument { .. } => {
-            PyValueError::new_err(error.to_string())
+            PyValueError::new_err(full_text(error))
         }
         Error::Index { .. } => PyIndexError::new_err(message),
         Error::Buffer { .. } => PyBufferError::new_err(message),
@@ -51,6 +51,17 @@ fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 /// from `OSError`.
 fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("pagestream.errors")?.getattr(name)
+}
+
+/// The message with its path in front; both with surrogate escapes where the path is not UTF-8.
+pub fn full_text(error: &Error) -> OsString {
+    let mut whole = OsString::new();
+    if let Some(path) = error.path().filter(|path| !path.as_os_str().is_empty()) {
+        whole.push(path);
+        whole.push(": ");
+    }
+    whole.push(error.message());
+    whole
 }
 
 /// A path as Python text, with its surrogate escapes.

@@ -5,13 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use super::buffer::{self, Access, Export, PyExporter, Source};
-use super::error::text;
+use super::buffer::{self, Access, Export, PyExporter, Source, WritableBuffer};
+use super::error::{full_text, text};
 use crate::error::Error;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::os::advise::Advice;
@@ -25,15 +24,40 @@ pub struct PyMappedFile {
 /// The whole file, read-only.
 impl Source for Arc<MappedFile> {
     fn export(&self) -> PyResult<Export> {
-        let opened = self.opened().map_err(|error| PyBufferError::new_err(error.to_string()))?;
-        match opened.view(0, opened.size())? {
-            Some(view) => Ok(Export::of_view(view, Access::ReadOnly)),
-            None => Err(PyBufferError::new_err(format!(
-                "{}: in \"read\" mode ({}) there is no memory to export; use read(), read_into() or view()",
-                self.path().display(),
-                opened.facts().reason.as_deref().unwrap_or("as was asked for"),
-            ))),
+        let opened = self.opened().map_err(|error| PyBufferError::new_err(full_text(&error)))?;
+        if let Some(view) = opened.view(0, opened.size())? {
+            return Ok(Export::of_view(view, Access::ReadOnly));
         }
+        let why = opened.facts().reason.as_deref().unwrap_or("as was asked for");
+        let mut message = text(self.path());
+        message.push(format!(
+            ": in \"read\" mode ({why}) there is no memory to export; use read(), read_into() or view()"
+        ));
+        Err(PyBufferError::new_err(message))
+    }
+
+    fn is_last(&self) -> bool {
+        Arc::strong_count(self) == 1
+    }
+}
+
+impl Drop for PyMappedFile {
+    fn drop(&mut self) {
+        // Closing can take long on network file systems. What is left for the base class is empty, unless
+        // it is closed already or another exporter uses it.
+        if Arc::strong_count(&self.file) <= 2 {
+            let file = self.file.clone();
+            buffer::drop_detached(Closing(file));
+        }
+    }
+}
+
+/// Closes the file as it goes.
+struct Closing(Arc<MappedFile>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 
@@ -133,12 +157,10 @@ impl PyMappedFile {
     #[pyo3(signature = (buffer, offset = 0))]
     fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<u64> {
         let opened = self.file.opened()?;
-        let mut buffer = PyUntypedBuffer::get(buffer)?;
+        let mut buffer = WritableBuffer::of(buffer)?;
         let (offset, rest) = self.range(offset, None)?;
-        let length = rest.min(buffer.len_bytes() as u64);
-        buffer::fill_buffer(py, &mut buffer, length as usize, |start, chunk| {
-            opened.read_into(offset + start as u64, chunk)
-        })?;
+        let length = rest.min(buffer.len() as u64);
+        buffer.fill(py, length as usize, |start, chunk| opened.read_into(offset + start as u64, chunk))?;
         Ok(length)
     }
 

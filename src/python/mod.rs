@@ -35,6 +35,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("debug_build", cfg!(debug_assertions))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

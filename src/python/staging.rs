@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::buffer::{Access, Export, PyExporter, Source};
+use super::buffer::{Access, Export, Keeper, PyExporter, Source};
 use crate::error::{Error, Result};
 use crate::os::anonymous::{Anonymous, HugePages, Protection};
 use crate::os::errno::Code;
@@ -27,12 +27,18 @@ struct Staging {
 }
 
 /// One export: keeps the memory, and counts itself out.
-struct Keeper {
-    _block: Arc<Mutex<Anonymous>>,
+struct Exported {
+    block: Arc<Mutex<Anonymous>>,
     exports: Arc<AtomicUsize>,
 }
 
-impl Drop for Keeper {
+impl Keeper for Exported {
+    fn is_last(&self) -> bool {
+        Arc::strong_count(&self.block) == 1
+    }
+}
+
+impl Drop for Exported {
     fn drop(&mut self) {
         self.exports.fetch_sub(1, Ordering::AcqRel);
     }
@@ -61,8 +67,12 @@ impl Source for Staging {
             Protection::ReadWrite => Access::Writable,
         };
         self.exports.fetch_add(1, Ordering::AcqRel);
-        let keeper = Box::new(Keeper { _block: self.block.clone(), exports: self.exports.clone() });
+        let keeper = Box::new(Exported { block: self.block.clone(), exports: self.exports.clone() });
         Ok(Export { address: block.as_ptr(), len: block.len(), access, keeper })
+    }
+
+    fn is_last(&self) -> bool {
+        Arc::strong_count(&self.block) == 1
     }
 }
 

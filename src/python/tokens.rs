@@ -3,10 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
-use super::buffer::{self, Access};
+use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
 use super::mapped_file::{audit_open, path_of};
 use crate::batching::assemble::{Room, assemble};
@@ -81,11 +80,11 @@ impl PyTokenCorpus {
 
     /// Fills a buffer, which has room for just these tokens.
     fn read_into(&self, py: Python<'_>, start: u64, stop: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut out = PyUntypedBuffer::get(out)?;
+        let mut out = WritableBuffer::of(out)?;
         let tokens = stop.checked_sub(start).ok_or_else(|| Error::argument("stop lies before start"))?;
         let item_bytes = self.corpus.item_bytes();
         let length = tokens.checked_mul(item_bytes).ok_or_else(|| Error::argument("too many tokens"))?;
-        buffer::fill_buffer(py, &mut out, length as usize, |offset, chunk| {
+        out.fill(py, length as usize, |offset, chunk| {
             // Chunks are of a power of two, so each holds whole tokens.
             let first = start + offset as u64 / item_bytes;
             self.corpus.read_into(first, first + chunk.len() as u64 / item_bytes, chunk)
@@ -112,14 +111,14 @@ impl PyTokenCorpus {
     ) -> PyResult<()> {
         let windows = self.windows_of(sequence_length, stride, target)?;
         let element = Element::from_word(dtype)?;
-        let mut x = PyUntypedBuffer::get(x)?;
-        let mut y = y.map(PyUntypedBuffer::get).transpose()?;
-        let x_bytes = x.len_bytes();
-        let x = buffer::writable_room(&mut x, x_bytes)?;
+        let mut x = WritableBuffer::of(x)?;
+        let mut y = y.map(WritableBuffer::of).transpose()?;
+        let x_bytes = x.len();
+        let x = x.room(x_bytes)?;
         let y = match &mut y {
             Some(y) => {
-                let y_bytes = y.len_bytes();
-                Some(buffer::writable_room(y, y_bytes)?)
+                let y_bytes = y.len();
+                Some(y.room(y_bytes)?)
             }
             None => None,
         };
@@ -133,6 +132,12 @@ impl PyTokenCorpus {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.corpus.close());
+    }
+}
+
+impl Drop for PyTokenCorpus {
+    fn drop(&mut self) {
+        Python::try_attach(|py| py.detach(|| self.corpus.close()));
     }
 }
 

@@ -2,12 +2,11 @@
 
 use std::ffi::OsString;
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
-use super::buffer::{self, Access};
+use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
 use super::mapped_file::{audit_open, path_of};
 use crate::mapped_file::RequestedMode;
@@ -20,10 +19,18 @@ pub struct PyWeightFile {
     weights: WeightFile,
 }
 
+impl Drop for PyWeightFile {
+    fn drop(&mut self) {
+        Python::try_attach(|py| py.detach(|| self.weights.file().close()));
+    }
+}
+
 impl PyWeightFile {
     /// KeyError if there is no such tensor; the callers have words of their own for that.
-    fn entry(&self, name: &str) -> PyResult<TensorEntry<'_>> {
-        self.weights.header().tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
+        // A name with lone surrogates is no name in any header.
+        let found = name.to_str().ok().and_then(|name| self.weights.header().tensor(name));
+        found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
     }
 }
 
@@ -68,8 +75,8 @@ impl PyWeightFile {
         self.weights.header().len()
     }
 
-    fn __contains__(&self, name: &str) -> bool {
-        self.weights.header().tensor(name).is_some()
+    fn __contains__(&self, name: &Bound<'_, PyString>) -> bool {
+        self.entry(name).is_ok()
     }
 
     /// Names in order of names.
@@ -95,7 +102,7 @@ impl PyWeightFile {
     fn info<'py>(
         &self,
         py: Python<'py>,
-        name: &str,
+        name: &Bound<'_, PyString>,
     ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64, u64)> {
         let entry = self.entry(name)?;
         let (offset, length) = self.weights.byte_range(&entry);
@@ -108,7 +115,7 @@ impl PyWeightFile {
     fn tensor<'py>(
         &self,
         py: Python<'py>,
-        name: &str,
+        name: &Bound<'_, PyString>,
         writable: bool,
     ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64, Option<Bound<'py, PyAny>>)> {
         let entry = self.entry(name)?;
@@ -123,14 +130,18 @@ impl PyWeightFile {
         Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, buffer))
     }
 
+    /// Why there are no copy-on-write pages of this file; None if there are.
+    fn copy_on_write_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let opened = self.weights.file().opened()?;
+        Ok(py.detach(|| opened.copy_on_write_refusal()))
+    }
+
     /// Copies a tensor's bytes to a buffer, which has room for just them.
-    fn read_into(&self, py: Python<'_>, name: &str, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let (offset, length) = self.weights.byte_range(&self.entry(name)?);
         let opened = self.weights.file().opened()?;
-        let mut out = PyUntypedBuffer::get(out)?;
-        buffer::fill_buffer(py, &mut out, usize::try_from(length)?, |start, chunk| {
-            opened.read_into(offset + start as u64, chunk)
-        })
+        WritableBuffer::of(out)?
+            .fill(py, usize::try_from(length)?, |start, chunk| opened.read_into(offset + start as u64, chunk))
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {

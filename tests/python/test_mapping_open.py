@@ -88,10 +88,11 @@ def test_what_is_not_a_regular_file_is_refused_by_name(
     assert (caught.value.errno, caught.value.filename) == (number, special)
 
 
-def test_a_file_of_sysfs_is_refused_because_its_size_is_not_true() -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_file_of_sysfs_is_refused_because_its_size_is_not_true(mode: str) -> None:
     path = "/sys/kernel/mm/transparent_hugepage/enabled"
     with pytest.raises(OSError, match="reports 4096 bytes and does not have them") as caught:
-        MappedFile(path)
+        MappedFile(path, mode=mode)
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
 
 
@@ -169,6 +170,25 @@ def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         MappedFile(path)
     assert os.fsencode(caught.value.filename) == path
+
+
+def test_messages_keep_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+    from pagestream import open_checkpoint, open_tokens
+    from pagestream.errors import FormatError
+
+    path = os.fsencode(tmp_path) + b"/t\xff"
+    with open(path, "wb") as file:
+        file.write(b"odd")
+    for opener in (open_tokens, open_checkpoint):
+        with pytest.raises(FormatError) as caught:
+            opener(path)
+        assert os.fsencode(str(caught.value)).startswith(path + b": ")
+
+
+@pytest.mark.parametrize("path", ["/proc/self/pagemap", "/proc/self/mem"])
+def test_a_file_of_the_kernel_that_cannot_be_read_is_explained(path: str) -> None:
+    with pytest.raises(OSError, match="it is a file of the kernel"):
+        MappedFile(path)
 
 
 def test_a_sparse_file_of_one_tebibyte_costs_nothing(tmp_path: Path) -> None:

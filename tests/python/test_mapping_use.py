@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import re
 import weakref
 from pathlib import Path
 
@@ -88,6 +89,37 @@ def test_in_read_mode_the_buffer_protocol_says_why_not(token_file: Path) -> None
         BufferError, match=r'tokens.bin: in "read" mode.*use read\(\), read_into\(\) or view\(\)'
     ):
         memoryview(MappedFile(token_file, mode="read"))
+
+
+def test_read_into_takes_whatever_is_writable_and_contiguous(token_file: Path) -> None:
+    import ctypes
+    import mmap
+
+    import ml_dtypes
+
+    buffers = [
+        bytearray(8),
+        (ctypes.c_int * 2)(),
+        np.empty((), "u8"),
+        np.empty(4, ml_dtypes.bfloat16),
+        np.empty(1, "M8[s]"),
+        mmap.mmap(-1, 8),
+        np.empty((2, 2, 2), "u1"),
+    ]
+    f = MappedFile(token_file)
+    for buffer in buffers:
+        assert f.read_into(buffer, 2) == 8
+        raw = buffer.tobytes() if isinstance(buffer, np.ndarray) else bytes(buffer)
+        assert np.frombuffer(raw, "u2").tolist() == [1, 2, 3, 4], type(buffer)
+
+
+def test_a_buffer_that_cannot_be_written_after_all_is_not_blamed_on_the_file(token_file: Path) -> None:
+    target = token_file.with_suffix(".target")
+    target.write_bytes(bytes(8192))
+    out = np.memmap(target, "u1", "r+")
+    os.truncate(target, 0)
+    with pytest.raises(BufferError, match="the buffer to read into cannot be written"):
+        MappedFile(token_file).read_into(out)
 
 
 @pytest.mark.parametrize("buffer", [b"constant", memoryview(b"constant")])
@@ -215,6 +247,22 @@ def test_residency_does_not_trust_mincore_for_a_stranger(big_file: Path) -> None
     assert output_of(code, big_file) == "preadv2 False 1.0"
 
 
+@pytest.mark.parametrize("mode", ["shared", "read"])
+def test_residency_of_more_pages_than_can_be_listed_is_a_fraction(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "huge"
+    with open(path, "wb") as file:
+        file.truncate(1 << 42)
+        os.pwrite(file.fileno(), b"x", 0)
+    found = MappedFile(path, mode=mode).residency()
+    assert (found.pages, found.method, found.exact) == (None, "cachestat", True)
+    assert 0 < found.fraction < 1e-6
+
+
+def test_residencies_can_be_compared(token_file: Path) -> None:
+    f = MappedFile(token_file)
+    assert f.residency() == f.residency()
+
+
 def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount: Path) -> None:
     """A FUSE mount knows no RWF_NOWAIT, and to a stranger the kernel tells nothing."""
     if os.geteuid() != 0:
@@ -338,9 +386,11 @@ def test_a_file_that_grows_can_be_read_and_refreshed_and_old_views_stay(token_fi
     old = np.frombuffer(f, "u2")
     with open(token_file, "ab") as file:
         file.write(bytes(10_000))
-    assert f.read(0, 4) == bytes([0, 0, 1, 0])
+    with pytest.raises(FileChangedError, match=r"grew from 8192 to 18192 bytes; call refresh\(\)"):
+        f.read(0, 4)
     assert (f.size, f.refresh(), f.size) == (8192, 18192, 18192)
     assert f.read(8192) == bytes(10_000)
+    assert f.read(0, 4) == bytes([0, 0, 1, 0])
     assert np.frombuffer(f, "u2").shape == (9096,)
     assert old.tolist() == list(range(4096))
     f.check()
@@ -355,6 +405,24 @@ def test_a_file_that_did_not_grow_is_not_refreshed(token_file: Path) -> None:
     os.truncate(token_file, 100)
     with pytest.raises(FileChangedError, match="truncated from 8192 to 100"):
         f.refresh()
+
+
+def test_lock_and_advice_hold_for_what_was_appended(token_file: Path) -> None:
+    def flags_and_locked() -> tuple[str, str]:
+        smaps = Path("/proc/self/smaps").read_text().split(str(token_file))[-1]
+        return re.search(r"VmFlags: (.*)", smaps)[1], re.search(r"Locked: +(\d+)", smaps)[1]  # type: ignore[index]
+
+    f = MappedFile(token_file)
+    f.lock()
+    f.advise("random")
+    with open(token_file, "ab") as file:
+        file.write(bytes(8192))
+    f.refresh()
+    flags, locked_kib = flags_and_locked()
+    assert "rr" in flags.split()
+    assert int(locked_kib) == 16
+    f.unlock()
+    assert "lo" not in flags_and_locked()[0].split()
 
 
 def test_an_empty_file_that_grows_is_mapped(tmp_path: Path) -> None:

@@ -234,3 +234,69 @@ def test_an_unknown_word_for_huge_pages_is_a_value_error() -> None:
         StagingBuffer(PAGE, huge_pages="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='"read" or "readwrite", not "none"'):
         StagingBuffer(PAGE).protect("none")  # type: ignore[arg-type]
+
+
+def twin(buffer: StagingBuffer) -> StagingBuffer:
+    """The same memory as another process maps it."""
+    from pagestream.mapping import _map_descriptor
+
+    duplicate = type("D", (), {"detach": lambda self: os.dup(buffer.fileno())})()
+    return _map_descriptor(StagingBuffer, duplicate, buffer.nbytes)
+
+
+def test_growing_does_not_erase_what_another_process_wrote() -> None:
+    one = StagingBuffer(100, shared=True)
+    other = twin(one)
+    other.resize(PAGE)
+    np.frombuffer(other, "u1")[200] = 7
+    one.resize(PAGE)
+    assert np.frombuffer(one, "u1")[200] == 7
+
+
+def test_growing_less_than_another_process_did_is_growing_all_the_same() -> None:
+    one = StagingBuffer(PAGE, shared=True)
+    other = twin(one)
+    other.resize(MIB)
+    one.resize(16 * PAGE)
+    np.frombuffer(one, "u1")[-1] = 5
+    assert np.frombuffer(other, "u1")[16 * PAGE - 1] == 5
+
+
+def test_a_shared_one_does_not_shrink_by_less_than_a_page_either() -> None:
+    buffer = StagingBuffer(PAGE, shared=True)
+    with pytest.raises(OSError, match="a shared one can only grow"):
+        buffer.resize(100)
+
+
+def test_new_bytes_of_a_protected_buffer_are_zero_too() -> None:
+    buffer = StagingBuffer(PAGE)
+    np.frombuffer(buffer, "u1")[:] = 255
+    buffer.protect("read")
+    buffer.resize(100)
+    buffer.resize(PAGE)
+    assert (buffer.protection, bytes(buffer)) == ("read", b"\xff" * 100 + bytes(PAGE - 100))
+
+
+def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing() -> None:
+    code = """
+    import errno, os, resource
+    import numpy as np
+    from pagestream import StagingBuffer
+    b = StagingBuffer(4096, shared=True)
+    np.frombuffer(b, "u1")[:] = 3
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = []
+    try:
+        while True: held.append(os.dup(0))
+    except OSError: pass
+    try:
+        b.seal()
+    except OSError as error:
+        print(errno.errorcode[error.errno], b.sealed, b.protection, bytes(b)[:2])
+    for descriptor in held: os.close(descriptor)
+    np.frombuffer(b, "u1")[0] = 4
+    b.seal()
+    print(b.sealed, bytes(b)[:2])
+    """
+    first, second = output_of(code).splitlines()
+    assert (first, second) == ("EMFILE False readwrite b'\\x03\\x03'", "True b'\\x04\\x03'")

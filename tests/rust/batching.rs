@@ -135,6 +135,9 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
     batch(&corpus, &windows, &[0, 3], Element::I32).expect("these fit");
     batch(&corpus, &windows, &[4], Element::I64).expect("it fits");
     let error = batch(&corpus, &windows, &[3, 4], Element::I32).expect_err("refused");
-    assert!(error.message().starts_with("token 7 of the corpus (number 3 of this file) does not fit in int32"), "{error}");
+    assert!(
+        error.message().starts_with("token 7 of the corpus (number 3 of this file) does not fit in int32"),
+        "{error}"
+    );
     assert_eq!(error.path(), Some(paths[1].as_path()));
 }

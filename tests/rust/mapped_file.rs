@@ -153,8 +153,10 @@ fn growth_is_refreshed_and_anything_else_is_not() {
     let file = MappedFile::open(&path, RequestedMode::Auto).expect("open");
     let old = file.opened().expect("not closed").view(0, 10_000).expect("inside").expect("mapped");
     OpenOptions::new().append(true).open(&path).and_then(|mut file| file.write_all(b"more")).expect("append");
-    assert_eq!(file.opened().expect("not closed").read(0, 10).expect("still readable"), bytes[..10]);
+    let grown = file.opened().expect("not closed").read(0, 10);
+    assert!(matches!(grown, Err(Error::FileChanged { .. })), "not trusted before it is refreshed: {grown:?}");
     assert_eq!(file.refresh(), Ok(10_004));
+    assert_eq!(file.opened().expect("not closed").read(0, 10).expect("readable"), bytes[..10]);
     assert_eq!(file.opened().expect("not closed").read(10_000, 4).expect("new"), b"more");
     assert_eq!(old.len(), 10_000);
     OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(5)).expect("cut");

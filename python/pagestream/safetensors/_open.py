@@ -77,6 +77,7 @@ class safe_open:  # noqa: N801 - upstream's name
         self._make = _maker(framework, device)
         self._views_read_only = self._mode == "shared" and framework in _NUMPY
         self._file = _native.WeightFile(os.fsencode(filename), self._mode, strict)
+        self._refusal = None if self._views_read_only else self._file.copy_on_write_refusal()
 
     @property
     def mode(self) -> str:
@@ -84,20 +85,18 @@ class safe_open:  # noqa: N801 - upstream's name
 
         ``"shared"`` (read-only views), ``"private"`` (copy-on-write pages) or ``"read"`` (copies).
         """
-        if self._copy or self._file.mode == "read":
+        if self._copy or self._refusal is not None:
             return "read"
-        return "private" if self._is_copy_on_write else self._file.mode
+        return self._file.mode if self._views_read_only else "private"
 
     @property
     def reason(self) -> str | None:
         """Why they do not stand on the shared mapping; None if they do."""
         if self._copy:
             return "copy=True"
-        return self._file.reason or (_COPY_ON_WRITE if self._is_copy_on_write else None)
-
-    @property
-    def _is_copy_on_write(self) -> bool:
-        return not self._views_read_only and self._file.mode != "read"
+        if self._refusal is not None:
+            return None if self._mode == "read" else self._refusal
+        return self._file.reason or (None if self._views_read_only else _COPY_ON_WRITE)
 
     def keys(self) -> list[str]:
         """The names of the tensors, sorted.

@@ -3,18 +3,26 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
 
 use super::copy;
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
-/// The action that stood in front of ours, leaked: the handler may be reading it at any time. One is
-/// leaked each time that somebody displaces us, so a handful in the life of a process.
-static PREDECESSOR: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+/// How many different handlers we can stand in front of, each with an entry of ours.
+const ENTRIES: usize = 8;
 
-/// Threads that are inside the chain. A thread that finds no free place gets the default action.
-static IN_CHAIN: [AtomicI32; 64] = [const { AtomicI32::new(0) }; 64];
+/// What stood in front of each of our entries, leaked: a handler may be reading it at any time.
+///
+/// An entry is a function of its own because other libraries keep us as *their* predecessor and put us
+/// back when they leave (`faulthandler.disable()`). What they put back then is the entry that was there
+/// before them, whose predecessor is the right one, and not their own.
+static PREDECESSORS: [AtomicPtr<libc::sigaction>; ENTRIES] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; ENTRIES];
+
+/// Threads that are inside the chain, with the entry by which they came: `thread * ENTRIES + entry`. A
+/// thread that finds no free place gets the default action.
+static IN_CHAIN: [AtomicI64; 64] = [const { AtomicI64::new(0) }; 64];
 
 /// Turns the handler on (the default) or off for good: off, nothing is installed and [`ready`]
 /// answers `false`, so that readers use `pread`.
@@ -23,8 +31,9 @@ pub fn set_enabled(enabled: bool) {
 }
 
 /// Makes sure that a fault in [`super::copy`] is survivable in this thread, right now: installs the
-/// handler, or puts it back in front. `false` when it cannot be: switched off, or SIGBUS is blocked
-/// in this thread, in which case the kernel kills whatever handlers there are.
+/// handler, or puts it back in front. `false` when it cannot be: switched off, more handlers came and
+/// went than we have entries, or SIGBUS is blocked in this thread, in which case the kernel kills
+/// whatever handlers there are.
 ///
 /// To be asked before each read or batch; two system calls.
 pub fn ready() -> bool {
@@ -46,22 +55,60 @@ fn in_front() -> bool {
     if is_ours(&current) {
         return true;
     }
-    // First the predecessor, then the handler that reads it.
-    PREDECESSOR.store(Box::into_raw(Box::new(current)), Ordering::Release);
-    let Some(displaced) = exchange(Some(&ours())) else { return false };
-    if !is_ours(&displaced) && displaced.sa_sigaction != current.sa_sigaction {
-        PREDECESSOR.store(Box::into_raw(Box::new(displaced)), Ordering::Release);
-    }
-    true
+    // First the predecessor, then the entry that reads it.
+    let Some(entry) = entry_before(&current) else { return false };
+    let Some(displaced) = exchange(Some(&action_of(entry))) else { return false };
+    // Somebody came in between: once more, in front of that one.
+    same(&displaced, &current) || is_ours(&displaced) || in_front_of(&displaced)
 }
+
+fn in_front_of(displaced: &libc::sigaction) -> bool {
+    entry_before(displaced).is_some_and(|entry| exchange(Some(&action_of(entry))).is_some())
+}
+
+/// The entry whose predecessor is this action; a free one if there is none yet.
+fn entry_before(action: &libc::sigaction) -> Option<usize> {
+    let mut leaked: *mut libc::sigaction = ptr::null_mut();
+    PREDECESSORS.iter().position(|place| {
+        // SAFETY: null, or a leaked box that nobody writes to.
+        if let Some(known) = unsafe { place.load(Ordering::Acquire).as_ref() } {
+            return same(known, action);
+        }
+        if leaked.is_null() {
+            leaked = Box::into_raw(Box::new(*action));
+        }
+        match place.compare_exchange(ptr::null_mut(), leaked, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            // SAFETY: not null, so a leaked box that nobody writes to.
+            Err(theirs) => same(unsafe { &*theirs }, action),
+        }
+    })
+}
+
+fn same(one: &libc::sigaction, other: &libc::sigaction) -> bool {
+    (one.sa_sigaction, one.sa_flags) == (other.sa_sigaction, other.sa_flags)
+}
+
+type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+const HANDLERS: [Handler; ENTRIES] = [
+    on_sigbus::<0>,
+    on_sigbus::<1>,
+    on_sigbus::<2>,
+    on_sigbus::<3>,
+    on_sigbus::<4>,
+    on_sigbus::<5>,
+    on_sigbus::<6>,
+    on_sigbus::<7>,
+];
 
 fn is_ours(action: &libc::sigaction) -> bool {
-    action.sa_sigaction == on_sigbus as *const () as usize
+    HANDLERS.iter().any(|&handler| action.sa_sigaction == handler as usize)
 }
 
-fn ours() -> libc::sigaction {
+fn action_of(entry: usize) -> libc::sigaction {
     let mut action = empty_action();
-    action.sa_sigaction = on_sigbus as *const () as usize;
+    action.sa_sigaction = HANDLERS[entry] as usize;
     // ONSTACK: Go's and others' threads have small stacks. NODEFER: a fault while we are in a
     // predecessor must not be fatal for being blocked.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
@@ -82,7 +129,7 @@ fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     (status == 0).then_some(old)
 }
 
-extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C" fn on_sigbus<const ENTRY: usize>(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
     let is_fault = unsafe { (*info).si_code } > 0;
     if is_fault && redirect(context.cast()) {
@@ -92,7 +139,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
-    chain(signal, info, context, is_fault);
+    chain(ENTRY, signal, info, context, is_fault);
     // SAFETY: as above.
     unsafe { *errno = saved };
 }
@@ -119,26 +166,32 @@ fn program_counter(context: *mut libc::ucontext_t) -> *mut libc::c_ulonglong {
     unsafe { &raw mut (*context).uc_mcontext.pc }
 }
 
-/// Hands the signal to the predecessor.
-fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
+/// Hands the signal to the entry's predecessor.
+fn chain(entry: usize, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
     // SAFETY: takes no argument and cannot fail.
     let thread = unsafe { libc::gettid() };
-    let returning = IN_CHAIN.iter().any(|place| place.load(Ordering::Relaxed) == thread);
+    let visit = i64::from(thread) * ENTRIES as i64 + entry as i64;
+    let returning = IN_CHAIN.iter().any(|place| place.load(Ordering::Relaxed) == visit);
     let place = IN_CHAIN
         .iter()
-        .find(|place| place.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+        .find(|place| place.compare_exchange(0, visit, Ordering::Relaxed, Ordering::Relaxed).is_ok());
     match place {
-        Some(_) if returning => default_action(is_fault),
-        Some(_) => call_predecessor(signal, info, context, is_fault),
-        None => default_action(is_fault),
+        Some(_) if !returning => call_predecessor(entry, signal, info, context, is_fault),
+        _ => default_action(is_fault),
     }
     if let Some(place) = place {
         place.store(0, Ordering::Relaxed);
     }
 }
 
-fn call_predecessor(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
-    let predecessor = PREDECESSOR.load(Ordering::Acquire);
+fn call_predecessor(
+    entry: usize,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+    is_fault: bool,
+) {
+    let predecessor = PREDECESSORS[entry].load(Ordering::Acquire);
     // SAFETY: null, or a leaked box that nobody writes to.
     let Some(action) = (unsafe { predecessor.as_ref() }) else { return default_action(is_fault) };
     match action.sa_sigaction {
@@ -147,9 +200,6 @@ fn call_predecessor(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_v
         libc::SIG_IGN if is_fault => return default_action(is_fault),
         libc::SIG_IGN => return,
         _ => {}
-    }
-    if action.sa_flags & libc::SA_RESETHAND != 0 {
-        PREDECESSOR.store(ptr::null_mut(), Ordering::Release);
     }
     let mut blocked = action.sa_mask;
     if action.sa_flags & libc::SA_NODEFER == 0 {
@@ -160,7 +210,6 @@ fn call_predecessor(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_v
     // SAFETY: both sets are initialised and live.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut before) };
     if action.sa_flags & libc::SA_SIGINFO != 0 {
-        type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
         // SAFETY: neither SIG_DFL nor SIG_IGN, so with SA_SIGINFO it is such a function (sigaction(2)).
         let handler = unsafe { std::mem::transmute::<usize, Handler>(action.sa_sigaction) };
         handler(signal, info, context);

@@ -9,9 +9,10 @@
 //!    puts into its workers). Behind any of these a fault would kill or loop for ever.
 //! 3. It reads and writes atomics and calls only async-signal-safe functions (signal-safety(7)).
 //!
-//! Two handlers that each hold the other for their predecessor would call each other for ever
-//! (`faulthandler` re-raises after it has put its predecessor back). A thread that comes to the chain
-//! a second time, while it is still in it, therefore gets the default action.
+//! Others keep us as their predecessor, too, and put us back when they leave. So each time that we step
+//! in front of a handler that is new to us, it is by another entry function, which keeps that one for its
+//! predecessor. A thread that comes to the same entry again, while it is still in that entry's chain, is
+//! going in circles and gets the default action.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod copy;
