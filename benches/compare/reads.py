@@ -35,7 +35,7 @@ def measure(folder: Path) -> list[Row]:
             for offset in offsets[: max(1, (8 << 20) // len(out))]:
                 os.preadv(descriptor, [out], offset)
 
-        for offset in offsets[:8]:
+        for offset in offsets:
             expected = memmap[offset : offset + length]
             mapped.read_into(out, offset)
             assert np.array_equal(out, expected)

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 
@@ -11,13 +13,18 @@ import reads
 import staging
 from harness import ROOT, Row, as_json, machine, table
 
+from pagestream import _native
+
 MODULES = {"opens": opens, "reads": reads, "staging": staging}
 
 
 def rust_results() -> list[Row]:
-    """What `cargo bench` left: criterion's estimates, as rows of one sample each quartile."""
+    """What `cargo bench` left in the last hour: criterion's medians, with their 95 % interval as quartiles."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     rows: dict[tuple[str, int], Row] = {}
-    for file in sorted((ROOT / "target/criterion").glob("copy_*/*/*/new/estimates.json")):
+    for file in sorted((target / "criterion").glob("copy_*/*/*/new/estimates.json")):
+        if time.time() - file.stat().st_mtime > 3600:
+            continue
         *_, group, name, size, _, _ = file.parts
         median = json.loads(file.read_text())["median"]
         interval = median["confidence_interval"]
@@ -33,6 +40,8 @@ def main() -> None:
     parser.add_argument("only", nargs="*", choices=[*MODULES, []], help="which comparisons; all by default")
     parser.add_argument("--record", action="store_true", help="keep the results in benches/record/")
     options = parser.parse_args()
+    if _native.debug_build:
+        parser.error("the extension is a debug build; make one for release (make build)")
     profile = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"]["release"]
     facts = {**machine(), "profile": profile}
     results: dict[str, list[Row]] = {}
@@ -47,6 +56,7 @@ def main() -> None:
     if options.record:
         head = f"# {facts['date']}\n\n" + "".join(f"- {key}: {value}\n" for key, value in facts.items())
         text = "\n".join([head, *(table(*result) for result in results.items())])
+        (ROOT / "benches/record").mkdir(exist_ok=True)
         stem = ROOT / "benches/record" / f"{facts['date']}-{facts['commit']}"
         stem.with_suffix(".md").write_text(text)
         stem.with_suffix(".json").write_text(as_json(facts, results))

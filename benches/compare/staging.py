@@ -14,6 +14,7 @@ TITLE = "staging memory: allocate, fill once, free"
 def fill(huge_pages: str, source: np.ndarray) -> None:
     buffer = StagingBuffer(source.nbytes, huge_pages=huge_pages)
     np.frombuffer(buffer, "u1")[:] = source
+    assert np.array_equal(np.frombuffer(buffer, "u1")[::4096], source[::4096])
 
 
 def measure(_folder: Path) -> list[Row]:
