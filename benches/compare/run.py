@@ -19,7 +19,7 @@ MODULES = {"opens": opens, "reads": reads, "staging": staging}
 
 
 def rust_results() -> list[Row]:
-    """What `cargo bench` left in the last hour: criterion's medians, with their 95 % interval as quartiles."""
+    """What `cargo bench` left in the last hour: criterion's medians with their 95 % intervals."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     rows: dict[tuple[str, int], Row] = {}
     for file in sorted((target / "criterion").glob("copy_*/*/*/new/estimates.json")):

@@ -64,7 +64,7 @@ impl Region {
     }
 
     /// The first byte. Reading through it can raise SIGBUS and race with other processes: pass it on
-    /// (buffer protocol, [`fault::copy`]), do not make a slice of it.
+    /// (buffer protocol, [`fault::copy()`]), do not make a slice of it.
     pub fn as_ptr(&self) -> *const u8 {
         self.raw.as_ptr()
     }

@@ -4,7 +4,7 @@
 //! **Why no `&[u8]` over a mapping.** A mapped file can be changed or cut by another process at any
 //! moment. A Rust slice promises that its bytes do not change, so one over a mapping would be
 //! undefined behaviour, and touching a page that the file no longer has raises SIGBUS. [`map::Region`]
-//! therefore keeps a raw pointer and gives bytes out by [`fault::copy`], which survives the signal,
+//! therefore keeps a raw pointer and gives bytes out by [`fault::copy()`], which survives the signal,
 //! or as an address that Python's buffer protocol passes on.
 #![allow(unsafe_code)] // Island 1: each block names the check that makes it true.
 

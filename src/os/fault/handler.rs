@@ -30,7 +30,7 @@ pub fn set_enabled(enabled: bool) {
     ENABLED.store(enabled, Ordering::Relaxed);
 }
 
-/// Makes sure that a fault in [`super::copy`] is survivable in this thread, right now: installs the
+/// Makes sure that a fault in [`super::copy()`] is survivable in this thread, right now: installs the
 /// handler, or puts it back in front. `false` when it cannot be: switched off, more handlers came and
 /// went than we have entries, or SIGBUS is blocked in this thread, in which case the kernel kills
 /// whatever handlers there are.

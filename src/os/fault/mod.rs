@@ -1,5 +1,5 @@
 //! Bus errors. A page of a mapping that its file cannot give (the file shrank, its disk or server
-//! failed) raises SIGBUS in whoever touches it. [`copy`] survives that; this module has the handler
+//! failed) raises SIGBUS in whoever touches it. [`copy()`] survives that; this module has the handler
 //! that makes it so, and its manners towards other handlers in the process:
 //!
 //! 1. It acts only on a fault (`si_code > 0`) at an instruction of our copy routine. Everything else,
