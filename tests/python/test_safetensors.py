@@ -20,6 +20,7 @@ from pagestream.errors import MappedReadError, PagestreamError
 from pagestream.safetensors import SafetensorError, safe_open
 
 from support.mappings import mappings_of, place_in_file
+from support.process import output_of
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
 
 GIB = 1 << 30
@@ -487,3 +488,44 @@ def test_a_file_can_be_saved_over_while_its_tensors_are_in_use(path, framework, 
         np.testing.assert_array_equal(as_numpy(loaded[name]), array)
         np.testing.assert_array_equal(as_numpy(ours.load_file(path)[name]), array)
         np.testing.assert_array_equal(as_numpy(earlier[name]), WEIGHTS[name])
+
+
+def test_where_there_are_no_copy_on_write_pages_mode_and_reason_say_so(tmp_path):
+    """RLIMIT_DATA counts private writable memory: the mapping is refused, and tensors are copies."""
+    path = tmp_path / "large.safetensors"
+    safetensors.numpy.save_file({"a": np.arange(32 << 20, dtype="u1")}, path)
+    code = """
+    import resource, sys
+    from pagestream.safetensors import safe_open
+    held = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (held + (16 << 20), -1))
+    f = safe_open(sys.argv[1], "np")
+    print(f.mode, f.reason, sep="|")
+    """
+    mode, reason = output_of(code, path).split("|")
+    assert mode == "read"
+    assert reason.startswith("MAP_PRIVATE with PROT_WRITE: ENOMEM")
+    assert "RLIMIT_DATA (ulimit -d) allows" in reason
+
+
+@pytest.mark.parametrize("name", ["missing", "lone surrogate \udcff"])
+def test_a_name_that_is_not_there_is_an_error_of_its_kind(tmp_path, name):
+    path = tmp_path / "f.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(1)}, path)
+    with pytest.raises(SafetensorError, match="does not contain tensor"):
+        safe_open(path, "np").get_tensor(name)
+    weights = pagestream.open_checkpoint(path)
+    assert name not in weights
+    assert weights.get(name) is None
+    assert weights.get(5) is None
+    with pytest.raises(KeyError):
+        weights[name]
+
+
+def test_checkpoints_are_equal_to_themselves(tmp_path):
+    path = tmp_path / "f.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(3)}, path)
+    one, other = pagestream.open_checkpoint(path), pagestream.open_checkpoint(path)
+    assert one == one  # noqa: PLR0124 - that is the point
+    assert one != other
+    assert len({one, other}) == 2
