@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pagestream import _environment, _native
+from pagestream._closing import ClosedByWith
 from pagestream._progress import Progress, reporting
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     import numpy.typing as npt
@@ -84,7 +84,7 @@ class Residency:
     exact: bool
 
 
-class MappedFile(_native.MappedFile):
+class MappedFile(_native.MappedFile, ClosedByWith):
     """A regular file, open for reading by the best means that its storage allows.
 
     With ``mode="auto"`` it is mapped shared; where the file system refuses that (FUSE with
@@ -386,19 +386,6 @@ class MappedFile(_native.MappedFile):
             b'\x00\x00'
         """
         super().close()
-
-    def __enter__(self) -> Self:
-        """Returns itself; the end of the ``with`` block closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Closes the file."""
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute path and the mode asked for."""

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pagestream import _environment, _native
+from pagestream._closing import ClosedByWith
 from pagestream._dtypes import numpy_dtype
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     import numpy.typing as npt
 
     from pagestream._environment import Mode
@@ -51,7 +49,7 @@ class TensorInfo:
     offset: int
 
 
-class Checkpoint(Mapping[str, "npt.NDArray[Any]"]):
+class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
     """A safetensors file as a mapping from names to read-only arrays. Made by `open_checkpoint`.
 
     Arrays are views of the mapped file: having one costs no memory and reads nothing; its pages are
@@ -203,19 +201,6 @@ class Checkpoint(Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").close()
         """
         self._file.close()
-
-    def __enter__(self) -> Self:
-        """Returns itself; the end of the ``with`` block closes the file."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Closes the file."""
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute path and what it was opened with."""

@@ -100,21 +100,10 @@ def test_many_threads_read_refresh_and_close(token_file: Path) -> None:
     assert f.closed
 
 
-def test_reading_lets_other_threads_run(big_file: Path) -> None:
+def test_reading_lets_other_threads_run(tmp_path: Path) -> None:
     """While one thread waits in the kernel (a stopped FUSE daemon), another one goes on."""
-    bindfs = real.need_tool("bindfs")
-    point = big_file.parent / "slow"
-    point.mkdir()
-    source = big_file.parent / "behind"
-    source.mkdir()
-    (source / "f").write_bytes(bytes(1 << 20))
-    import subprocess
-
-    daemon = subprocess.Popen([bindfs, "-f", str(source), str(point)])
-    try:
-        while not os.path.ismount(point):
-            time.sleep(0.01)
-        f = MappedFile(point / "f")
+    with real.stoppable_bindfs(tmp_path) as (mount, daemon):
+        f = MappedFile(mount / "f")
         f.evict()
         daemon.send_signal(signal.SIGSTOP)
         reader = threading.Thread(target=f.read)
@@ -126,26 +115,12 @@ def test_reading_lets_other_threads_run(big_file: Path) -> None:
         reader.join(30)
         assert not reader.is_alive()
         f.close()
-    finally:
-        daemon.send_signal(signal.SIGCONT)
-        daemon.terminate()
-        daemon.wait()
 
 
-def test_letting_go_of_the_last_reference_lets_other_threads_run(big_file: Path) -> None:
+def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path: Path) -> None:
     """Closing a file on a stopped FUSE daemon waits for it; Python must not."""
-    import subprocess
-
-    bindfs = real.need_tool("bindfs")
-    point, source = big_file.parent / "slow", big_file.parent / "behind"
-    point.mkdir()
-    source.mkdir()
-    (source / "f").write_bytes(bytes(1 << 20))
-    daemon = subprocess.Popen([bindfs, "-f", str(source), str(point)])
-    try:
-        while not os.path.ismount(point):
-            time.sleep(0.01)
-        held = [MappedFile(point / "f")]
+    with real.stoppable_bindfs(tmp_path) as (mount, daemon):
+        held = [MappedFile(mount / "f")]
         daemon.send_signal(signal.SIGSTOP)
         dropper = threading.Thread(target=held.clear)
         dropper.start()
@@ -155,10 +130,6 @@ def test_letting_go_of_the_last_reference_lets_other_threads_run(big_file: Path)
         dropper.join(30)
         assert not dropper.is_alive()
         assert held == []
-    finally:
-        daemon.send_signal(signal.SIGCONT)
-        daemon.terminate()
-        daemon.wait()
 
 
 def test_ten_thousand_opens_leak_neither_descriptors_nor_mappings(token_file: Path) -> None:

@@ -14,7 +14,6 @@ from pagestream.errors import FormatError, SafetensorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from pagestream._environment import Mode
@@ -176,12 +175,7 @@ class safe_open:  # noqa: N801 - upstream's name
         """Returns itself; the end of the ``with`` block closes the file. Tensors stay valid."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         """Closes the file."""
         self._file.close()
 

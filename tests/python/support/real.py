@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -55,6 +56,25 @@ def bindfs(source: Path, point: Path, *options: str) -> Iterator[Path]:
     command = [need_tool("bindfs"), *(f"-o{option}" for option in options), str(source), str(point)]
     with mounted(command, point) as mount:
         yield mount
+
+
+@contextlib.contextmanager
+def stoppable_bindfs(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+    """A mount with a file of 1 MiB, `f`, and its daemon in the foreground, to be stopped and continued."""
+    program = need_tool("bindfs")
+    point, source = folder / "slow", folder / "behind"
+    point.mkdir()
+    source.mkdir()
+    (source / "f").write_bytes(bytes(1 << 20))
+    daemon = subprocess.Popen([program, "-f", str(source), str(point)])
+    try:
+        while not os.path.ismount(point):
+            time.sleep(0.01)
+        yield point, daemon
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+        daemon.terminate()
+        daemon.wait()
 
 
 @contextlib.contextmanager
