@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pagestream import errors
 from pagestream._native import __version__
-from pagestream.mapping import FileSystem, MappedFile, Residency, StagingBuffer
+from pagestream.mapping import FileSystem, MappedFile, Residency
+from pagestream.staging import StagingBuffer
 from pagestream.tokens import TokenCorpus, TokenShard, open_tokens
 from pagestream.weights import Checkpoint, TensorInfo, open_checkpoint
 

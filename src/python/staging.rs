@@ -1,4 +1,4 @@
-//! `StagingBuffer`. Its Python subclass in `mapping.py` has the documentation.
+//! `StagingBuffer`. Its Python subclass in `staging.py` has the documentation.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;

@@ -36,11 +36,12 @@ PYTHON_MAY_USE = {
     "_closing": set(),
     "_dtypes": {"errors"},
     "mapping": {"_native", "_environment", "_progress", "_closing", "errors"},
+    "staging": {"_native"},
     "tokens": {"_native", "_environment", "errors", "mapping"},
     "weights": {"_native", "_environment", "_closing", "_dtypes", "errors", "mapping"},
     "safetensors": {"_native", "_environment", "_dtypes", "errors", "mapping"},
     "torch": {"_environment", "errors", "mapping", "tokens", "weights"},
-    "__init__": {"_native", "errors", "mapping", "tokens", "weights"},
+    "__init__": {"_native", "errors", "mapping", "staging", "tokens", "weights"},
 }
 MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py"}
 
@@ -144,9 +145,7 @@ def test_the_core_knows_no_python() -> None:
 @pytest.mark.parametrize("pattern", ["src/**/*.rs", "python/**/*.py"])
 def test_no_file_is_longer_than_can_be_read_at_once(pattern: str) -> None:
     lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in ROOT.glob(pattern)}
-    # Documentation lives in mapping.py: more than half of it is docstrings.
-    limits = {"python/pagestream/mapping.py": 620}
-    assert {name: length for name, length in lengths.items() if length > limits.get(name, 400)} == {}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
 
 
 def imports_of(file: Path) -> set[str]:
@@ -201,9 +200,9 @@ def test_the_version_stands_in_one_place() -> None:
 def test_all_names_that_are_exported_exist_and_are_documented() -> None:
     import pagestream
     import pagestream.torch
-    from pagestream import errors, mapping, safetensors, tokens, weights
+    from pagestream import errors, mapping, safetensors, staging, tokens, weights
 
-    for module in (pagestream, pagestream.torch, errors, mapping, safetensors, tokens, weights):
+    for module in (pagestream, pagestream.torch, errors, mapping, safetensors, staging, tokens, weights):
         for name in module.__all__:
             thing = getattr(module, name)
             assert name.startswith("__") or thing.__doc__, f"{module.__name__}.{name}"

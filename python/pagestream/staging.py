@@ -1,0 +1,173 @@
+"""Anonymous memory to stage bytes in: `StagingBuffer`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from pagestream import _native
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["StagingBuffer"]
+
+
+class StagingBuffer(_native.StagingBuffer):
+    r"""Anonymous memory to stage bytes in: page-aligned, zeroed, writable through the buffer protocol.
+
+    Args:
+        nbytes: Size in bytes.
+        shared: Whether other processes may map it. Shared memory is a memfd; a pickle, as
+            `multiprocessing` makes one, ships its descriptor and no bytes. It can grow, not shrink.
+        huge_pages: ``"always"`` or ``"never"`` ask for huge pages or do not; ``"auto"`` asks from
+            2 MiB on. What the kernel made of it is `huge_page_bytes`.
+
+    Raises:
+        OSError: No memory.
+        ValueError: An unknown word for `huge_pages`.
+
+    Example:
+        >>> import numpy as np
+        >>> from pagestream import StagingBuffer
+        >>> b = StagingBuffer(4096)
+        >>> a = np.frombuffer(b, "u2")
+        >>> a[:] = 7
+        >>> bytes(memoryview(b)[:2])
+        b'\x07\x00'
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        nbytes: int,
+        *,
+        shared: bool = False,
+        huge_pages: Literal["auto", "always", "never"] = "auto",
+    ) -> Self:
+        """Allocates the memory."""
+        return super().__new__(cls, nbytes, shared, huge_pages, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return super().nbytes
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may map it."""
+        return super().shared
+
+    @property
+    def sealed(self) -> bool:
+        """Whether `seal` made it unchangeable."""
+        return super().sealed
+
+    @property
+    def protection(self) -> str:
+        """``"read"`` or ``"readwrite"``."""
+        return super().protection
+
+    @property
+    def huge_page_bytes(self) -> int:
+        """Bytes that lie on huge pages now, from ``/proc/self/smaps``."""
+        return super().huge_page_bytes
+
+    def resize(self, nbytes: int) -> None:
+        """Changes the size by moving page tables (mremap(2)), never by copying.
+
+        New bytes are zero, unless another process that shares them has written there already.
+
+        Args:
+            nbytes: The new size in bytes.
+
+        Raises:
+            BufferError: Views of the buffer are alive; the memory may move.
+            OSError: No memory; or the buffer is sealed, or shared and would shrink.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> b = StagingBuffer(4096)
+            >>> b.resize(1 << 20)
+            >>> b.nbytes
+            1048576
+        """
+        super().resize(nbytes)
+
+    def protect(self, protection: Literal["read", "readwrite"]) -> None:  # type: ignore[override]
+        """Makes the memory read-only or writable again (mprotect(2)).
+
+        While it is read-only, views of it are read-only, and a stray write by native code is a
+        segmentation fault instead of silent damage.
+
+        Args:
+            protection: ``"read"`` or ``"readwrite"``.
+
+        Raises:
+            BufferError: ``"read"`` while views, which may be writable, are alive.
+            OSError: The buffer is sealed.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> b = StagingBuffer(4096)
+            >>> b.protect("read")
+            >>> memoryview(b).readonly
+            True
+        """
+        super().protect(protection)
+
+    def seal(self) -> None:
+        """Makes shared memory unchangeable, for every process and for good (memfd seals).
+
+        Raises:
+            BufferError: Views of the buffer are alive.
+            OSError: Not shared, or another process has it mapped writable.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> b = StagingBuffer(4096, shared=True)
+            >>> b.seal()
+            >>> b.sealed, memoryview(b).readonly
+            (True, True)
+        """
+        super().seal()
+
+    def fileno(self) -> int:
+        """The memfd of a shared buffer. It stays the buffer's: do not close it.
+
+        Raises:
+            ValueError: The buffer is private.
+
+        Example:
+            >>> from pagestream import StagingBuffer
+            >>> StagingBuffer(4096, shared=True).fileno() > 2
+            True
+        """
+        return super().fileno()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles a shared buffer as its descriptor, for `multiprocessing`.
+
+        Raises:
+            TypeError: The buffer is private.
+        """
+        if not self.shared:
+            message = "a private StagingBuffer cannot be sent to another process; use shared=True"
+            raise TypeError(message)
+        from multiprocessing.reduction import DupFd
+
+        return _map_descriptor, (type(self), DupFd(self.fileno()), self.nbytes)
+
+    def __repr__(self) -> str:
+        """Size and kind."""
+        kind = "sealed" if self.sealed else "shared" if self.shared else "private"
+        return f"<{type(self).__name__} {self.nbytes} bytes, {kind}>"
+
+
+def _map_descriptor(cls: type[StagingBuffer], duplicate: Any, nbytes: int) -> StagingBuffer:  # noqa: ANN401
+    descriptor = duplicate.detach()
+    try:
+        return _native.StagingBuffer.__new__(cls, nbytes, True, "auto", descriptor)  # noqa: FBT003
+    finally:
+        os.close(descriptor)
