@@ -160,7 +160,7 @@ def test_paths_may_be_text_bytes_or_path_objects(token_file: Path, form: type) -
 
 
 def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path) + b"/t\xff.bin"
+    path = os.fsencode(tmp_path) + b"/T\xff.bin"
     with open(path, "wb") as file:
         file.write(b"data")
     f = MappedFile(path)
