@@ -1,7 +1,8 @@
 //! `pagestream`: token files and safetensors weights, mapped.
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it:
-//! [`error`], [`dtype`] · [`os`] · [`mapped_file`] · [`tokens`], [`weights`], [`gather`] · `python`.
+//! [`error`], [`dtype`] · [`os`] · [`mapped_file`] · [`tokens`], [`weights`], [`sampling`],
+//! [`gather`] · `python`.
 
 pub mod batching;
 pub mod dtype;
@@ -11,5 +12,6 @@ pub mod mapped_file;
 pub mod os;
 #[cfg(feature = "python")]
 mod python;
+pub mod sampling;
 pub mod tokens;
 pub mod weights;

@@ -8,6 +8,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import batches
 import opens
 import reads
 import staging
@@ -15,7 +16,7 @@ from harness import ROOT, Row, as_json, machine, table
 
 from pagestream import _native
 
-MODULES = {"opens": opens, "reads": reads, "staging": staging}
+MODULES = {"batches": batches, "opens": opens, "reads": reads, "staging": staging}
 
 
 def rust_results() -> list[Row]:

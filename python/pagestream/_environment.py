@@ -5,6 +5,7 @@ A value that cannot be parsed is a `ValueError` that names the variable.
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Literal, get_args
 
@@ -32,3 +33,38 @@ def apply_fault_guard() -> None:
         message = f"PAGESTREAM_FAULT_GUARD is {value!r}; it must be on or off"
         raise ValueError(message)
     _native.set_fault_guard(value == "on")
+
+
+def number(name: str, default: int, *, least: int) -> int:
+    """An integer from the environment."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value < 1 << 63:
+        message = f"{name} is {text!r}; it must be an integer, at least {least}"
+        raise ValueError(message)
+    return value
+
+
+def threads(explicit: int | None) -> int | None:
+    """Gathering threads: the argument, else ``PAGESTREAM_THREADS``, else None."""
+    return _positive("threads", explicit, "PAGESTREAM_THREADS")
+
+
+def memory_bytes(explicit: int | None) -> int | None:
+    """A memory budget: the argument, else ``PAGESTREAM_MEMORY_BYTES``, else None."""
+    return _positive("memory_bytes", explicit, "PAGESTREAM_MEMORY_BYTES")
+
+
+def _positive(name: str, explicit: int | None, variable: str) -> int | None:
+    if explicit is None:
+        return number(variable, 0, least=1) or None
+    value = operator.index(explicit)
+    if not 1 <= value < 1 << 63:
+        message = f"{name} must be at least 1, not {value}"
+        raise ValueError(message)
+    return value

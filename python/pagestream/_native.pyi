@@ -5,16 +5,21 @@ from typing import Self, final
 from typing_extensions import Buffer, disjoint_base
 
 __all__ = [
+    "ORDER_VERSION",
     "Exporter",
     "MappedFile",
+    "Permutation",
+    "Schedule",
     "StagingBuffer",
     "TokenCorpus",
+    "TokenPipeline",
     "WeightFile",
     "__version__",
     "debug_build",
     "set_fault_guard",
 ]
 
+ORDER_VERSION: int
 __version__: str
 debug_build: bool
 
@@ -60,6 +65,28 @@ class MappedFile(Exporter):
     def refresh(self) -> int: ...
     def close(self) -> None: ...
 
+@final
+class Permutation:
+    def __new__(cls, length: int, seed: int, epoch: int) -> Self: ...
+    def at(self, index: int) -> int: ...
+    def inverse(self, value: int) -> int: ...
+    def take(self, start: int, step: int, count: int) -> list[int]: ...
+
+@final
+class Schedule:
+    def __new__(
+        cls,
+        sources: Sequence[tuple[int, int]],
+        weights: Sequence[int] | None,
+        exhausted: str,
+        order: str,
+        mixing_radius_windows: int,
+        seed: int,
+    ) -> Self: ...
+    @property
+    def length(self) -> int | None: ...
+    def draws(self, position: int, count: int) -> list[tuple[int, int, int]]: ...
+
 @disjoint_base
 class StagingBuffer(Exporter):
     def __new__(cls, nbytes: int, shared: bool, huge_pages: str, descriptor: int | None) -> Self: ...
@@ -91,6 +118,12 @@ class TokenCorpus:
     @property
     def dtype_name(self) -> str: ...
     def shard_facts(self) -> list[tuple[str, str, int, int, str, str | None]]: ...
+    def fingerprint_number(self) -> int: ...
+    @property
+    def document_count(self) -> int | None: ...
+    def document_bounds(self, first: int, out: Buffer) -> None: ...
+    @property
+    def open_count(self) -> int: ...
     def view(self, start: int, stop: int) -> Exporter | None: ...
     def read_into(self, start: int, stop: int, out: Buffer) -> None: ...
     def windows(self, sequence_length: int, stride: int, target: str) -> int: ...
@@ -105,6 +138,43 @@ class TokenCorpus:
         y: Buffer | None,
     ) -> None: ...
     def check(self) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class TokenPipeline:
+    def __new__(
+        cls,
+        corpora: Sequence[TokenCorpus],
+        weights: Sequence[int] | None,
+        exhausted: str,
+        *,
+        sequence_length: int,
+        stride: int,
+        target: str,
+        order: str,
+        mixing_radius: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        epochs: int | None,
+        drop_last: bool,
+        position: int,
+        dtype: str,
+        documents: bool,
+        threads: int | None,
+        lookahead: int | None,
+        memory_bytes: int | None,
+        drop_behind: str | None,
+    ) -> Self: ...
+    @property
+    def layout(self) -> tuple[int, int | None, int, int | None, int]: ...
+    @property
+    def epoch_samples(self) -> int | None: ...
+    @property
+    def alive(self) -> bool: ...
+    def next(self) -> tuple[Exporter, int, int, list[int] | None] | None: ...
+    def metrics(self) -> list[tuple[str, int]]: ...
     def close(self) -> None: ...
 
 @final

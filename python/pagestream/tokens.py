@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 
 from pagestream import _environment, _native
+from pagestream._token_paths import token_paths
+from pagestream.documents import Documents
 from pagestream.errors import FileChangedError
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
 
-Format = Literal["raw", "npy"]
+Format = Literal["raw", "npy", "llmc", "megatron", "datatrove"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,12 @@ class TokenShard:
     """One file of a corpus.
 
     Attributes:
-        path: Its absolute path.
-        format: ``"raw"`` or ``"npy"``.
+        path: Its absolute path; of a Megatron pair that of the ``.bin``.
+        format: ``"raw"``, ``"npy"``, ``"llmc"``, ``"megatron"`` or ``"datatrove"``.
         tokens: How many tokens it holds.
         start: Where its first token stands on the corpus's axis.
-        mode: How it is read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
+        mode: How it is read, as found at the first opening:
+            ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
         reason: Why not in a better mode; None if in the first choice.
 
     Example:
@@ -57,6 +60,9 @@ class TokenCorpus(_native.TokenCorpus):
 
     ``len(corpus)`` is the number of tokens, ``corpus[7]`` an int, ``corpus[a:b]`` a read-only 1-d array:
     a view of the mapping, without a copy, if the range lies in one mapped file, else a copy.
+
+    At most 1024 files stay open (fewer where ``ulimit -n`` is low); others are opened again when they are
+    read, and must still be the same files.
 
     Pickling ships paths and opens the files again, which must still have as many tokens.
 
@@ -90,9 +96,27 @@ class TokenCorpus(_native.TokenCorpus):
         return tuple(TokenShard(*facts) for facts in super().shard_facts())
 
     @property
-    def documents(self) -> None:
-        """None: neither raw nor ``.npy`` files record where documents begin."""
-        return None
+    def documents(self) -> Documents | None:
+        """The documents as a sequence of arrays; None where the format does not record them.
+
+        Megatron's files do, and datatrove's if each has its ``.index``.
+        """
+        return None if super().document_count is None else Documents(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that stay the same as long as the data do.
+
+        They cover the type, the format, and of each file in order its size, its number of tokens, 1024
+        bytes of tokens from its beginning, middle and end, and size and end of the index of its documents;
+        neither paths nor times. Each file is read at three places at the first call. A change between
+        those places that leaves all sizes as they were is not seen.
+
+        Raises:
+            FileChangedError: A file is no longer the one that was opened.
+            MappedReadError: A file's storage failed.
+        """
+        return f"{super().fingerprint_number():016x}"
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -226,17 +250,24 @@ def open_tokens(
     """Opens token files as one axis of tokens. Only headers are read; no index is built.
 
     Args:
-        path: A file, or a list of files, which must agree in format and type.
+        path: A file; a pattern (``"data/*.bin"``, also ``**``); a directory, which means every token file
+            in it, side files aside, but not those in its subdirectories; or a list of files, which is
+            taken in its order and names neither directories nor patterns. Files of a pattern or directory
+            are taken in natural order (2 before 10). All must agree in format and type. A Megatron pair is
+            named by its ``.idx``, its ``.bin`` or their common stem.
         dtype: The tokens' type. None means what the file's header says, or ``uint16`` for raw
             files, which do not say. One that disagrees with a header is refused.
-        format: ``"raw"`` (tokens and nothing else) or ``"npy"`` (NumPy, one-dimensional). None tells
-            by the file's first bytes.
+        format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy, one-dimensional), ``"llmc"`` (llm.c
+            and modded-nanogpt), ``"megatron"`` (``.idx`` and ``.bin``) or ``"datatrove"`` (``.ds``). None
+            tells by the file's first bytes, then by the files next to it, and else takes it as raw: so are
+            the headerless ``.npy`` files of OLMo and dolma.
         mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
 
     Returns:
         The corpus.
 
     Raises:
+        FileNotFoundError: No such file, no match, or no token files in the directory.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         FormatError: A file is not what it should be; the message says what was found.
         ValueError: An empty list, or an unknown word.
@@ -246,5 +277,4 @@ def open_tokens(
         >>> open_tokens(["tokens.bin", "tokens.bin"])[4094:4098]
         array([4094, 4095,    0,    1], dtype=uint16)
     """
-    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
-    return TokenCorpus(paths, dtype, format, _environment.mmap_mode(mmap_mode))
+    return TokenCorpus(token_paths(path), dtype, format, _environment.mmap_mode(mmap_mode))

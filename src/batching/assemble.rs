@@ -1,9 +1,11 @@
 //! One batch: the windows with the given numbers, copied and widened into the caller's memory.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gather::{self, Element};
+use crate::mapped_file::Opened;
 use crate::os::{self, fault};
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::windows::{Target, Windows};
@@ -34,58 +36,221 @@ pub fn assemble(
     if needed != Some(room.x.len()) || room.y.as_ref().map(|y| y.len()) != needed.filter(|_| has_targets) {
         return Err(Error::argument("the room for the batch is not of the batch's size"));
     }
-    let guarded = fault::ready();
-    let mut scratch = Vec::new();
-    let mut touched = Vec::new();
+    let mut gatherer = Gatherer::default();
     let mut y = room.y;
     for (row, &index) in indices.iter().enumerate() {
-        let (start, stop) = windows.tokens(index)?;
-        copy_window(corpus, (start, stop), guarded, &mut scratch, &mut touched)?;
-        let item_bytes = corpus.item_bytes() as usize;
         let place = row * row_bytes..(row + 1) * row_bytes;
-        let inputs = windows.sequence_length() as usize * item_bytes;
-        widen(corpus, &scratch[..inputs], start, element, &mut room.x[place.clone()])?;
-        if let Some(y) = &mut y {
-            widen(corpus, &scratch[item_bytes..], start + 1, element, &mut y[place])?;
-        }
+        let y_row = y.as_mut().map(|y| &mut y[place.clone()]);
+        let window = windows.tokens(index)?;
+        gatherer.row(corpus, window, has_targets, element, &mut room.x[place], y_row)?;
     }
-    touched.sort_unstable();
-    touched.dedup();
-    touched.into_iter().try_for_each(|shard: usize| corpus.shards()[shard].file.opened()?.verify())
+    gatherer.verify(corpus)
 }
 
-/// Copies one window's tokens to `scratch`, as they are in the file.
-fn copy_window(
-    corpus: &TokenCorpus,
-    (start, stop): (u64, u64),
+/// Bytes of a mapping that are worked on at a time, so that they stay in the first-level cache.
+const BLOCK_BYTES: u64 = 8 << 10;
+
+/// Fills rows of batches, one at a time; what it keeps from row to row makes the next one cheaper.
+///
+/// After some rows of one corpus, all in one thread, comes [`Gatherer::verify`]: only then are they good.
+#[derive(Debug, Default)]
+pub struct Gatherer {
+    scratch: Vec<u8>,
+    reader: Reader,
+}
+
+impl Gatherer {
+    /// Writes the tokens `start..stop` to `x_row`. With targets, the last of them is not in `x_row`, and
+    /// `y_row` gets all but the first.
+    ///
+    /// After an error the rows since the last [`Self::verify`] are undefined, and forgotten.
+    pub fn row(
+        &mut self,
+        corpus: &TokenCorpus,
+        (start, stop): (u64, u64),
+        has_targets: bool,
+        element: Element,
+        x_row: &mut [MaybeUninit<u8>],
+        y_row: Option<&mut [MaybeUninit<u8>]>,
+    ) -> Result<()> {
+        let length = stop.checked_sub(start).and_then(|span| span.checked_sub(u64::from(has_targets)));
+        let row_bytes = length.and_then(|length| length.checked_mul(element.bytes(corpus.dtype())));
+        let y_bytes = y_row.as_ref().map(|y| y.len() as u64);
+        if row_bytes != Some(x_row.len() as u64) || y_bytes != row_bytes.filter(|_| has_targets) {
+            return Err(Error::argument("the row is not of the window's size"));
+        }
+        if stop > corpus.len() {
+            let detail = format!("tokens {start} to {stop} of a corpus of {}", corpus.len());
+            return Err(Error::Index { detail });
+        }
+        let window = (start, stop - u64::from(has_targets));
+        let done = match self.reader.is_mapped(corpus, window) {
+            Ok(true) if element.is_copy(corpus.dtype()) => self.copy_row(corpus, window, x_row, y_row),
+            Ok(true) => {
+                let block_tokens = BLOCK_BYTES / corpus.item_bytes();
+                self.widen_row(corpus, window, block_tokens, element, x_row, y_row)
+            }
+            // Each read is a system call: one for the row.
+            Ok(false) => self.widen_row(corpus, window, window.1 - window.0, element, x_row, y_row),
+            Err(error) => Err(error),
+        };
+        if done.is_err() {
+            self.reader = Reader::default();
+        }
+        done
+    }
+
+    /// Looks once at each file that was read since the last time: one that was cut or rewritten meanwhile
+    /// is an error.
+    pub fn verify(&mut self, corpus: &TokenCorpus) -> Result<()> {
+        let Reader { of, mut touched, .. } = std::mem::take(&mut self.reader);
+        if of.is_some_and(|of| of != address(corpus)) {
+            return Err(another_corpus());
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        corpus.verify(touched)
+    }
+
+    /// Straight from the file to x and to y: the second time the tokens come from the first-level cache.
+    fn copy_row(
+        &mut self,
+        corpus: &TokenCorpus,
+        (start, stop): (u64, u64),
+        x: &mut [MaybeUninit<u8>],
+        mut y: Option<&mut [MaybeUninit<u8>]>,
+    ) -> Result<()> {
+        let item = corpus.item_bytes() as usize;
+        for (first, last) in blocks(start, stop, BLOCK_BYTES / corpus.item_bytes()) {
+            let place = (first - start) as usize * item..(last - start) as usize * item;
+            self.reader.read(corpus, (first, last), &mut x[place.clone()])?;
+            if let Some(y) = &mut y {
+                self.reader.read(corpus, (first + 1, last + 1), &mut y[place])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn widen_row(
+        &mut self,
+        corpus: &TokenCorpus,
+        (start, stop): (u64, u64),
+        block_tokens: u64,
+        element: Element,
+        x: &mut [MaybeUninit<u8>],
+        mut y: Option<&mut [MaybeUninit<u8>]>,
+    ) -> Result<()> {
+        let (dtype, item) = (corpus.dtype(), corpus.item_bytes() as usize);
+        let element_bytes = element.bytes(dtype) as usize;
+        for (first, last) in blocks(start, stop, block_tokens) {
+            let place = (first - start) as usize * element_bytes..(last - start) as usize * element_bytes;
+            let source_stop = last + u64::from(y.is_some());
+            let source_bytes = (source_stop - first) as usize * item;
+            if self.scratch.len() < source_bytes {
+                self.scratch.resize(source_bytes, 0);
+            }
+            let source = &mut self.scratch[..source_bytes];
+            self.reader.read(corpus, (first, source_stop), os::room(source))?;
+            let x = &mut x[place.clone()];
+            let done = match &mut y {
+                Some(y) => gather::widen_window(source, dtype, element, x, &mut y[place]),
+                None => gather::widen(source, dtype, element, x),
+            };
+            done.map_err(|refused| does_not_fit(corpus, first + refused.position as u64, element))?;
+        }
+        Ok(())
+    }
+}
+
+/// `start..stop` in blocks.
+fn blocks(start: u64, stop: u64, block_tokens: u64) -> impl Iterator<Item = (u64, u64)> {
+    let firsts = std::iter::successors(Some(start), move |first| first.checked_add(block_tokens));
+    firsts
+        .take_while(move |first| *first < stop)
+        .map(move |first| (first, stop.min(first.saturating_add(block_tokens))))
+}
+
+/// Copies tokens out of a corpus, and remembers which files it read.
+#[derive(Debug, Default)]
+struct Reader {
+    /// The corpus that the other fields are about.
+    of: Option<usize>,
+    touched: Vec<usize>,
+    last: Option<OpenShard>,
     guarded: bool,
-    scratch: &mut Vec<u8>,
-    touched: &mut Vec<usize>,
-) -> Result<()> {
-    let length = (stop - start) * corpus.item_bytes();
-    scratch.resize(length as usize, 0);
-    let mut rest = scratch.as_mut_slice();
-    for piece in corpus.pieces(start, stop)? {
-        let (offset, length) = corpus.byte_range(piece);
-        let (part, after) = rest.split_at_mut(length as usize);
-        rest = after;
-        corpus.shards()[piece.shard].file.opened()?.copy_into(offset, os::room(part), guarded)?;
-        if touched.last() != Some(&piece.shard) {
-            touched.push(piece.shard);
-        }
-    }
-    Ok(())
 }
 
-fn widen(
-    corpus: &TokenCorpus,
-    source: &[u8],
-    first: u64,
-    element: Element,
-    out: &mut [MaybeUninit<u8>],
-) -> Result<()> {
-    gather::widen(source, corpus.dtype(), element, out)
-        .map_err(|refused| does_not_fit(corpus, first + refused.position as u64, element))
+/// The last shard that was read: to look it up and to ask for its file takes longer than a short copy.
+#[derive(Debug)]
+struct OpenShard {
+    start: u64,
+    stop: u64,
+    data_offset_bytes: u64,
+    opened: Arc<Opened>,
+}
+
+impl Reader {
+    /// Whether a window is read by copies from a mapping, as far as its first file goes. Comes before
+    /// [`Self::read`].
+    fn is_mapped(&mut self, corpus: &TokenCorpus, (start, stop): (u64, u64)) -> Result<bool> {
+        if self.of.is_none() {
+            (self.of, self.guarded) = (Some(address(corpus)), fault::ready());
+        }
+        if self.of != Some(address(corpus)) {
+            return Err(another_corpus());
+        }
+        let guarded = self.guarded;
+        Ok(start == stop || (self.shard(corpus, start)?.opened.region().is_some() && guarded))
+    }
+
+    fn read(
+        &mut self,
+        corpus: &TokenCorpus,
+        (start, stop): (u64, u64),
+        out: &mut [MaybeUninit<u8>],
+    ) -> Result<()> {
+        let (item_bytes, guarded) = (corpus.item_bytes(), self.guarded);
+        let (mut rest, mut first) = (out, start);
+        while first < stop {
+            let shard = self.shard(corpus, first)?;
+            let last = stop.min(shard.stop);
+            let (part, after) = rest.split_at_mut(((last - first) * item_bytes) as usize);
+            let offset = shard.data_offset_bytes + (first - shard.start) * item_bytes;
+            shard.opened.copy_into(offset, part, guarded)?;
+            (rest, first) = (after, last);
+        }
+        Ok(())
+    }
+
+    /// The shard that holds a token.
+    fn shard(&mut self, corpus: &TokenCorpus, token: u64) -> Result<&OpenShard> {
+        let known = self.last.take().filter(|shard| (shard.start..shard.stop).contains(&token));
+        let shard = if let Some(known) = known { known } else { self.open(corpus, token)? };
+        Ok(self.last.insert(shard))
+    }
+
+    fn open(&mut self, corpus: &TokenCorpus, token: u64) -> Result<OpenShard> {
+        let after = token.saturating_add(1);
+        let outside = || Error::Index { detail: format!("token {token} of a corpus of {}", corpus.len()) };
+        let index = corpus.pieces(token, after)?.next().ok_or_else(outside)?.shard;
+        self.touched.push(index);
+        let shard = &corpus.shards()[index];
+        Ok(OpenShard {
+            start: shard.start,
+            stop: shard.start + shard.layout.tokens,
+            data_offset_bytes: shard.layout.data_offset_bytes,
+            opened: corpus.opened(index)?,
+        })
+    }
+}
+
+/// Tells corpora apart.
+fn address(corpus: &TokenCorpus) -> usize {
+    std::ptr::from_ref(corpus).addr()
+}
+
+fn another_corpus() -> Error {
+    Error::argument("rows of another corpus before those of the last one were verified")
 }
 
 fn does_not_fit(corpus: &TokenCorpus, token: u64, element: Element) -> Error {
@@ -97,5 +262,5 @@ fn does_not_fit(corpus: &TokenCorpus, token: u64, element: Element) -> Error {
         if element == Element::I32 { "dtype=\"int64\" or \"raw\"" } else { "dtype=\"raw\"" }
     );
     let offset = shard.layout.data_offset_bytes + (token - shard.start) * corpus.item_bytes();
-    Error::Format { path: shard.file.path().into(), offset: Some(offset), detail }
+    Error::Format { path: shard.path.clone(), offset: Some(offset), detail }
 }

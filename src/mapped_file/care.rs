@@ -14,6 +14,10 @@ use super::{MappedFile, Mode, Opened};
 /// Bytes that are asked for ahead and read at a time while warming.
 const WARM_CHUNK_BYTES: u64 = 8 << 20;
 
+/// The kernel reads no more than its read-ahead window, or the device's largest request, for one
+/// `MADV_WILLNEED` (`force_page_cache_ra` in mm/readahead.c); this much is read everywhere.
+const AHEAD_CHUNK_BYTES: u64 = 128 << 10;
+
 /// What was asked for the whole file, to be asked again of a larger mapping.
 #[derive(Debug, Default)]
 pub(super) struct Care {
@@ -122,7 +126,46 @@ impl MappedFile {
     }
 }
 
+/// What is let go of behind a reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LetGo {
+    /// Pages leave this process's resident set; the page cache keeps them.
+    Resident,
+    /// They leave the page cache, too, as far as nobody else maps them.
+    Cache,
+}
+
 impl Opened {
+    /// Asks for a range ahead of its use, without waiting for it. `false` where the kernel would not.
+    pub fn fetch_ahead(&self, offset: u64, length: u64) -> bool {
+        let mut done = 0;
+        while done < length {
+            let chunk = AHEAD_CHUNK_BYTES.min(length - done);
+            if !self.advise(Advice::WillNeed, offset + done, chunk) {
+                return false;
+            }
+            done += chunk;
+        }
+        true
+    }
+
+    /// Whether a range is wholly in the page cache; `None` where that cannot be known cheaply.
+    pub fn is_resident(&self, offset: u64, length: u64) -> Option<bool> {
+        let region = self.region.as_ref()?;
+        let told = *self.residency_is_told.get_or_init(|| residency::kernel_tells_truth(self.file()));
+        if told { residency::is_resident(region, offset as usize, length as usize) } else { None }
+    }
+
+    /// Best effort: a page that another process maps stays in the cache.
+    pub fn let_go(&self, offset: u64, length: u64, what: LetGo) {
+        if let Some(region) = &self.region {
+            let _ = advise::advise_map(region, offset as usize, length as usize, Advice::DontNeed);
+        }
+        if what == LetGo::Cache {
+            let _ = advise::drop_cached_range(self.file(), offset, length);
+        }
+    }
+
     fn advise(&self, advice: Advice, offset: u64, length: u64) -> bool {
         match &self.region {
             Some(region) => advise::advise_map(region, offset as usize, length as usize, advice).is_ok(),

@@ -2,11 +2,23 @@
 //! rest of the page in which a cut file ends reads as zeros, and a file that is rewritten in place
 //! changes under private mappings as well.
 
+use std::path::Path;
+
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::{Code, describe};
 use crate::os::pread::{self, Identity};
 
 use super::{MappedFile, Opened};
+
+/// The identity of what `path` names now, else the error number.
+pub fn identity_at(path: &Path) -> Result<Identity, i32> {
+    pread::identity_at(path).map_err(Code::raw_os_error)
+}
+
+/// Whether the error number means that a path leads to no file any more.
+pub fn is_gone(errno: i32) -> bool {
+    [Code::NOENT, Code::NOTDIR, Code::STALE].map(Code::raw_os_error).contains(&errno)
+}
 
 impl Opened {
     /// After bytes were copied: were they the file's? A file that has been written to is not trusted,

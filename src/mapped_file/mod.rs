@@ -18,11 +18,19 @@ use crate::os::errno::{Code, describe};
 use crate::os::fsinfo::{self, FileSystem};
 use crate::os::limits;
 use crate::os::map::{Mapping, Region};
-use crate::os::pread::Identity;
 
+pub use crate::os::advise::Advice;
+pub use crate::os::pread::Identity;
 use care::Care;
-pub use care::Progress;
+pub use care::{LetGo, Progress};
+pub use identity::{identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
+pub use reading::Reader;
+
+/// How many descriptors this process may have.
+pub fn descriptor_limit() -> usize {
+    limits::nofile()
+}
 
 /// A regular file, open for reading.
 #[derive(Debug)]
@@ -61,6 +69,8 @@ pub struct Opened {
     facts: Facts,
     region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
+    /// Whether the kernel tells this user which pages are cached.
+    residency_is_told: OnceLock<bool>,
 }
 
 /// A range of a mapping, kept mapped by this value.
@@ -185,7 +195,12 @@ impl Opened {
             facts: Facts { mode: access.mode, reason: access.reason, identity },
             region: access.region.map(Arc::new),
             copy_on_write: OnceLock::new(),
+            residency_is_told: OnceLock::new(),
         })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn facts(&self) -> &Facts {

@@ -13,7 +13,36 @@ use super::Opened;
 /// How long after an I/O error the one further try is made: time for a server to come back.
 const IO_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
+/// Many small reads by one thread. What [`Opened::read_into`] checks for each is checked once for all.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    opened: &'a Opened,
+    guarded: bool,
+}
+
+impl Reader<'_> {
+    pub fn bytes<const N: usize>(&self, offset: u64) -> Result<[u8; N]> {
+        self.opened.check_range(offset, N as u64)?;
+        let mut bytes = [0; N];
+        self.opened.copy_into(offset, os::room(&mut bytes), self.guarded)?;
+        Ok(bytes)
+    }
+
+    pub fn opened(&self) -> &Opened {
+        self.opened
+    }
+
+    /// To be called last: were the bytes the file's?
+    pub fn finish(self) -> Result<()> {
+        self.opened.verify()
+    }
+}
+
 impl Opened {
+    pub fn reader(&self) -> Reader<'_> {
+        Reader { opened: self, guarded: fault::ready() }
+    }
+
     /// Fills `out` with the file's bytes from `offset`.
     ///
     /// From the mapping, by the copy that survives bus errors; where that stops, or cannot be used, by

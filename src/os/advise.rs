@@ -93,3 +93,9 @@ pub fn write_out(file: BorrowedFd<'_>) {
 pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::fs::fadvise(file, 0, None, FileAdvice::DontNeed)
 }
+
+/// Likewise for the whole pages of a range.
+pub fn drop_cached_range(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    let (start, len) = super::whole_pages(offset as usize, len as usize);
+    rustix::fs::fadvise(file, start as u64, NonZeroU64::new(len as u64), FileAdvice::DontNeed)
+}

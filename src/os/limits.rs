@@ -35,10 +35,67 @@ pub fn explain_memlock() -> String {
     }
 }
 
-/// How many descriptors may be open, for EMFILE.
+/// How many descriptors may be open.
+pub fn nofile() -> usize {
+    getrlimit(Resource::Nofile)
+        .current
+        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// The same in words, for EMFILE.
 pub fn explain_nofile() -> String {
     let limit = getrlimit(Resource::Nofile).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
     format!("RLIMIT_NOFILE (ulimit -n) is {limit}; close files or raise it")
+}
+
+/// Bytes that this process can still take without swapping or meeting the limit of its control group.
+pub fn available_memory_bytes() -> u64 {
+    let free = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    });
+    free.unwrap_or(u64::MAX).min(cgroup_memory_bytes().unwrap_or(u64::MAX))
+}
+
+/// What the tightest control group above this process leaves. Its page cache counts as free: the kernel
+/// drops that first (cgroups(7); memory.max and memory.current of version 2, memory.limit_in_bytes and
+/// memory.usage_in_bytes of version 1).
+fn cgroup_memory_bytes() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let left = groups.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let names = match controllers {
+            "" => ["/sys/fs/cgroup", "memory.max", "memory.current", "file"],
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                ["/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"]
+            }
+            _ => return None,
+        };
+        // Inside a container the path is often one of the host; then the root is the container's own.
+        let path = path.trim_start_matches('/');
+        let mut group = Some(std::path::Path::new(path));
+        let mut tightest = None;
+        while let Some(at) = group {
+            if let Some(left) = left_in_group(&std::path::Path::new(names[0]).join(at), &names[1..]) {
+                tightest = Some(left.min(tightest.unwrap_or(u64::MAX)));
+            }
+            group = at.parent();
+        }
+        tightest
+    });
+    left.min()
+}
+
+fn left_in_group(folder: &std::path::Path, names: &[&str]) -> Option<u64> {
+    let [limit, usage, cache] = names else { return None };
+    let number = |name: &str| read_number(folder.join(name).to_str()?);
+    let cached = std::fs::read_to_string(folder.join("memory.stat")).ok().and_then(|text| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        lines.find(|(key, _)| key == cache)?.1.parse::<u64>().ok()
+    });
+    let used = number(usage)?.saturating_sub(cached.unwrap_or(0));
+    Some(number(limit)?.saturating_sub(used))
 }
 
 fn read_number(path: &str) -> Option<u64> {

@@ -10,14 +10,15 @@
 
 pub mod advise;
 pub mod anonymous;
-
 pub mod errno;
 pub mod fault;
 pub mod fsinfo;
 pub mod limits;
 pub mod map;
+pub mod parts;
 pub mod pread;
 pub mod residency;
+pub mod usage;
 
 use std::mem::MaybeUninit;
 

@@ -97,7 +97,7 @@ pub fn residency(
 }
 
 /// The kernel's own rule, `can_do_mincore` in mm/mincore.c: owner, CAP_FOWNER or write permission.
-fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
+pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
     let owner = rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
     let capable = || {
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FOWNER))
@@ -126,6 +126,28 @@ fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
         pages.extend(answer[..asked].iter().map(|byte| byte & 1 == 1));
     }
     Some(pages)
+}
+
+/// Whether every page of a short range is in the cache; `None` where mincore fails. To be asked only
+/// where [`kernel_tells_truth`].
+pub fn is_resident(region: &Region, offset: usize, len: usize) -> Option<bool> {
+    const PAGES: usize = 64;
+    let (start, len) = super::whole_pages(offset, len);
+    let (address, len) = region.range(start, len.min(region.len().checked_sub(start)?))?;
+    let page = super::page_bytes();
+    let mut answer = [0_u8; PAGES];
+    for first in (0..len).step_by(PAGES * page) {
+        let bytes = (PAGES * page).min(len - first);
+        let address = address.wrapping_add(first).cast_mut().cast();
+        // SAFETY: `range` checked that the pages belong to the region, and `answer` has a byte for each.
+        if unsafe { libc::mincore(address, bytes, answer.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        if answer[..bytes.div_ceil(page)].iter().any(|byte| byte & 1 == 0) {
+            return Some(false);
+        }
+    }
+    Some(true)
 }
 
 #[repr(C)]

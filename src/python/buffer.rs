@@ -7,12 +7,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 
+use crate::batching::pool::Lease;
 use crate::mapped_file::View;
 
 /// Bytes that are copied between two looks at Python's signals.
@@ -81,6 +83,25 @@ impl Source for (View, Access) {
     }
 }
 
+/// A finished batch, writable by its user. Its buffer goes back to the pool with the last array on it.
+impl Source for Arc<Lease> {
+    fn export(&self) -> PyResult<Export> {
+        let keeper = Box::new(self.clone());
+        Ok(Export { address: self.as_ptr(), len: Lease::len(self), access: Access::Writable, keeper })
+    }
+
+    fn is_last(&self) -> bool {
+        false
+    }
+}
+
+impl Keeper for Arc<Lease> {
+    /// To go back to the pool takes no time.
+    fn is_last(&self) -> bool {
+        false
+    }
+}
+
 /// The base of every class with the buffer protocol.
 #[pyclass(name = "Exporter", module = "pagestream._native", subclass, frozen)]
 pub struct PyExporter {
@@ -144,6 +165,11 @@ impl PyExporter {
 /// A range of a mapping as an object for `memoryview` and `numpy.frombuffer`.
 pub fn view_object(py: Python<'_>, view: View, access: Access) -> PyResult<Bound<'_, PyAny>> {
     Ok(Bound::new(py, PyExporter::new((view, access)))?.into_any())
+}
+
+/// A batch's buffer as an object for `numpy.ndarray(buffer=…)`.
+pub fn batch_object(py: Python<'_>, buffer: Lease) -> PyResult<Bound<'_, PyAny>> {
+    Ok(Bound::new(py, PyExporter::new(Arc::new(buffer)))?.into_any())
 }
 
 /// `memoryview(object)`.

@@ -7,7 +7,9 @@
 
 mod buffer;
 mod error;
+mod loader;
 mod mapped_file;
+mod sampling;
 mod staging;
 mod tokens;
 mod weights;
@@ -17,7 +19,11 @@ mod _native {
     #[pymodule_export]
     use super::buffer::PyExporter;
     #[pymodule_export]
+    use super::loader::PyTokenPipeline;
+    #[pymodule_export]
     use super::mapped_file::PyMappedFile;
+    #[pymodule_export]
+    use super::sampling::{PyPermutation, PySchedule};
     #[pymodule_export]
     use super::staging::PyStagingBuffer;
     #[pymodule_export]
@@ -36,6 +42,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("debug_build", cfg!(debug_assertions))?;
+        module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -1,7 +1,9 @@
 //! Tokens. Their Python subclass in `tokens.py` has the documentation.
 
 use std::ffi::OsString;
+use std::mem::MaybeUninit;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 
@@ -19,7 +21,7 @@ use crate::tokens::windows::{Target, Windows};
 #[pyclass(name = "TokenCorpus", module = "pagestream._native", subclass, weakref, frozen)]
 #[derive(Debug)]
 pub struct PyTokenCorpus {
-    corpus: TokenCorpus,
+    corpus: Arc<TokenCorpus>,
 }
 
 type ShardFacts = (OsString, &'static str, u64, u64, &'static str, Option<String>);
@@ -40,7 +42,7 @@ impl PyTokenCorpus {
         let paths: Vec<PathBuf> =
             paths.iter().map(|path| path_of(path).map(PathBuf::from)).collect::<PyResult<_>>()?;
         paths.iter().try_for_each(|path| audit_open(py, path, mode))?;
-        Ok(Self { corpus: py.detach(|| TokenCorpus::open(&paths, dtype, format, mode))? })
+        Ok(Self { corpus: Arc::new(py.detach(|| TokenCorpus::open(&paths, dtype, format, mode))?) })
     }
 
     #[getter]
@@ -55,18 +57,17 @@ impl PyTokenCorpus {
 
     /// (absolute path, format, tokens, start, mode, reason) of each shard.
     fn shard_facts(&self) -> Vec<ShardFacts> {
-        let shards = self.corpus.shards().iter();
+        let shards = self.corpus.shards().iter().enumerate();
         shards
-            .map(|shard| {
-                let facts = shard.file.facts();
-                let path = text(shard.file.absolute_path());
+            .map(|(index, shard)| {
+                let facts = self.corpus.facts(index);
                 (
-                    path,
+                    text(&shard.path),
                     shard.layout.format.word(),
                     shard.layout.tokens,
                     shard.start,
                     facts.mode.word(),
-                    facts.reason,
+                    facts.reason.clone(),
                 )
             })
             .collect()
@@ -74,8 +75,39 @@ impl PyTokenCorpus {
 
     /// A buffer over tokens of one mapped shard, or None.
     fn view<'py>(&self, py: Python<'py>, start: u64, stop: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let view = self.corpus.view(start, stop)?;
+        let view = py.detach(|| self.corpus.view(start, stop))?;
         view.map(|view| buffer::view_object(py, view, Access::ReadOnly)).transpose()
+    }
+
+    /// A number for the data; see `TokenCorpus::fingerprint`.
+    fn fingerprint_number(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(py.detach(|| self.corpus.fingerprint())?)
+    }
+
+    /// How many documents there are, or None where the format does not record them.
+    #[getter]
+    fn document_count(&self) -> Option<u64> {
+        self.corpus.document_count()
+    }
+
+    /// Fills `out`, of uint64, with the starts of documents from number `first` on.
+    fn document_bounds(&self, py: Python<'_>, first: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut out = WritableBuffer::of(out)?;
+        let bytes = out.len();
+        out.fill(py, bytes, |offset, chunk| {
+            let mut starts = vec![0; chunk.len() / 8];
+            self.corpus.document_bounds(first.saturating_add(offset as u64 / 8), &mut starts)?;
+            for (place, start) in chunk.chunks_exact_mut(8).zip(starts) {
+                place.copy_from_slice(&start.to_ne_bytes().map(MaybeUninit::new));
+            }
+            Ok::<_, Error>(())
+        })
+    }
+
+    /// How many files are open.
+    #[getter]
+    fn open_count(&self) -> usize {
+        self.corpus.open_count()
     }
 
     /// Fills a buffer, which has room for just these tokens.
@@ -137,11 +169,18 @@ impl PyTokenCorpus {
 
 impl Drop for PyTokenCorpus {
     fn drop(&mut self) {
-        Python::try_attach(|py| py.detach(|| self.corpus.close()));
+        // A loader that still reads from it keeps it open.
+        if Arc::strong_count(&self.corpus) == 1 {
+            Python::try_attach(|py| py.detach(|| self.corpus.close()));
+        }
     }
 }
 
 impl PyTokenCorpus {
+    pub(super) fn shared(&self) -> Arc<TokenCorpus> {
+        self.corpus.clone()
+    }
+
     fn windows_of(&self, sequence_length: u64, stride: u64, target: &str) -> PyResult<Windows> {
         let target = Target::from_word(target)?;
         Ok(Windows::new(self.corpus.len(), sequence_length, stride, target)?)

@@ -2,20 +2,35 @@
 
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, RequestedMode, View};
+use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
 
+use super::documents::DocumentTable;
+use super::fingerprint;
 use super::format::{self, Format, Layout, item_bytes, token_dtype_name};
+use super::open_files::{Budget, Kept, OpenFiles};
+
+/// Threads that open files. More than processors, since each may wait for a server.
+const OPENING_THREADS: usize = 16;
+/// Files that are worth one more thread.
+const FILES_PER_THREAD: usize = 4;
 
 /// One file of a corpus.
 #[derive(Debug)]
 pub struct Shard {
-    pub file: MappedFile,
+    /// The file with the tokens, absolute.
+    pub path: PathBuf,
     pub layout: Layout,
     /// Where its first token stands on the axis.
     pub start: u64,
+    /// What records its documents, if anything does, and in which of the corpus's files.
+    pub(super) documents: Option<(DocumentTable, usize)>,
+    /// Which number its first document has.
+    pub(super) first_document: u64,
 }
 
 #[derive(Debug)]
@@ -23,6 +38,10 @@ pub struct TokenCorpus {
     shards: Vec<Shard>,
     dtype: Dtype,
     len: u64,
+    documents: Option<u64>,
+    /// The shards' own files by the shards' numbers, then those that record documents.
+    files: OpenFiles,
+    fingerprint: OnceLock<u64>,
 }
 
 /// Tokens of one shard: `[start, stop)` counted from its first.
@@ -34,30 +53,47 @@ pub struct Piece {
 }
 
 impl TokenCorpus {
-    /// Takes files that are open. They must agree in type and format.
-    pub fn new(files: Vec<MappedFile>, dtype: Option<Dtype>, format: Option<Format>) -> Result<Self> {
-        let mut shards: Vec<Shard> = Vec::with_capacity(files.len());
-        let mut len = 0_u64;
-        for file in files {
-            let layout = format::layout(&file, dtype, format)?;
-            if let Some(first) = shards.first() {
-                agree(first, &file, &layout)?;
-            }
-            shards.push(Shard { file, layout, start: len });
-            len = len.checked_add(layout.tokens).ok_or_else(|| Error::argument("more than 2^64 tokens"))?;
-        }
-        let Some(first) = shards.first() else { return Err(Error::argument("no token files were given")) };
-        Ok(Self { dtype: first.layout.dtype, shards, len })
-    }
-
+    /// Opens the files, in parallel, and checks headers and sizes. They must agree in type and format.
     pub fn open(
         paths: &[PathBuf],
         dtype: Option<Dtype>,
         format: Option<Format>,
         mode: RequestedMode,
     ) -> Result<Self> {
-        let files: Result<Vec<_>> = paths.iter().map(|path| MappedFile::open(path, mode)).collect();
-        Self::new(files?, dtype, format)
+        let budget = Budget::for_files(2 * paths.len());
+        let mut shards: Vec<Shard> = Vec::with_capacity(paths.len());
+        let (mut data, mut indices) = (Vec::with_capacity(paths.len()), Vec::new());
+        let (mut len, mut documents) = (0_u64, 0_u64);
+        for found in open_all(paths, dtype, format, mode, &budget)? {
+            if let Some(first) = shards.first() {
+                agree(first, &found)?;
+            }
+            let table = found.documents.map(|(table, index)| {
+                indices.push(index);
+                (table, paths.len() + indices.len() - 1)
+            });
+            let count = table.as_ref().map_or(0, |(table, _)| table.count());
+            shards.push(Shard {
+                path: found.path,
+                layout: found.layout,
+                start: len,
+                documents: table,
+                first_document: documents,
+            });
+            data.push(found.file);
+            len = add(len, found.layout.tokens, "tokens")?;
+            documents = add(documents, count, "documents")?;
+        }
+        let Some(first) = shards.first() else { return Err(Error::argument("no token files were given")) };
+        data.append(&mut indices);
+        Ok(Self {
+            dtype: first.layout.dtype,
+            documents: shards.iter().all(|shard| shard.documents.is_some()).then_some(documents),
+            files: OpenFiles::new(data, mode, budget),
+            fingerprint: OnceLock::new(),
+            shards,
+            len,
+        })
     }
 
     pub fn len(&self) -> u64 {
@@ -72,12 +108,52 @@ impl TokenCorpus {
         self.dtype
     }
 
+    /// All shards have the same.
+    pub fn format(&self) -> Format {
+        self.shards.first().map_or(Format::Raw, |shard| shard.layout.format)
+    }
+
     pub fn item_bytes(&self) -> u64 {
         item_bytes(self.dtype)
     }
 
     pub fn shards(&self) -> &[Shard] {
         &self.shards
+    }
+
+    /// The documents' number, where every shard records its documents.
+    pub fn document_count(&self) -> Option<u64> {
+        self.documents
+    }
+
+    /// What was found when the shard was opened first.
+    pub fn facts(&self, shard: usize) -> &Facts {
+        self.files.facts(shard)
+    }
+
+    /// A shard's file, opened again if it was closed to make room for others. For advice and the like.
+    pub fn file(&self, shard: usize) -> Result<Arc<MappedFile>> {
+        self.files.get(shard)
+    }
+
+    /// The same, ready for reading. Cheap where the file is open: no lock that other shards share.
+    pub fn opened(&self, shard: usize) -> Result<Arc<Opened>> {
+        self.files.get(shard)?.opened()
+    }
+
+    /// A file that records documents, by the number that a shard keeps.
+    pub(super) fn index_file(&self, index: usize) -> Result<Arc<Opened>> {
+        self.files.get(index)?.opened()
+    }
+
+    /// How many files are open.
+    pub fn open_count(&self) -> usize {
+        self.files.open_count()
+    }
+
+    /// Advice for all files, those that are opened later included. The first call counts.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        self.files.advise(advice)
     }
 
     /// The pieces that `[start, stop)` of the axis consists of, in order.
@@ -101,7 +177,7 @@ impl TokenCorpus {
     }
 
     /// The last shard that begins at or before `token`; empty shards share a start with the next.
-    fn index_of(&self, token: u64) -> usize {
+    pub fn index_of(&self, token: u64) -> usize {
         self.shards.partition_point(|shard| shard.start <= token).saturating_sub(1)
     }
 
@@ -117,7 +193,7 @@ impl TokenCorpus {
         match (pieces.next(), pieces.next()) {
             (Some(piece), None) => {
                 let (offset, length) = self.byte_range(piece);
-                self.shards[piece.shard].file.opened()?.view(offset, length)
+                self.opened(piece.shard)?.view(offset, length)
             }
             _ => Ok(None),
         }
@@ -129,24 +205,106 @@ impl TokenCorpus {
         for piece in self.pieces(start, stop)? {
             let (offset, length) = self.byte_range(piece);
             let (part, after) = rest.split_at_mut(length as usize);
-            self.shards[piece.shard].file.opened()?.read_into(offset, part)?;
+            self.opened(piece.shard)?.read_into(offset, part)?;
             rest = after;
         }
         Ok(())
     }
 
-    /// Is every shard still the file that was opened?
+    /// After ranges of these shards were copied: are the files still all there, and not rewritten?
+    pub fn verify(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
+        shards.into_iter().try_for_each(|shard| self.opened(shard)?.verify())
+    }
+
+    /// Is every file still the one that was opened?
     pub fn check(&self) -> Result<()> {
-        self.shards.iter().try_for_each(|shard| shard.file.check())
+        let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();
+        in_parallel(files, |index| self.files.check(index)).map(drop)
+    }
+
+    /// A number for the data: equal where the same tokens lie in the same files, on whatever machine.
+    pub fn fingerprint(&self) -> Result<u64> {
+        if let Some(&known) = self.fingerprint.get() {
+            return Ok(known);
+        }
+        let parts = in_parallel(self.shards.len(), |shard| fingerprint::of_shard(self, shard))?;
+        let found = fingerprint::of_corpus(self, &parts);
+        Ok(*self.fingerprint.get_or_init(|| found))
     }
 
     pub fn close(&self) {
-        self.shards.iter().for_each(|shard| shard.file.close());
+        self.files.close();
     }
 }
 
-fn agree(first: &Shard, file: &MappedFile, layout: &Layout) -> Result<()> {
-    let known = &first.layout;
+fn add(sum: u64, more: u64, what: &str) -> Result<u64> {
+    sum.checked_add(more).ok_or_else(|| Error::argument(format!("more than 2^64 {what}")))
+}
+
+/// A shard after the first opening.
+struct Found {
+    path: PathBuf,
+    layout: Layout,
+    file: Kept,
+    documents: Option<(DocumentTable, Kept)>,
+}
+
+fn open_all(
+    paths: &[PathBuf],
+    dtype: Option<Dtype>,
+    format: Option<Format>,
+    mode: RequestedMode,
+    budget: &Budget,
+) -> Result<Vec<Found>> {
+    in_parallel(paths.len(), |index| {
+        let found = format::open(&paths[index], dtype, format, mode)?;
+        Ok(Found {
+            path: found.file.absolute_path().to_owned(),
+            layout: found.layout,
+            file: Kept::new(found.file, budget),
+            documents: found.documents.map(|(table, index)| (table, Kept::new(index, budget))),
+        })
+    })
+}
+
+/// `call` for each number below `count`, by several threads. The error is that of the smallest number
+/// that has one: numbers are taken in order, so all smaller ones have been tried.
+fn in_parallel<T: Send>(count: usize, call: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let threads = count.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS);
+    if threads <= 1 {
+        return (0..count).map(call).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::with_capacity(count));
+    let work = || {
+        let mut own = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            let result = call(index);
+            if result.is_err() {
+                next.store(count, Ordering::Relaxed);
+            }
+            own.push((index, result));
+        }
+        done.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own);
+    };
+    std::thread::scope(|scope| {
+        // Fewer threads than wanted are enough: this one works too.
+        for _ in 1..threads {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+fn agree(first: &Shard, found: &Found) -> Result<()> {
+    let (known, layout) = (&first.layout, &found.layout);
     if (known.format, known.dtype) == (layout.format, layout.dtype) {
         return Ok(());
     }
@@ -155,8 +313,8 @@ fn agree(first: &Shard, file: &MappedFile, layout: &Layout) -> Result<()> {
     let detail = format!(
         "the file holds {}, but {} holds {}; one corpus has one type and one format",
         describe(layout),
-        first.file.path().display(),
+        first.path.display(),
         describe(known)
     );
-    Err(Error::Format { path: file.path().into(), offset: None, detail })
+    Err(Error::Format { path: found.path.clone(), offset: None, detail })
 }

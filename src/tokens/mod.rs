@@ -1,5 +1,8 @@
 //! Token files: their formats, many of them as one axis of tokens, and windows on it.
 
 pub mod corpus;
+pub mod documents;
+mod fingerprint;
 pub mod format;
+mod open_files;
 pub mod windows;

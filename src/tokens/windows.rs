@@ -30,7 +30,8 @@ pub struct Windows {
     sequence_length: u64,
     stride: u64,
     target: Target,
-    count: u64,
+    /// Where the last possible window begins.
+    last_start: u64,
 }
 
 impl Windows {
@@ -47,11 +48,17 @@ impl Windows {
                 "a window takes {span} tokens, the corpus has {corpus_tokens}; use a shorter sequence_length"
             )));
         };
-        Ok(Self { sequence_length, stride, target, count: room / stride + 1 })
+        Ok(Self { sequence_length, stride, target, last_start: room })
     }
 
     pub fn count(&self) -> u64 {
-        self.count
+        self.last_start / self.stride + 1
+    }
+
+    /// At how many places a window can begin if it need not be at a multiple of the stride; `None` if
+    /// the number exceeds 64 bits.
+    pub fn starts(&self) -> Option<u64> {
+        self.last_start.checked_add(1)
     }
 
     pub fn sequence_length(&self) -> u64 {
@@ -64,11 +71,19 @@ impl Windows {
 
     /// Tokens of window `index`, targets included, as `(start, stop)`.
     pub fn tokens(&self, index: u64) -> Result<(u64, u64)> {
-        if index >= self.count {
-            return Err(Error::Index { detail: format!("window {index} of {}", self.count) });
+        if index >= self.count() {
+            return Err(Error::Index { detail: format!("window {index} of {}", self.count()) });
+        }
+        self.tokens_from(index * self.stride)
+    }
+
+    /// Tokens of the window that begins at `start`, targets included, as `(start, stop)`.
+    pub fn tokens_from(&self, start: u64) -> Result<(u64, u64)> {
+        if start > self.last_start {
+            let detail = format!("a window from token {start}; the last one begins at {}", self.last_start);
+            return Err(Error::Index { detail });
         }
         // No overflow: `new` made sure that the last window ends inside the corpus.
-        let start = index * self.stride;
         Ok((start, start + self.sequence_length + u64::from(self.target != Target::None)))
     }
 }

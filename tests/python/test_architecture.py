@@ -20,11 +20,12 @@ MAY_USE = {
     "dtype": set(),
     "os": GROUND,
     "mapped_file": GROUND | {"os"},
-    "tokens": GROUND | {"mapped_file"},
+    "tokens": GROUND | {"mapped_file", "os"},
     "weights": GROUND | {"mapped_file"},
+    "sampling": GROUND,
     "gather": GROUND | {"os::fault"},
-    "batching": GROUND | {"os", "mapped_file", "tokens", "gather"},
-    "python": GROUND | {"os", "mapped_file", "tokens", "weights", "gather", "batching"},
+    "batching": GROUND | {"os", "mapped_file", "tokens", "sampling", "gather"},
+    "python": GROUND | {"os", "mapped_file", "tokens", "weights", "sampling", "gather", "batching"},
 }
 
 # What each Python module may import of the package. `torch` and `safetensors.torch` alone import torch.
@@ -37,11 +38,50 @@ PYTHON_MAY_USE = {
     "_dtypes": {"errors"},
     "mapping": {"_native", "_environment", "_progress", "_closing", "errors"},
     "staging": {"_native"},
-    "tokens": {"_native", "_environment", "errors", "mapping"},
+    "_token_paths": {"mapping"},
+    "documents": set(),
+    "tokens": {"_native", "_environment", "_token_paths", "documents", "errors", "mapping"},
+    "writing": {"_progress", "mapping"},
+    "mixture": {"_closing"},
+    "_arguments": {"_environment"},
+    "batches": set(),
+    "loader": {
+        "_native",
+        "_arguments",
+        "_environment",
+        "_closing",
+        "batches",
+        "errors",
+        "mapping",
+        "mixture",
+        "tokens",
+    },
     "weights": {"_native", "_environment", "_closing", "_dtypes", "errors", "mapping"},
     "safetensors": {"_native", "_environment", "_dtypes", "errors", "mapping"},
-    "torch": {"_environment", "errors", "mapping", "tokens", "weights"},
-    "__init__": {"_native", "errors", "mapping", "staging", "tokens", "weights"},
+    "torch": {
+        "_native",
+        "_arguments",
+        "_environment",
+        "batches",
+        "errors",
+        "loader",
+        "mapping",
+        "tokens",
+        "weights",
+    },
+    "__init__": {
+        "_native",
+        "batches",
+        "documents",
+        "errors",
+        "loader",
+        "mapping",
+        "mixture",
+        "staging",
+        "tokens",
+        "weights",
+        "writing",
+    },
 }
 MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py"}
 
@@ -200,9 +240,10 @@ def test_the_version_stands_in_one_place() -> None:
 def test_all_names_that_are_exported_exist_and_are_documented() -> None:
     import pagestream
     import pagestream.torch
-    from pagestream import errors, mapping, safetensors, staging, tokens, weights
+    from pagestream import errors, mapping, mixture, safetensors, staging, tokens, weights
 
-    for module in (pagestream, pagestream.torch, errors, mapping, safetensors, staging, tokens, weights):
+    named = (errors, mapping, mixture, safetensors, staging, tokens, weights)
+    for module in (pagestream, pagestream.torch, *named):
         for name in module.__all__:
             thing = getattr(module, name)
             assert name.startswith("__") or thing.__doc__, f"{module.__name__}.{name}"
@@ -214,6 +255,7 @@ LICENCES = {
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
     "BSD-3-Clause",
+    "BSL-1.0",  # xxhash-rust; the Boost licence, as permissive as MIT
     "MIT",
     "Unicode-3.0",
     "Unlicense",

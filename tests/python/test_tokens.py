@@ -330,8 +330,6 @@ def zip_of(*members):
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        (np.array([20240520, 1, 4], "<i4").tobytes() + bytes(1024), "llm.c"),
-        (np.array([20240801, 7, 4], "<i4").tobytes() + bytes(1024), "llm.c.*Llama 3"),
         (np.array([20240522, 1, 4], "<i4").tobytes() + bytes(1024), "llm.c evaluation"),
         (b"MMIDIDX\0\0" + bytes(31), "Megatron"),
         (b"TNTIDX\0\0" + bytes(32), "gpt-neox"),
@@ -339,7 +337,7 @@ def zip_of(*members):
         (gzip.compress(bytes(100), mtime=0) + bytes(1), "gzip"),
         (b"\x28\xb5\x2f\xfd" + bytes(16), "zstd"),
     ],
-    ids=["llmc", "llmc3", "llmc eval", "megatron", "fairseq", "zip", "gzip", "zstd"],
+    ids=["llmc eval", "megatron", "fairseq", "zip", "gzip", "zstd"],
 )
 def test_files_of_other_kinds_are_refused_by_name_unless_raw_is_asked_for(tmp_path, content, name):
     content += bytes(len(content) % 2)

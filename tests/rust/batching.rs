@@ -1,6 +1,6 @@
 //! Batches of windows that cross files, against naive slicing.
 
-use pagestream::batching::assemble::{Room, assemble};
+use pagestream::batching::assemble::{Gatherer, Room, assemble};
 use pagestream::error::{Error, ReadCause};
 use pagestream::gather::Element;
 use pagestream::mapped_file::RequestedMode;
@@ -64,6 +64,78 @@ proptest! {
         };
         prop_assert_eq!(x, rows(0));
         prop_assert_eq!(y, if target == Target::None { vec![] } else { rows(1) });
+    }
+}
+
+/// Windows of more than a block, whose blocks and files do not end together.
+#[test]
+fn long_windows_are_the_naive_slices() {
+    let lengths = [5000, 0, 1, 12_000, 20_000];
+    for (mode, sequence_length) in MODES
+        .into_iter()
+        .flat_map(|mode| [4095, 4096, 4097, 8191, 8192, 8193, 20_000, 37_000].map(|length| (mode, length)))
+    {
+        let (_folder, corpus) = corpus(&lengths, mode);
+        for target in [Target::Shift, Target::None] {
+            let windows = Windows::new(corpus.len(), sequence_length, 1, target).expect("valid");
+            let indices = [0, windows.count() / 3, windows.count() - 1];
+            for element in [Element::I64, Element::I32, Element::Raw] {
+                let (x, y) = batch(&corpus, &windows, &indices, element).expect("a batch");
+                let rows = |shift: u64| {
+                    encoded(
+                        indices.iter().flat_map(|index| index + shift..index + shift + sequence_length),
+                        element,
+                    )
+                };
+                assert!(x == rows(0), "{mode:?} {sequence_length} {target:?} {element:?}");
+                let expected = if target == Target::None { vec![] } else { rows(1) };
+                assert!(y == expected, "{mode:?} {sequence_length} {target:?} {element:?}");
+            }
+        }
+    }
+}
+
+/// The file's own type, which needs no kernel, and a type that needs the check, in blocks.
+#[test]
+fn wide_tokens_of_long_windows_come_as_they_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let paths = ["0", "1"].map(|name| folder.path().join(name));
+    let all: Vec<i64> = (0..6000).map(|number| number * 7 - 9000).collect();
+    let place = 1 << 31;
+    for (path, tokens) in paths.iter().zip([&all[..2500], &all[2500..]]) {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        std::fs::write(path, bytes).expect("written");
+    }
+    for mode in MODES {
+        let dtype = Some(pagestream::dtype::Dtype::I64);
+        let corpus = TokenCorpus::open(&paths, dtype, None, mode).expect("opened");
+        let windows = Windows::new(6000, 3100, 1, Target::Shift).expect("valid");
+        let rows = |shift: usize, encode: fn(&i64) -> Vec<u8>| -> Vec<u8> {
+            [0, 2899]
+                .iter()
+                .flat_map(|start| all[start + shift..start + shift + 3100].iter())
+                .flat_map(encode)
+                .collect()
+        };
+        let wide: fn(&i64) -> Vec<u8> = |token| token.to_ne_bytes().to_vec();
+        let narrow: fn(&i64) -> Vec<u8> = |token| (*token as i32).to_ne_bytes().to_vec();
+        for (element, encode) in [(Element::I64, wide), (Element::I32, narrow), (Element::Raw, wide)] {
+            let (x, y) = batch(&corpus, &windows, &[0, 2899], element).expect("a batch");
+            assert!(x == rows(0, encode) && y == rows(1, encode), "{mode:?} {element:?}");
+        }
+    }
+    // One that is too large, in the second block of the window: its place is counted from the first.
+    let mut bytes = std::fs::read(&paths[0]).expect("read");
+    bytes[2000 * 8..2001 * 8].copy_from_slice(&i64::to_le_bytes(place));
+    std::fs::write(&paths[0], bytes).expect("written");
+    let dtype = Some(pagestream::dtype::Dtype::I64);
+    for mode in MODES {
+        let corpus = TokenCorpus::open(&paths, dtype, None, mode).expect("opened");
+        let windows = Windows::new(6000, 3100, 1, Target::Shift).expect("valid");
+        batch(&corpus, &windows, &[2001], Element::I32).expect("it begins after that token");
+        let error = batch(&corpus, &windows, &[2001, 5], Element::I32).expect_err("refused");
+        let expected = "token 2000 of the corpus (number 2000 of this file) does not fit in int32";
+        assert!(error.message().starts_with(expected), "{error}");
     }
 }
 
@@ -140,4 +212,107 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
         "{error}"
     );
     assert_eq!(error.path(), Some(paths[1].as_path()));
+}
+
+/// One row of uint16 tokens as int64.
+fn row(
+    gatherer: &mut Gatherer,
+    corpus: &TokenCorpus,
+    window: (u64, u64),
+    has_targets: bool,
+) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    let length = (window.1 - window.0) as usize - usize::from(has_targets);
+    let [mut x, mut y] = [(); 2].map(|()| vec![0xAA; length * 8]);
+    let y_row = has_targets.then(|| room(&mut y));
+    gatherer.row(corpus, window, has_targets, Element::I64, room(&mut x), y_row)?;
+    Ok((x, y))
+}
+
+fn int64(tokens: std::ops::Range<u64>) -> Vec<u8> {
+    encoded(tokens, Element::I64)
+}
+
+#[test]
+fn a_gatherer_serves_batch_after_batch_and_corpus_after_corpus() {
+    for mode in MODES {
+        let ((_a, first), (_b, second)) = (corpus(&[300, 0, 700], mode), corpus(&[9], mode));
+        let mut gatherer = Gatherer::default();
+        gatherer.verify(&first).expect("nothing was read");
+        for _ in 0..2 {
+            for start in [0, 299, 400, 100] {
+                let (x, y) = row(&mut gatherer, &first, (start, start + 51), true).expect("a row");
+                assert_eq!((x, y), (int64(start..start + 50), int64(start + 1..start + 51)));
+            }
+            let (x, _) = row(&mut gatherer, &first, (250, 350), false).expect("a row");
+            assert_eq!(x, int64(250..350));
+            gatherer.verify(&first).expect("unchanged");
+            let (x, _) = row(&mut gatherer, &second, (2, 9), false).expect("a row");
+            assert_eq!(x, int64(2..9));
+            gatherer.verify(&second).expect("unchanged");
+        }
+    }
+}
+
+#[test]
+fn rows_of_two_corpora_are_not_mixed() {
+    let ((_a, first), (_b, second)) = (corpus(&[9], RequestedMode::Auto), corpus(&[9], RequestedMode::Auto));
+    let mut gatherer = Gatherer::default();
+    row(&mut gatherer, &first, (0, 5), true).expect("a row");
+    let error = row(&mut gatherer, &second, (0, 5), true).expect_err("mixed");
+    assert!(error.message().contains("another corpus"), "{error}");
+    // The error forgot the first one.
+    row(&mut gatherer, &second, (0, 5), true).expect("a row");
+    let error = gatherer.verify(&first).expect_err("mixed");
+    assert!(error.message().contains("another corpus"), "{error}");
+}
+
+#[test]
+fn a_row_of_another_size_or_outside_is_refused() {
+    let (_folder, corpus) = corpus(&[10], RequestedMode::Auto);
+    let mut gatherer = Gatherer::default();
+    let mut fill = |window: (u64, u64), has_targets, x_bytes: usize, y_bytes: Option<usize>| {
+        let mut x = vec![0; x_bytes];
+        let mut y = y_bytes.map(|bytes| vec![0; bytes]);
+        let y_row = y.as_mut().map(|y| room(y));
+        gatherer.row(&corpus, window, has_targets, Element::I64, room(&mut x), y_row)
+    };
+    fill((0, 5), true, 32, Some(32)).expect("it fits");
+    fill((5, 10), false, 40, None).expect("it fits");
+    fill((9, 10), true, 0, Some(0)).expect("nothing to do");
+    for (window, has_targets, x_bytes, y_bytes) in [
+        ((0, 5), true, 40, Some(40)),
+        ((0, 5), true, 32, Some(40)),
+        ((0, 5), true, 32, None),
+        ((0, 5), false, 40, Some(40)),
+        ((5, 0), false, 0, None),
+        ((5, 5), true, 0, Some(0)),
+        ((0, u64::MAX), false, 8, None),
+    ] {
+        let error = fill(window, has_targets, x_bytes, y_bytes).expect_err("refused");
+        assert!(error.message().contains("not of the window's size"), "{window:?}: {error}");
+    }
+    for (window, has_targets) in [((7, 11), false), ((6, 11), true), ((u64::MAX - 5, u64::MAX), true)] {
+        let bytes = (window.1 - window.0) as usize * 8 - usize::from(has_targets) * 8;
+        let error = fill(window, has_targets, bytes, has_targets.then_some(bytes)).expect_err("outside");
+        assert!(matches!(error, Error::Index { .. }), "{window:?}: {error:?}");
+    }
+}
+
+#[test]
+fn a_gatherer_sees_at_the_end_that_a_file_was_cut() {
+    for mode in MODES {
+        let (folder, corpus) = corpus(&[5000, 5000], mode);
+        let mut gatherer = Gatherer::default();
+        for start in [0, 9000, 100] {
+            row(&mut gatherer, &corpus, (start, start + 50), true).expect("whole so far");
+        }
+        let second = folder.path().join("1");
+        let file = std::fs::File::options().write(true).open(&second).expect("opened");
+        file.set_len(4096).expect("cut");
+        let error = gatherer.verify(&corpus).expect_err("cut");
+        assert_eq!(error.path(), Some(second.as_path()), "{mode:?}");
+        // Asked once, and what was not read since is not looked at.
+        row(&mut gatherer, &corpus, (0, 50), true).expect("the first file is whole");
+        gatherer.verify(&corpus).expect("the first file is whole");
+    }
 }

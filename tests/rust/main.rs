@@ -3,5 +3,10 @@
 mod batching;
 mod gather;
 mod mapped_file;
+mod sampling_blocked;
+mod sampling_mixture;
+mod sampling_permutation;
+mod sampling_schedule;
 mod tokens_corpus;
+mod tokens_documents;
 mod weights_header;

@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from pagestream.torch.dataset import TokenDataset
+from pagestream.torch.loader import TokenLoader
+from pagestream.torch.sampler import DistributedTokenSampler
 
-__all__ = ["TokenDataset"]
+__all__ = ["DistributedTokenSampler", "TokenDataset", "TokenLoader"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, SupportsIndex
 import torch
 from torch.utils.data import Dataset
 
+from pagestream._arguments import at_least
 from pagestream.tokens import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ class TokenDataset(Dataset[Item]):
     ) -> None:
         """Counts the windows."""
         self.tokens = tokens if isinstance(tokens, TokenCorpus) else open_tokens(tokens)
-        self.sequence_length = _positive("sequence_length", sequence_length)
+        self.sequence_length = at_least(1, "sequence_length", sequence_length)
         default_stride = self.sequence_length + 1 if target == "block" else 1
-        self.stride = default_stride if stride is None else _positive("stride", stride)
+        self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.target = target
         self.dtype = dtype
         self._length = self.tokens.windows(self.sequence_length, self.stride, target)
@@ -143,11 +144,3 @@ class TokenDataset(Dataset[Item]):
             >>> TokenDataset("tokens.bin", 2).check()
         """
         self.tokens.check()
-
-
-def _positive(name: str, value: int) -> int:
-    number = operator.index(value)
-    if number < 1:
-        message = f"{name} must be at least 1, not {number}"
-        raise ValueError(message)
-    return number

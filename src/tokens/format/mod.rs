@@ -1,24 +1,46 @@
 //! Formats of token files: where in the file the tokens lie, and of which type they are.
 //!
-//! A format is told by its magic number, else the file is a raw stream. Files that are known to be
-//! something else are refused by name: read as raw tokens they would give plausible nonsense.
+//! A format is told by its magic number, then by the files next to it, else the file is a raw stream.
+//! Files that are known to be something else are refused by name: read as raw tokens they would give
+//! plausible nonsense.
 
+mod datatrove;
+mod llmc;
+pub mod megatron;
 mod npy;
+mod refused;
+
+use std::path::Path;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Opened};
+use crate::mapped_file::{MappedFile, Opened, RequestedMode};
+use crate::os::errno::Code;
+
+use super::documents::DocumentTable;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Tokens and nothing else. nanoGPT's `.bin`.
+    /// Tokens and nothing else. nanoGPT's `.bin`, and the `.npy` without a header of OLMo and dolma.
     Raw,
     /// NumPy's `.npy`, one-dimensional.
     Npy,
+    /// llm.c and modded-nanogpt.
+    Llmc,
+    /// Megatron's `.idx` and `.bin`.
+    Megatron,
+    /// datatrove's `.ds`.
+    Datatrove,
 }
 
 impl Format {
-    pub const WORDS: &'static [(&'static str, Self)] = &[("raw", Self::Raw), ("npy", Self::Npy)];
+    pub const WORDS: &'static [(&'static str, Self)] = &[
+        ("raw", Self::Raw),
+        ("npy", Self::Npy),
+        ("llmc", Self::Llmc),
+        ("megatron", Self::Megatron),
+        ("datatrove", Self::Datatrove),
+    ];
 
     pub fn from_word(word: &str) -> Result<Self> {
         Self::WORDS.iter().find(|(name, _)| *name == word).map(|(_, format)| *format).ok_or_else(|| {
@@ -28,10 +50,7 @@ impl Format {
     }
 
     pub fn word(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Npy => "npy",
-        }
+        Self::WORDS.iter().find(|(_, format)| *format == self).map_or("", |(word, _)| *word)
     }
 }
 
@@ -42,6 +61,14 @@ pub struct Layout {
     pub dtype: Dtype,
     pub data_offset_bytes: u64,
     pub tokens: u64,
+}
+
+/// A token file, open and understood, with the file that records its documents.
+#[derive(Debug)]
+pub struct Found {
+    pub file: MappedFile,
+    pub layout: Layout,
+    pub documents: Option<(DocumentTable, MappedFile)>,
 }
 
 /// The types that tokens have, by NumPy's names.
@@ -70,43 +97,81 @@ pub fn token_dtype_from_name(name: &str) -> Result<Dtype> {
     })
 }
 
-/// Bytes that are enough to know every magic number below.
-const SNIFF_BYTES: u64 = 16;
-
-/// First bytes of files that are not token streams, or not of a format that is read here.
-const REFUSED: &[(&[u8], &str)] = &[
-    (b"MMIDIDX\0\0", "a Megatron index (.idx), not tokens"),
-    (b"TNTIDX\0\0", "a fairseq or gpt-neox index (.idx), not tokens"),
-    (&20_240_522_i32.to_le_bytes(), "an llm.c evaluation file, not a token stream"),
-    (&20_240_520_i32.to_le_bytes(), "an llm.c token shard, a format that is not read yet"),
-    (&20_240_801_i32.to_le_bytes(), "an llm.c token shard for Llama 3, a format that is not read yet"),
-    (b"PK\x03\x04", "a zip archive (.npz?); extract it first"),
-    (b"\x1F\x8B", "compressed by gzip; decompress it first"),
-    (b"\x28\xB5\x2F\xFD", "compressed by zstd; decompress it first"),
-];
-
-/// Finds out the layout, from a few bytes and the file's size.
-pub fn layout(file: &MappedFile, dtype: Option<Dtype>, format: Option<Format>) -> Result<Layout> {
+/// Opens a token file and finds out its layout, from a few bytes and the sizes.
+pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, mode: RequestedMode) -> Result<Found> {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    match (format, extension) {
+        (Some(Format::Megatron), _) => return megatron::open(path, None, None, dtype, mode),
+        (None, Some("bin")) => {
+            // Any file may be called .bin and have an .idx next to it: its magic number decides.
+            if let Some(index) = index_next_to(path, mode)? {
+                return megatron::open(path, Some(index), None, dtype, mode);
+            }
+        }
+        _ => {}
+    }
+    let file = match MappedFile::open(path, mode) {
+        // The common stem of a Megatron pair.
+        Err(error) if format.is_none() && not_found(&error) => match index_next_to(path, mode)? {
+            Some(index) => return megatron::open(path, Some(index), None, dtype, mode),
+            None => return Err(error),
+        },
+        opened => opened?,
+    };
     let opened = file.opened()?;
-    let sniffed = read_prefix(&opened, SNIFF_BYTES)?;
-    let is_npy = sniffed.starts_with(npy::MAGIC);
-    match format {
+    let prefix = read_prefix(&opened, refused::SNIFF_BYTES)?;
+    let is_npy = prefix.starts_with(npy::MAGIC);
+    let layout = match format {
         Some(Format::Npy) if !is_npy => {
             let detail = "format=\"npy\" was asked for, but the file does not begin with \\x93NUMPY".into();
-            Err(Error::Format { path: file.path().into(), offset: Some(0), detail })
+            return Err(Error::Format { path: path.into(), offset: Some(0), detail });
         }
-        Some(Format::Raw) => raw(file, &opened, dtype),
-        _ if is_npy => npy::layout(file, &opened, dtype),
-        _ => match REFUSED.iter().find(|(magic, _)| sniffed.starts_with(magic)) {
-            Some((_, name)) => {
-                let detail = format!(
-                    "the file is {name}; if it is a raw token stream all the same, pass format=\"raw\""
-                );
-                Err(Error::Format { path: file.path().into(), offset: Some(0), detail })
+        Some(Format::Raw) => raw(&file, &opened, dtype)?,
+        Some(Format::Llmc) => llmc::layout(&file, &opened, dtype)?,
+        Some(Format::Datatrove) => return datatrove::open(file, &opened, dtype, mode),
+        _ if is_npy => npy::layout(&file, &opened, dtype)?,
+        _ if prefix.starts_with(megatron::MAGIC) && extension == Some("idx") => {
+            drop(opened);
+            return megatron::open(path, Some(file), None, dtype, mode);
+        }
+        _ if llmc::claims(&prefix) => llmc::layout(&file, &opened, dtype)?,
+        _ => {
+            refused::check(path, &prefix)?;
+            if extension == Some("ds") {
+                return datatrove::open(file, &opened, dtype, mode);
             }
-            None => raw(file, &opened, dtype),
-        },
+            raw(&file, &opened, dtype)?
+        }
+    };
+    drop(opened);
+    Ok(Found { file, layout, documents: None })
+}
+
+/// The Megatron index next to a file, if there is one.
+fn index_next_to(path: &Path, mode: RequestedMode) -> Result<Option<MappedFile>> {
+    let (index, _) = megatron::paths(path);
+    match MappedFile::open(&index, mode) {
+        Ok(file) => {
+            let is_index = read_prefix(&*file.opened()?, 9)?.starts_with(megatron::MAGIC);
+            Ok(is_index.then_some(file))
+        }
+        Err(error) if not_found(&error) => Ok(None),
+        // One that is there and cannot be read may say that these are other tokens than they seem.
+        Err(error) => Err(error),
     }
+}
+
+fn not_found(error: &Error) -> bool {
+    // A directory of that name is no index either.
+    matches!(error, Error::System { errno, .. } if crate::mapped_file::is_gone(*errno) || *errno == Code::ISDIR.raw_os_error())
+}
+
+/// A type that was asked for must be the one that the header says.
+fn agree_dtype(file: &MappedFile, offset: u64, found: Dtype, asked: Option<Dtype>) -> Result<()> {
+    let Some(asked) = asked.filter(|&asked| asked != found) else { return Ok(()) };
+    let (found, asked) = (token_dtype_name(found), token_dtype_name(asked));
+    let detail = format!("the file holds {found} tokens, but dtype={asked} was asked for");
+    Err(Error::Format { path: file.path().into(), offset: Some(offset), detail })
 }
 
 fn raw(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Result<Layout> {

@@ -6,7 +6,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, Opened};
 
-use super::{Format, Layout, item_bytes, read_prefix, token_dtype_name};
+use super::{Format, Layout, agree_dtype, item_bytes, read_prefix, token_dtype_name};
 
 pub const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -44,13 +44,7 @@ pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Resul
         refuse(8 + length_bytes, format!("the .npy header cannot be understood: {}", text.trim_end()))
     })?;
     let found = header.token_dtype().map_err(|detail| refuse(8 + length_bytes, detail))?;
-    if let Some(asked) = dtype.filter(|&asked| asked != found) {
-        let (found, asked) = (token_dtype_name(found), token_dtype_name(asked));
-        return Err(refuse(
-            8 + length_bytes,
-            format!("the file holds {found} tokens, but dtype={asked} was asked for"),
-        ));
-    }
+    agree_dtype(file, 8 + length_bytes, found, dtype)?;
     let &[tokens] = header.shape.as_slice() else {
         let detail = format!(
             "the array has the shape {:?}; tokens are one-dimensional (save array.reshape(-1))",

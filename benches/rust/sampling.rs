@@ -1,0 +1,76 @@
+//! Nanoseconds an index: the permutation, and draws of a schedule.
+//!
+//! `cargo bench --bench sampling`.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pagestream::sampling::mixture::{Exhausted, Mixture};
+use pagestream::sampling::order::Order;
+use pagestream::sampling::permutation::Permutation;
+use pagestream::sampling::schedule::{Schedule, Source};
+
+/// Indices or draws of one iteration.
+const COUNT: u64 = 1024;
+
+fn permute(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("permutation");
+    group.throughput(Throughput::Elements(COUNT));
+    for length in [4096, 200_000, 1_000_000, 10_000_000_000, 1 << 63] {
+        let permutation = Permutation::new(length, 1, 2).expect("a valid length");
+        let step = length / COUNT;
+        group.bench_function(BenchmarkId::new("at", length), |bencher| {
+            bencher.iter(|| (0..COUNT).map(|index| permutation.at(black_box(index * step))).max());
+        });
+        // Each index needs the value before: what one takes, instead of how many go at once.
+        group.bench_function(BenchmarkId::new("at, one after another", length), |bencher| {
+            bencher.iter(|| (0..COUNT).fold(0, |index, _| permutation.at(index)));
+        });
+        group.bench_function(BenchmarkId::new("inverse", length), |bencher| {
+            bencher.iter(|| (0..COUNT).map(|index| permutation.inverse(black_box(index * step))).max());
+        });
+    }
+}
+
+fn draw(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("schedule");
+    group.throughput(Throughput::Elements(COUNT));
+    let source = Source { windows: 10_000_000, starts: 10_000_000_000 };
+    let sources = |count| vec![source.clone(); count];
+    let blocked = Order::Blocked { mixing_radius_windows: 1 << 16 };
+    let uneven: Vec<u64> = (1..=64).collect();
+    let mixtures = [("2 sources", vec![7, 3]), ("64 sources", uneven)];
+    let mut cases: Vec<(String, Schedule)> = [Order::Shuffled, Order::Random, Order::Sequential, blocked]
+        .into_iter()
+        .map(|order| {
+            let schedule = Schedule::new(sources(1), None, order, 1).expect("valid");
+            (order.word().to_owned(), schedule)
+        })
+        .collect();
+    for (name, weights) in mixtures {
+        let count = weights.len();
+        let mixture = Mixture::new(&weights, Exhausted::Repeat).expect("valid");
+        let schedule = Schedule::new(sources(count), Some(&mixture), Order::Shuffled, 1).expect("valid");
+        cases.push((format!("shuffled, {name}"), schedule));
+    }
+    let mut out = Vec::new();
+    for (name, schedule) in cases {
+        // One batch at a time, as the pipeline draws.
+        for batch in [32, COUNT] {
+            let mut position = 0;
+            group.bench_function(BenchmarkId::new(&name, batch), |bencher| {
+                bencher.iter(|| {
+                    for _ in 0..COUNT / batch {
+                        out.clear();
+                        schedule.draws(position, batch as usize, &mut out).expect("valid");
+                        position += batch;
+                        black_box(&out);
+                    }
+                });
+            });
+        }
+    }
+}
+
+criterion_group!(benches, permute, draw);
+criterion_main!(benches);

@@ -1,0 +1,46 @@
+"""Checks of arguments that several classes take."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import SupportsIndex
+
+from pagestream import _environment
+
+
+def at_least(least: int, name: str, value: SupportsIndex) -> int:
+    """The integer, if it is in range."""
+    number = operator.index(value)
+    if not least <= number < 1 << 63:
+        limit = f"at least {least}" if number < least else "below 2^63"
+        message = f"{name} must be {limit}, not {number}"
+        raise ValueError(message)
+    return number
+
+
+def one_of(name: str, value: str, words: tuple[str, ...]) -> None:
+    """Refuses other words."""
+    if value not in words:
+        listed = ", ".join(f'"{word}"' for word in words)
+        message = f"{name} is one of {listed}, not {value!r}"
+        raise ValueError(message)
+
+
+def radius(asked: int | None, window_bytes: int) -> int:
+    """``mixing_radius`` in windows: the one given, else a span that storage reads well in one go."""
+    return max(16, (64 << 20) // window_bytes) if asked is None else at_least(1, "mixing_radius", asked)
+
+
+def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size: those given, else those of torch.distributed or of the environment."""
+    if (rank is None) != (world_size is None):
+        message = "rank and world_size go together: pass both or none"
+        raise ValueError(message)
+    if rank is not None and world_size is not None:
+        return at_least(0, "rank", rank), at_least(1, "world_size", world_size)
+    # Only a process that has imported torch can have set it up.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    return _environment.number("RANK", 0, least=0), _environment.number("WORLD_SIZE", 1, least=1)

@@ -1,0 +1,99 @@
+"""From what people name, a file, a pattern or a directory, to the token files that are meant."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pagestream.mapping import StrPath
+
+# What token files are called. Others in a directory are left alone.
+TOKEN_SUFFIXES = (".bin", ".npy", ".ds", ".idx", ".raw", ".tok", ".tokens", ".u16", ".u32", ".mds")
+
+# Files that lie next to token files and are none, among them the indices that Megatron caches.
+_SIDE_FILE = re.compile(
+    r"\.ds\.(index|metadata|loss)$|\.(json|jsonl|pkl|csv|csv\.gz|txt|md|log|ya?ml)$"
+    r"|-(document|sample|shuffle|dataset|dataset_sample)_index\.npy$",
+    re.IGNORECASE,
+)
+
+# As many names as a message shows.
+_SHOWN = 5
+
+
+def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
+    """The files that are meant, in order.
+
+    Args:
+        path: A file (or the stem of a Megatron pair), a pattern or a directory; or a list of files,
+            which is taken as it is.
+
+    Returns:
+        Their paths. Those of a pattern or a directory are in natural order: ``shard2`` before ``shard10``.
+
+    Raises:
+        FileNotFoundError: A pattern that nothing matches, or a directory without token files.
+        OSError: The directory cannot be listed.
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return list(path)
+    plain = os.fspath(path)
+    if os.path.isdir(plain):
+        return _in_directory(plain)
+    if not os.path.lexists(plain) and glob.has_magic(plain):
+        return _matching(plain)
+    return [path]
+
+
+def natural_key(path: str | bytes) -> tuple[list[tuple[bool, int, str]], str]:
+    """Sorts runs of digits by their number."""
+    text = os.fsdecode(path)
+    parts = [part for part in re.split(r"([0-9]+)", text) if part]
+    return [
+        (False, int(part), "") if part.isascii() and part.isdigit() else (True, 0, part) for part in parts
+    ], text
+
+
+def _in_directory(folder: str | bytes) -> list[StrPath]:
+    with os.scandir(folder) as entries:
+        names = [(os.fsdecode(entry.name), entry.path) for entry in entries if entry.is_file()]
+    found = [
+        path for name, path in names if name.lower().endswith(TOKEN_SUFFIXES) and not name.startswith(".")
+    ]
+    chosen = _without_side_files(found)
+    if not chosen:
+        others = ", ".join(sorted(name for name, _ in names)[:_SHOWN]) or "no files at all"
+        message = (
+            f"no token files in this directory: found {others}; expected names that end in "
+            f"{', '.join(TOKEN_SUFFIXES)}; give other files as a list"
+        )
+        raise FileNotFoundError(errno.ENOENT, message, folder)
+    return chosen
+
+
+def _matching(pattern: str | bytes) -> list[StrPath]:
+    # The two branches are for the types' sake: a pattern of bytes gives paths of bytes.
+    if isinstance(pattern, str):
+        everything: list[str | bytes] = [*glob.glob(pattern, recursive=True)]
+    else:
+        everything = [*glob.glob(pattern, recursive=True)]
+    matches = [path for path in everything if not os.path.isdir(path)]
+    chosen = _without_side_files(matches)
+    if not chosen:
+        found = f"{len(matches)} side files" if matches else "nothing"
+        message = f"no token files match this pattern: found {found}, expected at least one file"
+        raise FileNotFoundError(errno.ENOENT, message, pattern)
+    return chosen
+
+
+def _without_side_files(paths: Iterable[str | bytes]) -> list[StrPath]:
+    """In natural order. Of a Megatron pair the ``.bin`` stands for both."""
+    kept = {os.fsdecode(path): path for path in paths if not _SIDE_FILE.search(os.fsdecode(path))}
+    pairs = {name for name in kept if name.endswith(".idx") and f"{name[:-4]}.bin" in kept}
+    return [kept[name] for name in sorted(kept, key=natural_key) if name not in pairs]

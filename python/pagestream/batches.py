@@ -1,0 +1,97 @@
+"""What a loader hands out: `Batch`, `PackedBatch`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Batch", "PackedBatch"]
+
+Array = TypeVar("Array")
+
+
+class Batch(NamedTuple, Generic[Array]):
+    """Inputs and targets of one step.
+
+    Attributes:
+        x: Tokens, ``[batch_size, sequence_length]``.
+        y: For each token of x the one that follows it; the same shape.
+
+    Example:
+        >>> from pagestream import TokenLoader
+        >>> with TokenLoader("tokens.bin", sequence_length=4, batch_size=2, order="sequential") as loader:
+        ...     x, y = next(loader)
+        >>> x[1], y[1]
+        (array([4, 5, 6, 7]), array([5, 6, 7, 8]))
+    """
+
+    x: Array
+    y: Array
+
+
+class PackedBatch(NamedTuple, Generic[Array]):
+    """A batch that tells its documents apart, as attention over variable lengths wants them.
+
+    Attributes:
+        x: Tokens, ``[batch_size, sequence_length]``.
+        y: The tokens that follow, of the same shape; None with ``target="none"``. The target of a
+            document's last token is the first of the next document.
+        cu_seqlens: int32, where documents begin among the ``x.size`` tokens of the flattened x, then
+            ``x.size``. Each row begins a document. With ``max_documents`` padded with ``x.size`` to
+            ``max_documents + 1`` entries.
+        max_seqlen: Length of the longest document, in tokens.
+        position_ids: Position of each token in its document, ``[batch_size, sequence_length]``, of x's
+            type, or int32 where x is raw.
+
+    Example:
+        >>> import numpy as np
+        >>> from pagestream import TokenLoader, write_tokens
+        >>> documents = [np.arange(3), np.arange(5), np.arange(4)]
+        >>> written = write_tokens("packed", documents, dtype="uint16", format="megatron")
+        >>> options = dict(sequence_length=11, batch_size=1, documents="boundaries")
+        >>> with TokenLoader("packed.idx", **options) as loader:
+        ...     batch = next(loader)
+        >>> batch.cu_seqlens, batch.max_seqlen, batch.position_ids
+        (array([ 0,  3,  8, 11], dtype=int32), 5, array([[0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2]]))
+    """
+
+    x: Array
+    y: Array | None
+    cu_seqlens: Array
+    max_seqlen: int
+    position_ids: Array
+
+
+def document_bounds(
+    starts: list[int], tokens: int, max_documents: int | None
+) -> tuple[npt.NDArray[np.int32], int]:
+    """``cu_seqlens`` and ``max_seqlen`` of a batch.
+
+    Args:
+        starts: Where documents begin among the batch's tokens.
+        tokens: Tokens of x.
+        max_documents: How many documents to pad to, or None.
+
+    Raises:
+        ValueError: There are more, or more tokens than int32 can count.
+
+    Example:
+        >>> from pagestream.batches import document_bounds
+        >>> document_bounds([0, 5], 8, 3)
+        (array([0, 5, 8, 8], dtype=int32), 5)
+    """
+    if tokens > np.iinfo(np.int32).max:
+        message = f"a batch has {tokens} tokens; cu_seqlens is int32 and counts to 2^31 - 1"
+        raise ValueError(message)
+    bounds = np.array([*starts, tokens], np.int32)
+    longest = int(np.diff(bounds).max(initial=0))
+    if max_documents is None:
+        return bounds, longest
+    if len(starts) > max_documents:
+        message = f"a batch has {len(starts)} documents, max_documents is {max_documents}"
+        raise ValueError(message)
+    return np.pad(bounds, (0, max_documents + 1 - len(bounds)), constant_values=tokens), longest

@@ -1,0 +1,110 @@
+"""`Documents`: the documents of a corpus as a sequence of arrays."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+__all__ = ["Documents"]
+
+# Documents whose bounds are looked up at once while iterating.
+_BLOCK = 4096
+
+
+class _Corpus(Protocol):
+    @property
+    def document_count(self) -> int | None: ...
+    def document_bounds(self, first: int, out: Any, /) -> None: ...  # noqa: ANN401
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
+
+
+class Documents(Sequence["npt.NDArray[Any]"]):
+    """The documents of a corpus, in order: a sequence of 1-d arrays. Made by `TokenCorpus.documents`.
+
+    Nothing is loaded: where a document begins is looked up in the files that record it, and checked.
+    Documents do not cross files. A slice gives a list.
+
+    In Megatron's format a document is a run of sequences. What datatrove records are the ends of
+    documents, and of chunks too if the file was shuffled in chunks.
+
+    Example:
+        >>> import numpy as np
+        >>> from pagestream import open_tokens, write_tokens
+        >>> write_tokens("two", [np.arange(3), np.arange(2)], dtype="u2", format="megatron")
+        5
+        >>> documents = open_tokens("two").documents
+        >>> len(documents), documents[1], documents.starts
+        (2, array([0, 1], dtype=uint16), array([0, 3, 5], dtype=uint64))
+    """
+
+    __slots__ = ("_corpus", "_length")
+
+    def __init__(self, corpus: _Corpus) -> None:
+        """Of a corpus that records documents."""
+        self._corpus = corpus
+        self._length = corpus.document_count or 0
+
+    @property
+    def starts(self) -> npt.NDArray[np.uint64]:
+        """Where each document begins on the corpus's axis, and at last where the last one ends.
+
+        Looked up at each call: keep it if it is needed more than once.
+
+        Raises:
+            FormatError: The index is damaged; names the file, the document and what was found.
+        """
+        return self._bounds(0, self._length)
+
+    def _bounds(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+        bounds = np.empty(last - first + 1, "u8")
+        self._corpus.document_bounds(first, bounds)
+        return bounds
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return self._length
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> npt.NDArray[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[npt.NDArray[Any]]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
+        """One document as a read-only array, or several as a list.
+
+        Raises:
+            IndexError: There is no such document.
+            FormatError: The index is damaged there.
+        """
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._length))]
+        number = operator.index(index)
+        if number < 0:
+            number += self._length
+        if not 0 <= number < self._length:
+            message = f"document {operator.index(index)} of {self._length}"
+            raise IndexError(message)
+        start, stop = self._bounds(number, number + 1).tolist()
+        return self._corpus[start:stop]
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        """Each document in turn."""
+        for first in range(0, self._length, _BLOCK):
+            bounds = self._bounds(first, min(first + _BLOCK, self._length)).tolist()
+            for start, stop in itertools.pairwise(bounds):
+                yield self._corpus[start:stop]
+
+    def __repr__(self) -> str:
+        """Their number."""
+        return f"<{type(self).__name__}: {self._length} of {self._corpus!r}>"

@@ -1,0 +1,396 @@
+"""`TokenLoader`: batches of windows, made ahead by native threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pagestream import _environment, _native
+from pagestream._arguments import at_least, one_of, place, radius
+from pagestream._closing import ClosedByWith
+from pagestream.batches import Batch, PackedBatch, document_bounds
+from pagestream.errors import StateMismatchError
+from pagestream.mixture import Mixture
+from pagestream.tokens import TokenCorpus, open_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    from pagestream._environment import Mode
+    from pagestream.mapping import StrPath
+
+__all__ = ["TokenLoader"]
+
+Order = Literal["shuffled", "random", "sequential", "blocked"]
+Target = Literal["shift", "block", "none"]
+BatchDtype = Literal["int64", "int32", "raw"]
+
+STATE_VERSION = 1
+
+
+class TokenLoader(ClosedByWith):
+    """One stream of batches over a corpus, epoch after epoch, read ahead by native threads.
+
+    The order is a function of seed and position alone, so the loader knows what comes: it asks the
+    kernel for the pages of later batches, gathers batches in threads of its own, and hands out arrays
+    on buffers that are used again once nothing refers to them. No batch ever changes under its user.
+
+    A loader is an iterator. It goes on where it stopped, also in a second ``for`` loop, and after the
+    end it stays at the end; `load_state_dict` takes it elsewhere. An exception from storage leaves it at
+    the batch that failed, which is tried again by the next call.
+
+    Args:
+        tokens: A corpus, a `Mixture`, or what `open_tokens` takes.
+        sequence_length: T, tokens of x in one window.
+        batch_size: Windows of one batch on this rank.
+        order: ``"shuffled"`` (a permutation of all windows, another each epoch), ``"random"`` (starts at
+            any token, with replacement), ``"sequential"``, or ``"blocked"`` (a permutation that stays
+            within `mixing_radius` windows at a time, for storage that is slow at random reads).
+        seed: Picks the order.
+        epochs: After how many epochs the stream ends; None for never.
+        stride: Tokens between the beginnings of windows; T by default, T+1 for ``"block"``.
+        target: ``"shift"``, ``"block"`` or ``"none"``; see `TokenDataset`. With ``"none"`` batches are x
+            alone.
+        documents: ``"ignore"``, or ``"boundaries"`` for `PackedBatch`.
+        max_documents: Pads ``cu_seqlens`` to this many documents; a batch with more is an error.
+        drop_last: Whether a short global batch at the very end is left out. If not, it is dealt out so
+            that all ranks make as many steps; a rank can get fewer rows, even none.
+        rank: This process among `world_size`; by default from torch.distributed if that is set up, else
+            from ``RANK`` and ``WORLD_SIZE``, else 0 of 1. Rank r gets rows ``[r * batch_size,
+            (r + 1) * batch_size)`` of each global batch.
+        world_size: See `rank`; both or none.
+        dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
+        lookahead: Batches whose pages are asked for ahead, or ``"auto"`` to adapt.
+        threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).
+        memory_bytes: What buffers and pages asked for ahead may take together; None for an eighth of the
+            available memory and at most 1 GiB (``PAGESTREAM_MEMORY_BYTES``).
+        mmap_mode: How to open files; see `MappedFile`.
+        mixing_radius: Windows within which ``"blocked"`` mixes; None for about 64 MiB.
+        drop_behind: What is let go of once gathered: ``"resident"`` takes pages out of this process's
+            resident set, ``"cache"`` also out of the page cache; None lets the kernel decide.
+
+    Raises:
+        ValueError: An argument is out of range, or the corpus is shorter than one window.
+        OSError: A file cannot be opened.
+
+    Example:
+        >>> from pagestream import TokenLoader
+        >>> loader = TokenLoader("tokens.bin", sequence_length=32, batch_size=4, seed=1)
+        >>> len(loader)
+        31
+        >>> x, y = next(loader)
+        >>> x.shape, bool((x[:, 1:] == y[:, :-1]).all())
+        ((4, 32), True)
+        >>> state = loader.state_dict()
+        >>> later = next(loader)
+        >>> loader.load_state_dict(state)
+        >>> bool((next(loader).x == later.x).all())
+        True
+        >>> loader.close()
+    """
+
+    def __init__(
+        self,
+        tokens: TokenCorpus | Mixture | StrPath | Sequence[StrPath],
+        *,
+        sequence_length: int,
+        batch_size: int,
+        order: Order = "shuffled",
+        seed: int = 0,
+        epochs: int | None = None,
+        stride: int | None = None,
+        target: Target = "shift",
+        documents: Literal["ignore", "boundaries"] = "ignore",
+        max_documents: int | None = None,
+        drop_last: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dtype: BatchDtype = "int64",
+        lookahead: int | Literal["auto"] = "auto",
+        threads: int | None = None,
+        memory_bytes: int | None = None,
+        mmap_mode: Mode | None = None,
+        mixing_radius: int | None = None,
+        drop_behind: Literal["resident", "cache"] | None = None,
+    ) -> None:
+        """Starts reading ahead."""
+        if not isinstance(tokens, (TokenCorpus, Mixture)):
+            tokens = open_tokens(tokens, mmap_mode=mmap_mode)
+        self.tokens = tokens
+        self._corpora = tokens.sources if isinstance(tokens, Mixture) else (tokens,)
+        self.sequence_length = at_least(1, "sequence_length", sequence_length)
+        self.batch_size = at_least(1, "batch_size", batch_size)
+        self.rank, self.world_size = place(rank, world_size)
+        one_of("documents", documents, ("ignore", "boundaries"))
+        one_of("dtype", dtype, ("int64", "int32", "raw"))
+        if documents == "boundaries" and any(corpus.documents is None for corpus in self._corpora):
+            message = (
+                'documents="boundaries" needs files that record where documents begin (Megatron, datatrove)'
+            )
+            raise ValueError(message)
+        default_stride = self.sequence_length + (target == "block")
+        self.stride = default_stride if stride is None else at_least(1, "stride", stride)
+        self.order: Order = order
+        self.seed = at_least(0, "seed", seed)
+        self.target: Target = target
+        self.drop_last = bool(drop_last)
+        self.mixing_radius = radius(mixing_radius, self.stride * self._corpora[0].dtype.itemsize)
+        self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
+        self._packed = documents == "boundaries"
+        itemsize = self._corpora[0].dtype
+        self._dtype = itemsize if dtype == "raw" else np.dtype(dtype)
+        self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
+        self._settings: dict[str, Any] = {
+            "sequence_length": self.sequence_length,
+            "stride": self.stride,
+            "target": target,
+            "order": order,
+            "mixing_radius": self.mixing_radius,
+            "seed": self.seed,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "batch_size": self.batch_size,
+            "epochs": None if epochs is None else at_least(1, "epochs", epochs),
+            "drop_last": self.drop_last,
+            "dtype": dtype,
+            "documents": self._packed,
+            "threads": _environment.threads(threads),
+            "lookahead": None if lookahead == "auto" else at_least(1, "lookahead", lookahead),
+            "memory_bytes": _environment.memory_bytes(memory_bytes),
+            "drop_behind": drop_behind,
+        }
+        self._closed = False
+        self._consumed = 0
+        self._counted: dict[str, int] = {}
+        self._pipeline: _native.TokenPipeline | None = self._start()
+        self._epoch_samples: int | None = self._pipeline.epoch_samples
+
+    def _start(self) -> _native.TokenPipeline:
+        mixture = self.tokens if isinstance(self.tokens, Mixture) else None
+        return _native.TokenPipeline(
+            self._corpora,
+            None if mixture is None else mixture.whole_weights,
+            "repeat" if mixture is None else mixture.exhausted,
+            position=self._next_position(),
+            **self._settings,
+        )
+
+    def _next_position(self) -> int:
+        """Where reading goes on."""
+        return self._consumed
+
+    def _forget(self) -> None:
+        """Drops batches that were taken and not handed out."""
+
+    def _running(self) -> _native.TokenPipeline:
+        if self._closed:
+            message = "the loader is closed"
+            raise ValueError(message)
+        # A fork has none of the threads: it starts its own, at the same place.
+        if self._pipeline is None or not self._pipeline.alive:
+            self._pipeline = self._start()
+        return self._pipeline
+
+    def _stop(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None and pipeline.alive:
+            for name, value in pipeline.metrics():
+                self._counted[name] = self._counted.get(name, 0) + value
+            pipeline.close()
+
+    def __iter__(self) -> Self:
+        """Itself: iteration goes on where it stopped."""
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - a Batch, a PackedBatch or x alone
+        """The next batch.
+
+        Raises:
+            StopIteration: The epochs are over.
+            MappedReadError: A file was cut or its storage failed.
+            FileChangedError: A file was rewritten or replaced since it was opened.
+        """
+        found = self._take()
+        if found is None:
+            raise StopIteration
+        self._consumed = max(self._consumed, found[1])  # several threads may take batches
+        return found[0]
+
+    def _take(self) -> tuple[Any, int] | None:
+        """The next batch as arrays, and the position after it."""
+        pipeline = self._running()
+        try:
+            found = pipeline.next()
+            return None if found is None else self._arrays(pipeline, *found)
+        except Exception:
+            # The next call begins with this batch once more.
+            self._stop()
+            raise
+
+    def _arrays(
+        self,
+        pipeline: _native.TokenPipeline,
+        buffer: _native.Exporter,
+        rows: int,
+        position: int,
+        starts: list[int] | None,
+    ) -> tuple[Any, int]:
+        _, y_offset, _, positions_offset, _ = pipeline.layout
+        shape = (rows, self.sequence_length)
+        x = np.ndarray(shape, self._dtype, buffer)
+        y = None if y_offset is None else np.ndarray(shape, self._dtype, buffer, y_offset)
+        if positions_offset is None or starts is None:
+            return (x if y is None else Batch(x, y)), position
+        ends, longest = document_bounds(starts, x.size, self._max_documents)
+        position_ids = np.ndarray(shape, self._position_dtype, buffer, positions_offset)
+        return PackedBatch(x, y, ends, longest, position_ids), position
+
+    def __len__(self) -> int:
+        """Batches of one epoch.
+
+        Raises:
+            TypeError: A mixture whose sources repeat has no epochs.
+        """
+        if self._epoch_samples is None:
+            message = 'a mixture with exhausted="repeat" has no epochs, and so no length'
+            raise TypeError(message)
+        rows = self.batch_size * self.world_size
+        return self._epoch_samples // rows if self.drop_last else -(-self._epoch_samples // rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, counted in batches that were handed out; equal on all ranks.
+
+        Returns:
+            A small dict of str, int and None, fit for JSON.
+
+        Example:
+            >>> from pagestream import TokenLoader
+            >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
+            ...     batch = next(loader)
+            ...     loader.state_dict()["samples_consumed"]
+            4
+        """
+        samples = self._epoch_samples
+        return {
+            "version": STATE_VERSION,
+            **self._identity(),
+            "epoch": None if samples is None else self._consumed // samples,
+            "samples_consumed": self._consumed,
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for a position to mean the same."""
+        return {
+            "fingerprint": self.tokens.fingerprint,
+            "order": self.order,
+            "mixing_radius": self.mixing_radius if self.order == "blocked" else None,
+            "seed": self.seed,
+            "sequence_length": self.sequence_length,
+            "stride": self.stride,
+            "target": self.target,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Goes to the place where a state was taken, on however many ranks, with whatever batch size.
+
+        Args:
+            state: From `state_dict`.
+            strict: Whether a state of other data or another order is refused. If not, its position is
+                taken all the same.
+
+        Raises:
+            StateMismatchError: The state is of another version, or is not of this data and order; the
+                message names what was found and what was expected.
+
+        Example:
+            >>> from pagestream import TokenLoader
+            >>> loader = TokenLoader("tokens.bin", sequence_length=32, batch_size=4)
+            >>> loader.load_state_dict(loader.state_dict() | {"samples_consumed": 40})
+            >>> loader.state_dict()["samples_consumed"]
+            40
+            >>> loader.load_state_dict(loader.state_dict() | {"seed": 7})
+            Traceback (most recent call last):
+            ...
+            pagestream.errors.StateMismatchError: the state does not belong to this loader: seed is 7 ...
+            >>> loader.close()
+        """
+        if state.get("version") != STATE_VERSION:
+            message = f"the state has version {state.get('version')!r}; this release reads {STATE_VERSION}"
+            raise StateMismatchError(message)
+        wrong = [
+            f"{name} is {state.get(name)!r} in the state and {expected!r} here"
+            for name, expected in self._identity().items()
+            if state.get(name) != expected
+        ]
+        if wrong and strict:
+            message = (
+                f"the state does not belong to this loader: {'; '.join(wrong)}. "
+                "Pass strict=False to take its position all the same"
+            )
+            raise StateMismatchError(message)
+        consumed = state.get("samples_consumed")
+        if not isinstance(consumed, int) or isinstance(consumed, bool) or consumed < 0:
+            message = f"samples_consumed is {consumed!r} in the state; it must be an int, 0 or more"
+            raise StateMismatchError(message)
+        self._stop()
+        self._forget()
+        self._consumed = consumed
+        self._running()
+
+    def metrics(self) -> dict[str, float]:
+        """What the loader did so far, and how deep it looks ahead now.
+
+        Returns:
+            Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched ahead
+            or faulted in), ``lookahead_hits`` and ``lookahead_misses`` (windows gathered without and with
+            a wait for storage), ``already_cached`` (ranges found in the cache), ``major_faults``,
+            ``stalls``, ``stall_seconds`` (time that `next` waited). And of the present: ``depth_batches``,
+            ``ring_batches``, ``threads``, ``buffers_allocated``.
+
+        Example:
+            >>> from pagestream import TokenLoader
+            >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
+            ...     batch = next(loader)
+            ...     loader.metrics()["windows"]
+            4
+        """
+        now = [] if self._pipeline is None else self._pipeline.metrics()
+        present = ("depth_batches", "ring_batches", "threads", "buffers_allocated")
+        counted: dict[str, float] = {
+            name: value + (0 if name in present else self._counted.get(name, 0)) for name, value in now
+        } or dict(self._counted)
+        counted["stall_seconds"] = counted.pop("stall_nanoseconds", 0) / 1e9
+        return counted
+
+    def check(self) -> None:
+        """Raises if a file is no longer what was opened; see `MappedFile.check`.
+
+        Raises:
+            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+
+        Example:
+            >>> from pagestream import TokenLoader
+            >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
+            ...     loader.check()
+        """
+        self.tokens.check()
+
+    def close(self) -> None:
+        """Stops the threads. Batches that are out stay valid, and so does the corpus.
+
+        Example:
+            >>> from pagestream import TokenLoader
+            >>> TokenLoader("tokens.bin", sequence_length=32, batch_size=4).close()
+        """
+        self._closed = True
+        self._stop()
+        self._forget()
+
+    def __repr__(self) -> str:
+        """What it reads, and where it stands."""
+        return (
+            f"<{type(self).__name__} {self.order} [{self.batch_size}, {self.sequence_length}] "
+            f"of {self.tokens!r}, sample {self._consumed}>"
+        )

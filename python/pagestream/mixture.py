@@ -1,0 +1,176 @@
+"""`Mixture`: several corpora, read in given shares."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pagestream._closing import ClosedByWith
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Mixture"]
+
+Exhausted = Literal["repeat", "stop", "drop"]
+
+# The largest sum of whole-number weights, and the most sources; see src/sampling/mixture.rs.
+_MAX_PERIOD = 1 << 16
+_MAX_SOURCES = 1024
+
+
+class Mixture(ClosedByWith):
+    """Corpora with weights, to be read in these shares. It describes; a loader reads.
+
+    The shares hold at every point: after any number of windows the number from each source differs from
+    its share by less than one. The schedule is in closed form, so that any position can be sought, and
+    resuming is exact. Each source is in an order of its own.
+
+    Weights are turned into whole numbers that add up to 65,536 at most. Decimal fractions such as 0.7 and
+    0.3 are kept exactly, as 7 and 3, wherever their common denominator allows; others are rounded.
+    `weights` says which shares are in use.
+
+    What happens when a source runs out is ``exhausted``:
+
+    - ``"repeat"``: it begins its next epoch, in a new order. There is no end.
+    - ``"stop"``: the pass ends with the draw that takes the last window of a source. In the next pass
+      every source begins anew, in a new order, also one that was not read to its end.
+    - ``"drop"``: the others go on, with the shares that they have among themselves, until every window was
+      read once.
+
+    Args:
+        sources: Pairs of a corpus (see `open_tokens`) and its weight, a finite number above 0. The weights
+            need not add up to one.
+        exhausted: See above.
+
+    Raises:
+        ValueError: No source or too many, a weight that cannot be used, corpora of different types, or an
+            unknown word.
+
+    Example:
+        >>> from pagestream import Mixture, open_tokens
+        >>> tokens = open_tokens("tokens.bin")
+        >>> mixture = Mixture([(tokens, 0.7), (tokens, 0.3)], exhausted="stop")
+        >>> mixture.weights, mixture.whole_weights
+        ((0.7, 0.3), (7, 3))
+    """
+
+    __slots__ = ("_exhausted", "_sources", "_whole_weights")
+
+    def __init__(self, sources: Iterable[tuple[Any, float]], *, exhausted: Exhausted = "repeat") -> None:
+        pairs = list(sources)
+        if not 1 <= len(pairs) <= _MAX_SOURCES:
+            message = f"a mixture has 1 to {_MAX_SOURCES} sources, not {len(pairs)}"
+            raise ValueError(message)
+        if exhausted not in get_args(Exhausted):
+            message = f'exhausted must be "repeat", "stop" or "drop", not {exhausted!r}'
+            raise ValueError(message)
+        dtypes = [str(corpus.dtype) for corpus, _ in pairs]
+        if len(set(dtypes)) > 1:
+            message = f"the corpora of a mixture must be of one type, not {', '.join(dtypes)}"
+            raise ValueError(message)
+        self._sources = tuple(corpus for corpus, _ in pairs)
+        self._whole_weights = _whole([_exact(number, weight) for number, (_, weight) in enumerate(pairs)])
+        self._exhausted: Exhausted = exhausted
+
+    @property
+    def sources(self) -> tuple[Any, ...]:
+        """The corpora."""
+        return self._sources
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The shares in use, which add up to one."""
+        return tuple(weight / sum(self._whole_weights) for weight in self._whole_weights)
+
+    @property
+    def whole_weights(self) -> tuple[int, ...]:
+        """The shares in use as whole numbers: of each ``sum(whole_weights)`` windows so many."""
+        return self._whole_weights
+
+    @property
+    def exhausted(self) -> Exhausted:
+        """``"repeat"``, ``"stop"`` or ``"drop"``."""
+        return self._exhausted
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this mixture from others in a saved state: corpora, shares and policy."""
+        facts: list[str] = [self._exhausted]
+        for corpus, weight in zip(self._sources, self._whole_weights, strict=True):
+            facts += [str(corpus.fingerprint), str(weight)]
+        return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
+
+    def check(self) -> None:
+        """Raises if a file of a corpus is no longer what was opened; see `MappedFile.check`.
+
+        Raises:
+            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+
+        Example:
+            >>> from pagestream import Mixture, open_tokens
+            >>> Mixture([(open_tokens("tokens.bin"), 1)]).check()
+        """
+        for corpus in self._sources:
+            corpus.check()
+
+    def close(self) -> None:
+        """Closes the corpora. Arrays that are out stay valid.
+
+        Example:
+            >>> from pagestream import Mixture, open_tokens
+            >>> Mixture([(open_tokens("tokens.bin"), 1)]).close()
+        """
+        for corpus in self._sources:
+            corpus.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles as corpora, which open their files again, and whole weights."""
+        return _again, (type(self), self._sources, self._whole_weights, self._exhausted)
+
+    def __repr__(self) -> str:
+        """Corpora with their shares, and the policy."""
+        pairs = zip(self._sources, self.weights, strict=True)
+        listed = ", ".join(f"({corpus!r}, {weight:g})" for corpus, weight in pairs)
+        return f"{type(self).__name__}([{listed}], exhausted={self._exhausted!r})"
+
+
+def _again(
+    cls: type[Mixture], sources: tuple[Any, ...], weights: tuple[int, ...], exhausted: Exhausted
+) -> Mixture:
+    return cls(zip(sources, weights, strict=True), exhausted=exhausted)
+
+
+def _exact(number: int, weight: float) -> Fraction:
+    """The number that was written: 0.7 is seven tenths, not the nearest binary fraction."""
+    try:
+        exact = Fraction(str(weight))
+    except ValueError:
+        exact = Fraction(0)
+    if exact <= 0:
+        message = f"the weight of source {number} must be a finite number above 0, not {weight!r}"
+        raise ValueError(message)
+    return exact
+
+
+def _whole(weights: list[Fraction]) -> tuple[int, ...]:
+    """Whole numbers in lowest terms with these ratios, or the nearest that add up to the largest period."""
+    denominator = math.lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * denominator) for weight in weights]
+    divisor = math.gcd(*whole)
+    whole = [weight // divisor for weight in whole]
+    total = sum(whole)
+    if total > _MAX_PERIOD:
+        # Largest remainders over what is left when each source has the 1 that it needs at least.
+        left = _MAX_PERIOD - len(whole)
+        wanted = [max(Fraction(weight * _MAX_PERIOD, total) - 1, Fraction(0)) for weight in whole]
+        wanted = [share * left / sum(wanted) for share in wanted]
+        whole = [1 + math.floor(share) for share in wanted]
+        remainders = sorted(range(len(whole)), key=lambda source: math.floor(wanted[source]) - wanted[source])
+        for source in remainders[: _MAX_PERIOD - sum(whole)]:
+            whole[source] += 1
+        divisor = math.gcd(*whole)
+        whole = [weight // divisor for weight in whole]
+    return tuple(whole)

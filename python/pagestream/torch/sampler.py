@@ -1,0 +1,198 @@
+"""`DistributedTokenSampler`: torch's `DistributedSampler` without its list of all indices."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
+from torch.utils.data import Sampler
+
+from pagestream import _environment, _native
+from pagestream.errors import StateMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+__all__ = ["DistributedTokenSampler"]
+
+# Indices of one native call.
+_CHUNK = 1024
+
+
+class DistributedTokenSampler(Sampler[int]):
+    """Takes the place of ``torch.utils.data.DistributedSampler``: same arguments, same counts.
+
+    An epoch's order is a permutation that is computed as it goes, so that a sampler of any length takes
+    no memory and begins at once. Rank *r* of *w* takes its places *r*, *r + w*, *r + 2w*, …. Without
+    ``drop_last`` the order is continued from its beginning until all ranks have as many; with it the rest
+    that not all ranks would share is left out.
+
+    `state_dict` is the position in the epoch, equal on all ranks that have yielded as many.
+    torchdata's ``StatefulDataLoader`` saves and restores it.
+
+    Args:
+        dataset: What has a length.
+        num_replicas: The number of ranks. None means that of ``torch.distributed``, if it is initialised,
+            else ``WORLD_SIZE``, else 1.
+        rank: This rank. None means that of ``torch.distributed``, else ``RANK``, else 0.
+        shuffle: Whether to permute.
+        seed: Equal on all ranks.
+        drop_last: See above.
+
+    Raises:
+        ValueError: A rank that there is not, an empty dataset, or a variable that is no number.
+
+    Example:
+        >>> from pagestream.torch import DistributedTokenSampler
+        >>> list(DistributedTokenSampler(range(5), num_replicas=2, rank=1, shuffle=False))
+        [1, 3, 0]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        seed: int = 0,
+        drop_last: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> None:
+        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if num_replicas is None:
+            num_replicas = (
+                torch.distributed.get_world_size() if ready else _environment.number("WORLD_SIZE", 1, least=1)
+            )
+        if rank is None:
+            rank = torch.distributed.get_rank() if ready else _environment.number("RANK", 0, least=0)
+        if not 0 <= rank < num_replicas:
+            message = f"rank {rank} of {num_replicas}; rank must be at least 0 and below num_replicas"
+            raise ValueError(message)
+        self.dataset = dataset
+        self.num_replicas = operator.index(num_replicas)
+        self.rank = operator.index(rank)
+        self.shuffle = shuffle
+        self.seed = operator.index(seed)
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._length = len(dataset)
+        if self._length == 0:
+            message = "the dataset is empty"
+            raise ValueError(message)
+        self._yielded = 0
+        self._resume = False
+
+    @property
+    def num_samples(self) -> int:
+        """How many indices each rank gets in an epoch."""
+        if self.drop_last:
+            return self._length // self.num_replicas
+        return -(-self._length // self.num_replicas)
+
+    @property
+    def total_size(self) -> int:
+        """How many indices all ranks get together."""
+        return self.num_samples * self.num_replicas
+
+    def __len__(self) -> int:
+        """How many indices each rank gets in an epoch."""
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's indices, from the loaded position on if a state was loaded just before."""
+        start = self._yielded if self._resume else 0
+        self._resume = False
+        self._yielded = start
+        return self._indices(start)
+
+    def _indices(self, start: int) -> Iterator[int]:
+        order = _native.Permutation(self._length, self.seed, self.epoch) if self.shuffle else None
+        while start < self.num_samples:
+            stop = min(start + _CHUNK, self.num_samples)
+            first = start * self.num_replicas + self.rank
+            inside = len(range(first, self._length, self.num_replicas))
+            count = min(stop - start, inside)
+            places = range(first, first + (stop - start) * self.num_replicas, self.num_replicas)
+            chunk = order.take(first, self.num_replicas, count) if order and count else list(places[:count])
+            # What is padded begins again, as often as it takes.
+            again = [place % self._length for place in places[count:]]
+            chunk += [order.at(place) for place in again] if order else again
+            for index in chunk:
+                self._yielded += 1
+                yield index
+            start = stop
+
+    def set_epoch(self, epoch: int) -> None:
+        """Takes another order. Call it before each epoch, with the same number on all ranks.
+
+        Args:
+            epoch: The epoch's number, at least 0.
+
+        Example:
+            >>> from pagestream.torch import DistributedTokenSampler
+            >>> sampler = DistributedTokenSampler(range(1000), 1, 0)
+            >>> first = list(sampler)
+            >>> sampler.set_epoch(1)
+            >>> first == list(sampler), sorted(first) == sorted(sampler)
+            (False, True)
+        """
+        epoch = operator.index(epoch)
+        if epoch < 0:
+            message = f"epoch must be at least 0, not {epoch}"
+            raise ValueError(message)
+        if epoch != self.epoch:
+            # A loaded position belongs to its epoch.
+            self._yielded, self._resume = 0, False
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sampler stands, as plain numbers.
+
+        Returns:
+            A dict for `load_state_dict`.
+
+        Example:
+            >>> from pagestream.torch import DistributedTokenSampler
+            >>> sampler = DistributedTokenSampler(range(10), 1, 0, shuffle=False)
+            >>> indices = iter(sampler)
+            >>> next(indices), next(indices), sampler.state_dict()["yielded"]
+            (0, 1, 2)
+        """
+        return {**self._settings(), "epoch": self.epoch, "yielded": self._yielded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next iteration go on where a state was taken.
+
+        Args:
+            state: From `state_dict`, of any rank.
+
+        Raises:
+            StateMismatchError: It was taken with other settings, which the message names.
+
+        Example:
+            >>> from pagestream.torch import DistributedTokenSampler
+            >>> sampler = DistributedTokenSampler(range(5), 1, 0, shuffle=False)
+            >>> sampler.load_state_dict({**sampler.state_dict(), "yielded": 3})
+            >>> list(sampler)
+            [3, 4]
+        """
+        for name, value in self._settings().items():
+            if state.get(name) != value:
+                message = f"the state was taken with {name} {state.get(name)!r}, but here it is {value!r}"
+                raise StateMismatchError(message)
+        epoch, yielded = operator.index(state["epoch"]), operator.index(state["yielded"])
+        if epoch < 0 or not 0 <= yielded <= self.num_samples:
+            message = f"a state at index {yielded} of {self.num_samples} in epoch {epoch}"
+            raise StateMismatchError(message)
+        self.epoch = epoch
+        self._yielded, self._resume = yielded, True
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "version": _native.ORDER_VERSION,
+            "length": self._length,
+            "num_replicas": self.num_replicas,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }

@@ -1,0 +1,369 @@
+"""`write_tokens`: token files that other projects read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pagestream._progress import reporting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    import numpy.typing as npt
+
+    from pagestream._progress import Progress
+    from pagestream.mapping import StrPath
+
+__all__ = ["write_tokens"]
+
+# Tokens that are checked, converted and written at a time.
+_CHUNK_TOKENS = 1 << 20
+_INT32_MAX = (1 << 31) - 1
+
+_TOKEN_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+# Magic number and version of llm.c's files, by the type of their tokens.
+_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
+_LLMC_HEADER_BYTES = 1024
+_NPY_HEADER_BYTES = 128
+# Megatron's own codes. Those of DeepSpeed for uint32 and uint64 are read, but not by Megatron.
+_MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
+
+
+def write_tokens(
+    path: StrPath,
+    arrays: npt.ArrayLike | Iterable[npt.ArrayLike],
+    *,
+    dtype: npt.DTypeLike,
+    format: Literal["raw", "npy", "llmc", "megatron"] = "raw",
+    documents: Sequence[int] | npt.NDArray[Any] | None = None,
+    progress: Progress = None,
+) -> int:
+    """Writes tokens to a file, streaming: memory does not grow with the number of tokens.
+
+    The file appears whole or not at all: it is written under another name in the same directory, flushed
+    to the disk (fsync), and renamed. On an error or Ctrl-C nothing is left behind.
+
+    Args:
+        path: The file. For ``"megatron"`` the ``.bin``, the ``.idx``, or their common stem; the ``.idx``
+            is renamed last.
+        arrays: A 1-d array of integers, or an iterable of such arrays, which are written one after
+            another.
+        dtype: The tokens' type in the file. A value that does not fit is refused, never wrapped.
+        format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy), ``"llmc"`` (llm.c and
+            modded-nanogpt: ``uint16``, or ``uint32`` as for Llama 3), or ``"megatron"``
+            (``.idx`` and ``.bin``).
+        documents: For ``"megatron"`` alone: where documents begin, in tokens, and at last the number of
+            tokens, as `Documents.starts` has it. None means that each array is a document.
+        progress: True for a bar, or a callable that gets the bytes written and the bytes in all (0 where
+            ``arrays`` is an iterable whose size is not known).
+
+    Returns:
+        The number of tokens.
+
+    Raises:
+        ValueError: A token does not fit in ``dtype``, ``documents`` do not match the tokens, or there are
+            more tokens than the format can count (llm.c: 2**31 - 1).
+        TypeError: Not 1-d arrays of integers.
+        OSError: The file cannot be written; with ``errno`` and ``filename``.
+
+    Example:
+        >>> import numpy as np
+        >>> from pagestream import open_tokens, write_tokens
+        >>> write_tokens("shard.bin", [np.arange(5), np.arange(3)], dtype="uint16", format="llmc")
+        8
+        >>> open_tokens("shard.bin")[3:7]
+        array([3, 4, 0, 1], dtype=uint16)
+    """
+    kind = _token_dtype(dtype, format)
+    if documents is not None and format != "megatron":
+        message = f'format="{format}" does not record documents; use "megatron", or leave documents out'
+        raise ValueError(message)
+    with reporting(progress, _total_bytes(arrays, kind), "writing tokens") as report:
+        stream = _Stream(_each_array(arrays), kind, report)
+        if format == "megatron":
+            _write_megatron(path, stream, None if documents is None else _bounds(documents))
+        else:
+            _write_one(path, stream, format)
+    return stream.tokens
+
+
+class _Stream:
+    """The arrays, checked and in the type of the file, chunk by chunk."""
+
+    def __init__(
+        self,
+        arrays: Iterable[npt.ArrayLike],
+        dtype: np.dtype[Any],
+        report: Callable[[int], object] | None,
+    ) -> None:
+        self.dtype = dtype
+        self.tokens = 0
+        self._arrays = arrays
+        self._report = report
+
+    def write_to(self, file: IO[bytes], limit: int | None = None) -> Iterator[int]:
+        """Writes the arrays and yields each one's length."""
+        for number, given in enumerate(self._arrays):
+            array = _checked(given, number)
+            if limit is not None and self.tokens + len(array) > limit:
+                message = (
+                    f"array {number} makes {self.tokens + len(array)} tokens, but a file of this "
+                    f"format holds at most {limit}; write several files"
+                )
+                raise ValueError(message)
+            for first in range(0, len(array), _CHUNK_TOKENS):
+                chunk = array[first : first + _CHUNK_TOKENS]
+                _refuse_what_does_not_fit(chunk, self.dtype, number, first)
+                file.write(np.ascontiguousarray(chunk, self.dtype).data)
+                self.tokens += len(chunk)
+                if self._report is not None:
+                    self._report(self.tokens * self.dtype.itemsize)
+            yield len(array)
+
+
+def _write_one(path: StrPath, stream: _Stream, format: str) -> None:
+    header_bytes = {"raw": 0, "npy": _NPY_HEADER_BYTES, "llmc": _LLMC_HEADER_BYTES}[format]
+    with _Replacement() as replacement:
+        file = replacement.open(path)
+        file.write(bytes(header_bytes))
+        for _ in stream.write_to(file, _INT32_MAX if format == "llmc" else None):
+            pass
+        file.seek(0)
+        if format == "llmc":
+            words = (*_LLMC_KINDS[stream.dtype.name], stream.tokens)
+            file.write(np.array(words, "<i4").tobytes())
+        elif format == "npy":
+            file.write(_npy_header(stream.dtype, stream.tokens))
+
+
+def _npy_header(dtype: np.dtype[Any], tokens: int) -> bytes:
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({tokens},), }}"
+    return (
+        b"\x93NUMPY\x01\x00"
+        + (_NPY_HEADER_BYTES - 10).to_bytes(2, "little")
+        + (text.encode().ljust(_NPY_HEADER_BYTES - 11) + b"\n")
+    )
+
+
+def _write_megatron(path: StrPath, stream: _Stream, bounds: npt.NDArray[np.int64] | None) -> None:
+    stem, suffix = os.path.splitext(os.fsdecode(path))
+    name = stem if suffix in {".bin", ".idx"} else stem + suffix
+    with _Replacement() as replacement:
+        data = replacement.open(f"{name}.bin")
+        index = _MegatronIndex(replacement.scratch(), replacement.scratch())
+        for length in stream.write_to(data):
+            if bounds is None:
+                index.add(length)
+        if bounds is not None:
+            if bounds[-1] != stream.tokens:
+                message = f"documents end at token {bounds[-1]}, but there are {stream.tokens} tokens"
+                raise ValueError(message)
+            for length in np.diff(bounds).tolist():
+                index.add(length)
+        index.write_to(replacement.open(f"{name}.idx"), stream.dtype)
+
+
+class _MegatronIndex:
+    """The arrays of an ``.idx``, which lie in scratch files until their lengths are known."""
+
+    def __init__(self, lengths: IO[bytes], documents: IO[bytes]) -> None:
+        self._lengths = lengths
+        self._documents = documents
+        self._sequences = 0
+        self._count = 0
+
+    def add(self, length: int) -> None:
+        """One document."""
+        self._documents.write(self._sequences.to_bytes(8, "little"))
+        self._count += 1
+        # A sequence's length is an int32; a longer document has several.
+        rest = length
+        while True:
+            sequence = min(rest, _INT32_MAX)
+            self._lengths.write(sequence.to_bytes(4, "little"))
+            self._sequences += 1
+            rest -= sequence
+            if rest == 0:
+                return
+
+    def write_to(self, file: IO[bytes], dtype: np.dtype[Any]) -> None:
+        self._documents.write(self._sequences.to_bytes(8, "little"))
+        file.write(b"MMIDIDX\0\0" + (1).to_bytes(8, "little"))
+        file.write(_MEGATRON_CODES[dtype.name].to_bytes(1, "little"))
+        file.write(self._sequences.to_bytes(8, "little") + (self._count + 1).to_bytes(8, "little"))
+        for block in _blocks(self._lengths):
+            file.write(block)
+        end = 0
+        for block in _blocks(self._lengths):
+            ends = end + np.cumsum(np.frombuffer(block, "<i4"), dtype="<i8")
+            starts = np.concatenate(([end], ends[:-1])).astype("<i8")
+            file.write((starts * dtype.itemsize).tobytes())
+            end = int(ends[-1])
+        for block in _blocks(self._documents):
+            file.write(block)
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    while block := file.read(8 * _CHUNK_TOKENS):
+        yield block
+
+
+class _Replacement:
+    """Files that take their names at the end of a ``with`` block, all of them or none."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[str, str, IO[bytes]]] = []
+        self._scratch: list[IO[bytes]] = []
+        # Known before the file is made, so that an interruption in between leaves nothing.
+        self._names: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def open(self, path: StrPath) -> IO[bytes]:
+        target = os.fsdecode(path)
+        if os.path.isdir(target):
+            message = "tokens are written to a file, but this is a directory"
+            raise IsADirectoryError(errno.EISDIR, message, target)
+        name, file = self._create(target)
+        self._files.append((name, target, file))
+        return file
+
+    def scratch(self) -> IO[bytes]:
+        """A file without a name, next to the first one."""
+        name, file = self._create(self._files[0][1])
+        os.unlink(name)
+        self._scratch.append(file)
+        return file
+
+    def _create(self, target: str) -> tuple[str, IO[bytes]]:
+        folder, base = os.path.split(target)
+        # A name of any length may become too long; its beginning says enough.
+        name = os.path.join(folder, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
+        self._names.append(name)
+        # The mode follows the umask, as that of a file made by open().
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return name, os.fdopen(descriptor, "w+b")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+            elif isinstance(error, OSError) and error.filename is None and error.errno and self._files:
+                # The disk is full and the like: say which file.
+                error.filename = self._files[0][1]
+        finally:
+            for file in [*self._scratch, *(file for _, _, file in self._files)]:
+                try:
+                    file.close()
+                except OSError:
+                    # What could not be flushed was reported before, or belongs to a file that is dropped.
+                    continue
+            for name in self._names:
+                if os.path.lexists(name):
+                    os.unlink(name)
+
+    def _finish(self) -> None:
+        for name, target, file in self._files:
+            try:
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                error.filename = error.filename or target or name
+                raise
+        for name, target, _ in self._files:
+            os.replace(name, target)
+        folders = {os.path.dirname(target) or os.curdir for _, target, _ in self._files}
+        for folder in folders:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:
+    found = np.dtype(dtype)
+    known = {"raw": _TOKEN_TYPES, "npy": _TOKEN_TYPES, "llmc": _LLMC_KINDS, "megatron": _MEGATRON_CODES}
+    if format not in known:
+        message = f"format is one of {', '.join(map(repr, known))}, not {format!r}"
+        raise ValueError(message)
+    if found.name not in known[format]:
+        message = f'tokens of format="{format}" are of type {", ".join(known[format])}, not {found.name}'
+        raise ValueError(message)
+    if not found.isnative:
+        message = f"tokens are written little-endian, not as {found.str}"
+        raise ValueError(message)
+    return found.newbyteorder("<")
+
+
+def _each_array(arrays: npt.ArrayLike | Iterable[npt.ArrayLike]) -> Iterable[npt.ArrayLike]:
+    # An array, or what becomes one (a tensor), is one array; iterating it would give numbers.
+    if isinstance(arrays, np.ndarray) or hasattr(arrays, "__array__"):
+        return [arrays]  # type: ignore[list-item]
+    return arrays  # type: ignore[return-value]
+
+
+def _total_bytes(arrays: object, dtype: np.dtype[Any]) -> int:
+    parts = arrays if isinstance(arrays, (list, tuple)) else [arrays]
+    sizes = [part.size for part in parts if isinstance(part, np.ndarray)]
+    return sum(sizes) * dtype.itemsize if len(sizes) == len(parts) else 0
+
+
+def _checked(given: npt.ArrayLike, number: int) -> npt.NDArray[Any]:
+    array = np.asarray(given)
+    if array.ndim != 1:
+        message = (
+            f"array {number} has the shape {array.shape}; tokens are one-dimensional "
+            "(give a list of arrays, and reshape(-1) what has rows)"
+        )
+        raise TypeError(message)
+    if array.dtype.kind not in "iu" and array.size:
+        message = f"array {number} is of type {array.dtype}; tokens are integers"
+        raise TypeError(message)
+    return array
+
+
+def _refuse_what_does_not_fit(chunk: npt.NDArray[Any], dtype: np.dtype[Any], number: int, first: int) -> None:
+    if not chunk.size or np.can_cast(chunk.dtype, dtype, "safe"):
+        return
+    info = np.iinfo(dtype)
+    if int(chunk.min()) >= int(info.min) and int(chunk.max()) <= int(info.max):
+        return
+    # Compared as Python's integers: NumPy has no common type of int64 and uint64.
+    position = next(at for at, token in enumerate(chunk.tolist()) if not info.min <= token <= info.max)
+    message = (
+        f"token {first + position} of array {number} is {chunk[position]}, which does not fit in "
+        f"{dtype.name} ({info.min} to {info.max}); use a larger dtype"
+    )
+    raise ValueError(message)
+
+
+def _bounds(documents: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    bounds = np.asarray(documents)
+    if bounds.ndim != 1 or not bounds.size or bounds.dtype.kind not in "iu":
+        message = "documents are a sequence of integers: where each begins, and at last the number of tokens"
+        raise ValueError(message)
+    if int(bounds.max()) > np.iinfo("i8").max:
+        message = f"documents end at token {bounds.max()}, which is more than a file can have"
+        raise ValueError(message)
+    bounds = bounds.astype("i8")
+    if bounds[0] != 0:
+        message = f"the first document begins at token {bounds[0]}; expected 0"
+        raise ValueError(message)
+    backwards = np.flatnonzero(bounds[1:] < bounds[:-1])
+    if backwards.size:
+        at = int(backwards[0])
+        message = f"document {at + 1} begins at token {bounds[at + 1]}, before document {at} at {bounds[at]}"
+        raise ValueError(message)
+    return bounds

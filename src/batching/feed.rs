@@ -1,0 +1,152 @@
+//! Which windows the batches of one rank consist of: from a place in the stream to token ranges.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::sampling::mixture::Mixture;
+use crate::sampling::order::Order;
+use crate::sampling::schedule::{self, Draw, Schedule};
+use crate::tokens::corpus::TokenCorpus;
+use crate::tokens::windows::Windows;
+
+/// A corpus and the windows that are drawn from it.
+#[derive(Debug, Clone)]
+pub struct Source {
+    pub corpus: Arc<TokenCorpus>,
+    pub windows: Windows,
+}
+
+/// This process's share of each global batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    pub rank: u64,
+    pub world_size: u64,
+    /// Windows of one rank.
+    pub batch_size: u64,
+}
+
+/// How far the stream goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// `None`: without end.
+    pub epochs: Option<u64>,
+    /// Whether the last global batch is left out if it is short.
+    pub drop_last: bool,
+}
+
+#[derive(Debug)]
+pub struct Feed {
+    sources: Vec<Source>,
+    schedule: Schedule,
+    share: Share,
+    /// Samples of the whole stream.
+    total: Option<u64>,
+    drop_last: bool,
+}
+
+/// One row of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    pub source: usize,
+    /// Tokens on the corpus's axis, targets included.
+    pub start: u64,
+    pub stop: u64,
+}
+
+/// One batch of this rank.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// Samples that the stream gave out before the global batch of which this is a part.
+    pub position: u64,
+    /// Windows of the global batch, those of all ranks.
+    pub global_rows: u64,
+    pub rows: Vec<Row>,
+}
+
+impl Feed {
+    pub fn new(
+        sources: Vec<Source>,
+        mixture: Option<&Mixture>,
+        order: Order,
+        seed: u64,
+        share: Share,
+        extent: Extent,
+    ) -> Result<Self> {
+        if share.world_size == 0 || share.batch_size == 0 || share.rank >= share.world_size {
+            return Err(Error::argument(format!(
+                "rank {} of {} with {} windows a batch; rank lies below world_size, the others are at least 1",
+                share.rank, share.world_size, share.batch_size
+            )));
+        }
+        let global = share.batch_size.checked_mul(share.world_size);
+        if global.is_none_or(|rows| rows > 1 << 32) {
+            return Err(Error::argument("a global batch has at most 2^32 windows"));
+        }
+        let counts = sources.iter().map(|source| {
+            let starts = source.windows.starts().unwrap_or(u64::MAX);
+            schedule::Source { windows: source.windows.count(), starts }
+        });
+        let schedule = Schedule::new(counts.collect(), mixture, order, seed)?;
+        let total = match (extent.epochs, schedule.len()) {
+            (None, _) => None,
+            (Some(_), None) => {
+                return Err(Error::argument(
+                    "a mixture whose sources repeat has no end; use epochs=None, or exhausted=\"stop\" or \"drop\"",
+                ));
+            }
+            (Some(epochs), Some(len)) => Some(
+                epochs
+                    .checked_mul(len)
+                    .ok_or_else(|| Error::argument("the epochs have more than 2^64 samples"))?,
+            ),
+        };
+        Ok(Self { sources, schedule, share, total, drop_last: extent.drop_last })
+    }
+
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    pub fn share(&self) -> Share {
+        self.share
+    }
+
+    /// Samples in one epoch; `None` for a stream that has none.
+    pub fn epoch_samples(&self) -> Option<u64> {
+        self.schedule.len()
+    }
+
+    pub fn is_random(&self) -> bool {
+        matches!(self.schedule.order(), Order::Shuffled | Order::Random)
+    }
+
+    /// The batch whose global batch begins at `position`; `None` at the end of the stream.
+    pub fn plan(&self, position: u64) -> Result<Option<Plan>> {
+        let Share { rank, world_size, batch_size } = self.share;
+        let full = batch_size * world_size;
+        let left = self.total.map_or(full, |total| total.saturating_sub(position));
+        if left == 0 || (left < full && self.drop_last) {
+            return Ok(None);
+        }
+        let global_rows = full.min(left);
+        let end = position.checked_add(global_rows);
+        end.ok_or_else(|| Error::argument("the stream is over after 2^64 samples"))?;
+        // A short batch is dealt out so that ranks differ by one row at most.
+        let (each, more) = (global_rows / world_size, global_rows % world_size);
+        let first = rank * each + rank.min(more);
+        let count = each + u64::from(rank < more);
+        let mut draws = Vec::with_capacity(count as usize);
+        self.schedule.draws(position + first, count as usize, &mut draws)?;
+        let rows: Result<Vec<Row>> = draws.iter().map(|draw| self.row(draw)).collect();
+        Ok(Some(Plan { position, global_rows, rows: rows? }))
+    }
+
+    fn row(&self, draw: &Draw) -> Result<Row> {
+        let windows = &self.sources[draw.source].windows;
+        let (start, stop) = match self.schedule.order() {
+            Order::Random => windows.tokens_from(draw.index)?,
+            _ => windows.tokens(draw.index)?,
+        };
+        Ok(Row { source: draw.source, start, stop })
+    }
+}

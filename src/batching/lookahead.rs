@@ -1,0 +1,103 @@
+//! Fetching what a batch will need before it needs it: exact pages, in order, merged, each once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::Result;
+use crate::mapped_file::Mode;
+use crate::os;
+
+use super::feed::{Feed, Plan};
+use super::metrics::Metrics;
+
+/// A cache that has held this many ranges in a row is taken for warm: then one range a batch is looked
+/// up instead of all, until one is missing.
+const WARM_AFTER_RANGES: u32 = 256;
+
+/// Whole pages of one file, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PageRange {
+    pub source: usize,
+    pub shard: usize,
+    pub start: u64,
+    pub stop: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct Lookahead {
+    resident_in_a_row: u32,
+    /// The last range asked for: a sequential stream goes on in the page in which it stopped.
+    last: Option<PageRange>,
+}
+
+/// The pages that the rows of a plan lie on, sorted, without overlap.
+pub fn page_ranges(feed: &Feed, plan: &Plan) -> Result<Vec<PageRange>> {
+    let page = os::page_bytes() as u64;
+    let mut ranges = Vec::with_capacity(plan.rows.len());
+    for row in &plan.rows {
+        let corpus = &feed.sources()[row.source].corpus;
+        for piece in corpus.pieces(row.start, row.stop)? {
+            let (offset, length) = corpus.byte_range(piece);
+            let (start, stop) = (offset - offset % page, (offset + length).next_multiple_of(page));
+            ranges.push(PageRange { source: row.source, shard: piece.shard, start, stop });
+        }
+    }
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, kept| {
+        let joined = (next.source, next.shard) == (kept.source, kept.shard) && next.start <= kept.stop;
+        if joined {
+            kept.stop = kept.stop.max(next.stop);
+        }
+        joined
+    });
+    Ok(ranges)
+}
+
+impl Lookahead {
+    /// Asks the kernel for the ranges of a batch. `fetched_late` is set by gathering threads that had to
+    /// wait: then the cache is not warm after all.
+    pub fn fetch(
+        &mut self,
+        feed: &Feed,
+        ranges: &[PageRange],
+        fetched_late: &AtomicBool,
+        metrics: &Metrics,
+    ) -> Result<()> {
+        if fetched_late.swap(false, Ordering::Relaxed) {
+            self.resident_in_a_row = 0;
+        }
+        let warm = self.resident_in_a_row >= WARM_AFTER_RANGES;
+        for range in ranges.iter().take(if warm { 1 } else { usize::MAX }) {
+            let Some(range) = self.without_last(*range) else { continue };
+            let corpus = &feed.sources()[range.source].corpus;
+            let opened = corpus.opened(range.shard)?;
+            let stop = range.stop.min(opened.size());
+            let length = stop.saturating_sub(range.start);
+            if opened.facts().mode == Mode::Read {
+                // Threads read such files concurrently, into the batch itself.
+                Metrics::add(&metrics.bytes_read, length);
+            } else if opened.is_resident(range.start, length) == Some(true) {
+                self.resident_in_a_row = self.resident_in_a_row.saturating_add(1);
+                Metrics::add(&metrics.already_cached, 1);
+            } else {
+                self.resident_in_a_row = 0;
+                opened.fetch_ahead(range.start, length);
+                Metrics::add(&metrics.bytes_read, length);
+            }
+        }
+        self.last = ranges.last().copied();
+        Ok(())
+    }
+
+    /// What of a range was not asked for at the end of the batch before.
+    fn without_last(&self, range: PageRange) -> Option<PageRange> {
+        match self.last {
+            Some(last)
+                if (last.source, last.shard) == (range.source, range.shard)
+                    && (last.start..last.stop).contains(&range.start) =>
+            {
+                (last.stop < range.stop).then_some(PageRange { start: last.stop, ..range })
+            }
+            _ => Some(range),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! A stream of batches made ahead of their use.
+//!
+//! One planning thread works out which windows the next batches have and asks the kernel for their
+//! pages; gathering threads copy and widen them into buffers; the consumer takes finished batches in
+//! order. None of these threads knows Python.
+//!
+//! Two lengths adapt. *Depth* is for how many batches pages are asked ahead, the *ring* how many are
+//! being filled or are full. Both double when the consumer had to wait and the gatherers had waited for
+//! storage, up to the memory budget. Where gathering threads wait, more of them are started: that is
+//! how files that cannot be mapped are read concurrently.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::gather::Element;
+use crate::mapped_file::LetGo;
+use crate::os::limits;
+
+use super::feed::Feed;
+use super::layout::Layout;
+use super::metrics::Metrics;
+use super::pool::Lease;
+use super::stages::{MAX_THREADS, Shared, State, gather_until_stopped, plan_ahead, spawn};
+
+/// Windows that are asked for ahead from the first: with 256 on the way a disk reads at the rate of direct
+/// readers at queue depth 64, with 16 at 0.7 to 0.8 of it.
+const FIRST_DEPTH_WINDOWS: usize = 256;
+const FIRST_RING: usize = 4;
+const MAX_RING: usize = 64;
+const MAX_DEPTH: usize = 4096;
+/// Without a budget given: this share of the memory that is available, and no more than the second.
+const MEMORY_SHARE: u64 = 8;
+const MEMORY_BYTES: u64 = 1 << 30;
+/// How long closing waits for threads that are in the middle of a read.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub element: Element,
+    /// Whether batches tell documents apart.
+    pub documents: bool,
+    /// Gathering threads; `None` adapts.
+    pub threads: Option<usize>,
+    /// Batches asked for ahead; `None` adapts.
+    pub depth: Option<usize>,
+    pub memory_bytes: Option<u64>,
+    pub let_go: Option<LetGo>,
+}
+
+/// A finished batch.
+#[derive(Debug)]
+pub struct Batch {
+    pub buffer: Lease,
+    pub rows: usize,
+    /// Samples that the stream has given out, all ranks together, once this batch is consumed.
+    pub position_after: u64,
+    /// Where documents begin within the batch's tokens, row after row; each row begins one.
+    pub documents: Option<Vec<u64>>,
+}
+
+#[derive(Debug)]
+pub enum Next {
+    Batch(Box<Batch>),
+    End,
+    /// Not within the time given.
+    NotYet,
+}
+
+#[derive(Debug)]
+pub struct Pipeline {
+    shared: Arc<Shared>,
+    process: u32,
+}
+
+impl Pipeline {
+    /// Starts at `position`, a number of samples of the stream.
+    pub fn start(feed: Feed, options: Options, position: u64) -> Result<Self> {
+        let layout = Layout::new(&feed, options.element, options.documents)?;
+        let budget = options.memory_bytes.unwrap_or_else(default_memory_bytes);
+        let windows_bytes = ahead_bytes(&feed);
+        let fitting = |bytes: u64, max: usize| ((budget / 2 / bytes.max(1)) as usize).clamp(2, max);
+        let max_ring = fitting(layout.buffer_bytes as u64, MAX_RING);
+        let max_depth = fitting(windows_bytes, MAX_DEPTH);
+        let rows = feed.share().batch_size.max(1) as usize;
+        let depth = options.depth.unwrap_or(FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth));
+        let ring_limit = options.depth.map_or(FIRST_RING, |depth| depth.clamp(1, FIRST_RING)).min(max_ring);
+        let state = State::new((depth, max_depth), (ring_limit, max_ring));
+        let shared = Arc::new(Shared::new(feed, options, layout, state));
+        let pipeline = Self { shared: shared.clone(), process: std::process::id() };
+        spawn(&shared, "pagestream-plan", move |shared| plan_ahead(shared, position))?;
+        for _ in 0..first_threads(&shared.options) {
+            spawn(&shared, "pagestream-gather", gather_until_stopped)?;
+        }
+        Ok(pipeline)
+    }
+
+    /// Whether this process is the one that started the threads, and not a fork of it.
+    pub fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// The next batch, waiting for it at most so long. An error is that of this batch; the stream is to be
+    /// started anew after it.
+    pub fn next(&self, patience: Duration) -> Result<Next> {
+        let begun = Instant::now();
+        let mut state = self.shared.lock();
+        let mut stalled = false;
+        loop {
+            if state.ring.front().is_some_and(|slot| slot.finished.is_some()) {
+                break;
+            }
+            if state.stop || (state.ring.is_empty() && state.planned.is_empty()) {
+                match &state.ended {
+                    Some(Err(error)) => return Err(error.clone()),
+                    _ if state.stop => return Err(Error::argument("the loader is closed")),
+                    Some(Ok(())) => return Ok(Next::End),
+                    None => {}
+                }
+            }
+            let left = patience.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                self.shared.metrics.stalled(begun.elapsed());
+                return Ok(Next::NotYet);
+            }
+            stalled = true;
+            state = self.shared.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let Some(slot) = state.ring.pop_front() else { return Ok(Next::NotYet) };
+        state.first += 1;
+        if stalled {
+            self.shared.metrics.stalled(begun.elapsed());
+            Metrics::add(&self.shared.metrics.stalls, 1);
+            if slot.waited && self.shared.options.depth.is_none() {
+                state.depth = (state.depth * 2).min(state.max_depth);
+                state.ring_limit = (state.ring_limit * 2).min(state.max_ring);
+            }
+        }
+        drop(state);
+        self.shared.work.notify_all();
+        self.shared.plan.notify_one();
+        let Some(finished) = slot.finished else { return Ok(Next::NotYet) };
+        Metrics::add(&self.shared.metrics.batches, 1);
+        Metrics::add(&self.shared.metrics.windows, slot.plan.rows.len() as u64);
+        let tokens = self.shared.feed.sources().first().map_or(0, |source| source.windows.sequence_length());
+        let documents = self.shared.options.documents.then(|| flatten(slot.documents, tokens));
+        Ok(Next::Batch(Box::new(Batch {
+            buffer: finished?,
+            rows: slot.plan.rows.len(),
+            position_after: slot.plan.position + slot.plan.global_rows,
+            documents,
+        })))
+    }
+
+    pub fn layout(&self) -> Layout {
+        self.shared.layout
+    }
+
+    /// Counters, and the present depth, ring, threads and buffers.
+    pub fn metrics(&self) -> Vec<(&'static str, u64)> {
+        let mut list = self.shared.metrics.list();
+        let state = self.shared.lock();
+        list.extend([
+            ("depth_batches", state.depth as u64),
+            ("ring_batches", state.ring_limit as u64),
+            ("threads", state.threads as u64),
+            ("buffers_allocated", self.shared.pool.made()),
+        ]);
+        list
+    }
+
+    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    pub fn close(&self) {
+        let mut state = self.shared.lock();
+        state.stop = true;
+        self.shared.work.notify_all();
+        self.shared.plan.notify_all();
+        self.shared.ready.notify_all();
+        let deadline = Instant::now() + CLOSE_PATIENCE;
+        while state.threads > 0 && Instant::now() < deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            state = self.shared.gone.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.ring.clear();
+        state.planned.clear();
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        if self.is_of_this_process() {
+            self.close();
+        } else {
+            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
+            std::mem::forget(self.shared.clone());
+        }
+    }
+}
+
+/// Cached bytes that one batch's windows need.
+fn ahead_bytes(feed: &Feed) -> u64 {
+    let page = crate::os::page_bytes() as u64;
+    let window = feed.sources().iter().map(|source| {
+        source.windows.sequence_length().saturating_mul(source.corpus.item_bytes()).saturating_add(page)
+    });
+    window.max().unwrap_or(page).saturating_mul(feed.share().batch_size)
+}
+
+fn default_memory_bytes() -> u64 {
+    (limits::available_memory_bytes() / MEMORY_SHARE).min(MEMORY_BYTES)
+}
+
+fn first_threads(options: &Options) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    options.threads.unwrap_or(cores.min(4)).clamp(1, MAX_THREADS)
+}
+
+/// Row after row, each row beginning a document.
+fn flatten(mut rows: Vec<(usize, Vec<u64>)>, tokens: u64) -> Vec<u64> {
+    rows.sort_unstable();
+    let starts = rows.into_iter().map(|(row, starts)| (row as u64 * tokens, starts));
+    starts
+        .flat_map(|(first, starts)| {
+            std::iter::once(first).chain(starts.into_iter().map(move |start| first + start))
+        })
+        .collect()
+}

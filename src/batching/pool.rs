@@ -1,0 +1,127 @@
+//! Buffers for batches, used again once their last user has let go.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::error::{Error, Result};
+use crate::os::anonymous::{Anonymous, HugePages};
+
+/// Buffers of one size. The one that came back last is given out first: it is still in the cache.
+#[derive(Debug)]
+pub struct Pool(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    free: Mutex<Vec<Anonymous>>,
+    buffer_bytes: usize,
+    /// Buffers that are kept while nobody uses them.
+    keep: usize,
+    made: AtomicU64,
+    /// After a fork the lock may be one that a thread of the parent held: the child does not touch it.
+    process: u32,
+}
+
+/// A full buffer. It goes back when this is dropped, or is freed if the pool is gone.
+#[derive(Debug)]
+pub struct Lease {
+    /// Taken in `drop` alone.
+    block: Option<Anonymous>,
+    pool: Weak<Inner>,
+}
+
+impl Pool {
+    pub fn new(buffer_bytes: usize, keep: usize) -> Self {
+        Self(Arc::new(Inner {
+            free: Mutex::default(),
+            buffer_bytes,
+            keep,
+            made: AtomicU64::new(0),
+            process: std::process::id(),
+        }))
+    }
+
+    /// A buffer whose content is of earlier batches.
+    pub fn take(&self) -> Result<Anonymous> {
+        let again = self.0.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(block) = again {
+            return Ok(block);
+        }
+        self.0.made.fetch_add(1, Ordering::Relaxed);
+        Anonymous::private(self.0.buffer_bytes, HugePages::Auto).map_err(|errno| Error::System {
+            operation: "cannot allocate a batch",
+            path: PathBuf::new(),
+            errno: errno.raw_os_error(),
+            advice: format!("{} bytes were asked for", self.0.buffer_bytes),
+        })
+    }
+
+    pub fn lease(&self, block: Anonymous) -> Lease {
+        Lease { block: Some(block), pool: Arc::downgrade(&self.0) }
+    }
+
+    /// Buffers that were allocated so far.
+    pub fn made(&self) -> u64 {
+        self.0.made.load(Ordering::Relaxed)
+    }
+}
+
+impl Lease {
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.block.as_ref().map_or(std::ptr::null_mut(), Anonymous::as_ptr)
+    }
+
+    pub fn len(&self) -> usize {
+        self.block.as_ref().map_or(0, Anonymous::len)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let (Some(block), Some(pool)) = (self.block.take(), self.pool.upgrade()) else { return };
+        if pool.process == std::process::id() {
+            let mut free = pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+            if free.len() < pool.keep {
+                free.push(block);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_back_with_its_lease_and_not_before() {
+        let pool = Pool::new(5000, 1);
+        let first = pool.lease(pool.take().expect("memory"));
+        let address = first.as_ptr();
+        assert_eq!(first.len(), 5000);
+        let second = pool.lease(pool.take().expect("memory"));
+        assert!(second.as_ptr() != address && pool.made() == 2);
+        drop(first);
+        assert_eq!(pool.take().expect("memory").as_ptr(), address);
+        assert_eq!(pool.made(), 2);
+    }
+
+    #[test]
+    fn no_more_buffers_are_kept_than_asked() {
+        let pool = Pool::new(100, 1);
+        let leases: Vec<_> = (0..3).map(|_| pool.lease(pool.take().expect("memory"))).collect();
+        drop(leases);
+        assert_eq!(pool.0.free.lock().expect("not poisoned").len(), 1);
+    }
+
+    #[test]
+    fn a_lease_outlives_its_pool() {
+        let pool = Pool::new(100, 4);
+        let lease = pool.lease(pool.take().expect("memory"));
+        drop(pool);
+        assert_eq!(lease.len(), 100);
+    }
+}

@@ -1,0 +1,149 @@
+//! What one gathering thread does with one piece of a batch.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::gather::Element;
+use crate::os::parts::Part;
+use crate::os::usage::Usage;
+
+use super::assemble::Gatherer;
+use super::feed::{Feed, Plan, Row};
+use super::metrics::Metrics;
+
+/// Rows of a batch and where they go.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub rows: Range<usize>,
+    pub x: Part,
+    pub y: Option<Part>,
+    /// Position ids, for batches that tell documents apart.
+    pub positions: Option<Part>,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// Per row, where documents begin inside it, in tokens from its first.
+    pub documents: Vec<(usize, Vec<u64>)>,
+    /// Whether the thread had to wait for storage.
+    pub waited: bool,
+}
+
+/// What a thread keeps from chunk to chunk.
+#[derive(Debug, Default)]
+pub(super) struct Worker {
+    /// One for each source.
+    gatherers: Vec<Gatherer>,
+}
+
+impl Worker {
+    pub fn gather(
+        &mut self,
+        feed: &Feed,
+        plan: &Plan,
+        chunk: &mut Chunk,
+        element: Element,
+        metrics: &Metrics,
+    ) -> Result<Outcome> {
+        let before = Usage::of_thread();
+        let mut outcome = Outcome::default();
+        let rows = &plan.rows[chunk.rows.clone()];
+        let mut x = rooms(&mut chunk.x, rows.len());
+        let mut y = chunk.y.as_mut().map(|part| rooms(part, rows.len()));
+        let mut positions = chunk.positions.as_mut().map(|part| rooms(part, rows.len()));
+        self.gatherers.resize_with(feed.sources().len(), Gatherer::default);
+        for (number, row) in rows.iter().enumerate() {
+            let source = &feed.sources()[row.source];
+            let x = x.next().ok_or_else(no_room)?;
+            let y = match &mut y {
+                Some(y) => Some(y.next().ok_or_else(no_room)?),
+                None => None,
+            };
+            let has_targets = y.is_some();
+            let gatherer = &mut self.gatherers[row.source];
+            gatherer.row(&source.corpus, (row.start, row.stop), has_targets, element, x, y)?;
+            if let Some(positions) = &mut positions {
+                let tokens = source.windows.sequence_length();
+                let starts = document_starts(feed, row, tokens)?;
+                count_up(positions.next().ok_or_else(no_room)?, &starts, element);
+                outcome.documents.push((chunk.rows.start + number, starts));
+            }
+        }
+        for (gatherer, source) in self.gatherers.iter_mut().zip(feed.sources()) {
+            gatherer.verify(&source.corpus)?;
+        }
+        let item_bytes = |row: &Row| feed.sources()[row.source].corpus.item_bytes();
+        let asked = rows.iter().map(|row| (row.stop - row.start) * item_bytes(row)).sum();
+        let spent = Usage::of_thread().since(before);
+        outcome.waited = spent.major_faults > 0 || spent.waits > 0;
+        Metrics::add(&metrics.bytes_asked, asked);
+        Metrics::add(&metrics.major_faults, spent.major_faults);
+        let counter = if outcome.waited { &metrics.lookahead_misses } else { &metrics.lookahead_hits };
+        Metrics::add(counter, rows.len() as u64);
+        Ok(outcome)
+    }
+}
+
+/// The part's memory as that many rows.
+fn rooms(part: &mut Part, rows: usize) -> std::slice::ChunksExactMut<'_, MaybeUninit<u8>> {
+    let row_bytes = (part.len() / rows.max(1)).max(1);
+    part.room().chunks_exact_mut(row_bytes)
+}
+
+fn no_room() -> Error {
+    Error::argument("the room for the batch is not of the batch's size")
+}
+
+fn document_starts(feed: &Feed, row: &Row, tokens: u64) -> Result<Vec<u64>> {
+    let mut starts = Vec::new();
+    feed.sources()[row.source].corpus.document_starts(row.start, row.start + tokens, &mut starts)?;
+    for start in &mut starts {
+        *start -= row.start;
+    }
+    starts.retain(|&start| start > 0);
+    Ok(starts)
+}
+
+/// Writes 0, 1, 2, … and begins again at each document.
+fn count_up(out: &mut [MaybeUninit<u8>], starts: &[u64], element: Element) {
+    let mut starts = starts.iter().peekable();
+    let mut begin = 0;
+    let mut position = |token: u64| {
+        if starts.next_if(|&&start| start == token).is_some() {
+            begin = token;
+        }
+        token - begin
+    };
+    if element == Element::I64 {
+        let (places, _) = out.as_chunks_mut::<8>();
+        for (token, place) in places.iter_mut().enumerate() {
+            *place = (position(token as u64) as i64).to_ne_bytes().map(MaybeUninit::new);
+        }
+    } else {
+        let (places, _) = out.as_chunks_mut::<4>();
+        for (token, place) in places.iter_mut().enumerate() {
+            *place = (position(token as u64) as i32).to_ne_bytes().map(MaybeUninit::new);
+        }
+    }
+}
+
+/// Bytes of one position id: as wide as x, or 32 bits where x is of the files' type.
+pub(super) fn position_bytes(element: Element) -> u64 {
+    if element == Element::I64 { 8 } else { 4 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_begin_again_with_each_document() {
+        let mut room = vec![0_u8; 7 * 4];
+        count_up(crate::os::room(&mut room), &[2, 5], Element::I32);
+        let found: Vec<i32> =
+            room.as_chunks::<4>().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect();
+        assert_eq!(found, [0, 1, 0, 1, 2, 0, 1]);
+    }
+}

@@ -1,0 +1,192 @@
+//! The loops: one body for each, compiled for the least processor of the target and, on x86-64, once
+//! more for AVX2. They are plain loops over arrays that the compiler vectorises; what is unsafe is the
+//! call of a function that needs AVX2.
+#![allow(unsafe_code)] // Island 2.
+#![allow(clippy::inline_always)] // A body takes on the features of the function that it is inlined into.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::BitOr;
+
+/// The functions of one pair of types. The first two say whether all tokens fitted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernel {
+    pub row: Row,
+    pub window: Window,
+    pub first_misfit: fn(&[u8]) -> usize,
+}
+
+type Row = fn(&[u8], &mut [MaybeUninit<u8>]) -> bool;
+type Window = fn(&[u8], &mut [MaybeUninit<u8>], &mut [MaybeUninit<u8>]) -> bool;
+
+impl Kernel {
+    pub(super) const fn of<C: Conversion<S, D>, const S: usize, const D: usize>() -> Self {
+        Self { row: row::<C, S, D>, window: window::<C, S, D>, first_misfit: first_misfit::<C, S, D> }
+    }
+}
+
+/// From tokens of `S` bytes to elements of `D` bytes.
+pub(super) trait Conversion<const S: usize, const D: usize> {
+    /// As wide as a token where that is checked, so that the check has as many lanes as the conversion.
+    type Misfit: Copy + Default + Eq + BitOr<Output = Self::Misfit>;
+
+    fn convert(token: [u8; S]) -> [u8; D];
+
+    /// Zero exactly if the token fits. Of many tokens these are or-ed, and looked at once.
+    fn misfit(token: [u8; S]) -> Self::Misfit;
+}
+
+#[derive(Debug)]
+pub(super) struct To<From, Into>(PhantomData<(From, Into)>);
+
+macro_rules! exact {
+    ($($from:ty => $($into:ty),+;)+) => { $($(
+        impl Conversion<{ size_of::<$from>() }, { size_of::<$into>() }> for To<$from, $into> {
+            type Misfit = u8;
+
+            #[inline(always)]
+            fn convert(token: [u8; size_of::<$from>()]) -> [u8; size_of::<$into>()] {
+                <$into>::from(<$from>::from_le_bytes(token)).to_ne_bytes()
+            }
+
+            #[inline(always)]
+            fn misfit(_token: [u8; size_of::<$from>()]) -> u8 {
+                0
+            }
+        }
+    )+)+ };
+}
+
+exact! {
+    u8 => i64, i32;
+    i8 => i64, i32;
+    u16 => i64, i32;
+    i16 => i64, i32;
+    u32 => i64;
+    i32 => i64, i32;
+    i64 => i64;
+}
+
+/// As in the file.
+macro_rules! same {
+    ($($token:ty),+) => { $(
+        impl Conversion<{ size_of::<$token>() }, { size_of::<$token>() }> for To<$token, $token> {
+            type Misfit = u8;
+
+            #[inline(always)]
+            fn convert(token: [u8; size_of::<$token>()]) -> [u8; size_of::<$token>()] {
+                token
+            }
+
+            #[inline(always)]
+            fn misfit(_token: [u8; size_of::<$token>()]) -> u8 {
+                0
+            }
+        }
+    )+ };
+}
+
+same!(u8, u16, u32, u64);
+
+macro_rules! checked {
+    ($($from:ty => $into:ty, $misfit:ty: $test:expr;)+) => { $(
+        impl Conversion<{ size_of::<$from>() }, { size_of::<$into>() }> for To<$from, $into> {
+            type Misfit = $misfit;
+
+            #[inline(always)]
+            fn convert(token: [u8; size_of::<$from>()]) -> [u8; size_of::<$into>()] {
+                (<$from>::from_le_bytes(token) as $into).to_ne_bytes()
+            }
+
+            #[inline(always)]
+            fn misfit(token: [u8; size_of::<$from>()]) -> $misfit {
+                let test: fn($from) -> $misfit = $test;
+                test(<$from>::from_le_bytes(token))
+            }
+        }
+    )+ };
+}
+
+checked! {
+    u64 => i64, u64: |token| token & 1 << 63;
+    u32 => i32, u32: |token| token & 1 << 31;
+    u64 => i32, u64: |token| token & !(i32::MAX as u64);
+    // What is left of the token when its lower half, taken with its sign, is taken away.
+    i64 => i32, i64: |token| token ^ i64::from(token as i32);
+}
+
+/// Converts every token of `source`. Says whether all of them fitted.
+#[inline(always)]
+fn row_body<C: Conversion<S, D>, const S: usize, const D: usize>(
+    source: &[[u8; S]],
+    out: &mut [[MaybeUninit<u8>; D]],
+) -> bool {
+    let mut misfit = C::Misfit::default();
+    for (token, element) in source.iter().zip(out) {
+        misfit = misfit | C::misfit(*token);
+        *element = C::convert(*token).map(MaybeUninit::new);
+    }
+    misfit == C::Misfit::default()
+}
+
+/// Converts all tokens but the last to `x` and all but the first to `y`, each token once.
+#[inline(always)]
+fn window_body<C: Conversion<S, D>, const S: usize, const D: usize>(
+    source: &[[u8; S]],
+    x: &mut [[MaybeUninit<u8>; D]],
+    y: &mut [[MaybeUninit<u8>; D]],
+) -> bool {
+    let ([first, inner @ .., last], [x_first, x_inner @ ..], [y_inner @ .., y_last]) = (source, x, y) else {
+        // No room for a token: nothing to write.
+        return source.iter().all(|token| C::misfit(*token) == C::Misfit::default());
+    };
+    let mut misfit = C::misfit(*first) | C::misfit(*last);
+    *x_first = C::convert(*first).map(MaybeUninit::new);
+    *y_last = C::convert(*last).map(MaybeUninit::new);
+    for ((token, x), y) in inner.iter().zip(x_inner).zip(y_inner) {
+        misfit = misfit | C::misfit(*token);
+        let element = C::convert(*token).map(MaybeUninit::new);
+        *x = element;
+        *y = element;
+    }
+    misfit == C::Misfit::default()
+}
+
+/// [`row_body`] and [`window_body`] for this processor, on bytes.
+macro_rules! dispatch {
+    ($name:ident, $body:ident, ($($out:ident),+)) => {
+        fn $name<C: Conversion<S, D>, const S: usize, const D: usize>(
+            source: &[u8],
+            $($out: &mut [MaybeUninit<u8>]),+
+        ) -> bool {
+            let (source, _) = source.as_chunks::<S>();
+            $(let ($out, _) = $out.as_chunks_mut::<D>();)+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2")]
+                fn avx2<C: Conversion<S, D>, const S: usize, const D: usize>(
+                    source: &[[u8; S]],
+                    $($out: &mut [[MaybeUninit<u8>; D]]),+
+                ) -> bool {
+                    $body::<C, S, D>(source, $($out),+)
+                }
+                // The answer is cached by std.
+                if std::arch::is_x86_feature_detected!("avx2") {
+                    // SAFETY: this processor has AVX2.
+                    return unsafe { avx2::<C, S, D>(source, $($out),+) };
+                }
+            }
+            $body::<C, S, D>(source, $($out),+)
+        }
+    };
+}
+
+dispatch!(row, row_body, (out));
+dispatch!(window, window_body, (x, y));
+
+/// The first token that does not fit. For the rare case that there is one.
+#[cold]
+fn first_misfit<C: Conversion<S, D>, const S: usize, const D: usize>(source: &[u8]) -> usize {
+    let (tokens, _) = source.as_chunks::<S>();
+    tokens.iter().position(|token| C::misfit(*token) != C::Misfit::default()).unwrap_or(tokens.len())
+}

@@ -1,0 +1,125 @@
+//! Kernels: tokens of any integer type into the type that a batch has. Sources are copied out of the
+//! mapping first, into a scratch block that stays in the first-level cache, by the copy that survives bus
+//! errors; only where the file has the batch's type ([`Element::is_copy`]) it copies straight into the batch.
+
+mod kernels;
+
+use std::mem::MaybeUninit;
+
+use crate::dtype::Dtype;
+use crate::error::Error;
+
+use kernels::{Kernel, To};
+
+/// The element type of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    I64,
+    I32,
+    /// As in the file, to be widened on the device.
+    Raw,
+}
+
+impl Element {
+    pub fn from_word(word: &str) -> crate::error::Result<Self> {
+        match word {
+            "int64" => Ok(Self::I64),
+            "int32" => Ok(Self::I32),
+            "raw" => Ok(Self::Raw),
+            _ => Err(Error::argument(format!("dtype is \"int64\", \"int32\" or \"raw\", not {word:?}"))),
+        }
+    }
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::I64 => "int64",
+            Self::I32 => "int32",
+            Self::Raw => "raw",
+        }
+    }
+
+    pub fn bytes(self, source: Dtype) -> u64 {
+        match self {
+            Self::I64 => 8,
+            Self::I32 => 4,
+            Self::Raw => source.bits() / 8,
+        }
+    }
+
+    /// Whether a batch has the very bytes of the file, so that tokens of type `source` can be copied
+    /// into it without a kernel.
+    pub fn is_copy(self, source: Dtype) -> bool {
+        let same = matches!((self, source), (Self::I64, Dtype::I64) | (Self::I32, Dtype::I32));
+        self == Self::Raw || (same && cfg!(target_endian = "little"))
+    }
+}
+
+/// A token that the batch's type cannot hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DoesNotFit {
+    /// Its place among the tokens given.
+    pub position: usize,
+}
+
+/// Writes every token of `source` (little-endian, of type `dtype`) to `out` as `element`.
+///
+/// `out` has exactly as many elements. Nothing is wrapped or truncated: where a token does not fit, that
+/// is the answer, and the content of `out` is undefined.
+pub fn widen(
+    source: &[u8],
+    dtype: Dtype,
+    element: Element,
+    out: &mut [MaybeUninit<u8>],
+) -> Result<(), DoesNotFit> {
+    let kernel = kernel(dtype, element);
+    kernel.answer((kernel.row)(source, out), source)
+}
+
+/// Writes one window: of `source`, T + 1 tokens as in [`widen`], all but the last to `x` and all but the
+/// first to `y`, T elements each. Every token is read and converted once.
+pub fn widen_window(
+    source: &[u8],
+    dtype: Dtype,
+    element: Element,
+    x: &mut [MaybeUninit<u8>],
+    y: &mut [MaybeUninit<u8>],
+) -> Result<(), DoesNotFit> {
+    let kernel = kernel(dtype, element);
+    kernel.answer((kernel.window)(source, x, y), source)
+}
+
+impl Kernel {
+    fn answer(self, fits: bool, source: &[u8]) -> Result<(), DoesNotFit> {
+        if fits { Ok(()) } else { Err(DoesNotFit { position: (self.first_misfit)(source) }) }
+    }
+}
+
+fn kernel(dtype: Dtype, element: Element) -> Kernel {
+    macro_rules! to {
+        ($from:ty => $into:ty) => {
+            Kernel::of::<To<$from, $into>, { size_of::<$from>() }, { size_of::<$into>() }>()
+        };
+    }
+    match (element, dtype) {
+        (Element::Raw, Dtype::U8 | Dtype::I8) => to!(u8 => u8),
+        (Element::Raw, Dtype::U16 | Dtype::I16) => to!(u16 => u16),
+        (Element::Raw, Dtype::U32 | Dtype::I32) => to!(u32 => u32),
+        (Element::Raw, _) => to!(u64 => u64),
+        (Element::I64, Dtype::U8) => to!(u8 => i64),
+        (Element::I64, Dtype::I8) => to!(i8 => i64),
+        (Element::I64, Dtype::U16) => to!(u16 => i64),
+        (Element::I64, Dtype::I16) => to!(i16 => i64),
+        (Element::I64, Dtype::U32) => to!(u32 => i64),
+        (Element::I64, Dtype::I32) => to!(i32 => i64),
+        (Element::I64, Dtype::I64) => to!(i64 => i64),
+        (Element::I64, _) => to!(u64 => i64),
+        (Element::I32, Dtype::U8) => to!(u8 => i32),
+        (Element::I32, Dtype::I8) => to!(i8 => i32),
+        (Element::I32, Dtype::U16) => to!(u16 => i32),
+        (Element::I32, Dtype::I16) => to!(i16 => i32),
+        (Element::I32, Dtype::I32) => to!(i32 => i32),
+        (Element::I32, Dtype::U32) => to!(u32 => i32),
+        (Element::I32, Dtype::I64) => to!(i64 => i32),
+        (Element::I32, _) => to!(u64 => i32),
+    }
+}

@@ -1,0 +1,99 @@
+//! A block of memory that several threads fill at once, each a part of its own.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::anonymous::Anonymous;
+
+/// A block whose parts are out. It is readable again once they are all gone.
+#[derive(Debug)]
+pub struct Whole(Arc<Anonymous>);
+
+/// One range of a block; the only way to write there while it lives.
+#[derive(Debug)]
+pub struct Part {
+    block: Arc<Anonymous>,
+    offset: usize,
+    len: usize,
+}
+
+/// Splits a private, writable block into `ranges` of (offset, length), which ascend and do not overlap.
+pub fn split(block: Anonymous, ranges: &[(usize, usize)]) -> Result<(Whole, Vec<Part>), Errno> {
+    let mut free_from = 0;
+    for &(offset, len) in ranges {
+        let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
+        if offset < free_from || end > block.len() {
+            return Err(Errno::INVAL);
+        }
+        free_from = end;
+    }
+    let block = Arc::new(block);
+    let parts = ranges.iter().map(|&(offset, len)| Part { block: block.clone(), offset, len }).collect();
+    Ok((Whole(block), parts))
+}
+
+impl Whole {
+    /// The block, if no part is out.
+    pub fn join(self) -> Result<Anonymous, Self> {
+        Arc::try_unwrap(self.0).map_err(Self)
+    }
+}
+
+impl Part {
+    pub fn room(&mut self) -> &mut [MaybeUninit<u8>] {
+        let start = self.block.as_ptr().wrapping_add(self.offset);
+        // SAFETY: `split` checked that the range lies inside the block and overlaps no other part, and
+        // took the block away from its owner until `join`; `&mut self` excludes a second borrow.
+        unsafe { std::slice::from_raw_parts_mut(start.cast(), self.len) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::anonymous::HugePages;
+
+    fn block(len: usize) -> Anonymous {
+        Anonymous::private(len, HugePages::Never).expect("memory")
+    }
+
+    #[test]
+    fn threads_fill_their_parts_and_the_block_comes_back() {
+        let (whole, parts) = split(block(10_000), &[(0, 100), (100, 0), (128, 9872)]).expect("valid");
+        std::thread::scope(|scope| {
+            for (number, mut part) in parts.into_iter().enumerate() {
+                scope.spawn(move || part.room().fill(MaybeUninit::new(number as u8 + 1)));
+            }
+        });
+        let (_, mut parts) = split(whole.join().expect("no part is out"), &[(0, 10_000)]).expect("valid");
+        // SAFETY: anonymous memory is initialised by the kernel.
+        let bytes: Vec<u8> = parts[0].room().iter().map(|byte| unsafe { byte.assume_init() }).collect();
+        assert!(bytes[..100].iter().all(|&byte| byte == 1) && bytes[100..128].iter().all(|&byte| byte == 0));
+        assert!(bytes[128..].iter().all(|&byte| byte == 3));
+    }
+
+    #[test]
+    fn a_block_with_a_part_out_stays_apart() {
+        let (whole, parts) = split(block(100), &[(0, 10)]).expect("valid");
+        let whole = whole.join().expect_err("a part is out");
+        drop(parts);
+        assert_eq!(whole.join().expect("none is out").len(), 100);
+    }
+
+    #[test]
+    fn overlapping_and_outlying_parts_are_refused() {
+        for ranges in [vec![(0, 10), (9, 1)], vec![(10, 5), (0, 5)], vec![(0, 101)], vec![(usize::MAX, 2)]] {
+            assert_eq!(split(block(100), &ranges).map(drop), Err(Errno::INVAL), "{ranges:?}");
+        }
+    }
+}

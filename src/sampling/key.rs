@@ -1,0 +1,67 @@
+//! Keys: how a seed becomes the numbers that an order is made of.
+
+use super::ORDER_VERSION;
+
+/// The increment of splitmix64: 2^64 divided by the golden ratio, odd.
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A node in a tree of keys: seed, then source, then epoch, and so on. Keys of different paths are
+/// unrelated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key(u64);
+
+impl Key {
+    pub const fn of_seed(seed: u64) -> Self {
+        Self(mix(GAMMA.wrapping_mul(ORDER_VERSION as u64))).derive(seed)
+    }
+
+    /// The key of a child. Two children of one key never have the same one.
+    #[must_use]
+    pub const fn derive(self, child: u64) -> Self {
+        Self(mix(self.0 ^ mix(child.wrapping_add(GAMMA))).wrapping_add(GAMMA))
+    }
+
+    /// The word with this number in the key's stream of random words, which is splitmix64.
+    pub const fn word(self, number: u64) -> u64 {
+        mix(self.0.wrapping_add(number.wrapping_add(1).wrapping_mul(GAMMA)))
+    }
+}
+
+/// The finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+/// 2014; constants of Stafford's variant 13). A bijection.
+const fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// Uniform draws with replacement, by number: draw 7 can be had without draws 0 to 6.
+#[derive(Debug, Clone)]
+pub struct Draws {
+    key: Key,
+    retries: Key,
+    below: u64,
+}
+
+impl Draws {
+    /// Draws from `[0, below)`; `below` is at least 1.
+    pub const fn new(key: Key, below: u64) -> Self {
+        Self { key: key.derive(0), retries: key.derive(1), below }
+    }
+
+    /// Unbiased: Lemire's multiplication with rejection (arXiv:1805.10941).
+    pub fn at(&self, number: u64) -> u64 {
+        let mut word = self.key.word(number);
+        let mut attempt = 0;
+        loop {
+            let product = u128::from(word) * u128::from(self.below);
+            let low = product as u64;
+            // The threshold takes a division, but lies below `below`, so it is seldom needed.
+            if low >= self.below || low >= self.below.wrapping_neg() % self.below {
+                return (product >> 64) as u64;
+            }
+            word = self.retries.derive(number).word(attempt);
+            attempt += 1;
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! In which order an epoch visits the windows of a source.
+
+use super::blocked::Blocked;
+use super::key::{Draws, Key};
+use super::permutation::Permutation;
+use crate::error::{Error, Result};
+
+/// The orders. All are pure functions of seed, epoch and index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Each window once, at random.
+    Shuffled,
+    /// Starts at any offset, drawn with replacement.
+    Random,
+    /// Each window once, as they lie.
+    Sequential,
+    /// Each window once; see [`super::blocked`].
+    Blocked { mixing_radius_windows: u64 },
+}
+
+impl Order {
+    /// The radius counts for `"blocked"` alone.
+    pub fn from_word(word: &str, mixing_radius_windows: u64) -> Result<Self> {
+        match word {
+            "shuffled" => Ok(Self::Shuffled),
+            "random" => Ok(Self::Random),
+            "sequential" => Ok(Self::Sequential),
+            "blocked" => Ok(Self::Blocked { mixing_radius_windows }),
+            _ => Err(Error::argument(format!(
+                "order must be \"shuffled\", \"random\", \"sequential\" or \"blocked\", not {word:?}"
+            ))),
+        }
+    }
+
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Shuffled => "shuffled",
+            Self::Random => "random",
+            Self::Sequential => "sequential",
+            Self::Blocked { .. } => "blocked",
+        }
+    }
+}
+
+/// One epoch of one source, with the keys worked out.
+#[derive(Debug, Clone)]
+pub enum EpochOrder {
+    Shuffled(Box<Permutation>),
+    Random(Draws),
+    Sequential,
+    Blocked(Box<Blocked>),
+}
+
+impl EpochOrder {
+    /// `windows` and, for random starts, `starts` lie in `1..=MAX_LENGTH`.
+    pub(super) fn new(order: Order, windows: u64, starts: u64, key: Key) -> Self {
+        match order {
+            Order::Shuffled => Self::Shuffled(Box::new(Permutation::keyed(windows, key))),
+            Order::Random => Self::Random(Draws::new(key, starts)),
+            Order::Sequential => Self::Sequential,
+            Order::Blocked { mixing_radius_windows } => {
+                Self::Blocked(Box::new(Blocked::new(windows, mixing_radius_windows, key)))
+            }
+        }
+    }
+
+    /// The window, or the start for random starts, that comes at `index` of the epoch.
+    #[inline]
+    pub fn at(&mut self, index: u64) -> u64 {
+        match self {
+            Self::Shuffled(permutation) => permutation.at(index),
+            Self::Random(draws) => draws.at(index),
+            Self::Sequential => index,
+            Self::Blocked(blocked) => blocked.at(index),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What the pipeline reads: the stream of draws, epoch after epoch, at any position.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::blocked::Blocked;
+use super::key::Key;
+use super::mixture::{Mixture, Plan, Table};
+use super::order::{EpochOrder, Order};
+use super::permutation::check_length;
+use crate::error::{Error, Result};
+
+/// How much there is to draw from.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// Windows, which are the draws of an epoch.
+    pub windows: u64,
+    /// Possible starts of a window, for [`Order::Random`] alone.
+    pub starts: u64,
+}
+
+/// What to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Draw {
+    pub source: usize,
+    pub epoch: u64,
+    /// The window's number, or where it starts for [`Order::Random`].
+    pub index: u64,
+}
+
+/// A stream of draws. A pure function of what it was made of: what it remembers saves time alone.
+#[derive(Debug)]
+pub struct Schedule {
+    sources: Vec<Source>,
+    order: Order,
+    seed: u64,
+    plan: Plan,
+    memory: Mutex<Memory>,
+}
+
+/// What the last call worked out, for the next, which mostly goes on where it ended.
+#[derive(Debug, Clone)]
+struct Memory {
+    /// The number of a phase of the pass, and its period.
+    phase: usize,
+    table: Table,
+    /// For each source, an epoch.
+    epochs: Vec<Option<Epoch>>,
+}
+
+#[derive(Debug, Clone)]
+struct Epoch {
+    pass: u64,
+    number: u64,
+    /// The draw of the pass with which it begins, counted among the draws of its source.
+    start: u64,
+    order: EpochOrder,
+}
+
+impl Schedule {
+    /// Without a mixture there is one source.
+    pub fn new(sources: Vec<Source>, mixture: Option<&Mixture>, order: Order, seed: u64) -> Result<Self> {
+        let single = Mixture::single();
+        let mixture = mixture.unwrap_or(&single);
+        if sources.len() != mixture.weights().len() {
+            let (sources, weights) = (sources.len(), mixture.weights().len());
+            return Err(Error::argument(format!("there are {sources} sources, but weights for {weights}")));
+        }
+        for (number, source) in sources.iter().enumerate() {
+            if source.windows == 0 || (order == Order::Random && source.starts == 0) {
+                return Err(Error::argument(format!("source {number} has no window to draw")));
+            }
+            check_length(source.windows)?;
+            if order == Order::Random {
+                check_length(source.starts)?;
+            }
+        }
+        if order == (Order::Blocked { mixing_radius_windows: 0 }) {
+            return Err(Error::argument("the mixing radius must be at least 1 window"));
+        }
+        let windows: Vec<u64> = sources.iter().map(|source| source.windows).collect();
+        let plan = Plan::new(mixture, &windows)?;
+        let table = Table::new(&plan.phases[0].members);
+        let memory = Memory { phase: 0, table, epochs: vec![None; sources.len()] };
+        Ok(Self { sources, order, seed, plan, memory: Mutex::new(memory) })
+    }
+
+    /// Draws of one pass, which is an epoch of the only source; None if there is no end.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> Option<u64> {
+        self.plan.length
+    }
+
+    pub fn order(&self) -> &Order {
+        &self.order
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// Appends the draws at `position` and after it to `out`. Positions go on from pass to pass.
+    pub fn draws(&self, position: u64, count: usize, out: &mut Vec<Draw>) -> Result<()> {
+        let end = position.checked_add(count as u64).ok_or_else(|| {
+            Error::argument(format!("{count} draws from position {position} on end after 2^64"))
+        })?;
+        out.try_reserve(count).map_err(|_| Error::argument(format!("no memory for {count} draws")))?;
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut position = position;
+        while position < end {
+            position = self.draws_of_phase(&mut memory, position, end, out);
+        }
+        Ok(())
+    }
+
+    /// The groups of a source in an epoch, for reading whole extents ahead; None for other orders.
+    pub fn blocked(&self, source: usize, epoch: u64) -> Option<Blocked> {
+        if source >= self.sources.len() {
+            return None;
+        }
+        match self.epoch_order(source, epoch) {
+            EpochOrder::Blocked(blocked) => Some(*blocked),
+            _ => None,
+        }
+    }
+
+    /// Draws until `end`, or until the phase of the mixture ends, and returns the position after them.
+    fn draws_of_phase(&self, memory: &mut Memory, position: u64, end: u64, out: &mut Vec<Draw>) -> u64 {
+        let (pass, inside) = match self.plan.length {
+            Some(length) => (position / length, position % length),
+            None => (0, position),
+        };
+        // The first phase starts at 0.
+        let number = self.plan.phases.partition_point(|phase| phase.start <= inside) - 1;
+        let phase = &self.plan.phases[number];
+        let next = self.plan.phases.get(number + 1).map(|next| next.start).or(self.plan.length);
+        let phase_end = next.map_or(end, |next| position.saturating_add(next - inside));
+        let stop = phase_end.min(end);
+
+        if memory.phase != number {
+            memory.table = Table::new(&phase.members);
+            memory.phase = number;
+        }
+        let Memory { table, epochs, .. } = memory;
+        let period = table.slots.len() as u64;
+        let mut round = (inside - phase.start) / period;
+        let mut place = ((inside - phase.start) % period) as usize;
+        for _ in position..stop {
+            let slot = table.slots[place];
+            let member = &phase.members[usize::from(slot.member)];
+            let drawn = member.taken + round * member.weight + u64::from(slot.rank);
+            let epoch = self.epoch(&mut epochs[member.source], member.source, pass, drawn);
+            let index = epoch.order.at(drawn - epoch.start);
+            out.push(Draw { source: member.source, epoch: epoch.number, index });
+            place += 1;
+            if place == table.slots.len() {
+                (place, round) = (0, round + 1);
+            }
+        }
+        stop
+    }
+
+    /// The epoch that the draw with number `drawn` of a source in a pass belongs to.
+    #[inline]
+    fn epoch<'a>(
+        &self,
+        memory: &'a mut Option<Epoch>,
+        source: usize,
+        pass: u64,
+        drawn: u64,
+    ) -> &'a mut Epoch {
+        let windows = self.sources[source].windows;
+        let remembered = memory
+            .as_ref()
+            .is_some_and(|epoch| epoch.pass == pass && drawn.wrapping_sub(epoch.start) < windows);
+        if !remembered {
+            *memory = None;
+        }
+        memory.get_or_insert_with(|| {
+            // Where a pass has an end no source has more than one epoch in it; else there is one pass.
+            let number = pass + drawn / windows;
+            let order = self.epoch_order(source, number);
+            Epoch { pass, number, start: drawn - drawn % windows, order }
+        })
+    }
+
+    fn epoch_order(&self, source: usize, epoch: u64) -> EpochOrder {
+        let Source { windows, starts } = self.sources[source];
+        let key = Key::of_seed(self.seed).derive(source as u64).derive(epoch);
+        EpochOrder::new(self.order, windows, starts, key)
+    }
+}
+
+impl Clone for Schedule {
+    fn clone(&self) -> Self {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Self {
+            sources: self.sources.clone(),
+            order: self.order,
+            seed: self.seed,
+            plan: self.plan.clone(),
+            memory: Mutex::new(memory),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! datatrove (<https://github.com/huggingface/datatrove>, `pipeline/tokens/tokenizer.py`): `.ds` is tokens
+//! and nothing else; `.ds.index`, if there is one, the end of each document in tokens as `u64`;
+//! `.ds.metadata`, if there is one, text whose first line ends in `|` and the bytes of a token and whose
+//! second line is the number of tokens.
+//!
+//! A file that was shuffled in chunks records the ends of chunks too, so its `.index` is not purely
+//! one of documents.
+
+use std::path::{Path, PathBuf};
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::mapped_file::{MappedFile, Opened, RequestedMode};
+use crate::tokens::documents::DocumentTable;
+
+use super::{Format, Found, Layout, agree_dtype, item_bytes, not_found, read_prefix, token_dtype_name};
+
+/// Text that is longer is not what datatrove writes.
+const MAX_METADATA_BYTES: u64 = 64 << 10;
+
+pub fn open(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, mode: RequestedMode) -> Result<Found> {
+    let size = opened.size();
+    let metadata =
+        side_file(file.path(), ".metadata", RequestedMode::Pinned(crate::mapped_file::Mode::Read))?;
+    let index = side_file(file.path(), ".index", mode)?;
+    let claimed = metadata.as_ref().map(Metadata::read).transpose()?;
+    let last_end = index.as_ref().map(last_end).transpose()?;
+    let found = match (claimed.as_ref().and_then(|claimed| claimed.dtype), last_end, dtype) {
+        (Some(found), _, _) => {
+            if let Some(metadata) = &metadata {
+                agree_dtype(metadata, 0, found, dtype)?;
+            }
+            found
+        }
+        (None, _, Some(asked)) => asked,
+        // The index tells how many tokens there are, and so how large one is.
+        (None, Some(tokens), None) if tokens.checked_mul(4) == Some(size) && size > 0 => Dtype::U32,
+        (None, _, None) => Dtype::U16,
+    };
+    if !size.is_multiple_of(item_bytes(found)) {
+        let detail = format!(
+            "the file has {size} bytes, expected a whole number of {} tokens of {} bytes",
+            token_dtype_name(found),
+            item_bytes(found)
+        );
+        return Err(Error::Format { path: file.path().into(), offset: None, detail });
+    }
+    let tokens = size / item_bytes(found);
+    if let (Some(metadata), Some(claimed)) = (&metadata, claimed.and_then(|claimed| claimed.tokens))
+        && claimed != tokens
+    {
+        let detail = format!(
+            "the metadata says {claimed} tokens, but {} has {tokens} of type {}; they do not belong together, \
+             or one was cut",
+            file.path().display(),
+            token_dtype_name(found)
+        );
+        return Err(refuse(metadata, detail));
+    }
+    let layout = Layout { format: Format::Datatrove, dtype: found, data_offset_bytes: 0, tokens };
+    let Some((index, last_end)) = index.zip(last_end) else {
+        return Ok(Found { file, layout, documents: None });
+    };
+    if last_end != tokens {
+        let detail = format!(
+            "the index ends at token {last_end}, but {} has {tokens} of type {}; they do not belong together, \
+             or one was cut, or the dtype is another",
+            file.path().display(),
+            token_dtype_name(found)
+        );
+        return Err(refuse(&index, detail));
+    }
+    let table = DocumentTable::Ends { documents: index.size() / 8, tokens };
+    Ok(Found { file, layout, documents: Some((table, index)) })
+}
+
+fn side_file(path: &Path, suffix: &str, mode: RequestedMode) -> Result<Option<MappedFile>> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    match MappedFile::open(&PathBuf::from(name), mode) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if not_found(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where the index says the last document ends; 0 if it has none.
+fn last_end(index: &MappedFile) -> Result<u64> {
+    let size = index.size();
+    if !size.is_multiple_of(8) {
+        let detail = format!("the index has {size} bytes, expected a whole number of entries of 8 bytes");
+        return Err(refuse(index, detail));
+    }
+    let Some(offset) = size.checked_sub(8) else { return Ok(0) };
+    let opened = index.opened()?;
+    let reader = opened.reader();
+    let end = u64::from_le_bytes(reader.bytes(offset)?);
+    reader.finish()?;
+    Ok(end)
+}
+
+struct Metadata {
+    dtype: Option<Dtype>,
+    tokens: Option<u64>,
+}
+
+impl Metadata {
+    fn read(file: &MappedFile) -> Result<Self> {
+        let size = file.size();
+        if size > MAX_METADATA_BYTES {
+            let detail = format!("the metadata has {size} bytes; expected at most {MAX_METADATA_BYTES}");
+            return Err(refuse(file, detail));
+        }
+        let bytes = read_prefix(&*file.opened()?, size)?;
+        let Ok(text) = std::str::from_utf8(&bytes) else {
+            return Err(refuse(file, "the metadata is not text, expected three lines of it".into()));
+        };
+        let mut lines = text.lines();
+        let dtype = match lines.next().and_then(|line| line.rsplit_once('|')) {
+            Some((_, "2")) => Some(Dtype::U16),
+            Some((_, "4")) => Some(Dtype::U32),
+            Some((_, size)) => {
+                let detail = format!("the metadata says tokens of {size:?} bytes; expected 2 or 4");
+                return Err(refuse(file, detail));
+            }
+            None => None,
+        };
+        let tokens = match lines.next().map(str::trim) {
+            // -1 is what datatrove writes when it did not count.
+            None | Some("-1" | "") => None,
+            Some(line) => Some(line.parse().map_err(|_| {
+                refuse(
+                    file,
+                    format!("the second line of the metadata is {line:?}, expected a number of tokens"),
+                )
+            })?),
+        };
+        Ok(Self { dtype, tokens })
+    }
+}
+
+fn refuse(file: &MappedFile, detail: String) -> Error {
+    Error::Format { path: file.path().into(), offset: None, detail }
+}

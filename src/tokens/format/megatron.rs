@@ -1,0 +1,289 @@
+//! Megatron's `.idx` and `.bin` (<https://github.com/NVIDIA/Megatron-LM>,
+//! `megatron/core/datasets/indexed_dataset.py`), version 1. The `.bin` is tokens and nothing else. The
+//! `.idx`: magic, version, type, S, D, then lengths `int32[S]`, byte pointers `int64[S]`, documents as
+//! numbers of sequences `int64[D]`, and `int8[S]` modes in multimodal ones. No array is aligned.
+//!
+//! At opening the size and the ends of the arrays are checked. The middle is checked as far as it is
+//! looked at: the arrays can have billions of entries.
+
+use std::path::{Path, PathBuf};
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::mapped_file::{MappedFile, Reader, RequestedMode};
+use crate::tokens::documents::DocumentTable;
+
+use super::{Format, Found, Layout, agree_dtype, item_bytes, not_found};
+
+pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
+
+const HEADER_BYTES: u64 = 34;
+
+/// Where the arrays of an index are, and what they are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tables {
+    sequences: u64,
+    /// Entries of the array of documents: one more than documents.
+    entries: u64,
+    item_bytes: u64,
+    tokens: u64,
+}
+
+/// The two files' paths, from that of either or their common stem.
+pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
+    let stem = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("idx" | "bin") => path.with_extension(""),
+        _ => path.to_owned(),
+    };
+    let with = |suffix| {
+        let mut name = stem.clone().into_os_string();
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    (with(".idx"), with(".bin"))
+}
+
+/// Opens the pair, of which the index may be open already.
+pub fn open(
+    path: &Path,
+    index: Option<MappedFile>,
+    data: Option<MappedFile>,
+    dtype: Option<Dtype>,
+    mode: RequestedMode,
+) -> Result<Found> {
+    let (index_path, data_path) = paths(path);
+    let index = index.map_or_else(|| MappedFile::open(&index_path, mode), Ok)?;
+    let opened = index.opened()?;
+    let mut tables = Tables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
+    let reader = opened.reader();
+    let found = tables.read_header(&reader)?;
+    agree_dtype(&index, 17, found, dtype)?;
+    let data = match data {
+        Some(data) => data,
+        None => MappedFile::open(&data_path, mode).map_err(|error| match error {
+            error if not_found(&error) => {
+                let detail = format!(
+                    "the Megatron index has no token file: {} does not exist; expected both next to each other",
+                    data_path.display()
+                );
+                Error::Format { path: index.path().into(), offset: None, detail }
+            }
+            error => error,
+        })?,
+    };
+    tables.tokens = tables.check_ends(&reader, &data)?;
+    reader.finish()?;
+    let layout =
+        Layout { format: Format::Megatron, dtype: found, data_offset_bytes: 0, tokens: tables.tokens };
+    drop(opened);
+    Ok(Found { file: data, layout, documents: Some((DocumentTable::Megatron(tables), index)) })
+}
+
+impl Tables {
+    pub fn documents(&self) -> u64 {
+        self.entries.saturating_sub(1)
+    }
+
+    fn read_header(&mut self, index: &Reader<'_>) -> Result<Dtype> {
+        let refuse = |offset, detail| refuse(index, offset, detail);
+        let size = index.opened().size();
+        if size < HEADER_BYTES {
+            let detail = format!(
+                "the Megatron index is cut off: found {size} bytes, expected at least {HEADER_BYTES}"
+            );
+            return Err(refuse(size, detail));
+        }
+        let header: [u8; HEADER_BYTES as usize] = index.bytes(0)?;
+        if !header.starts_with(MAGIC) {
+            let detail = "not a Megatron index: it does not begin with MMIDIDX, which was expected".into();
+            return Err(refuse(0, detail));
+        }
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
+        match number(9) {
+            1 => {}
+            version @ (2 | 3) => {
+                let detail = format!(
+                    "version {version} of the index is Fast-LLM's own; expected Megatron's version 1; \
+                     convert it with Fast-LLM"
+                );
+                return Err(refuse(9, detail));
+            }
+            version => {
+                return Err(refuse(9, format!("version {version} of a Megatron index; expected 1")));
+            }
+        }
+        let dtype = dtype_of_code(header[17]).map_err(|detail| refuse(17, detail))?;
+        (self.sequences, self.entries) = (number(18), number(26));
+        self.item_bytes = item_bytes(dtype);
+        let arrays = self.sequences.checked_mul(12).zip(self.entries.checked_mul(8));
+        let expected = arrays
+            .and_then(|(sequences, documents)| sequences.checked_add(documents)?.checked_add(HEADER_BYTES));
+        // The modes of a multimodal data set: whether they are there shows in the size alone.
+        let with_modes = expected.and_then(|expected| expected.checked_add(self.sequences));
+        if expected == Some(size) || with_modes == Some(size) {
+            return Ok(dtype);
+        }
+        let expected = expected.map_or("more than 2^64".to_owned(), |bytes| bytes.to_string());
+        let detail = format!(
+            "the index says {} sequences and {} document entries, which make a file of {expected} bytes \
+             (and one more for each sequence if it has modes), but it has {size}; write it again",
+            self.sequences, self.entries
+        );
+        Err(refuse(18, detail))
+    }
+
+    /// The first and the last entry of each array, against each other and the token file.
+    fn check_ends(&self, index: &Reader<'_>, data: &MappedFile) -> Result<u64> {
+        let refuse = |offset, detail| refuse(index, offset, detail);
+        let bytes = data.size();
+        let end = match self.sequences.checked_sub(1) {
+            None => 0,
+            Some(last) => {
+                let first = self.pointer(index, 0)?;
+                if first != 0 {
+                    let detail = format!("the first sequence begins at byte {first}, expected 0");
+                    return Err(refuse(self.pointer_offset(0), detail));
+                }
+                self.end_of(index, last)?
+            }
+        };
+        if end != bytes {
+            let detail = format!(
+                "the index ends at byte {end} of the token file, but {} has {bytes} bytes; they do not belong \
+                 together, or one was cut",
+                data.path().display()
+            );
+            return Err(refuse(HEADER_BYTES, detail));
+        }
+        // Each sequence ends on a token's border, so that the last one does is left to check.
+        if !bytes.is_multiple_of(self.item_bytes) {
+            let detail = format!(
+                "the token file has {bytes} bytes, expected a whole number of tokens of {} bytes",
+                self.item_bytes
+            );
+            return Err(refuse(HEADER_BYTES, detail));
+        }
+        let Some(last) = self.entries.checked_sub(1) else {
+            let detail = "the index has no document entries; expected at least one".into();
+            return Err(refuse(26, detail));
+        };
+        for (entry, expected) in [(0, 0), (last, self.sequences)] {
+            let found = self.sequence_of(index, entry)?;
+            if found != expected {
+                let detail = format!("document entry {entry} is sequence {found}, expected {expected}");
+                return Err(refuse(self.entry_offset(entry), detail));
+            }
+        }
+        Ok(bytes / self.item_bytes)
+    }
+
+    /// Where a document begins, in tokens; its sequence must begin where the one before it ends.
+    pub fn document_start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
+        let sequence = self.sequence_of(index, number)?;
+        if sequence == self.sequences {
+            return Ok(self.tokens);
+        }
+        let pointer = self.pointer(index, sequence)?;
+        let expected = match sequence.checked_sub(1) {
+            None => 0,
+            Some(before) => self.end_of(index, before)?,
+        };
+        if pointer != expected || !pointer.is_multiple_of(self.item_bytes) {
+            let detail = format!(
+                "sequence {sequence} begins at byte {pointer} of the token file, expected {expected}, where \
+                 the one before it ends; old builders wrote such pointers with NumPy 2, build the index again"
+            );
+            return Err(refuse(index, self.pointer_offset(sequence), detail));
+        }
+        Ok(pointer / self.item_bytes)
+    }
+
+    fn sequence_of(&self, index: &Reader<'_>, entry: u64) -> Result<u64> {
+        let offset = self.entry_offset(entry);
+        let found = i64::from_le_bytes(index.bytes(offset)?);
+        u64::try_from(found).ok().filter(|&sequence| sequence <= self.sequences).ok_or_else(|| {
+            let detail =
+                format!("document entry {entry} is sequence {found}, expected 0 to {}", self.sequences);
+            refuse(index, offset, detail)
+        })
+    }
+
+    fn pointer(&self, index: &Reader<'_>, sequence: u64) -> Result<u64> {
+        let offset = self.pointer_offset(sequence);
+        let found = i64::from_le_bytes(index.bytes(offset)?);
+        u64::try_from(found).map_err(|_| {
+            refuse(index, offset, format!("sequence {sequence} begins at byte {found}, expected 0 or more"))
+        })
+    }
+
+    /// The byte of the token file where a sequence ends.
+    fn end_of(&self, index: &Reader<'_>, sequence: u64) -> Result<u64> {
+        let offset = HEADER_BYTES + 4 * sequence;
+        let length = i32::from_le_bytes(index.bytes(offset)?);
+        let pointer = self.pointer(index, sequence)?;
+        u64::try_from(length).ok().and_then(|length| pointer.checked_add(length * self.item_bytes)).ok_or_else(
+            || {
+                let detail = format!(
+                    "sequence {sequence} has {length} tokens from byte {pointer} on; expected a length of 0 or \
+                     more that ends inside the token file"
+                );
+                refuse(index, offset, detail)
+            },
+        )
+    }
+
+    // No overflow below: the header's numbers were checked against the file's size.
+
+    fn pointer_offset(&self, sequence: u64) -> u64 {
+        HEADER_BYTES + 4 * self.sequences + 8 * sequence
+    }
+
+    fn entry_offset(&self, entry: u64) -> u64 {
+        HEADER_BYTES + 12 * self.sequences + 8 * entry
+    }
+}
+
+fn dtype_of_code(code: u8) -> Result<Dtype, String> {
+    match code {
+        1 => Ok(Dtype::U8),
+        2 => Ok(Dtype::I8),
+        3 => Ok(Dtype::I16),
+        4 => Ok(Dtype::I32),
+        5 => Ok(Dtype::I64),
+        8 => Ok(Dtype::U16),
+        // DeepSpeed's.
+        9 => Ok(Dtype::U32),
+        10 => Ok(Dtype::U64),
+        6 | 7 => Err(format!(
+            "the index says floating-point data (type code {code}, float32 or float64 depending on who wrote \
+             it); tokens are integers, expected code 1 to 5 or 8 to 10"
+        )),
+        _ => Err(format!("type code {code} in the Megatron index; expected 1 to 5 or 8 to 10")),
+    }
+}
+
+fn refuse(index: &Reader<'_>, offset: u64, detail: String) -> Error {
+    Error::Format { path: index.opened().path().into(), offset: Some(offset), detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokens::format::token_dtype_name;
+
+    #[test]
+    fn a_pair_is_named_by_either_file_or_by_the_stem() {
+        let expected = (PathBuf::from("a/b.idx"), PathBuf::from("a/b.bin"));
+        for name in ["a/b.idx", "a/b.bin", "a/b"] {
+            assert_eq!(paths(Path::new(name)), expected, "{name}");
+        }
+        assert_eq!(paths(Path::new("v1.5_text")).0, Path::new("v1.5_text.idx"));
+    }
+
+    #[test]
+    fn codes_of_floats_and_unknown_ones_are_refused() {
+        let known: Vec<_> =
+            (0..=12).filter_map(|code| dtype_of_code(code).ok().map(token_dtype_name)).collect();
+        assert_eq!(known, ["uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]);
+    }
+}

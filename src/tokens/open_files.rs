@@ -1,0 +1,252 @@
+//! The open files of a corpus, a bounded number of them.
+//!
+//! Each file is opened once at the start, when its header is read. As many as the bound allows stay
+//! open from then on, because on FUSE each further `open` drops the file's page cache. The others are
+//! opened again when they are used; the one that was not used for longest (as a clock with one hand
+//! sees it) makes room. A file that is opened again must still be the same file.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use crate::error::{Error, Result, errno_text};
+use crate::mapped_file::{self, Advice, Facts, Identity, MappedFile, RequestedMode};
+
+/// No corpus keeps more files open than this.
+const MAX_KEPT: usize = 1024;
+/// Every corpus may keep so many, however many others there are.
+const MIN_KEPT: usize = 16;
+/// What all corpora of the process together may keep open.
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Debug)]
+pub struct OpenFiles {
+    entries: Vec<Entry>,
+    mode: RequestedMode,
+    /// Files that are open, in the order in which the clock's hand meets them.
+    kept: Mutex<VecDeque<usize>>,
+    budget: Budget,
+    closed: AtomicBool,
+    advice: Mutex<Option<Advice>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    absolute: PathBuf,
+    facts: Facts,
+    slot: RwLock<Option<Arc<MappedFile>>>,
+    /// Since the hand passed last.
+    used: AtomicBool,
+}
+
+/// How many files may stay open; given back when it is dropped.
+#[derive(Debug)]
+pub struct Budget {
+    bound: usize,
+    reserved: usize,
+    taken: AtomicUsize,
+}
+
+impl Budget {
+    pub fn for_files(count: usize) -> Self {
+        let limit = mapped_file::descriptor_limit();
+        let free = (limit / 2).saturating_sub(RESERVED.load(Ordering::Relaxed));
+        let bound = MAX_KEPT.min(limit / 4).min(free).max(MIN_KEPT);
+        let reserved = bound.min(count);
+        RESERVED.fetch_add(reserved, Ordering::Relaxed);
+        Self { bound, reserved, taken: AtomicUsize::new(0) }
+    }
+
+    /// For the first opening: takes a place, if one is left.
+    fn take(&self) -> bool {
+        self.taken.fetch_add(1, Ordering::Relaxed) < self.bound
+    }
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        RESERVED.fetch_sub(self.reserved, Ordering::Relaxed);
+    }
+}
+
+/// A file after its first opening, still open or not.
+#[derive(Debug)]
+pub struct Kept {
+    absolute: PathBuf,
+    facts: Facts,
+    file: Option<MappedFile>,
+}
+
+impl Kept {
+    /// Keeps the file open if the budget has room for it.
+    pub fn new(file: MappedFile, budget: &Budget) -> Self {
+        let (absolute, facts) = (file.absolute_path().to_owned(), file.facts());
+        Self { absolute, facts, file: budget.take().then_some(file) }
+    }
+}
+
+impl OpenFiles {
+    pub fn new(files: Vec<Kept>, mode: RequestedMode, budget: Budget) -> Self {
+        let open = files.iter().enumerate().filter(|(_, kept)| kept.file.is_some());
+        let kept = open.map(|(index, _)| index).collect();
+        let entries = files.into_iter().map(|kept| Entry {
+            absolute: kept.absolute,
+            facts: kept.facts,
+            slot: RwLock::new(kept.file.map(Arc::new)),
+            used: AtomicBool::new(false),
+        });
+        Self {
+            entries: entries.collect(),
+            mode,
+            kept: Mutex::new(kept),
+            budget,
+            closed: AtomicBool::new(false),
+            advice: Mutex::default(),
+        }
+    }
+
+    /// What was found at the first opening.
+    pub fn facts(&self, index: usize) -> &Facts {
+        &self.entries[index].facts
+    }
+
+    /// The file, opened again if need be. Where it is open this takes one uncontended read lock.
+    pub fn get(&self, index: usize) -> Result<Arc<MappedFile>> {
+        let entry = &self.entries[index];
+        if let Some(file) = entry.slot.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            if !entry.used.load(Ordering::Relaxed) {
+                entry.used.store(true, Ordering::Relaxed);
+            }
+            return Ok(file.clone());
+        }
+        self.open_again(index)
+    }
+
+    fn open_again(&self, index: usize) -> Result<Arc<MappedFile>> {
+        let entry = &self.entries[index];
+        // The slot is locked meanwhile, so that threads do not open one file at the same time.
+        let mut slot = entry.slot.write().unwrap_or_else(PoisonError::into_inner);
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::Closed { path: entry.absolute.clone() });
+        }
+        if let Some(file) = slot.as_ref() {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(entry.open(self.mode)?);
+        if let Some(advice) = *self.advice.lock().unwrap_or_else(PoisonError::into_inner) {
+            file.advise(advice, 0, file.size())?;
+        }
+        *slot = Some(file.clone());
+        entry.used.store(true, Ordering::Relaxed);
+        drop(slot);
+        self.make_room(index);
+        Ok(file)
+    }
+
+    /// Enters a file that was just opened, and closes another if there are too many.
+    fn make_room(&self, newest: usize) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut victims = Vec::new();
+        while kept.len() >= self.budget.bound {
+            let Some(index) = kept.pop_front() else { break };
+            if self.entries[index].used.swap(false, Ordering::Relaxed) {
+                kept.push_back(index);
+            } else {
+                victims.push(index);
+            }
+        }
+        kept.push_back(newest);
+        drop(kept);
+        for index in victims {
+            let gone = self.entries[index].slot.write().unwrap_or_else(PoisonError::into_inner).take();
+            drop(gone);
+        }
+    }
+
+    /// Hints the kernel about every file, those that are opened later included.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        *self.advice.lock().unwrap_or_else(PoisonError::into_inner) = Some(advice);
+        for entry in &self.entries {
+            let open = entry.slot.read().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(file) = open {
+                file.advise(advice, 0, file.size())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Is this still the file that was opened first, and does its path still name it?
+    pub fn check(&self, index: usize) -> Result<()> {
+        let entry = &self.entries[index];
+        let open = entry.slot.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(file) = open {
+            return file.check();
+        }
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Error::Closed { path: entry.absolute.clone() });
+        }
+        match mapped_file::identity_at(&entry.absolute) {
+            Ok(found) => entry.same(&found),
+            Err(errno) => Err(entry.gone(errno)),
+        }
+    }
+
+    /// How many files are open.
+    pub fn open_count(&self) -> usize {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        for entry in &self.entries {
+            let file = entry.slot.write().unwrap_or_else(PoisonError::into_inner).take();
+            // Others may hold the file for a moment; it refuses them from now on.
+            if let Some(file) = file {
+                file.close();
+            }
+        }
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Entry {
+    fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
+        match MappedFile::open(&self.absolute, mode) {
+            Ok(file) => self.same(&file.facts().identity).map(|()| file),
+            Err(Error::System { errno, .. }) if mapped_file::is_gone(errno) => Err(self.gone(errno)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn same(&self, found: &Identity) -> Result<()> {
+        let expected = &self.facts.identity;
+        let key = |of: &Identity| (of.device, of.inode, of.size, of.modified);
+        if key(found) == key(expected) {
+            return Ok(());
+        }
+        let describe = |of: &Identity| {
+            let (seconds, nanoseconds) = of.modified;
+            format!(
+                "{} bytes, inode {} of device {}, modified at {seconds}.{nanoseconds:09}",
+                of.size, of.inode, of.device
+            )
+        };
+        let detail = format!(
+            "it is no longer the file that was opened: found {}; expected {}; open the corpus again",
+            describe(found),
+            describe(expected)
+        );
+        Err(Error::FileChanged { path: self.absolute.clone(), detail })
+    }
+
+    fn gone(&self, errno: i32) -> Error {
+        let detail = format!(
+            "its path no longer leads to it: found {}; expected a file of {} bytes; put it back, or open \
+             the corpus without it",
+            errno_text(errno),
+            self.facts.identity.size
+        );
+        Error::FileChanged { path: self.absolute.clone(), detail }
+    }
+}

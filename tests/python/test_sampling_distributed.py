@@ -1,0 +1,195 @@
+"""`DistributedTokenSampler` against torch's own, and its state."""
+
+import itertools
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from pagestream import _native
+from pagestream.errors import StateMismatchError
+from pagestream.torch import DistributedTokenSampler
+
+
+def all_ranks(cls, length, ranks, epoch=0, **arguments):
+    samplers = [cls(range(length), ranks, rank, **arguments) for rank in range(ranks)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return samplers, [list(sampler) for sampler in samplers]
+
+
+@given(st.integers(1, 5000), st.integers(1, 12), st.booleans(), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_counts_and_coverage_are_those_of_torch(length, ranks, drop_last, epoch):
+    ours, indices = all_ranks(DistributedTokenSampler, length, ranks, epoch, drop_last=drop_last, seed=7)
+    if length >= ranks or not drop_last:  # torch fails on an empty share
+        theirs, expected = all_ranks(DistributedSampler, length, ranks, epoch, drop_last=drop_last)
+        assert [len(sampler) for sampler in ours] == [len(sampler) for sampler in theirs]
+        assert [len(part) for part in indices] == [len(part) for part in expected]
+    order = [index for row in itertools.zip_longest(*indices) for index in row if index is not None]
+    permutation = _native.Permutation(length, 7, epoch)
+    whole = permutation.take(0, 1, length)
+    assert sorted(whole) == list(range(length))
+    # Dealt out and padded from the start, in torch's way.
+    assert order == list(itertools.islice(itertools.cycle(whole), ours[0].total_size))
+
+
+@given(st.integers(1, 3000), st.integers(1, 12), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_without_shuffling_the_indices_are_those_of_torch(length, ranks, drop_last):
+    if drop_last and length < ranks:
+        length += ranks
+    arguments = {"shuffle": False, "drop_last": drop_last}
+    _, ours = all_ranks(DistributedTokenSampler, length, ranks, **arguments)
+    _, theirs = all_ranks(DistributedSampler, length, ranks, **arguments)
+    assert ours == theirs
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    def order(epoch, seed):
+        sampler = DistributedTokenSampler(range(500), 1, 0, seed=seed)
+        sampler.set_epoch(epoch)
+        return tuple(sampler)
+
+    assert len({order(0, 0), order(1, 0), order(0, 1), order(1, 1)}) == 4
+    assert order(3, 4) == order(3, 4)
+
+
+@given(st.integers(1, 4000), st.integers(1, 5), st.integers(0, 4000), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_sampler_goes_on_where_the_state_was_taken(length, ranks, taken, shuffle):
+    def sampler():
+        return DistributedTokenSampler(range(length), ranks, ranks - 1, shuffle=shuffle, seed=3)
+
+    first, second = sampler(), sampler()
+    first.set_epoch(2)
+    indices = iter(first)
+    before = list(itertools.islice(indices, taken))
+    state = first.state_dict()
+    second.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert second.state_dict() == state
+    rest = list(second)
+    assert rest == list(indices)
+    assert len(before) + len(rest) == len(first)
+    # The epoch after it is whole.
+    second.set_epoch(3)
+    assert len(list(second)) == len(second)
+
+
+def test_setting_the_epoch_of_the_state_keeps_the_position_and_another_drops_it():
+    sampler = DistributedTokenSampler(range(10), 1, 0, shuffle=False)
+    state = {**sampler.state_dict(), "epoch": 1, "yielded": 7}
+    sampler.load_state_dict(state)
+    sampler.set_epoch(1)
+    assert list(sampler) == [7, 8, 9]
+    sampler.load_state_dict(state)
+    sampler.set_epoch(2)
+    assert list(sampler) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("version", 0),
+        ("length", 9),
+        ("num_replicas", 2),
+        ("shuffle", False),
+        ("seed", 1),
+        ("drop_last", True),
+    ],
+)
+def test_a_state_of_other_settings_is_refused(name, value):
+    sampler = DistributedTokenSampler(range(10), 1, 0)
+    with pytest.raises(StateMismatchError, match=name):
+        sampler.load_state_dict({**sampler.state_dict(), name: value})
+
+
+@pytest.mark.parametrize("wrong", [{"yielded": 11}, {"yielded": -1}, {"epoch": -1}])
+def test_a_position_that_there_is_not_is_refused(wrong):
+    sampler = DistributedTokenSampler(range(10), 1, 0)
+    with pytest.raises(StateMismatchError):
+        sampler.load_state_dict({**sampler.state_dict(), **wrong})
+
+
+def test_ranks_come_from_the_environment(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    sampler = DistributedTokenSampler(range(8))
+    assert (sampler.rank, sampler.num_replicas) == (0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert list(DistributedTokenSampler(range(8), shuffle=False)) == [3, 7]
+    assert DistributedTokenSampler(range(8), 2, 1).rank == 1
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ValueError, match="RANK"):
+        DistributedTokenSampler(range(8))
+
+
+@pytest.mark.parametrize(("replicas", "rank"), [(2, 2), (2, -1), (0, 0)])
+def test_a_rank_that_there_is_not_is_refused(replicas, rank):
+    with pytest.raises(ValueError, match=f"rank {rank} of {replicas}"):
+        DistributedTokenSampler(range(8), replicas, rank)
+
+
+def test_an_empty_dataset_and_a_negative_epoch_are_refused():
+    with pytest.raises(ValueError, match="empty"):
+        DistributedTokenSampler([], 1, 0)
+    with pytest.raises(ValueError, match="-1"):
+        DistributedTokenSampler(range(2), 1, 0).set_epoch(-1)
+
+
+def test_a_sampler_as_long_as_can_be_begins_at_once():
+    class Long:
+        def __len__(self):
+            return (1 << 63) - 1
+
+    sampler = DistributedTokenSampler(Long(), 8, 5)
+    some = list(itertools.islice(sampler, 3000))
+    assert len(set(some)) == 3000
+    permutation = _native.Permutation((1 << 63) - 1, 0, 0)
+    assert [permutation.inverse(index) for index in some] == list(range(5, 5 + 8 * 3000, 8))
+
+
+def test_a_data_loader_takes_it():
+    sampler = DistributedTokenSampler(range(100), 2, 1)
+    batches = DataLoader(range(100), batch_size=8, sampler=sampler)
+    assert [index for batch in batches for index in batch.tolist()] == list(sampler)
+
+
+# torchdata touches a name that torch has deprecated.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_stateful_data_loader_resumes_it():
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def loader():
+        sampler = DistributedTokenSampler(range(100), 2, 1)
+        return torchdata.StatefulDataLoader(range(100), batch_size=8, sampler=sampler)
+
+    first = loader()
+    batches = iter(first)
+    next(batches), next(batches)
+    state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    assert [batch.tolist() for batch in second] == [batch.tolist() for batch in batches]
+
+
+def test_a_permutation_refuses_what_lies_outside():
+    permutation = _native.Permutation(10, 0, 0)
+    assert [permutation.inverse(permutation.at(index)) for index in range(10)] == list(range(10))
+    assert permutation.take(1, 4, 3) == [permutation.at(index) for index in (1, 5, 9)]
+    assert permutation.take(99, 4, 0) == []
+    for call in (
+        lambda: permutation.at(10),
+        lambda: permutation.inverse(10),
+        lambda: permutation.take(1, 4, 4),
+    ):
+        with pytest.raises(IndexError, match="of a permutation of 10"):
+            call()
+    with pytest.raises(IndexError):
+        permutation.take(1, (1 << 64) - 1, 3)
+    with pytest.raises(ValueError, match="2\\^63"):
+        _native.Permutation(0, 0, 0)

@@ -1,0 +1,128 @@
+"""`Mixture`: weights, what is refused, and that the native schedule takes what it gives."""
+
+import pickle
+from collections import Counter
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagestream import Mixture, _native, open_tokens
+
+
+class Corpus:
+    """What a mixture asks of a corpus."""
+
+    def __init__(self, name="a", dtype="uint16"):
+        self.fingerprint = name
+        self.dtype = np.dtype(dtype)
+        self.calls = []
+
+    def check(self):
+        self.calls.append("check")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def mixture(*weights, **arguments):
+    return Mixture([(Corpus(), weight) for weight in weights], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ((0.7, 0.3), (7, 3)),
+        ((0.1, 0.2, 0.7), (1, 2, 7)),
+        ((2, 1), (2, 1)),
+        ((1e-3, 0.999), (1, 999)),
+        ((5,), (1,)),
+        ((0.25, 0.25, 0.5), (1, 1, 2)),
+        ((Fraction(1, 3), Fraction(2, 3)), (1, 2)),
+        ((np.float64(0.5), np.int64(1)), (1, 2)),
+    ],
+)
+def test_weights_that_are_exact_stay_exact(weights, expected):
+    assert mixture(*weights).whole_weights == expected
+
+
+@given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=64))
+@settings(max_examples=60, deadline=None)
+def test_all_weights_become_whole_numbers_that_the_schedule_takes(weights):
+    mixed = mixture(*weights)
+    assert sum(mixed.whole_weights) <= 1 << 16
+    assert min(mixed.whole_weights) >= 1
+    assert sum(mixed.weights) == pytest.approx(1)
+    _native.Schedule([(9, 9)] * len(weights), mixed.whole_weights, mixed.exhausted, "shuffled", 1, 0)
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=10))
+@settings(max_examples=60, deadline=None)
+def test_rounded_weights_are_near_those_that_were_asked_for(weights):
+    for used, asked in zip(mixture(*weights).weights, weights, strict=True):
+        assert used == pytest.approx(asked / sum(weights), abs=len(weights) / (1 << 16))
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 0.0, "much", None])
+def test_a_weight_that_cannot_be_used_is_refused_with_its_source(weight):
+    with pytest.raises(ValueError, match="source 1"):
+        mixture(1, weight)
+
+
+def test_what_makes_no_mixture_is_refused():
+    with pytest.raises(ValueError, match="1 to 1024 sources, not 0"):
+        mixture()
+    with pytest.raises(ValueError, match="not 1025"):
+        mixture(*[1] * 1025)
+    with pytest.raises(ValueError, match="'end'"):
+        mixture(1, exhausted="end")
+    with pytest.raises(ValueError, match="uint16, uint32"):
+        Mixture([(Corpus(), 1), (Corpus(dtype="uint32"), 1)])
+
+
+def test_the_fingerprint_tells_corpora_shares_and_policy_apart():
+    def of(names, weights, exhausted):
+        pairs = [(Corpus(name), weight) for name, weight in zip(names, weights, strict=True)]
+        return Mixture(pairs, exhausted=exhausted).fingerprint
+
+    first = of("ab", (0.7, 0.3), "repeat")
+    assert first == of("ab", (7, 3), "repeat")
+    others = [of("ba", (7, 3), "repeat"), of("ab", (3, 7), "repeat"), of("ab", (7, 3), "stop")]
+    assert len({first, *others}) == 4
+
+
+def test_check_and_close_reach_every_corpus():
+    corpora = [Corpus("a"), Corpus("b")]
+    with Mixture([(corpus, 1) for corpus in corpora]) as mixed:
+        mixed.check()
+    assert [corpus.calls for corpus in corpora] == [["check", "close"]] * 2
+
+
+def test_a_pickled_mixture_is_the_same(token_file):
+    tokens = open_tokens(token_file)
+    mixed = Mixture([(tokens, 0.7), (tokens, 0.3)], exhausted="drop")
+    again = pickle.loads(pickle.dumps(mixed))
+    assert (again.whole_weights, again.exhausted) == ((7, 3), "drop")
+    assert [list(corpus[:9]) for corpus in again.sources] == [list(range(9))] * 2
+    assert "0.7" in repr(again)
+    assert "exhausted='drop'" in repr(again)
+
+
+def test_the_native_schedule_draws_in_these_shares():
+    mixed = mixture(0.7, 0.3)
+    schedule = _native.Schedule([(100, 100)] * 2, mixed.whole_weights, "repeat", "shuffled", 1, 5)
+    assert schedule.length is None
+    draws = schedule.draws(0, 1000)
+    assert Counter(source for source, _, _ in draws) == {0: 700, 1: 300}
+    assert draws[500:510] == schedule.draws(500, 10)
+    assert {epoch for source, epoch, _ in draws if source == 1} == {0, 1, 2}
+    with pytest.raises(ValueError, match="2 sources"):
+        _native.Schedule([(1, 1)] * 2, [1], "repeat", "shuffled", 1, 0)
+
+
+def test_a_source_is_any_object_that_has_what_is_needed():
+    corpus = SimpleNamespace(dtype="uint16", fingerprint="x")
+    assert Mixture([(corpus, 1)]).sources == (corpus,)

@@ -1,0 +1,327 @@
+"""`write_tokens`: read back as written, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import resource
+import stat
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagestream import open_tokens, write_tokens
+from pagestream import writing as writing_module
+
+from support.token_files import TOKEN_TYPES, tokens_of
+from support.token_formats import MEGATRON_CODES, llmc_bytes, megatron_index
+
+TYPES = {
+    "raw": TOKEN_TYPES,
+    "npy": TOKEN_TYPES,
+    "llmc": ["<u2", "<u4"],
+    "megatron": ["u1", "i1", "<u2", "<i2", "<i4", "<i8"],
+}
+EVERY = [(kind, dtype) for kind, dtypes in TYPES.items() for dtype in dtypes]
+every_format = pytest.mark.parametrize("kind", TYPES)
+
+
+def parts_of(tokens, lengths):
+    return np.split(tokens, np.cumsum(lengths)[:-1]) if lengths else []
+
+
+def files(folder):
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), EVERY)
+def test_what_is_written_is_read_back(tmp_path, kind, dtype):
+    expected = tokens_of(dtype, 100)
+    assert write_tokens(tmp_path / "t.bin", expected, dtype=dtype, format=kind) == 100
+    corpus = open_tokens(tmp_path / "t.bin", dtype=dtype, format=None if kind != "raw" else "raw")
+    np.testing.assert_array_equal(corpus[:], expected, strict=True)
+    assert corpus.shards[0].format == kind
+    assert files(tmp_path) == (["t.bin", "t.idx"] if kind == "megatron" else ["t.bin"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 12), max_size=6),
+    choice=st.sampled_from(EVERY),
+    given_type=st.sampled_from(["own", "i8", ">i8"]),
+    chunk=st.sampled_from([1, 3, 1 << 20]),
+)
+def test_any_arrays_in_any_chunks_make_the_same_file(tmp_path_factory, lengths, choice, given_type, chunk):
+    kind, dtype = choice
+    folder = tmp_path_factory.mktemp("w")
+    expected = tokens_of(dtype, sum(lengths))
+    if given_type != "own" and dtype == "<u8":
+        given_type = "own"
+    parts = [
+        part.astype(dtype if given_type == "own" else given_type) for part in parts_of(expected, lengths)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing_module, "_CHUNK_TOKENS", chunk)
+        assert write_tokens(folder / "t.bin", iter(parts), dtype=dtype, format=kind) == sum(lengths)
+    data = (folder / "t.bin").read_bytes()
+    if kind == "raw":
+        assert data == expected.tobytes()
+    elif kind == "npy":
+        np.testing.assert_array_equal(np.load(io.BytesIO(data)), expected, strict=True)
+    elif kind == "llmc":
+        assert data == llmc_bytes(expected)
+    else:
+        assert data == expected.tobytes()
+        index = megatron_index(lengths, range(len(lengths) + 1), expected.itemsize, MEGATRON_CODES[dtype])
+        assert (folder / "t.idx").read_bytes() == index
+
+
+def test_the_header_of_a_npy_file_is_aligned_and_long_enough_for_any_count(tmp_path):
+    header = writing_module._npy_header(np.dtype("<u2"), 2**64)
+    assert len(header) == 128
+    assert header.endswith(b" \n")
+
+
+@pytest.mark.parametrize("name", ["v1.5_text", "v1.5_text.bin", "v1.5_text.idx"])
+def test_a_megatron_pair_is_named_by_either_file_or_their_stem(tmp_path, name):
+    write_tokens(tmp_path / name, [np.arange(3), np.arange(2)], dtype="i4", format="megatron")
+    assert files(tmp_path) == ["v1.5_text.bin", "v1.5_text.idx"]
+    assert [len(document) for document in open_tokens(tmp_path / name).documents] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    "kind", [list, np.array, lambda starts: np.array(starts, "u8")], ids=["list", "i8", "u8"]
+)
+def test_documents_are_as_starts_has_them(tmp_path, kind):
+    tokens = tokens_of("<u2", 9)
+    starts = [0, 0, 4, 4, 9]
+    write_tokens(
+        tmp_path / "t", parts_of(tokens, [7, 2]), dtype="u2", format="megatron", documents=kind(starts)
+    )
+    documents = open_tokens(tmp_path / "t").documents
+    assert documents.starts.tolist() == starts
+    write_tokens(
+        tmp_path / "again",
+        open_tokens(tmp_path / "t")[:],
+        dtype="u2",
+        format="megatron",
+        documents=documents.starts,
+    )
+    for suffix in (".idx", ".bin"):
+        assert (tmp_path / f"again{suffix}").read_bytes() == (tmp_path / f"t{suffix}").read_bytes()
+
+
+def test_a_document_longer_than_an_int32_counts_is_several_sequences(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing_module, "_INT32_MAX", 4)
+    tokens = tokens_of("<u2", 14)
+    write_tokens(tmp_path / "t", parts_of(tokens, [9, 0, 5]), dtype="u2", format="megatron")
+    index = (tmp_path / "t.idx").read_bytes()
+    assert index == megatron_index([4, 4, 1, 0, 4, 1], [0, 3, 4, 6], 2, 8)
+    assert open_tokens(tmp_path / "t").documents.starts.tolist() == [0, 9, 9, 14]
+
+
+def test_an_llmc_file_that_cannot_be_counted_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing_module, "_INT32_MAX", 10)
+    assert write_tokens(tmp_path / "t", [np.arange(5)] * 2, dtype="u2", format="llmc") == 10
+    with pytest.raises(ValueError, match=r"array 2 makes 11 tokens.*at most 10"):
+        write_tokens(tmp_path / "u", [np.arange(5), np.arange(5), [1]], dtype="u2", format="llmc")
+    assert files(tmp_path) == ["t"]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "message"),
+    [
+        ([0, 65536], "u2", "token 1 of array 1 is 65536.*uint16.*0 to 65535"),
+        ([0, 1, -1], "u2", "token 2 of array 1 is -1"),
+        (np.array([1 << 63], "u8"), "i8", "is 9223372036854775808.*int64"),
+        (np.array([-1], "i1"), "u8", "is -1.*uint64"),
+        (np.array([128], "u1"), "i1", "is 128.*-128 to 127"),
+    ],
+)
+def test_a_token_that_does_not_fit_is_refused_and_not_wrapped(tmp_path, array, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        write_tokens(tmp_path / "t", [[1, 2], array], dtype=dtype)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 3), int), 5, [1.5], [True], ["a"], None], ids=str)
+def test_what_is_no_array_of_integers_is_a_type_error(tmp_path, array):
+    with pytest.raises(TypeError, match="array 0"):
+        write_tokens(tmp_path / "t", [array], dtype="u2")
+    assert files(tmp_path) == []
+
+
+def test_numbers_in_place_of_arrays_are_a_type_error(tmp_path):
+    with pytest.raises(TypeError, match="one-dimensional"):
+        write_tokens(tmp_path / "t", [1, 2, 3], dtype="u2")
+    assert write_tokens(tmp_path / "t", [[]], dtype="u2") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "message"),
+    [
+        ("raw", "f4", "float32"),
+        ("npy", ">u2", "little-endian"),
+        ("llmc", "i4", "uint16, uint32, not int32"),
+        ("megatron", "u4", "not uint32"),
+        ("parquet", "u2", "'raw', 'npy', 'llmc', 'megatron', not 'parquet'"),
+    ],
+)
+def test_types_and_formats_that_cannot_be_written_are_value_errors(tmp_path, kind, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        write_tokens(tmp_path / "t", [[1]], dtype=dtype, format=kind)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([], "sequence of integers"),
+        ([0.0, 3.0], "sequence of integers"),
+        ([1, 3], "begins at token 1; expected 0"),
+        ([0, 2, 1, 3], "document 2 begins at token 1, before document 1 at 2"),
+        ([0, 2], "end at token 2, but there are 3"),
+        ([0, 4], "end at token 4, but there are 3"),
+        (np.array([0, 1 << 63], "u8"), "9223372036854775808"),
+    ],
+)
+def test_documents_that_do_not_match_the_tokens_are_refused(tmp_path, documents, message):
+    with pytest.raises(ValueError, match=message):
+        write_tokens(tmp_path / "t", np.arange(3), dtype="u2", format="megatron", documents=documents)
+    assert files(tmp_path) == []
+
+
+def test_formats_that_do_not_record_documents_say_so(tmp_path):
+    with pytest.raises(ValueError, match="does not record documents"):
+        write_tokens(tmp_path / "t", np.arange(3), dtype="u2", documents=[0, 3])
+
+
+# Whole or not at all
+
+
+@every_format
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
+def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, kind, error):
+    write_tokens(tmp_path / "t.bin", [[1, 2, 3]], dtype="u2", format=kind)
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+
+    def arrays():
+        yield np.arange(2_000_000) % 100
+        raise error
+
+    with pytest.raises(error):
+        write_tokens(tmp_path / "t.bin", arrays(), dtype="u2", format=kind)
+    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+
+
+@every_format
+def test_until_the_end_the_file_has_another_name(tmp_path, kind):
+    def arrays():
+        yield [1, 2]
+        assert all(name.startswith(".t.bin.") or name.endswith(".tmp") for name in files(tmp_path))
+        yield [3]
+
+    write_tokens(tmp_path / "t.bin", arrays(), dtype="u2", format=kind)
+    assert open_tokens(tmp_path / "t.bin", format=kind)[:].tolist() == [1, 2, 3]
+
+
+@every_format
+def test_a_full_disk_is_an_os_error_that_names_the_file(tmp_path, kind):
+    # Files may not grow beyond 64 KiB; Python ignores SIGXFSZ, so that writing fails with EFBIG.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_tokens(tmp_path / "t.bin", np.zeros(100_000, "u2"), dtype="u2", format=kind)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, os.fspath(tmp_path / "t.bin"))
+    assert files(tmp_path) == []
+
+
+@every_format
+def test_everything_is_on_the_disk_before_it_is_renamed(tmp_path, kind, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor):
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        calls.append("folder" if folder else f"file of {os.fstat(descriptor).st_size}")
+        fsync(descriptor)
+
+    def note_replace(source, target):
+        calls.append(os.path.basename(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    write_tokens(tmp_path / "t.bin", [[1, 2]], dtype="u2", format=kind)
+    sizes = [f"file of {os.path.getsize(tmp_path / name)}" for name in files(tmp_path)]
+    assert calls == [*sizes, *files(tmp_path), "folder"]
+
+
+@every_format
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_mode_follows_the_umask(tmp_path, kind, mask):
+    before = os.umask(mask)
+    try:
+        write_tokens(tmp_path / "t.bin", [[1]], dtype="u2", format=kind)
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in files(tmp_path)}
+    assert modes == {0o666 & ~mask}
+
+
+def test_a_directory_and_a_missing_folder_are_os_errors_with_the_path(tmp_path):
+    with pytest.raises(IsADirectoryError) as caught:
+        write_tokens(tmp_path, [[1]], dtype="u2")
+    assert caught.value.filename == os.fspath(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        write_tokens(tmp_path / "missing" / "t", [[1]], dtype="u2")
+
+
+def test_progress_is_told_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing_module, "_CHUNK_TOKENS", 4)
+    seen = []
+    write_tokens(
+        tmp_path / "t", [np.arange(6), np.arange(3)], dtype="u2", progress=lambda *at: seen.append(at)
+    )
+    assert seen == [(8, 18), (12, 18), (18, 18)]
+    seen.clear()
+    write_tokens(tmp_path / "t", iter([np.arange(3)]), dtype="u2", progress=lambda *at: seen.append(at))
+    assert seen == [(6, 0)]
+
+
+def test_memory_does_not_grow_with_the_tokens(tmp_path):
+    import tracemalloc
+
+    array = np.zeros(1 << 20, "u2")
+
+    def peak(count):
+        tracemalloc.start()
+        try:
+            write_tokens(tmp_path / "t", (array for _ in range(count)), dtype="u4")
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(24) < peak(4) + (1 << 20)
+
+
+def test_a_torch_tensor_is_one_array(tmp_path):
+    torch = pytest.importorskip("torch")
+    assert write_tokens(tmp_path / "t", torch.arange(5), dtype="u2") == 5
+    assert open_tokens(tmp_path / "t")[:].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_header_of_llmc_says_the_count_that_was_not_known_at_the_start(tmp_path):
+    write_tokens(tmp_path / "t", (np.arange(n) for n in (3, 4)), dtype="u4", format="llmc")
+    words = struct.unpack("<256i", (tmp_path / "t").read_bytes()[:1024])
+    assert words == (20240801, 7, 7, *[0] * 253)
