@@ -285,6 +285,7 @@ class TokenLoader(ClosedByWith):
         return {
             "fingerprint": self.tokens.fingerprint,
             "order": self.order,
+            "order_version": _native.ORDER_VERSION,
             "mixing_radius": self.mixing_radius if self.order == "blocked" else None,
             "seed": self.seed,
             "sequence_length": self.sequence_length,

@@ -73,7 +73,7 @@ impl Lookahead {
             let stop = range.stop.min(opened.size());
             let length = stop.saturating_sub(range.start);
             if opened.facts().mode == Mode::Read {
-                // Threads read such files concurrently, into the batch itself.
+                // Gathering threads read such files concurrently; there is nothing to ask the kernel for.
                 Metrics::add(&metrics.bytes_read, length);
             } else if opened.is_resident(range.start, length) == Some(true) {
                 self.resident_in_a_row = self.resident_in_a_row.saturating_add(1);

@@ -21,11 +21,13 @@ use super::feed::Feed;
 use super::layout::Layout;
 use super::metrics::Metrics;
 use super::pool::Lease;
-use super::stages::{MAX_THREADS, Shared, State, gather_until_stopped, plan_ahead, spawn};
+use super::stages::{Shared, State, gather_until_stopped, plan_ahead, spawn};
 
 /// Windows that are asked for ahead from the first: with 256 on the way a disk reads at the rate of direct
 /// readers at queue depth 64, with 16 at 0.7 to 0.8 of it.
 const FIRST_DEPTH_WINDOWS: usize = 256;
+/// Gathering threads that can be asked for; by itself a loader starts no more than [`super::stages`] says.
+const MAX_GIVEN_THREADS: usize = 1024;
 const FIRST_RING: usize = 4;
 const MAX_RING: usize = 64;
 const MAX_DEPTH: usize = 4096;
@@ -76,6 +78,10 @@ pub struct Pipeline {
 impl Pipeline {
     /// Starts at `position`, a number of samples of the stream.
     pub fn start(feed: Feed, options: Options, position: u64) -> Result<Self> {
+        if let Some(threads) = options.threads.filter(|threads| !(1..=MAX_GIVEN_THREADS).contains(threads)) {
+            let detail = format!("threads must be 1 to {MAX_GIVEN_THREADS}, not {threads}");
+            return Err(Error::argument(detail));
+        }
         let layout = Layout::new(&feed, options.element, options.documents)?;
         let budget = options.memory_bytes.unwrap_or_else(default_memory_bytes);
         let windows_bytes = ahead_bytes(&feed);
@@ -121,6 +127,7 @@ impl Pipeline {
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 self.shared.metrics.stalled(begun.elapsed());
+                state.consumer_waited = true;
                 return Ok(Next::NotYet);
             }
             stalled = true;
@@ -128,6 +135,8 @@ impl Pipeline {
         }
         let Some(slot) = state.ring.pop_front() else { return Ok(Next::NotYet) };
         state.first += 1;
+        // Also where an earlier call gave up waiting for this batch.
+        stalled |= std::mem::take(&mut state.consumer_waited);
         if stalled {
             self.shared.metrics.stalled(begun.elapsed());
             Metrics::add(&self.shared.metrics.stalls, 1);
@@ -140,12 +149,13 @@ impl Pipeline {
         self.shared.work.notify_all();
         self.shared.plan.notify_one();
         let Some(finished) = slot.finished else { return Ok(Next::NotYet) };
+        let buffer = finished?;
         Metrics::add(&self.shared.metrics.batches, 1);
         Metrics::add(&self.shared.metrics.windows, slot.plan.rows.len() as u64);
         let tokens = self.shared.feed.sources().first().map_or(0, |source| source.windows.sequence_length());
         let documents = self.shared.options.documents.then(|| flatten(slot.documents, tokens));
         Ok(Next::Batch(Box::new(Batch {
-            buffer: finished?,
+            buffer,
             rows: slot.plan.rows.len(),
             position_after: slot.plan.position + slot.plan.global_rows,
             documents,
@@ -212,7 +222,7 @@ fn default_memory_bytes() -> u64 {
 
 fn first_threads(options: &Options) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    options.threads.unwrap_or(cores.min(4)).clamp(1, MAX_THREADS)
+    options.threads.unwrap_or(cores.min(4))
 }
 
 /// Row after row, each row beginning a document.

@@ -17,8 +17,8 @@ use super::pipeline::Options;
 use super::pool::{Lease, Pool};
 use super::worker::{Chunk, Outcome, Worker};
 
-/// Threads that wait for storage at the same time, at most.
-pub(super) const MAX_THREADS: usize = 64;
+/// Threads that are started to wait for storage at the same time, at most.
+const MAX_THREADS: usize = 64;
 const THREAD_STACK_BYTES: usize = 512 << 10;
 /// Buffers that a consumer can hold and still give back to the pool, not to the system: a device loader
 /// keeps a few in flight.
@@ -65,6 +65,8 @@ pub(super) struct State {
     pub lately: (usize, usize),
     /// Whether gatherers wait for storage.
     pub waits: bool,
+    /// Whether the consumer has waited for the first batch of the ring, and gave up.
+    pub consumer_waited: bool,
 }
 
 #[derive(Debug)]
@@ -103,6 +105,7 @@ impl State {
             threads: 0,
             lately: (0, 0),
             waits: false,
+            consumer_waited: false,
         }
     }
 }

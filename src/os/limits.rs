@@ -101,3 +101,32 @@ fn left_in_group(folder: &std::path::Path, names: &[&str]) -> Option<u64> {
 fn read_number(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_leaves_its_limit_less_what_is_used_beside_its_cache() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+        let names = ["memory.max", "memory.current", "file"];
+        assert_eq!(left_in_group(folder.path(), &names), None);
+        write("memory.max", "1000\n");
+        write("memory.current", "700\n");
+        assert_eq!(left_in_group(folder.path(), &names), Some(300));
+        write("memory.stat", "anon 100\nfile 600\nfile_mapped 7\n");
+        assert_eq!(left_in_group(folder.path(), &names), Some(900));
+        write("memory.current", "5000\n");
+        assert_eq!(left_in_group(folder.path(), &names), Some(0));
+        write("memory.max", "max\n");
+        assert_eq!(left_in_group(folder.path(), &names), None);
+    }
+
+    #[test]
+    fn some_memory_is_available_and_not_more_than_there_is() {
+        let total = std::fs::read_to_string("/proc/meminfo").expect("proc");
+        let kib: u64 = total.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("MemTotal");
+        assert!((1 << 20..=kib * 1024).contains(&available_memory_bytes()));
+    }
+}

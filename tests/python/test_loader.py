@@ -177,8 +177,10 @@ def test_a_state_of_something_else_is_refused(token_file, tmp_path):
             loader.load_state_dict(state)
         loader.load_state_dict(state, strict=False)
         assert loader.state_dict()["samples_consumed"] == 4
-        with pytest.raises(StateMismatchError, match="version"):
+        with pytest.raises(StateMismatchError, match="the state has version 99"):
             loader.load_state_dict({**state, "version": 99})
+        with pytest.raises(StateMismatchError, match="order_version is 0"):
+            loader.load_state_dict({**loader.state_dict(), "order_version": 0})
         for wrong in (-1, 1.5, None, True):
             with pytest.raises(StateMismatchError, match="samples_consumed"):
                 loader.load_state_dict({**loader.state_dict(), "samples_consumed": wrong})
@@ -316,6 +318,7 @@ def test_batches_may_be_written_to(token_file):
         ({"documents": "yes"}, "documents is one of"),
         ({"lookahead": 0}, "lookahead must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),
+        ({"threads": 2000}, "threads must be 1 to 1024"),
         ({"memory_bytes": 0}, "memory_bytes must be at least 1"),
         ({"rank": 1}, "go together"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),

@@ -162,7 +162,7 @@ def test_a_data_loader_takes_it():
 # torchdata touches a name that torch has deprecated.
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_a_stateful_data_loader_resumes_it():
-    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    import torchdata.stateful_dataloader as torchdata
 
     def loader():
         sampler = DistributedTokenSampler(range(100), 2, 1)

@@ -5,10 +5,7 @@ In processes of their own: these packages warn at import, and take seconds for i
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
-import pytest
 
 from pagestream import open_tokens, write_tokens
 
@@ -17,11 +14,6 @@ from support.token_files import tokens_of
 
 # Of the sequences or documents, an empty one among them.
 LENGTHS = [4, 0, 7, 1, 300]
-
-
-def needs(package):
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"the package {package} is not installed")
 
 
 READ_MEGATRON = """
@@ -43,7 +35,6 @@ print("good")
 """
 
 
-@needs("megatron")
 def test_megatron_reads_what_we_write(tmp_path):
     names = []
     for dtype in ("u1", "i1", "<i2", "<i4", "<i8", "<u2"):
@@ -76,7 +67,6 @@ print("good")
 """
 
 
-@needs("megatron")
 def test_we_read_what_megatron_writes(tmp_path):
     assert output_of(WRITE_MEGATRON, tmp_path).endswith("good")
     for dtype in ("uint16", "int32", "int64"):
@@ -101,7 +91,6 @@ print("good")
 """
 
 
-@needs("datatrove")
 def test_datatrove_reads_what_we_write(tmp_path):
     for name in ("uint16", "uint32"):
         write_tokens(tmp_path / f"{name}.ds", np.arange(1000) * 63 % 65521, dtype=name)
@@ -126,7 +115,6 @@ print("good")
 """
 
 
-@needs("datatrove")
 def test_we_read_what_datatrove_writes(tmp_path):
     assert output_of(WRITE_DATATROVE, tmp_path) == "good"
     for size, dtype in ((2, "uint16"), (4, "uint32")):

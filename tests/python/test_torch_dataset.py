@@ -347,3 +347,27 @@ def test_the_same_kills_a_worker_that_reads_by_memmap(tmp_path):
     done = run_cut(str(tmp_path / "cut.bin"), "memmap")
     assert done.stdout.startswith("RuntimeError False\n"), done.stdout
     assert "Unexpected bus error encountered in worker" in done.stderr
+
+
+# torchdata touches a name that torch has deprecated.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_goes_on_in_the_middle(tmp_path, workers):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    path = tmp_path / "tokens.bin"
+    np.arange(400, dtype="u2").tofile(path)
+
+    def loader():
+        return StatefulDataLoader(TokenDataset(path, 8, stride=8), batch_size=4, num_workers=workers)
+
+    first = loader()
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    state = first.state_dict()
+    rest = [x.tolist() for x, _ in batches]
+    again = loader()
+    again.load_state_dict(state)
+    assert [x.tolist() for x, _ in again] == rest
+    assert rest[0][0][0] == 3 * 4 * 8

@@ -103,8 +103,22 @@ def test_real_ranks_stop_and_go_on_at_another_number(tmp_path, before, after):
     assert sorted(first + rest) == list(range(0, 400, 8))
 
 
+@pytest.mark.parametrize("source", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
+@pytest.mark.parametrize("wanted", [torch.int64, torch.int32])
+def test_widening_on_a_device_is_exact(token_file, source, wanted):
+    """The arithmetic that a GPU does, here on the CPU; what does not fit in int32 is widened by the host."""
+    info = np.iinfo(source)
+    if wanted == torch.int32 and info.max > np.iinfo("i4").max:
+        info = np.iinfo("u2")
+    values = np.array([info.min, 0, 1, info.max // 2 + 1, info.max], source)
+    with TokenLoader(token_file, sequence_length=16, batch_size=4) as loader:
+        loader._wanted = wanted
+        widened = loader._widened(values)
+    assert widened.dtype == wanted
+    assert widened.tolist() == values.tolist()
+
+
 def test_the_device_must_be_there(token_file):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+    missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises((RuntimeError, AssertionError)):
-        TokenLoader(token_file, sequence_length=16, batch_size=4, device="cuda")
+        TokenLoader(token_file, sequence_length=16, batch_size=4, device=missing)

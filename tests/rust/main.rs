@@ -1,6 +1,7 @@
 //! Integration tests of the core, one module per room. They run without Python.
 
 mod batching;
+mod batching_feed;
 mod gather;
 mod mapped_file;
 mod sampling_blocked;

@@ -20,7 +20,7 @@ __all__ = ["TokenLoader"]
 _IN_FLIGHT = 2
 # Types of files that the device can widen by itself: without loss, and by a mask where they are unsigned
 # and PyTorch's kernels for unsigned types are incomplete.
-_SIGNED = {"uint16": (torch.int16, 0xFFFF), "uint32": (torch.int32, 0xFFFF_FFFF)}
+_SIGNED = {"uint16": ("i2", 0xFFFF), "uint32": ("i4", 0xFFFF_FFFF)}
 _WIDENED_ON_DEVICE = {
     "int64": {"uint8", "int8", "uint16", "int16", "uint32", "int32"},
     "int32": {"uint8", "int8", "uint16", "int16"},
@@ -85,7 +85,7 @@ class TokenLoader(NumpyTokenLoader):
             FileChangedError: A file was rewritten or replaced since it was opened.
         """
         if not self._on_device:
-            return _mapped(super().__next__(), torch.from_numpy)
+            return _mapped(super().__next__(), torch.from_numpy, torch.from_numpy)
         while len(self._flight) < _IN_FLIGHT:
             try:
                 found = self._take()
@@ -115,21 +115,22 @@ class TokenLoader(NumpyTokenLoader):
         first = host if not isinstance(host, tuple) else host[0]
         self._pin(first)
         with torch.cuda.stream(self._stream):
-            batch = _mapped(host, self._to_device)
+            batch = _mapped(host, self._widened, self._copied)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         self._flight.append((batch, position, event, host))
 
-    def _to_device(self, array: npt.NDArray[Any]) -> torch.Tensor:
+    def _copied(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    def _widened(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """Copies tokens or position ids, and widens them where the type asked for is another."""
+        if self._wanted is None:
+            return self._copied(array)
         signed, mask = _SIGNED.get(array.dtype.name, (None, 0))
-        if self._wanted is None or signed is None:
-            tensor = torch.from_numpy(array).to(self.device, non_blocking=True)
-            # int32 is the type of cu_seqlens and of position ids beside raw tokens: no tokens.
-            is_tokens = array.dtype == self._dtype
-            return tensor.to(self._wanted) if self._wanted is not None and is_tokens else tensor
-        tensor = torch.from_numpy(array.view(f"i{array.itemsize}")).to(self.device, non_blocking=True)
-        widened = tensor.to(self._wanted)
-        return widened.bitwise_and_(mask)
+        if signed is None:
+            return self._copied(array).to(self._wanted)
+        return self._copied(array.view(signed)).to(self._wanted).bitwise_and_(mask)
 
     def _pin(self, array: npt.NDArray[Any]) -> None:
         """Page-locks the buffer that an array begins, once: the loader keeps its buffers."""
@@ -161,12 +162,12 @@ def _cudart_call(name: str, *arguments: int) -> None:
     torch.cuda.check_error(getattr(runtime, name)(*arguments))
 
 
-def _mapped(batch: Any, convert: Any) -> Any:  # noqa: ANN401 - any of the kinds of batch
-    """The batch with its arrays converted."""
+def _mapped(batch: Any, convert: Any, convert_bounds: Any) -> Any:  # noqa: ANN401 - any of the kinds of batch
+    """The batch with its arrays converted; ``cu_seqlens`` stays int32."""
     if isinstance(batch, PackedBatch):
         x, y, bounds, longest, positions = batch
         y = None if y is None else convert(y)
-        return PackedBatch(convert(x), y, convert(bounds), longest, convert(positions))
+        return PackedBatch(convert(x), y, convert_bounds(bounds), longest, convert(positions))
     if isinstance(batch, Batch):
         return Batch(convert(batch.x), convert(batch.y))
     return convert(batch)

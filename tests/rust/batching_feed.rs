@@ -1,0 +1,74 @@
+//! Which rows and which pages a batch has.
+
+use std::sync::Arc;
+
+use pagestream::batching::feed::{Extent, Feed, Row, Share, Source};
+use pagestream::batching::lookahead::{PageRange, page_ranges};
+use pagestream::mapped_file::RequestedMode;
+use pagestream::sampling::order::Order;
+use pagestream::tokens::corpus::TokenCorpus;
+use pagestream::tokens::windows::{Target, Windows};
+
+/// A feed over shards of 10,000 and 5,000 bytes of one-byte tokens.
+fn feed(folder: &tempfile::TempDir, share: Share, extent: Extent) -> Feed {
+    let paths = [("a", 10_000), ("b", 5_000)].map(|(name, bytes)| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, vec![0_u8; bytes]).expect("written");
+        path
+    });
+    let dtype = Some(pagestream::dtype::Dtype::U8);
+    let corpus = TokenCorpus::open(&paths, dtype, None, RequestedMode::Auto).expect("opened");
+    let windows = Windows::new(corpus.len(), 100, 100, Target::None).expect("valid");
+    let sources = vec![Source { corpus: Arc::new(corpus), windows }];
+    Feed::new(sources, None, Order::Sequential, 0, share, extent).expect("valid")
+}
+
+const ALONE: Share = Share { rank: 0, world_size: 1, batch_size: 40 };
+
+#[test]
+fn rows_of_a_rank_and_the_end_of_the_stream() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let share = Share { rank: 1, world_size: 4, batch_size: 16 };
+    let extent = Extent { epochs: Some(1), drop_last: false };
+    let part = feed(&folder, share, extent);
+    let plan = part.plan(64).expect("valid").expect("not the end");
+    assert_eq!((plan.position, plan.global_rows), (64, 64));
+    assert_eq!(plan.rows[0], Row { source: 0, start: 8000, stop: 8100 });
+    // 22 rows are left: 6, 6, 5, 5.
+    let last = part.plan(128).expect("valid").expect("not the end");
+    assert_eq!((last.global_rows, last.rows.len(), last.rows[0].start), (22, 6, 13_400));
+    assert_eq!(part.plan(150).expect("valid"), None);
+    let dropping = feed(&folder, share, Extent { drop_last: true, ..extent });
+    assert_eq!(dropping.plan(128).expect("valid"), None);
+}
+
+#[test]
+fn pages_are_exact_merged_and_of_one_shard_each() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let feed = feed(&folder, ALONE, Extent { epochs: None, drop_last: true });
+    let range = |shard, start, stop| PageRange { source: 0, shard, start, stop };
+    let of = |position| {
+        let plan = feed.plan(position).expect("valid").expect("endless");
+        page_ranges(&feed, &plan).expect("valid")
+    };
+    assert_eq!(of(0), [range(0, 0, 4096)]);
+    // Windows 80 to 119: the last 2,000 tokens of the first shard and 2,000 of the second.
+    assert_eq!(of(80), [range(0, 4096, 12_288), range(1, 0, 4096)]);
+    // Windows 130 to 149 and, in the next epoch, 0 to 19: sorted by shard, not by row.
+    assert_eq!(of(130), [range(0, 0, 4096), range(1, 0, 8192)]);
+}
+
+#[test]
+fn what_no_rank_can_have_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let alone = feed(&folder, ALONE, Extent { epochs: None, drop_last: true });
+    let new = |share, epochs| {
+        let extent = Extent { epochs, drop_last: true };
+        Feed::new(alone.sources().to_vec(), None, Order::Shuffled, 0, share, extent).map(drop)
+    };
+    assert!(new(Share { rank: 1, ..ALONE }, None).is_err());
+    assert!(new(Share { batch_size: 0, ..ALONE }, None).is_err());
+    assert!(new(Share { world_size: 1 << 40, batch_size: 1 << 40, rank: 0 }, None).is_err());
+    assert!(new(ALONE, Some(u64::MAX)).is_err());
+    assert!(new(ALONE, Some(2)).is_ok());
+}
