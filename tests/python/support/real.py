@@ -1,15 +1,20 @@
 """Real file systems and real tools. With PAGESTREAM_TEST_REQUIRE_REAL=1 a missing one is a failure."""
 
 import contextlib
+import functools
+import json
 import os
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[3]
 
 SFTP_SERVERS = (
     "/usr/lib/openssh/sftp-server",
@@ -100,3 +105,65 @@ def file_system_type(path: Path) -> str:
         if inside and len(point) >= len(best[0]):
             best = (point, kind)
     return best[1]
+
+
+@functools.cache
+def slow_fuse_program() -> Path:
+    """Our own FUSE daemon, tests/rust/slow_fuse.rs, built if `cargo test` did not."""
+    command = [need_tool("cargo"), "build", "--quiet", "--example", "slow_fuse"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/examples/slow_fuse"
+
+
+@dataclass
+class SlowMount:
+    """A mount by `slow_fuse`; the counts are there once it is gone."""
+
+    path: Path
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def slow_fuse(
+    source: Path,
+    mount: Path,
+    *,
+    delay_ms: float = 0,
+    direct_io: bool = False,
+    fail_after: int | None = None,
+    errno: int | None = None,
+    short_reads: bool = False,
+    threads: int = 64,
+) -> Iterator[SlowMount]:
+    """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
+
+    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO).
+    Afterwards `.counts` has `read_requests` and `read_bytes`.
+    """
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        missing("/dev/fuse")
+    unmount = [need_tool("fusermount3"), "-u", "-z", str(mount)]
+    command = [str(slow_fuse_program()), str(source), str(mount), "--delay-ms", str(delay_ms)]
+    command += ["--threads", str(threads)]
+    command += ["--direct-io"] if direct_io else []
+    command += ["--short-reads"] if short_reads else []
+    command += [] if fail_after is None else ["--fail-after", str(fail_after)]
+    command += [] if errno is None else ["--errno", str(errno)]
+    mount.mkdir(exist_ok=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as daemon:
+        found = SlowMount(mount)
+        try:
+            assert daemon.stdout is not None
+            if daemon.stdout.readline() != "ready\n":
+                missing(f"a mount by slow_fuse ({daemon.communicate()[1].strip()})")
+            yield found
+            output, errors = daemon.communicate(timeout=60)
+            assert daemon.returncode == 0, errors
+            found.counts.update(json.loads(output))
+        finally:
+            if daemon.poll() is None:
+                daemon.kill()
+            # A mount whose daemon is dead is one still, and `ismount` does not see it.
+            subprocess.run(unmount, check=False, capture_output=True)

@@ -1,0 +1,97 @@
+"""Storage that is slow, short or broken: reading through our own FUSE file system in every mode."""
+
+import errno
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagestream import MappedFile, open_tokens
+from pagestream.errors import MappedReadError
+
+from support import real
+
+TOKENS = np.arange(300_000, dtype="u4").astype("u2")
+
+# Where the page cache is left out, MAP_SHARED is refused, so that "auto" goes on to the private mapping.
+MODES = [(mode, direct) for mode in ("auto", "shared", "private", "read") for direct in (False, True)]
+MODES.remove(("shared", True))
+
+
+def reads_to_open(mode: str) -> int:
+    """Where nothing is mapped, the last byte is read when the file is opened."""
+    return int(mode == "read")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    TOKENS.tofile(folder / "tokens.bin")
+    return folder
+
+
+@pytest.mark.parametrize(("mode", "direct"), MODES)
+def test_a_slow_mount_gives_the_bytes_of_its_source(source: Path, mode: str, direct: bool) -> None:
+    mount = source.parent / "slow"
+    with real.slow_fuse(source, mount, delay_ms=2, direct_io=direct) as slow:
+        with MappedFile(slow.path / "tokens.bin", mode=mode) as file:
+            assert file.file_system.type.startswith("fuse")
+            assert file.mode == (mode if mode != "auto" else "private" if direct else "shared")
+            assert file.read() == TOKENS.tobytes()
+        tokens = open_tokens(slow.path / "tokens.bin", mmap_mode=mode)
+        assert np.array_equal(tokens.read(150_000, 299_999), TOKENS[150_000:299_999])
+        del tokens
+        gc.collect()
+    assert not os.path.ismount(mount)
+    assert slow.counts["read_requests"] > 0
+    assert slow.counts["read_bytes"] >= TOKENS.nbytes
+
+
+@pytest.mark.parametrize(("mode", "direct"), MODES)
+def test_a_mount_that_fails_is_an_exception_with_its_cause(source: Path, mode: str, direct: bool) -> None:
+    reads = reads_to_open(mode)
+    with real.slow_fuse(source, source.parent / "slow", fail_after=reads, direct_io=direct) as slow:
+        path = slow.path / "tokens.bin"
+        with MappedFile(path, mode=mode) as file:
+            with pytest.raises(MappedReadError) as caught:
+                file.read(100_000, 50_000)
+            assert caught.value.errno == errno.EIO
+            assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize("mode", ["shared", "read"])
+def test_what_was_read_before_the_failure_stays(source: Path, mode: str) -> None:
+    reads = reads_to_open(mode) + 1
+    with (
+        real.slow_fuse(source, source.parent / "slow", fail_after=reads, threads=1) as slow,
+        MappedFile(slow.path / "tokens.bin", mode=mode) as file,
+    ):
+        file.advise("random")
+        assert file.read(0, 512) == TOKENS[:256].tobytes()
+        with pytest.raises(MappedReadError):
+            file.read(300_000, 512)
+        assert file.read(0, 512) == TOKENS[:256].tobytes()
+
+
+def test_another_error_number_is_kept(source: Path) -> None:
+    with (
+        real.slow_fuse(
+            source, source.parent / "slow", fail_after=1, errno=errno.ESTALE, direct_io=True
+        ) as slow,
+        MappedFile(slow.path / "tokens.bin", mode="read") as file,
+        pytest.raises(MappedReadError) as caught,
+    ):
+        file.read(0, 10)
+    assert caught.value.errno == errno.ESTALE
+
+
+def test_short_reads_are_read_on(source: Path) -> None:
+    with (
+        real.slow_fuse(source, source.parent / "slow", short_reads=True, direct_io=True) as slow,
+        MappedFile(slow.path / "tokens.bin", mode="read") as file,
+    ):
+        assert file.read() == TOKENS.tobytes()
+    assert slow.counts["read_requests"] > 2

@@ -1,0 +1,338 @@
+//! A FUSE file system that shows a folder read-only, and is slow, short or broken as asked. For tests and
+//! benchmarks of what network storage does.
+//!
+//! ```text
+//! slow_fuse SOURCE MOUNT [--delay-ms 0] [--direct-io] [--fail-after N] [--errno 5] [--short-reads]
+//!           [--threads 64]
+//! ```
+//!
+//! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
+//! * `--direct-io`: no page cache, and MAP_SHARED is refused with ENODEV.
+//! * `--fail-after`: read requests after the first N fail with `--errno`.
+//! * `--short-reads`: each read gives half of what is asked for. Without `--direct-io` the kernel takes that for
+//!   the end of the file.
+//!
+//! Prints "ready" once it is mounted. Ends, and unmounts, with SIGTERM, SIGINT or the end of its input, and
+//! then prints one line of JSON: how many read requests it got and how many bytes it gave.
+#![allow(unsafe_code)] // Signals: the standard library has none.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyOpen, Request,
+};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// How long the kernel may believe attributes; what libfuse has by default.
+const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Options {
+    source: PathBuf,
+    mount: PathBuf,
+    delay: Duration,
+    direct_io: bool,
+    fail_after: u64,
+    errno: i32,
+    short_reads: bool,
+    threads: u16,
+}
+
+fn options() -> Outcome<Options> {
+    let mut places = Vec::new();
+    let mut options = Options {
+        source: PathBuf::new(),
+        mount: PathBuf::new(),
+        delay: Duration::ZERO,
+        direct_io: false,
+        fail_after: u64::MAX,
+        errno: libc::EIO,
+        short_reads: false,
+        threads: 64,
+    };
+    let mut words = std::env::args_os().skip(1);
+    while let Some(word) = words.next() {
+        let name = word.to_str().unwrap_or_default();
+        if !name.starts_with("--") {
+            places.push(PathBuf::from(word));
+            continue;
+        }
+        let mut value =
+            || words.next().and_then(|value| value.into_string().ok()).ok_or("a value is missing");
+        match name {
+            "--delay-ms" => options.delay = Duration::try_from_secs_f64(value()?.parse::<f64>()? / 1e3)?,
+            "--direct-io" => options.direct_io = true,
+            "--fail-after" => options.fail_after = value()?.parse()?,
+            "--errno" => options.errno = value()?.parse()?,
+            "--short-reads" => options.short_reads = true,
+            "--threads" => options.threads = value()?.parse()?,
+            _ => return Err(format!("{name} is not known").into()),
+        }
+    }
+    let Ok([source, mount]) = <[PathBuf; 2]>::try_from(places) else {
+        return Err("slow_fuse SOURCE MOUNT [options]".into());
+    };
+    (options.source, options.mount) = (fs::canonicalize(source)?, fs::canonicalize(mount)?);
+    Ok(options)
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Numbers are given out and never taken back: sources are small.
+#[derive(Debug, Default)]
+struct Numbers {
+    paths: Vec<PathBuf>,
+    of: HashMap<PathBuf, u64>,
+}
+
+#[derive(Debug)]
+struct Mirror {
+    options: Arc<Options>,
+    counts: Arc<Counts>,
+    numbers: Mutex<Numbers>,
+    open: Mutex<HashMap<u64, Arc<File>>>,
+    next_handle: AtomicU64,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mirror {
+    fn new(options: Arc<Options>, counts: Arc<Counts>) -> Self {
+        let mirror = Self {
+            options,
+            counts,
+            numbers: Mutex::default(),
+            open: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+        };
+        // The first number is 1, which is the root's.
+        mirror.number(&mirror.options.source);
+        mirror
+    }
+
+    fn number(&self, path: &Path) -> u64 {
+        let mut numbers = locked(&self.numbers);
+        if let Some(known) = numbers.of.get(path) {
+            return *known;
+        }
+        numbers.paths.push(path.into());
+        let number = numbers.paths.len() as u64;
+        numbers.of.insert(path.into(), number);
+        number
+    }
+
+    fn path(&self, number: INodeNo) -> Result<PathBuf, Errno> {
+        let place = u64::from(number).checked_sub(1).ok_or(Errno::ENOENT)?;
+        locked(&self.numbers).paths.get(place as usize).cloned().ok_or(Errno::ENOENT)
+    }
+
+    fn attributes(&self, path: &Path) -> Result<FileAttr, Errno> {
+        let found = fs::metadata(path).map_err(Errno::from)?;
+        Ok(FileAttr {
+            ino: INodeNo(self.number(path)),
+            size: found.len(),
+            blocks: found.blocks(),
+            atime: found.accessed().map_err(Errno::from)?,
+            mtime: found.modified().map_err(Errno::from)?,
+            ctime: std::time::UNIX_EPOCH
+                + Duration::new(found.ctime().max(0) as u64, found.ctime_nsec().max(0) as u32),
+            crtime: std::time::UNIX_EPOCH,
+            kind: kind(&found),
+            perm: (found.mode() & 0o555) as u16,
+            nlink: 1,
+            uid: found.uid(),
+            gid: found.gid(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+
+    fn bytes(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
+        let number = self.counts.requests.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(self.options.delay);
+        if number >= self.options.fail_after {
+            return Err(Errno::from_i32(self.options.errno));
+        }
+        let file = locked(&self.open).get(&u64::from(handle)).cloned().ok_or(Errno::EBADF)?;
+        let size = if self.options.short_reads { size.div_ceil(2) } else { size };
+        let mut bytes = vec![0; size as usize];
+        let mut good = 0;
+        while good < bytes.len() {
+            match file.read_at(&mut bytes[good..], offset + good as u64) {
+                Ok(0) => break,
+                Ok(more) => good += more,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        bytes.truncate(good);
+        self.counts.bytes.fetch_add(good as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+fn kind(found: &Metadata) -> FileType {
+    if found.is_dir() { FileType::Directory } else { FileType::RegularFile }
+}
+
+impl Filesystem for Mirror {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // The kernel sends no more read-ahead requests at a time than this; its default is 12.
+        if let Err(nearest) = config.set_max_background(self.options.threads) {
+            let _ = config.set_max_background(nearest);
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.path(parent).and_then(|parent| self.attributes(&parent.join(name))) {
+            Ok(attributes) => reply.entry(&ATTRIBUTES_HOLD, &attributes, Generation(0)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn getattr(&self, _request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        match self.path(number).and_then(|path| self.attributes(&path)) {
+            Ok(attributes) => reply.attr(&ATTRIBUTES_HOLD, &attributes),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn open(&self, _request: &Request, number: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let file = self.path(number).and_then(|path| File::open(path).map_err(Errno::from));
+        match file {
+            Ok(file) => {
+                let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+                locked(&self.open).insert(handle, Arc::new(file));
+                let direct = self.options.direct_io;
+                let flags = if direct { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
+                reply.opened(FileHandle(handle), flags);
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.bytes(handle, offset, size) {
+            Ok(bytes) => reply.data(&bytes),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        locked(&self.open).remove(&u64::from(handle));
+        reply.ok();
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let listed = self.path(number).and_then(|path| fs::read_dir(path).map_err(Errno::from));
+        let Ok(listed) = listed else { return reply.error(Errno::EIO) };
+        let mut paths: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        for (place, path) in paths.iter().enumerate().skip(offset as usize) {
+            let (Ok(found), Some(name)) = (fs::metadata(path), path.file_name()) else { continue };
+            if reply.add(INodeNo(self.number(path)), place as u64 + 1, kind(&found), name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}
+
+/// Blocks the signals that end the program in this thread and those that it starts.
+fn block_signals() -> libc::sigset_t {
+    let mut signals = std::mem::MaybeUninit::uninit();
+    // SAFETY: it initialises the set.
+    unsafe { libc::sigemptyset(signals.as_mut_ptr()) };
+    // SAFETY: initialised just now.
+    let mut signals = unsafe { signals.assume_init() };
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: an initialised set and a signal that there is.
+        unsafe { libc::sigaddset(&raw mut signals, signal) };
+    }
+    // SAFETY: an initialised set; nobody asks for the old one.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
+    signals
+}
+
+/// Waits for a signal or the end of the input.
+fn wait_for_the_end(signals: libc::sigset_t) {
+    let (stop, stopped) = mpsc::channel();
+    let also_stop = stop.clone();
+    std::thread::spawn(move || {
+        let mut signal = 0;
+        // SAFETY: the set was initialised, and `signal` is there to be written.
+        unsafe { libc::sigwait(&raw const signals, &raw mut signal) };
+        let _ = stop.send(());
+    });
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let _ = also_stop.send(());
+    });
+    let _ = stopped.recv();
+}
+
+fn main() -> Outcome<()> {
+    let options = Arc::new(options()?);
+    let signals = block_signals();
+    let counts = Arc::new(Counts::default());
+    let mut config = Config::default();
+    config.mount_options = vec![MountOption::RO, MountOption::FSName("slow_fuse".into())];
+    config.n_threads = Some(usize::from(options.threads));
+    let session = fuser::spawn_mount(Mirror::new(options.clone(), counts.clone()), &options.mount, &config)?;
+    println!("ready");
+    std::io::stdout().flush()?;
+    wait_for_the_end(signals);
+    let [requests, bytes] = [&counts.requests, &counts.bytes].map(|count| count.load(Ordering::Relaxed));
+    println!("{{\"read_requests\": {requests}, \"read_bytes\": {bytes}}}");
+    std::io::stdout().flush()?;
+    // Detached first: a file that is still open would keep it.
+    Command::new("fusermount3").arg("-uz").arg(&options.mount).status()?;
+    drop(session);
+    Ok(())
+}
