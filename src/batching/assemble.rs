@@ -90,7 +90,8 @@ impl Gatherer {
                 let block_tokens = BLOCK_BYTES / corpus.item_bytes();
                 self.widen_row(corpus, window, block_tokens, element, x_row, y_row)
             }
-            // Each read is a system call: one for the row.
+            // Each read is a system call, perhaps a request to a server: one for the row.
+            Ok(false) if element.is_copy(corpus.dtype()) => self.read_row(corpus, window, x_row, y_row),
             Ok(false) => self.widen_row(corpus, window, window.1 - window.0, element, x_row, y_row),
             Err(error) => Err(error),
         };
@@ -123,11 +124,28 @@ impl Gatherer {
         let item = corpus.item_bytes() as usize;
         for (first, last) in blocks(start, stop, BLOCK_BYTES / corpus.item_bytes()) {
             let place = (first - start) as usize * item..(last - start) as usize * item;
-            self.reader.read(corpus, (first, last), &mut x[place.clone()])?;
+            self.reader.read(corpus, (first, last), &mut x[place.clone()], &mut [])?;
             if let Some(y) = &mut y {
-                self.reader.read(corpus, (first + 1, last + 1), &mut y[place])?;
+                self.reader.read(corpus, (first + 1, last + 1), &mut y[place], &mut [])?;
             }
         }
+        Ok(())
+    }
+
+    /// Straight from the file to x, and from there to y, whose last token comes with the same read.
+    fn read_row(
+        &mut self,
+        corpus: &TokenCorpus,
+        (start, stop): (u64, u64),
+        x: &mut [MaybeUninit<u8>],
+        y: Option<&mut [MaybeUninit<u8>]>,
+    ) -> Result<()> {
+        let Some(y) = y else { return self.reader.read(corpus, (start, stop), x, &mut []) };
+        let item = corpus.item_bytes() as usize;
+        let Some(inner) = y.len().checked_sub(item) else { return Ok(()) };
+        let (y_inner, y_last) = y.split_at_mut(inner);
+        self.reader.read(corpus, (start, stop + 1), x, y_last)?;
+        y_inner.copy_from_slice(&x[item..]);
         Ok(())
     }
 
@@ -150,7 +168,7 @@ impl Gatherer {
                 self.scratch.resize(source_bytes, 0);
             }
             let source = &mut self.scratch[..source_bytes];
-            self.reader.read(corpus, (first, source_stop), os::room(source))?;
+            self.reader.read(corpus, (first, source_stop), os::room(source), &mut [])?;
             let x = &mut x[place.clone()];
             let done = match &mut y {
                 Some(y) => gather::widen_window(source, dtype, element, x, &mut y[place]),
@@ -203,26 +221,33 @@ impl Reader {
         Ok(start == stop || (self.shard(corpus, start)?.opened.region().is_some() && guarded))
     }
 
+    /// Fills `out` and, with the tokens after those, `more`.
     fn read(
         &mut self,
         corpus: &TokenCorpus,
         (start, stop): (u64, u64),
-        out: &mut [MaybeUninit<u8>],
+        mut out: &mut [MaybeUninit<u8>],
+        mut more: &mut [MaybeUninit<u8>],
     ) -> Result<()> {
         let (item_bytes, guarded) = (corpus.item_bytes(), self.guarded);
-        let (mut rest, mut first) = (out, start);
+        let mut first = start;
         while first < stop {
             let shard = self.shard(corpus, first)?;
             let last = stop.min(shard.stop);
-            let (part, after) = rest.split_at_mut(((last - first) * item_bytes) as usize);
+            let length = ((last - first) * item_bytes) as usize;
+            let (part, after) = out.split_at_mut(length.min(out.len()));
+            let (part_of_more, after_more) = more.split_at_mut(length - part.len());
             let offset = shard.data_offset_bytes + (first - shard.start) * item_bytes;
-            shard.opened.copy_into(offset, part, guarded)?;
-            (rest, first) = (after, last);
+            if part_of_more.is_empty() {
+                shard.opened.copy_into(offset, part, guarded)?;
+            } else {
+                shard.opened.copy_into_two(offset, part, part_of_more, guarded)?;
+            }
+            (out, more, first) = (after, after_more, last);
         }
         Ok(())
     }
 
-    /// The shard that holds a token.
     fn shard(&mut self, corpus: &TokenCorpus, token: u64) -> Result<&OpenShard> {
         let known = self.last.take().filter(|shard| (shard.start..shard.stop).contains(&token));
         let shard = if let Some(known) = known { known } else { self.open(corpus, token)? };

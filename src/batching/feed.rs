@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::mapped_file::Mode;
 use crate::sampling::mixture::Mixture;
 use crate::sampling::order::Order;
 use crate::sampling::schedule::{self, Draw, Schedule};
@@ -118,6 +119,21 @@ impl Feed {
 
     pub fn is_random(&self) -> bool {
         matches!(self.schedule.order(), Order::Shuffled | Order::Random)
+    }
+
+    pub fn is_blocked(&self) -> bool {
+        matches!(self.schedule.order(), Order::Blocked { .. })
+    }
+
+    /// Up to where windows are best read together with the one at `position`.
+    pub fn block_end(&self, position: u64) -> u64 {
+        self.schedule.block_end(position)
+    }
+
+    /// Whether the first file is one that cannot be mapped: then the others cannot either, mostly.
+    pub fn is_read_without_mapping(&self) -> bool {
+        let opened = |source: &Source| source.corpus.opened(0);
+        self.sources.iter().any(|source| opened(source).is_ok_and(|file| file.facts().mode == Mode::Read))
     }
 
     /// The batch whose global batch begins at `position`; `None` at the end of the stream.

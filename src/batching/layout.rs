@@ -14,6 +14,8 @@ use super::worker::{Chunk, position_bytes};
 /// Where x, y and position ids lie in a buffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
+    /// Of a full batch.
+    pub rows: usize,
     pub row_bytes: usize,
     pub y_offset: Option<usize>,
     pub position_row_bytes: usize,
@@ -44,6 +46,7 @@ impl Layout {
         let positions_offset = place(documents, positions)?;
         let buffer_bytes = isize::try_from(end).map_err(|_| too_large())? as usize;
         Ok(Self {
+            rows: rows as usize,
             row_bytes: row as usize,
             y_offset,
             position_row_bytes: position_row as usize,

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::mapped_file::Mode;
 use crate::os;
 
-use super::feed::{Feed, Plan};
+use super::feed::{Feed, Row};
 use super::metrics::Metrics;
 
 /// A cache that has held this many ranges in a row is taken for warm: then one range a batch is looked
@@ -29,11 +29,12 @@ pub struct Lookahead {
     last: Option<PageRange>,
 }
 
-/// The pages that the rows of a plan lie on, sorted, without overlap.
-pub fn page_ranges(feed: &Feed, plan: &Plan) -> Result<Vec<PageRange>> {
+/// The pages that rows lie on, sorted, without overlap.
+pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> Result<Vec<PageRange>> {
     let page = os::page_bytes() as u64;
-    let mut ranges = Vec::with_capacity(plan.rows.len());
-    for row in &plan.rows {
+    let rows = rows.into_iter();
+    let mut ranges = Vec::with_capacity(rows.size_hint().0);
+    for row in rows {
         let corpus = &feed.sources()[row.source].corpus;
         for piece in corpus.pieces(row.start, row.stop)? {
             let (offset, length) = corpus.byte_range(piece);
@@ -65,8 +66,7 @@ impl Lookahead {
         if fetched_late.swap(false, Ordering::Relaxed) {
             self.resident_in_a_row = 0;
         }
-        let warm = self.resident_in_a_row >= WARM_AFTER_RANGES;
-        for range in ranges.iter().take(if warm { 1 } else { usize::MAX }) {
+        for range in ranges.iter().take(if self.is_warm() { 1 } else { usize::MAX }) {
             let Some(range) = self.without_last(*range) else { continue };
             let corpus = &feed.sources()[range.source].corpus;
             let opened = corpus.opened(range.shard)?;
@@ -86,6 +86,11 @@ impl Lookahead {
         }
         self.last = ranges.last().copied();
         Ok(())
+    }
+
+    /// Whether the cache has held everything for long.
+    pub fn is_warm(&self) -> bool {
+        self.resident_in_a_row >= WARM_AFTER_RANGES
     }
 
     /// What of a range was not asked for at the end of the batch before.

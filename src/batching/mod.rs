@@ -2,10 +2,12 @@
 
 pub mod assemble;
 pub mod feed;
+mod gatherers;
 pub mod layout;
 pub mod lookahead;
 pub mod metrics;
 pub mod pipeline;
+mod planner;
 pub mod pool;
-mod stages;
+mod shared;
 mod worker;

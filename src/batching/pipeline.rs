@@ -9,7 +9,7 @@
 //! storage, up to the memory budget. Where gathering threads wait, more of them are started: that is
 //! how files that cannot be mapped are read concurrently.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -18,16 +18,21 @@ use crate::mapped_file::LetGo;
 use crate::os::limits;
 
 use super::feed::Feed;
+use super::gatherers::{claim, gather_until_stopped, work_on};
 use super::layout::Layout;
 use super::metrics::Metrics;
+use super::planner::plan_ahead;
 use super::pool::Lease;
-use super::stages::{Shared, State, gather_until_stopped, plan_ahead, spawn};
+use super::shared::{EndOnPanic, Length, Shared, State, spawn};
+use super::worker::Worker;
 
 /// Windows that are asked for ahead from the first: with 256 on the way a disk reads at the rate of direct
 /// readers at queue depth 64, with 16 at 0.7 to 0.8 of it.
 const FIRST_DEPTH_WINDOWS: usize = 256;
-/// Gathering threads that can be asked for; by itself a loader starts no more than [`super::stages`] says.
+/// Gathering threads that can be asked for; by itself a loader starts no more than [`super::gatherers`] says.
 const MAX_GIVEN_THREADS: usize = 1024;
+/// Gathering threads to begin with where files are read without a mapping.
+const FIRST_READERS: usize = 16;
 const FIRST_RING: usize = 4;
 const MAX_RING: usize = 64;
 const MAX_DEPTH: usize = 4096;
@@ -72,6 +77,8 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Pipeline {
     shared: Arc<Shared>,
+    /// The consumer's own, for when it lends a hand.
+    worker: Mutex<Worker>,
     process: u32,
 }
 
@@ -91,11 +98,15 @@ impl Pipeline {
         let rows = feed.share().batch_size.max(1) as usize;
         let depth = options.depth.unwrap_or(FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth));
         let ring_limit = options.depth.map_or(FIRST_RING, |depth| depth.clamp(1, FIRST_RING)).min(max_ring);
-        let state = State::new((depth, max_depth), (ring_limit, max_ring));
+        let state = State::new(Length::new(depth, max_depth), Length::new(ring_limit, max_ring));
+        let max_block_batches = ((budget / 4 / windows_bytes.max(1)) as usize).max(1);
+        let gatherers = first_threads(&feed, &options);
         let shared = Arc::new(Shared::new(feed, options, layout, state));
-        let pipeline = Self { shared: shared.clone(), process: std::process::id() };
-        spawn(&shared, "pagestream-plan", move |shared| plan_ahead(shared, position))?;
-        for _ in 0..first_threads(&shared.options) {
+        let pipeline = Self { shared: shared.clone(), worker: Mutex::default(), process: std::process::id() };
+        shared.lock().threads += 1;
+        spawn(&shared, "pagestream-plan", move |shared| plan_ahead(shared, position, max_block_batches))?;
+        for _ in 0..gatherers {
+            shared.lock().threads += 1;
             spawn(&shared, "pagestream-gather", gather_until_stopped)?;
         }
         Ok(pipeline)
@@ -124,6 +135,16 @@ impl Pipeline {
                     None => {}
                 }
             }
+            // Sooner done than woken. Where storage is waited for it is not touched: that may take long, and
+            // the caller wants to hear signals.
+            if !state.storage.is_slow
+                && let Some(mut worker) = self.lend_a_hand()
+                && let Some(claimed) = claim(&self.shared, &mut state)
+            {
+                let _end = EndOnPanic(&self.shared);
+                state = work_on(&self.shared, state, claimed, &mut worker);
+                continue;
+            }
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 self.shared.metrics.stalled(begun.elapsed());
@@ -131,7 +152,7 @@ impl Pipeline {
                 return Ok(Next::NotYet);
             }
             stalled = true;
-            state = self.shared.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.shared.sleep_for_batch(state, left);
         }
         let Some(slot) = state.ring.pop_front() else { return Ok(Next::NotYet) };
         state.first += 1;
@@ -140,14 +161,14 @@ impl Pipeline {
         if stalled {
             self.shared.metrics.stalled(begun.elapsed());
             Metrics::add(&self.shared.metrics.stalls, 1);
-            if slot.waited && self.shared.options.depth.is_none() {
-                state.depth = (state.depth * 2).min(state.max_depth);
-                state.ring_limit = (state.ring_limit * 2).min(state.max_ring);
+            if slot.waited && !state.warm && self.shared.options.depth.is_none() {
+                state.depth.double();
+                state.ring_limit.double();
             }
         }
+        self.shared.wake_gatherers(&state, 1);
+        self.shared.wake_planner(&state);
         drop(state);
-        self.shared.work.notify_all();
-        self.shared.plan.notify_one();
         let Some(finished) = slot.finished else { return Ok(Next::NotYet) };
         let buffer = finished?;
         Metrics::add(&self.shared.metrics.batches, 1);
@@ -162,6 +183,15 @@ impl Pipeline {
         })))
     }
 
+    /// The consumer's worker, unless another consumer has it.
+    fn lend_a_hand(&self) -> Option<MutexGuard<'_, Worker>> {
+        match self.worker.try_lock() {
+            Ok(worker) => Some(worker),
+            Err(TryLockError::Poisoned(worker)) => Some(worker.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub fn layout(&self) -> Layout {
         self.shared.layout
     }
@@ -171,8 +201,8 @@ impl Pipeline {
         let mut list = self.shared.metrics.list();
         let state = self.shared.lock();
         list.extend([
-            ("depth_batches", state.depth as u64),
-            ("ring_batches", state.ring_limit as u64),
+            ("depth_batches", state.depth.now() as u64),
+            ("ring_batches", state.ring_limit.now() as u64),
             ("threads", state.threads as u64),
             ("buffers_allocated", self.shared.pool.made()),
         ]);
@@ -182,14 +212,11 @@ impl Pipeline {
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
         let mut state = self.shared.lock();
-        state.stop = true;
-        self.shared.work.notify_all();
-        self.shared.plan.notify_all();
-        self.shared.ready.notify_all();
+        self.shared.stop(&mut state);
         let deadline = Instant::now() + CLOSE_PATIENCE;
         while state.threads > 0 && Instant::now() < deadline {
             let left = deadline.saturating_duration_since(Instant::now());
-            state = self.shared.gone.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.shared.sleep_for_end(state, left);
         }
         state.ring.clear();
         state.planned.clear();
@@ -220,9 +247,11 @@ fn default_memory_bytes() -> u64 {
     (limits::available_memory_bytes() / MEMORY_SHARE).min(MEMORY_BYTES)
 }
 
-fn first_threads(options: &Options) -> usize {
+/// One core is the consumer's. More are started where they wait for storage, which reads always do.
+fn first_threads(feed: &Feed, options: &Options) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    options.threads.unwrap_or(cores.min(4))
+    let first = if feed.is_read_without_mapping() { FIRST_READERS } else { (cores - 1).clamp(1, 4) };
+    options.threads.unwrap_or(first)
 }
 
 /// Row after row, each row beginning a document.

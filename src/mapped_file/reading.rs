@@ -79,6 +79,25 @@ impl Opened {
         self.pread_into(offset + copied as u64, &mut out[copied..])
     }
 
+    /// [`Self::copy_into`] for two buffers that get what follows each other in the file.
+    pub fn copy_into_two(
+        &self,
+        offset: u64,
+        first: &mut [MaybeUninit<u8>],
+        second: &mut [MaybeUninit<u8>],
+        guarded: bool,
+    ) -> Result<()> {
+        let good = match &self.region {
+            Some(_) if guarded => 0,
+            _ => pread::read_two_at(self.file(), offset, first, second),
+        };
+        let good_second = good.saturating_sub(first.len());
+        let middle = offset + first.len() as u64;
+        let (first, second) = (&mut first[good - good_second..], &mut second[good_second..]);
+        self.copy_into(offset + (good - good_second) as u64, first, guarded)?;
+        self.copy_into(middle + good_second as u64, second, guarded)
+    }
+
     pub(super) fn pread_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
         let (mut good, mut short) = match pread::read_at(self.file(), offset, out) {
             Ok(()) => return Ok(()),

@@ -116,7 +116,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// The groups of a source in an epoch, for reading whole extents ahead; None for other orders.
+    /// The groups of a source in an epoch; None for other orders.
     pub fn blocked(&self, source: usize, epoch: u64) -> Option<Blocked> {
         if source >= self.sources.len() {
             return None;
@@ -124,6 +124,22 @@ impl Schedule {
         match self.epoch_order(source, epoch) {
             EpochOrder::Blocked(blocked) => Some(*blocked),
             _ => None,
+        }
+    }
+
+    /// The position up to which draws are best read together with the one at `position`: the end of its
+    /// group in the blocked order, which is whole extents. Other orders have no such thing: that is the next.
+    pub fn block_end(&self, position: u64) -> u64 {
+        let Order::Blocked { mixing_radius_windows } = self.order else { return position.saturating_add(1) };
+        match (&self.sources[..], self.len()) {
+            ([_], Some(length)) => {
+                let (pass, inside) = (position / length, position % length);
+                let group_end =
+                    self.blocked(0, pass).map_or(inside + 1, |groups| groups.group_of(inside).1.end);
+                (position - inside).saturating_add(group_end)
+            }
+            // The groups of sources that are mixed do not end together.
+            _ => position.saturating_add(mixing_radius_windows),
         }
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagestream import MappedFile, open_tokens
+from pagestream import MappedFile, TokenLoader, open_tokens
 from pagestream.errors import MappedReadError
 
 from support import real
@@ -95,3 +95,67 @@ def test_short_reads_are_read_on(source: Path) -> None:
     ):
         assert file.read() == TOKENS.tobytes()
     assert slow.counts["read_requests"] > 2
+
+
+@pytest.mark.parametrize("dtype", ["raw", "int64"])
+@pytest.mark.parametrize("target", ["shift", "none"])
+def test_a_window_is_one_request_where_nothing_is_mapped(source: Path, dtype: str, target: str) -> None:
+    with real.slow_fuse(source, source.parent / "opened", direct_io=True) as opened:
+        open_tokens(opened.path / "tokens.bin", mmap_mode="read")
+    with real.slow_fuse(source, source.parent / "slow", delay_ms=1, direct_io=True) as slow:
+        loader = TokenLoader(
+            slow.path / "tokens.bin",
+            sequence_length=1000,
+            batch_size=50,
+            epochs=1,
+            target=target,
+            dtype=dtype,
+            drop_last=False,
+            mmap_mode="read",
+            order="sequential",
+        )
+        with loader:
+            batches = list(loader)
+            assert loader.metrics()["threads"] <= 65
+        xs = batches if target == "none" else [batch.x for batch in batches]
+        windows = sum(len(x) for x in xs)
+        assert np.array_equal(np.concatenate(xs).reshape(-1), TOKENS[: windows * 1000])
+        if target == "shift":
+            found = np.concatenate([batch.y for batch in batches]).reshape(-1)
+            assert np.array_equal(found, TOKENS[1 : windows * 1000 + 1])
+        del loader, batches, xs
+        gc.collect()
+    assert windows == (300 if target == "none" else 299)
+    assert slow.counts["read_requests"] == opened.counts["read_requests"] + windows
+
+
+def test_the_blocked_order_reads_whole_extents(tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    tokens = np.arange(4 << 20, dtype="u4").astype("u2")
+    tokens.tofile(folder / "tokens.bin")
+    requests = {}
+    for order in ("blocked", "shuffled"):
+        with real.slow_fuse(folder, tmp_path / order, delay_ms=0.2) as slow:
+            loader = TokenLoader(
+                slow.path / "tokens.bin",
+                sequence_length=512,
+                batch_size=32,
+                epochs=1,
+                order=order,
+                mixing_radius=2048,
+                target="none",
+                dtype="raw",
+            )
+            with loader:
+                rows = np.concatenate(list(loader))
+            del loader
+            gc.collect()
+        # Each window of the epoch once.
+        windows = tokens.reshape(-1, 512)
+        assert sorted(map(bytes, rows)) == sorted(map(bytes, windows))
+        assert slow.counts["read_bytes"] <= 1.1 * tokens.nbytes
+        requests[order] = slow.counts["read_requests"]
+    # Of 128 KiB each, where the kernel asks for no more at once; extents are as long.
+    assert requests["blocked"] <= 2 * tokens.nbytes / (128 << 10)
+    assert requests["shuffled"] >= 4 * requests["blocked"]

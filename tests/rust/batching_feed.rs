@@ -49,7 +49,7 @@ fn pages_are_exact_merged_and_of_one_shard_each() {
     let range = |shard, start, stop| PageRange { source: 0, shard, start, stop };
     let of = |position| {
         let plan = feed.plan(position).expect("valid").expect("endless");
-        page_ranges(&feed, &plan).expect("valid")
+        page_ranges(&feed, &plan.rows).expect("valid")
     };
     assert_eq!(of(0), [range(0, 0, 4096)]);
     // Windows 80 to 119: the last 2,000 tokens of the first shard and 2,000 of the second.

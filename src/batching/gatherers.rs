@@ -1,0 +1,188 @@
+//! The gathering threads: they take pieces of batches, fill them, and finish batches.
+
+use std::sync::Arc;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+
+use crate::error::{Error, Result};
+use crate::mapped_file::LetGo;
+use crate::os::parts::Whole;
+
+use super::feed::Plan;
+use super::lookahead::PageRange;
+use super::shared::{Shared, Slot, State, Storage, spawn};
+use super::worker::{Chunk, Outcome, Worker};
+
+/// Threads that are started to wait for storage at the same time, at most.
+const MAX_THREADS: usize = 64;
+/// After this many rows the number of threads is looked at.
+const LOOK_AFTER_ROWS: usize = 32;
+/// A piece of work while nobody waits for storage: long enough that taking and finishing it costs nothing
+/// beside it.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// A piece of a batch that was taken.
+#[derive(Debug)]
+pub(super) struct Claim {
+    number: u64,
+    plan: Arc<Plan>,
+    chunk: Result<Chunk>,
+}
+
+/// A gatherer.
+pub(super) fn gather_until_stopped(shared: &Arc<Shared>) {
+    let mut worker = Worker::default();
+    let mut state = shared.lock();
+    while !state.stop {
+        let Some(claimed) = claim(shared, &mut state) else {
+            state = shared.sleep_for_work(state);
+            continue;
+        };
+        state = work_on(shared, state, claimed, &mut worker);
+        let more = more_threads(shared, &mut state);
+        if more > 0 {
+            drop(state);
+            for _ in 0..more {
+                // With those that there are it goes on as well.
+                let _ = spawn(shared, "pagestream-gather", gather_until_stopped);
+            }
+            state = shared.lock();
+        }
+    }
+}
+
+/// Fills what was claimed, without the lock.
+pub(super) fn work_on<'a>(
+    shared: &'a Shared,
+    state: MutexGuard<'a, State>,
+    Claim { number, plan, chunk }: Claim,
+    worker: &mut Worker,
+) -> MutexGuard<'a, State> {
+    drop(state);
+    let outcome = match chunk {
+        Ok(mut chunk) => {
+            let element = shared.options.element;
+            (chunk.rows.len(), worker.gather(&shared.feed, &plan, &mut chunk, element, &shared.metrics))
+        }
+        Err(error) => (0, Err(error)),
+    };
+    let mut state = shared.lock();
+    let done_with = finish(shared, &mut state, number, outcome);
+    if let (Some(what), Some(ranges)) = (shared.options.let_go, done_with) {
+        drop(state);
+        let_go(shared, &ranges, what);
+        state = shared.lock();
+    }
+    state
+}
+
+/// The next piece of work: of the first batch that has one, else of a new one if the ring has room.
+pub(super) fn claim(shared: &Shared, state: &mut State) -> Option<Claim> {
+    let first = state.first;
+    let open = state.ring.iter_mut().enumerate().find_map(|(index, slot)| {
+        let chunk = slot.chunks.pop()?;
+        Some(Claim { number: first + index as u64, plan: slot.plan.clone(), chunk: Ok(chunk) })
+    });
+    if open.is_some() || state.ring.len() >= state.ring_limit.now() {
+        return open;
+    }
+    let planned = state.planned.pop_front()?;
+    shared.wake_planner(state);
+    let number = first + state.ring.len() as u64;
+    let mut slot = Slot::new(planned);
+    let rows = slot.plan.rows.len();
+    // Where threads wait for storage each takes one row, so that many wait at the same time.
+    let row_bytes = shared.layout.buffer_bytes.div_ceil(shared.layout.rows.max(1));
+    let chunk_rows = if state.storage.is_slow { 1 } else { (CHUNK_BYTES / row_bytes.max(1)).max(1) };
+    let made = shared.pool.take().and_then(|block| shared.layout.chunks(block, rows, chunk_rows));
+    let plan = slot.plan.clone();
+    let chunk = match made {
+        Ok((whole, chunks)) if chunks.is_empty() => {
+            // This rank has no row of a short last batch.
+            slot.finished = whole.join().ok().map(|block| Ok(shared.pool.lease(block)));
+            slot.open = 0;
+            state.ring.push_back(slot);
+            shared.wake_consumers(state);
+            return claim(shared, state);
+        }
+        Ok((whole, mut chunks)) => {
+            slot.open = chunks.len();
+            chunks.reverse();
+            slot.whole = Some(whole);
+            let chunk = chunks.pop();
+            slot.chunks = chunks;
+            chunk.ok_or_else(|| Error::argument("a batch without rows"))
+        }
+        Err(error) => Err(error),
+    };
+    shared.wake_gatherers(state, slot.chunks.len());
+    state.ring.push_back(slot);
+    Some(Claim { number, plan, chunk })
+}
+
+/// Takes note of a piece that is done. Where that was the last of its batch: what can be let go of.
+fn finish(
+    shared: &Shared,
+    state: &mut State,
+    number: u64,
+    (rows, outcome): (usize, Result<Outcome>),
+) -> Option<Arc<Vec<PageRange>>> {
+    let index = number.checked_sub(state.first)?;
+    let slot = state.ring.get_mut(index as usize)?;
+    slot.open -= 1;
+    match outcome {
+        Ok(outcome) => {
+            slot.waited |= outcome.waited;
+            slot.documents.extend(outcome.documents);
+            state.storage.rows += rows;
+            if outcome.waited {
+                state.storage.waited_rows += rows;
+                shared.fetched_late.store(true, Ordering::Relaxed);
+            }
+        }
+        Err(error) => {
+            slot.finished.get_or_insert(Err(error));
+        }
+    }
+    if slot.open > 0 {
+        return None;
+    }
+    if slot.finished.is_none() {
+        let whole = slot.whole.take().map(Whole::join);
+        slot.finished = Some(match whole {
+            Some(Ok(block)) => Ok(shared.pool.lease(block)),
+            _ => Err(Error::argument("a part of the batch is still in use")),
+        });
+    }
+    let done_with = slot.done_with.clone();
+    if index == 0 {
+        shared.wake_consumers(state);
+    }
+    Some(done_with)
+}
+
+fn let_go(shared: &Shared, ranges: &[PageRange], what: LetGo) {
+    for range in ranges {
+        if let Ok(opened) = shared.feed.sources()[range.source].corpus.opened(range.shard) {
+            let stop = range.stop.min(opened.size());
+            opened.let_go(range.start, stop.saturating_sub(range.start), what);
+        }
+    }
+}
+
+/// How many threads to start, which are counted from now on: where a quarter of the rows had to wait for storage, as many as there are.
+fn more_threads(shared: &Shared, state: &mut State) -> usize {
+    let Storage { rows, waited_rows, .. } = state.storage;
+    if rows < LOOK_AFTER_ROWS {
+        return 0;
+    }
+    let is_slow = waited_rows * 4 >= rows;
+    state.storage = Storage { rows: 0, waited_rows: 0, is_slow };
+    if !is_slow || shared.options.threads.is_some() {
+        return 0;
+    }
+    let gatherers = state.threads.saturating_sub(1);
+    let more = gatherers.min(MAX_THREADS.saturating_sub(gatherers));
+    state.threads += more;
+    more
+}
