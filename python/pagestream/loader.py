@@ -139,8 +139,8 @@ class TokenLoader(ClosedByWith):
         self.mixing_radius = radius(mixing_radius, self.stride * self._corpora[0].dtype.itemsize)
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
         self._packed = documents == "boundaries"
-        itemsize = self._corpora[0].dtype
-        self._dtype = itemsize if dtype == "raw" else np.dtype(dtype)
+        file_dtype = self._corpora[0].dtype
+        self._dtype = file_dtype if dtype == "raw" else np.dtype(dtype)
         self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
         self._settings: dict[str, Any] = {
             "sequence_length": self.sequence_length,
@@ -261,6 +261,9 @@ class TokenLoader(ClosedByWith):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, counted in batches that were handed out; equal on all ranks.
+
+        The fingerprint of the data is worked out in the background when the loader starts, so that a state
+        can be taken once storage has failed; of more than 1024 files it is read at the first call.
 
         Returns:
             A small dict of str, int and None, fit for JSON.

@@ -29,8 +29,8 @@ pub(super) struct Claim {
     chunk: Result<Chunk>,
 }
 
-/// A gatherer.
-pub(super) fn gather_until_stopped(shared: &Arc<Shared>) {
+/// A gatherer. An extra one ends when storage is not waited for.
+pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
     let mut worker = Worker::default();
     let mut state = shared.lock();
     while !state.stop {
@@ -39,12 +39,20 @@ pub(super) fn gather_until_stopped(shared: &Arc<Shared>) {
             continue;
         };
         state = work_on(shared, state, claimed, &mut worker);
-        let more = more_threads(shared, &mut state);
-        if more > 0 {
+        if state.storage.rows < LOOK_AFTER_ROWS {
+            continue;
+        }
+        look_at_storage(&mut state);
+        if !state.storage.is_slow {
+            if is_extra {
+                return;
+            }
+        } else if shared.options.threads.is_none() {
+            let more = more_threads(&mut state);
             drop(state);
             for _ in 0..more {
                 // With those that there are it goes on as well.
-                let _ = spawn(shared, "pagestream-gather", gather_until_stopped);
+                let _ = spawn(shared, "pagestream-gather", |shared| gather_until_stopped(shared, true));
             }
             state = shared.lock();
         }
@@ -170,17 +178,16 @@ fn let_go(shared: &Shared, ranges: &[PageRange], what: LetGo) {
     }
 }
 
-/// How many threads to start, which are counted from now on: where a quarter of the rows had to wait for storage, as many as there are.
-fn more_threads(shared: &Shared, state: &mut State) -> usize {
+/// Storage is slow where a quarter of the rows had to wait. Threads also wait for each other when the
+/// memory of the process changes, which a warm cache tells apart.
+fn look_at_storage(state: &mut State) {
     let Storage { rows, waited_rows, .. } = state.storage;
-    if rows < LOOK_AFTER_ROWS {
-        return 0;
-    }
-    let is_slow = waited_rows * 4 >= rows;
+    let is_slow = !state.warm && waited_rows * 4 >= rows;
     state.storage = Storage { rows: 0, waited_rows: 0, is_slow };
-    if !is_slow || shared.options.threads.is_some() {
-        return 0;
-    }
+}
+
+/// How many threads to start, which are counted from now on: as many as there are.
+fn more_threads(state: &mut State) -> usize {
     let gatherers = state.threads.saturating_sub(1);
     let more = gatherers.min(MAX_THREADS.saturating_sub(gatherers));
     state.threads += more;

@@ -25,6 +25,9 @@ pub struct PageRange {
 #[derive(Debug, Default)]
 pub struct Lookahead {
     resident_in_a_row: u32,
+    /// Ranges that are looked up although the cache is taken for warm, as a gatherer had to wait: perhaps
+    /// for something else.
+    doubted: u32,
     /// The last range asked for: a sequential stream goes on in the page in which it stopped.
     last: Option<PageRange>,
 }
@@ -55,7 +58,7 @@ pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> 
 
 impl Lookahead {
     /// Asks the kernel for the ranges of a batch. `fetched_late` is set by gathering threads that had to
-    /// wait: then the cache is not warm after all.
+    /// wait: then perhaps the cache is not warm after all.
     pub fn fetch(
         &mut self,
         feed: &Feed,
@@ -64,9 +67,11 @@ impl Lookahead {
         metrics: &Metrics,
     ) -> Result<()> {
         if fetched_late.swap(false, Ordering::Relaxed) {
-            self.resident_in_a_row = 0;
+            self.doubted = WARM_AFTER_RANGES;
         }
-        for range in ranges.iter().take(if self.is_warm() { 1 } else { usize::MAX }) {
+        let trusted = self.is_warm() && self.doubted == 0;
+        for range in ranges.iter().take(if trusted { 1 } else { usize::MAX }) {
+            self.doubted = self.doubted.saturating_sub(1);
             let Some(range) = self.without_last(*range) else { continue };
             let corpus = &feed.sources()[range.source].corpus;
             let opened = corpus.opened(range.shard)?;

@@ -31,6 +31,7 @@ use super::worker::Worker;
 const FIRST_DEPTH_WINDOWS: usize = 256;
 /// Gathering threads that can be asked for; by itself a loader starts no more than [`super::gatherers`] says.
 const MAX_GIVEN_THREADS: usize = 1024;
+const MAX_FINGERPRINTED_SHARDS: usize = 1024;
 /// Gathering threads to begin with where files are read without a mapping.
 const FIRST_READERS: usize = 16;
 const FIRST_RING: usize = 4;
@@ -107,8 +108,11 @@ impl Pipeline {
         spawn(&shared, "pagestream-plan", move |shared| plan_ahead(shared, position, max_block_batches))?;
         for _ in 0..gatherers {
             shared.lock().threads += 1;
-            spawn(&shared, "pagestream-gather", gather_until_stopped)?;
+            spawn(&shared, "pagestream-gather", |shared| gather_until_stopped(shared, false))?;
         }
+        shared.lock().threads += 1;
+        // Without it the fingerprints are worked out when they are asked for.
+        let _ = spawn(&shared, "pagestream-print", |shared| work_out_fingerprints(shared));
         Ok(pipeline)
     }
 
@@ -183,6 +187,13 @@ impl Pipeline {
         })))
     }
 
+    /// Whether [`Self::next`] would not wait.
+    pub fn is_ready(&self) -> bool {
+        let state = self.shared.lock();
+        let ended = state.ended.is_some() && state.ring.is_empty() && state.planned.is_empty();
+        state.stop || ended || state.ring.front().is_some_and(|slot| slot.finished.is_some())
+    }
+
     /// The consumer's worker, unless another consumer has it.
     fn lend_a_hand(&self) -> Option<MutexGuard<'_, Worker>> {
         match self.worker.try_lock() {
@@ -245,6 +256,17 @@ fn ahead_bytes(feed: &Feed) -> u64 {
 
 fn default_memory_bytes() -> u64 {
     (limits::available_memory_bytes() / MEMORY_SHARE).min(MEMORY_BYTES)
+}
+
+/// So that the state of the stream can be told without a read, also once a file has failed. Corpora of so
+/// many files that they are not all open are left for when it is asked for.
+fn work_out_fingerprints(shared: &Shared) {
+    for source in shared.feed.sources() {
+        if !shared.lock().stop && source.corpus.shards().len() <= MAX_FINGERPRINTED_SHARDS {
+            // What fails now fails again when it is asked for.
+            let _ = source.corpus.fingerprint();
+        }
+    }
 }
 
 /// One core is the consumer's. More are started where they wait for storage, which reads always do.

@@ -110,6 +110,13 @@ impl PyTokenPipeline {
         }
     }
 
+    /// Whether `next` would answer at once.
+    #[getter]
+    fn is_ready(&self, py: Python<'_>) -> bool {
+        let pipeline = self.lock().clone();
+        py.detach(|| pipeline.is_none_or(|pipeline| pipeline.is_ready()))
+    }
+
     /// (row bytes, offset of y, bytes of a row of position ids, their offset, bytes of the buffer).
     #[getter]
     fn layout(&self) -> (usize, Option<usize>, usize, Option<usize>, usize) {

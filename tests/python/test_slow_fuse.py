@@ -101,7 +101,7 @@ def test_short_reads_are_read_on(source: Path) -> None:
 @pytest.mark.parametrize("target", ["shift", "none"])
 def test_a_window_is_one_request_where_nothing_is_mapped(source: Path, dtype: str, target: str) -> None:
     with real.slow_fuse(source, source.parent / "opened", direct_io=True) as opened:
-        open_tokens(opened.path / "tokens.bin", mmap_mode="read")
+        assert open_tokens(opened.path / "tokens.bin", mmap_mode="read").fingerprint
     with real.slow_fuse(source, source.parent / "slow", delay_ms=1, direct_io=True) as slow:
         loader = TokenLoader(
             slow.path / "tokens.bin",
@@ -116,6 +116,7 @@ def test_a_window_is_one_request_where_nothing_is_mapped(source: Path, dtype: st
         )
         with loader:
             batches = list(loader)
+            assert loader.state_dict()["fingerprint"]
             assert loader.metrics()["threads"] <= 65
         xs = batches if target == "none" else [batch.x for batch in batches]
         windows = sum(len(x) for x in xs)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pagestream import PackedBatch, open_tokens, write_tokens
+from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.torch import TokenLoader
 
 RANK = """
@@ -51,6 +52,95 @@ def test_batches_are_tensors_on_the_loaders_memory(token_file):
         assert next(loader).dtype == torch.uint16
     with TokenLoader(token_file, sequence_length=16, batch_size=4, dtype="int32") as loader:
         assert next(loader).y.dtype == torch.int32
+
+
+class Staged(TokenLoader):
+    """Takes the way to a device, with the CPU for one."""
+
+    def _is_staged(self):
+        return True
+
+
+@pytest.mark.parametrize("file_dtype", ["u1", "i1", "u2", "i2", "u4", "i4", "i8", "u8"])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "raw"])
+def test_what_the_device_widens_is_what_the_host_widens(tmp_path, file_dtype, dtype):
+    limits = np.iinfo(file_dtype)
+    highest = min(limits.max, np.iinfo("i4").max) if dtype == "int32" else min(limits.max, 2**63 - 1)
+    lowest = max(limits.min, np.iinfo("i4").min) if dtype == "int32" else limits.min
+    tokens = np.random.default_rng(0).integers(lowest, highest, 2000, file_dtype, endpoint=True)
+    tokens[:200:2], tokens[1:200:2] = lowest, highest
+    tokens.tofile(tmp_path / "tokens.bin")
+    corpus = open_tokens(tmp_path / "tokens.bin", dtype=file_dtype)
+    arguments = {"sequence_length": 16, "batch_size": 4, "order": "sequential", "epochs": 1, "dtype": dtype}
+    with Staged(corpus, **arguments) as staged, TokenLoader(corpus, **arguments) as plain:
+        count = 0
+        for there, here in zip(staged, plain, strict=True):
+            assert there.x.dtype == here.x.dtype
+            assert torch.equal(there.x, here.x)
+            assert torch.equal(there.y, here.y)
+            count += 1
+        assert count == len(plain)
+        # 64-bit tokens, and any that may not fit, are converted and checked before they are sent.
+        crosses_as_in_file = dtype == "raw" or staged._wanted is not None
+        expected = {"raw": True, "int64": limits.bits < 64, "int32": limits.bits < 32}[dtype]
+        assert crosses_as_in_file is expected
+
+
+def test_staged_batches_stop_resume_and_never_change(token_file):
+    arguments = {"sequence_length": 16, "batch_size": 4, "seed": 3, "epochs": 2}
+    with TokenLoader(token_file, **arguments) as plain:
+        expected = [batch.x.clone() for batch in plain]
+    with Staged(token_file, **arguments) as loader:
+        first = [next(loader).x for _ in range(5)]
+        state = loader.state_dict()
+        # Those in flight are not counted: they were not handed out.
+        assert state["samples_consumed"] == 20
+        rest = [batch.x for batch in loader]
+        assert all(torch.equal(x, y) for x, y in zip(first + rest, expected, strict=True))
+        loader.load_state_dict(state)
+        assert torch.equal(next(loader).x, expected[5])
+    with Staged(token_file, **arguments) as other:
+        other.load_state_dict(state)
+        again = [batch.x for batch in other]
+    assert all(torch.equal(x, y) for x, y in zip(again, expected[5:], strict=True))
+
+
+def test_staged_batches_before_a_failure_come_first(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.arange(64 * 40, dtype="u2").tofile(path)
+    with Staged(path, sequence_length=16, batch_size=4, order="sequential", lookahead=1) as loader:
+        assert torch.equal(next(loader).x, torch.arange(64).view(4, 16))
+        assert loader.state_dict()["samples_consumed"] == 4  # reads the fingerprint, while that can be read
+        np.arange(10, dtype="u2").tofile(path)
+        found = 1
+        failed = False
+        while not failed:
+            try:
+                x = next(loader).x
+            except (MappedReadError, FileChangedError):
+                failed = True
+            else:
+                assert torch.equal(x, torch.arange(found * 64, found * 64 + 64).view(4, 16))
+                found += 1
+        # The failed batch is tried again; it fails again.
+        assert loader.state_dict()["samples_consumed"] == found * 4
+        with pytest.raises((MappedReadError, FileChangedError)):
+            next(loader)
+
+
+def test_staged_documents_keep_their_bounds(tmp_path):
+    documents = [np.arange(n, dtype="u2") for n in (5, 9, 2, 30, 7, 64, 11)]
+    write_tokens(tmp_path / "corpus", documents, dtype="uint16", format="megatron")
+    arguments = {"sequence_length": 16, "batch_size": 2, "documents": "boundaries", "order": "sequential"}
+    with Staged(tmp_path / "corpus.idx", **arguments) as staged:
+        there = next(staged)
+    with TokenLoader(tmp_path / "corpus.idx", **arguments) as plain:
+        here = next(plain)
+    assert there.cu_seqlens.dtype == torch.int32
+    assert there.max_seqlen == here.max_seqlen
+    for name in ("x", "y", "cu_seqlens", "position_ids"):
+        assert torch.equal(getattr(there, name), getattr(here, name)), name
+    assert there.position_ids.dtype == here.position_ids.dtype
 
 
 def test_documents_feed_an_attention_mask(tmp_path):
@@ -101,21 +191,6 @@ def test_real_ranks_stop_and_go_on_at_another_number(tmp_path, before, after):
     (tmp_path / "state.json").write_text(json.dumps(state))
     rest, _ = run_ranks(tmp_path, after, path, tmp_path / "state.json", 0, tmp_path / "rest")
     assert sorted(first + rest) == list(range(0, 400, 8))
-
-
-@pytest.mark.parametrize("source", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
-@pytest.mark.parametrize("wanted", [torch.int64, torch.int32])
-def test_widening_on_a_device_is_exact(token_file, source, wanted):
-    """The arithmetic that a GPU does, here on the CPU; what does not fit in int32 is widened by the host."""
-    info = np.iinfo(source)
-    if wanted == torch.int32 and info.max > np.iinfo("i4").max:
-        info = np.iinfo("u2")
-    values = np.array([info.min, 0, 1, info.max // 2 + 1, info.max], source)
-    with TokenLoader(token_file, sequence_length=16, batch_size=4) as loader:
-        loader._wanted = wanted
-        widened = loader._widened(values)
-    assert widened.dtype == wanted
-    assert widened.tolist() == values.tolist()
 
 
 def test_the_device_must_be_there(token_file):

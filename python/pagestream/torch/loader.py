@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import Any
 
 import numpy as np
 import torch
 
-from pagestream.batches import Batch, PackedBatch
 from pagestream.loader import TokenLoader as NumpyTokenLoader
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from pagestream.torch.staging import Staging, converted, is_widened_on_device
 
 __all__ = ["TokenLoader"]
-
-# Batches that are on their way to the device while the consumer works on another.
-_IN_FLIGHT = 2
-# Types of files that the device can widen by itself: without loss, and by a mask where they are unsigned
-# and PyTorch's kernels for unsigned types are incomplete.
-_SIGNED = {"uint16": ("i2", 0xFFFF), "uint32": ("i4", 0xFFFF_FFFF)}
-_WIDENED_ON_DEVICE = {
-    "int64": {"uint8", "int8", "uint16", "int16", "uint32", "int32"},
-    "int32": {"uint8", "int8", "uint16", "int16"},
-}
 
 
 class TokenLoader(NumpyTokenLoader):
@@ -55,24 +42,21 @@ class TokenLoader(NumpyTokenLoader):
     def __init__(self, tokens: Any, *, device: torch.device | str = "cpu", **arguments: Any) -> None:  # noqa: ANN401 - as the base class
         """Starts reading ahead."""
         self.device = torch.device(device)
-        self._on_device = self.device.type != "cpu"
+        self._staging = Staging(self.device) if self._is_staged() else None
+        # What the device makes of the tokens, where that is not their type in the buffers.
         self._wanted: torch.dtype | None = None
-        # (batch on the device, position after it, event, what keeps the host's copy)
-        self._flight: deque[tuple[Any, int, Any, Any]] = deque()
-        # Events and what keeps buffers that were handed over but may still be read.
-        self._read: deque[tuple[Any, Any]] = deque()
-        self._pinned: set[int] = set()
-        self._stream: Any = None
-        if self._on_device:
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         super().__init__(tokens, **arguments)
 
+    def _is_staged(self) -> bool:
+        """Whether batches are copied once more, to a device."""
+        return self.device.type != "cpu"
+
     def _start(self) -> Any:  # noqa: ANN401 - the native pipeline
-        dtype = self._settings["dtype"]
-        if self._on_device and self._corpora[0].dtype.name in _WIDENED_ON_DEVICE.get(dtype, ()):
+        dtype, file_dtype = self._settings["dtype"], self._corpora[0].dtype
+        if self._staging is not None and is_widened_on_device(file_dtype, dtype):
             self._wanted = getattr(torch, dtype)
             self._settings["dtype"] = "raw"
-            self._dtype = self._corpora[0].dtype
+            self._dtype = file_dtype
             self._position_dtype = np.dtype("int32")
         return super()._start()
 
@@ -84,95 +68,48 @@ class TokenLoader(NumpyTokenLoader):
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
         """
-        if not self._on_device:
-            return _mapped(super().__next__(), torch.from_numpy, torch.from_numpy)
-        while len(self._flight) < _IN_FLIGHT:
+        staging = self._staging
+        if staging is None:
+            return converted(super().__next__(), torch.from_numpy, torch.from_numpy)
+        while not staging.is_full:
+            # One that is on its way is not kept back until the next one is gathered.
+            if len(staging) and not self._running().is_ready:
+                break
             try:
                 found = self._take()
             except Exception:
-                if self._flight:
-                    break  # Those that are under way come first; then it is raised.
+                if len(staging):
+                    break  # Those that are on their way come first; then it is raised.
                 raise
             if found is None:
                 break
-            self._send(*found)
-        if not self._flight:
+            host, position = found
+            if self._pipeline is not None:
+                first = host[0] if isinstance(host, tuple) else host
+                staging.pin(first, self._pipeline.layout[-1])
+            staging.send(host, position, self._wanted)
+        if not len(staging):
             raise StopIteration
-        batch, position, event, host = self._flight.popleft()
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(event)
-        for tensor in _tensors(batch):
-            tensor.record_stream(current)
-        # The buffer is kept from the pool until it has been read.
-        self._read.append((event, host))
-        while self._read and self._read[0][0].query():
-            self._read.popleft()
-        self._consumed = position
+        batch, self._consumed = staging.take()
         return batch
 
-    def _send(self, host: Any, position: int) -> None:  # noqa: ANN401 - a batch of arrays
-        """Starts the copy of a batch to the device."""
-        first = host if not isinstance(host, tuple) else host[0]
-        self._pin(first)
-        with torch.cuda.stream(self._stream):
-            batch = _mapped(host, self._widened, self._copied)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        self._flight.append((batch, position, event, host))
-
-    def _copied(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
-
-    def _widened(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """Copies tokens or position ids, and widens them where the type asked for is another."""
-        if self._wanted is None:
-            return self._copied(array)
-        signed, mask = _SIGNED.get(array.dtype.name, (None, 0))
-        if signed is None:
-            return self._copied(array).to(self._wanted)
-        return self._copied(array.view(signed)).to(self._wanted).bitwise_and_(mask)
-
-    def _pin(self, array: npt.NDArray[Any]) -> None:
-        """Page-locks the buffer that an array begins, once: the loader keeps its buffers."""
-        address = array.__array_interface__["data"][0]
-        if address in self._pinned or self._pipeline is None:
-            return
-        nbytes = self._pipeline.layout[-1]
-        _cudart_call("cudaHostRegister", address, nbytes, 0)
-        self._pinned.add(address)
-
     def _stop(self) -> None:
-        if self._on_device:
-            self._stream.synchronize()
-            self._read.clear()
-            for address in self._pinned:
-                _cudart_call("cudaHostUnregister", address)
-            self._pinned.clear()
+        if self._staging is not None:
+            self._staging.release()
         super()._stop()
 
+    def __del__(self) -> None:
+        """Unpins buffers, which the driver would keep otherwise."""
+        # The interpreter may be ending, and CUDA before it.
+        if getattr(self, "_staging", None) is not None:
+            with contextlib.suppress(Exception):
+                self.close()
+
     def _next_position(self) -> int:
-        return self._flight[-1][1] if self._flight else super()._next_position()
+        if self._staging is not None and len(self._staging):
+            return self._staging.last_position
+        return super()._next_position()
 
     def _forget(self) -> None:
-        self._flight.clear()
-
-
-def _cudart_call(name: str, *arguments: int) -> None:
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(getattr(runtime, name)(*arguments))
-
-
-def _mapped(batch: Any, convert: Any, convert_bounds: Any) -> Any:  # noqa: ANN401 - any of the kinds of batch
-    """The batch with its arrays converted; ``cu_seqlens`` stays int32."""
-    if isinstance(batch, PackedBatch):
-        x, y, bounds, longest, positions = batch
-        y = None if y is None else convert(y)
-        return PackedBatch(convert(x), y, convert_bounds(bounds), longest, convert(positions))
-    if isinstance(batch, Batch):
-        return Batch(convert(batch.x), convert(batch.y))
-    return convert(batch)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:  # noqa: ANN401 - any of the kinds of batch
-    items = batch if isinstance(batch, tuple) else (batch,)
-    return [item for item in items if isinstance(item, torch.Tensor)]
+        if self._staging is not None:
+            self._staging.forget()
