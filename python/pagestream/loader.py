@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from pagestream._environment import Mode
+    from pagestream._loader_options import BatchDtype, Order, Target
     from pagestream.mapping import StrPath
 
 __all__ = ["TokenLoader"]
-
-Order = Literal["shuffled", "random", "sequential", "blocked"]
-Target = Literal["shift", "block", "none"]
-BatchDtype = Literal["int64", "int32", "raw"]
 
 STATE_VERSION = 1
 

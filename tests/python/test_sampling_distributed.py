@@ -134,9 +134,15 @@ def test_a_rank_that_there_is_not_is_refused(replicas, rank):
         DistributedTokenSampler(range(8), replicas, rank)
 
 
-def test_an_empty_dataset_and_a_negative_epoch_are_refused():
-    with pytest.raises(ValueError, match="empty"):
-        DistributedTokenSampler([], 1, 0)
+def test_it_is_a_distributed_sampler_also_of_nothing():
+    ours, indices = all_ranks(DistributedTokenSampler, 0, 3)
+    assert all(isinstance(sampler, DistributedSampler) for sampler in ours)
+    theirs, expected = all_ranks(DistributedSampler, 0, 3)
+    assert indices == expected == [[], [], []]
+    assert [len(sampler) for sampler in ours] == [len(sampler) for sampler in theirs] == [0, 0, 0]
+
+
+def test_a_negative_epoch_is_refused():
     with pytest.raises(ValueError, match="-1"):
         DistributedTokenSampler(range(2), 1, 0).set_epoch(-1)
 

@@ -1,5 +1,6 @@
 """`pagestream.torch.TokenLoader`: tensors, ranks of a real process group, PyTorch's varlen masks."""
 
+import inspect
 import itertools
 import json
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from pagestream import PackedBatch, open_tokens, write_tokens
+from pagestream._loader_options import LoaderOptions
 from pagestream.errors import FileChangedError, MappedReadError
+from pagestream.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch import TokenLoader
 
 RANK = """
@@ -52,6 +55,14 @@ def test_batches_are_tensors_on_the_loaders_memory(token_file):
         assert next(loader).dtype == torch.uint16
     with TokenLoader(token_file, sequence_length=16, batch_size=4, dtype="int32") as loader:
         assert next(loader).y.dtype == torch.int32
+
+
+def test_its_options_are_those_of_the_loader_that_it_is():
+    base = inspect.signature(NumpyTokenLoader).parameters.values()
+    keywords = {parameter.name: parameter for parameter in base if parameter.kind is parameter.KEYWORD_ONLY}
+    assert LoaderOptions.__required_keys__ | LoaderOptions.__optional_keys__ == set(keywords)
+    required = {name for name, parameter in keywords.items() if parameter.default is parameter.empty}
+    assert LoaderOptions.__required_keys__ == required
 
 
 class Staged(TokenLoader):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from pagestream.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch.staging import Staging, converted, is_widened_on_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Unpack
+
+    from pagestream._loader_options import LoaderOptions
+    from pagestream.mapping import StrPath
+    from pagestream.mixture import Mixture
+    from pagestream.tokens import TokenCorpus
 
 __all__ = ["TokenLoader"]
 
@@ -39,7 +48,13 @@ class TokenLoader(NumpyTokenLoader):
         (tensor([ 8,  9, 10, 11, 12, 13, 14, 15]), torch.int64)
     """
 
-    def __init__(self, tokens: Any, *, device: torch.device | str = "cpu", **arguments: Any) -> None:  # noqa: ANN401 - as the base class
+    def __init__(
+        self,
+        tokens: TokenCorpus | Mixture | StrPath | Sequence[StrPath],
+        *,
+        device: torch.device | str = "cpu",
+        **arguments: Unpack[LoaderOptions],
+    ) -> None:
         """Starts reading ahead."""
         self.device = torch.device(device)
         self._staging = Staging(self.device) if self._is_staged() else None

@@ -6,7 +6,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler
 
 from pagestream import _environment, _native
 from pagestream.errors import StateMismatchError
@@ -20,8 +20,10 @@ __all__ = ["DistributedTokenSampler"]
 _CHUNK = 1024
 
 
-class DistributedTokenSampler(Sampler[int]):
+class DistributedTokenSampler(DistributedSampler[int]):
     """Takes the place of ``torch.utils.data.DistributedSampler``: same arguments, same counts.
+
+    It is one, for those who ask (Lightning replaces other samplers).
 
     An epoch's order is a permutation that is computed as it goes, so that a sampler of any length takes
     no memory and begins at once. Rank *r* of *w* takes its places *r*, *r + w*, *r + 2w*, …. Without
@@ -41,7 +43,7 @@ class DistributedTokenSampler(Sampler[int]):
         drop_last: See above.
 
     Raises:
-        ValueError: A rank that there is not, an empty dataset, or a variable that is no number.
+        ValueError: A rank that there is not, or a variable that is no number.
 
     Example:
         >>> from pagestream.torch import DistributedTokenSampler
@@ -58,6 +60,7 @@ class DistributedTokenSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     ) -> None:
+        # The base's initialiser would ask for a process group, and sets as attributes what here is computed.
         ready = torch.distributed.is_available() and torch.distributed.is_initialized()
         if num_replicas is None:
             num_replicas = (
@@ -68,7 +71,7 @@ class DistributedTokenSampler(Sampler[int]):
         if not 0 <= rank < num_replicas:
             message = f"rank {rank} of {num_replicas}; rank must be at least 0 and below num_replicas"
             raise ValueError(message)
-        self.dataset = dataset
+        self.dataset = dataset  # type: ignore[assignment]
         self.num_replicas = operator.index(num_replicas)
         self.rank = operator.index(rank)
         self.shuffle = shuffle
@@ -76,21 +79,18 @@ class DistributedTokenSampler(Sampler[int]):
         self.drop_last = drop_last
         self.epoch = 0
         self._length = len(dataset)
-        if self._length == 0:
-            message = "the dataset is empty"
-            raise ValueError(message)
         self._yielded = 0
         self._resume = False
 
     @property
-    def num_samples(self) -> int:
+    def num_samples(self) -> int:  # type: ignore[override]
         """How many indices each rank gets in an epoch."""
         if self.drop_last:
             return self._length // self.num_replicas
         return -(-self._length // self.num_replicas)
 
     @property
-    def total_size(self) -> int:
+    def total_size(self) -> int:  # type: ignore[override]
         """How many indices all ranks get together."""
         return self.num_samples * self.num_replicas
 
@@ -106,6 +106,8 @@ class DistributedTokenSampler(Sampler[int]):
         return self._indices(start)
 
     def _indices(self, start: int) -> Iterator[int]:
+        if not self._length:
+            return
         order = _native.Permutation(self._length, self.seed, self.epoch) if self.shuffle else None
         while start < self.num_samples:
             stop = min(start + _CHUNK, self.num_samples)
