@@ -1,0 +1,39 @@
+"""Token files as a Grain data source: `grain.MapDataset.source(TokenSource("train.bin", 1024))`."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, SupportsIndex
+
+import numpy as np
+
+from pagestream import open_tokens
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pagestream.mapping import StrPath
+
+
+class TokenSource:
+    """Windows that share no input token, as ``{"inputs": x, "targets": y}`` of int32.
+
+    It may be read by Grain's threads and shipped to its worker processes: a pickle holds paths. It has
+    the methods of `grain.sources.RandomAccessDataSource`, which is a protocol and needs no base class.
+    """
+
+    def __init__(self, path: StrPath, sequence_length: int) -> None:
+        self.tokens = open_tokens(path)
+        self.sequence_length = sequence_length
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.sequence_length
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, npt.NDArray[np.int32]]:
+        start = operator.index(index) * self.sequence_length
+        window = self.tokens.read(start, start + self.sequence_length + 1).astype(np.int32)
+        return {"inputs": window[:-1], "targets": window[1:]}
+
+    def __repr__(self) -> str:
+        # Grain's DataLoader saves this and refuses a checkpoint whose source has another.
+        return f"TokenSource({self.tokens.fingerprint}, {self.sequence_length})"

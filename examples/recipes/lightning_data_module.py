@@ -1,0 +1,52 @@
+"""Token files as a Lightning data module that is saved in the checkpoint and goes on in mid-epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningDataModule
+
+from pagestream.torch import TokenLoader
+
+if TYPE_CHECKING:
+    from pagestream.mapping import StrPath
+
+
+class TokenDataModule(LightningDataModule):
+    """Batches ``(x, y)`` of this rank's windows.
+
+    Rank and world size come from torch.distributed or the environment when the loader is made, which
+    Lightning does after it has set them up. ``trainer.fit(model, data, ckpt_path=...)`` goes on with the
+    next window, also on another number of ranks.
+
+    Args:
+        path: What `pagestream.open_tokens` takes.
+        **arguments: Of `TokenLoader`; at least `sequence_length` and `batch_size`.
+    """
+
+    def __init__(self, path: StrPath, **arguments: Any) -> None:  # noqa: ANN401 - passed through
+        super().__init__()
+        self.path = path
+        self.arguments = arguments
+        self._loader: TokenLoader | None = None
+        self._state: dict[str, Any] | None = None
+
+    def train_dataloader(self) -> TokenLoader:
+        """Starts reading, where a state was loaded from there on."""
+        self._loader = TokenLoader(self.path, **self.arguments)
+        if self._state is not None:
+            self._loader.load_state_dict(self._state)
+        return self._loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning saves under this class's name: where the stream stands, equal on all ranks."""
+        return {} if self._loader is None else self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps the state for the loader that is made next."""
+        self._state = state_dict or None
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        """Stops the loader's threads."""
+        if self._loader is not None:
+            self._loader.close()

@@ -1,0 +1,40 @@
+"""Token files in a Hugging Face `Trainer`.
+
+A run that was stopped goes on with ``trainer.train(resume_from_checkpoint=True)``: Trainer skips the
+windows that were seen by their numbers, without reading them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from pagestream.torch import TokenDataset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from pagestream.mapping import StrPath
+
+
+def collate(windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch that a causal language model wants. It shifts the labels itself."""
+    input_ids = torch.stack(windows)
+    return {"input_ids": input_ids, "labels": input_ids}
+
+
+def trainer(
+    model: PreTrainedModel, path: StrPath, *, sequence_length: int, arguments: TrainingArguments
+) -> Trainer:
+    """A Trainer whose data are all windows of `path`, each once an epoch.
+
+    Example:
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_positions=1024))
+        arguments = TrainingArguments("output", per_device_train_batch_size=8, max_steps=1000)
+        trainer(model, "train.bin", sequence_length=1024, arguments=arguments).train()
+    """
+    # Without a target of ours: x alone, of T tokens.
+    dataset = TokenDataset(path, sequence_length, stride=sequence_length, target="none")
+    return Trainer(model, arguments, train_dataset=dataset, data_collator=collate)

@@ -1,0 +1,418 @@
+"""`examples/recipes`: each with the real package, its batches held against the file's tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pagestream import write_tokens
+from pagestream.torch import TokenLoader
+
+RECIPES = Path(__file__).parents[2] / "examples/recipes"
+VOCABULARY = 1000
+LENGTH = 16
+WINDOWS = 50
+TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, LENGTH * WINDOWS + 1, "u2")
+
+
+@pytest.fixture(autouse=True)
+def _recipes(monkeypatch: pytest.MonkeyPatch):
+    """The recipes can be imported, here and in worker processes; torch takes one thread."""
+    monkeypatch.syspath_prepend(str(RECIPES))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A raw file of `TOKENS`."""
+    TOKENS.tofile(tmp_path / "tokens.bin")
+    return tmp_path / "tokens.bin"
+
+
+def every_window():
+    """Each window once, by naive slicing, with the token that follows it."""
+    return [tuple(TOKENS[start : start + LENGTH + 1].tolist()) for start in range(0, len(TOKENS) - 1, LENGTH)]
+
+
+def rows(x, y):
+    """The windows of a batch, as in `every_window`."""
+    assert x.shape == y.shape
+    assert x.shape[1] == LENGTH
+    assert x[:, 1:].tolist() == y[:, :-1].tolist()
+    return [(*inputs, targets[-1]) for inputs, targets in zip(x.tolist(), y.tolist(), strict=True)]
+
+
+def assert_once_each(windows):
+    """Nothing is lost, repeated or made up, and the order is not the file's."""
+    expected = every_window()
+    assert Counter(windows) == Counter(expected)
+    assert windows != expected
+
+
+# --- torch's DataLoader and torchdata's -----------------------------------------------------------
+
+# torchdata touches a name that torch has deprecated.
+quiet_torchdata = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+# Python warns of forking a process with threads, which is what DataLoader does.
+allow_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@quiet_torchdata
+@allow_fork
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_loader(path, workers):
+    from torch_data_loader import data_loader
+
+    loader = data_loader(path, sequence_length=LENGTH, batch_size=4, num_workers=workers)
+    epochs = []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        epochs.append([row for x, y in loader for row in rows(x, y)])
+        assert_once_each(epochs[-1])
+    assert epochs[0] != epochs[1]
+
+
+@quiet_torchdata
+@allow_fork
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [1, 6, 12])
+def test_stateful_data_loader_goes_on_in_the_middle(path, workers, steps):
+    from torch_data_loader import stateful_data_loader
+
+    def loader():
+        return stateful_data_loader(path, sequence_length=LENGTH, batch_size=4, num_workers=workers)
+
+    first = loader()
+    batches = iter(first)
+    before = [row for _ in range(steps) for row in rows(*next(batches))]
+    state = first.state_dict()
+    del batches
+    again = loader()
+    again.load_state_dict(state)
+    after = [row for x, y in again for row in rows(x, y)]
+    assert len(before) == 4 * steps
+    assert_once_each(before + after)
+
+
+@quiet_torchdata
+def test_data_loaders_of_two_ranks_share_the_windows(path, monkeypatch):
+    from torch_data_loader import data_loader
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    seen = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        batches = data_loader(path, sequence_length=LENGTH, batch_size=5)
+        seen += [row for x, y in batches for row in rows(x, y)]
+    assert_once_each(seen)
+
+
+# --- Grain ----------------------------------------------------------------------------------------
+
+
+def map_dataset(path, workers):
+    import grain
+
+    from grain_source import TokenSource
+
+    source = TokenSource(path, LENGTH)
+    dataset = grain.MapDataset.source(source).seed(1).shuffle().batch(4).to_iter_dataset()
+    return dataset.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(workers)) if workers else dataset
+
+
+def grain_data_loader(path, workers):
+    import grain
+
+    from grain_source import TokenSource
+
+    source = TokenSource(path, LENGTH)
+    sampler = grain.samplers.IndexSampler(len(source), shuffle=True, seed=1, num_epochs=1)
+    batch = grain.transforms.Batch(4)
+    return grain.DataLoader(
+        data_source=source, sampler=sampler, operations=[batch], worker_count=workers, worker_buffer_size=1
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("pipeline", [map_dataset, grain_data_loader])
+def test_grain_reads_each_window_once_and_goes_on_from_a_checkpoint(path, pipeline, workers):
+    def windows(batches):
+        return [row for batch in batches for row in rows(batch["inputs"], batch["targets"])]
+
+    batches = iter(pipeline(path, workers))
+    first = next(batches)
+    assert first["inputs"].dtype == np.int32
+    before = windows([first, *(next(batches) for _ in range(4))])
+    state = batches.get_state()
+    rest = windows(batches)
+    assert_once_each(before + rest)
+    again = iter(pipeline(path, workers))  # new, as in another process
+    again.set_state(state)
+    assert windows(again) == rest
+
+
+def test_grain_takes_the_source_for_one_of_its_own(path):
+    import grain
+
+    from grain_source import TokenSource
+
+    source = TokenSource(path, LENGTH)
+    assert isinstance(source, grain.sources.RandomAccessDataSource)
+    assert repr(source) == repr(TokenSource(path, LENGTH)) != repr(TokenSource(path, 8))
+    # Grain's DataLoader compares what is saved with what is there.
+    state = iter(grain_data_loader(path, 0)).get_state()
+    TOKENS[::-1].tofile(path)
+    with pytest.raises(ValueError, match="Source"):
+        iter(grain_data_loader(path, 0)).set_state(state)
+
+
+# --- Megatron-LM ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _megatron():
+    """megatron-core warns at its import: of what is not installed, and of what it will do without."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.core  # noqa: F401
+
+
+def gpt_dataset(folder, *, create_attention_mask):
+    """Megatron's own dataset over `TOKENS`."""
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.utils import Split
+    from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
+
+    prefix = str(folder / "corpus")
+    write_tokens(prefix, [TOKENS], dtype="uint16", format="megatron")
+    config = GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=LENGTH,
+        blend=([prefix], None),
+        split="1",
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=create_attention_mask,
+        tokenizer=NullTokenizer(VOCABULARY),
+        path_to_cache=str(folder / "cache"),
+    )
+    indexed = IndexedDataset(prefix)
+    return GPTDataset(indexed, prefix, np.arange(1, dtype=np.int32), WINDOWS, Split.train, config)
+
+
+@pytest.mark.usefixtures("_megatron")
+@pytest.mark.parametrize("create_attention_mask", [True, False])
+def test_megatron_batches_are_those_of_its_gpt_dataset(tmp_path, create_attention_mask):
+    from megatron_external import PretrainingBatches
+
+    dataset = gpt_dataset(tmp_path, create_attention_mask=create_attention_mask)
+    batch_of = {}
+    for theirs in torch.utils.data.DataLoader(dataset, batch_size=5):
+        for row in range(5):
+            tokens = tuple(theirs["tokens"][row].tolist())
+            batch_of[tokens] = {name: value[row] for name, value in theirs.items()}
+    assert len(batch_of) == WINDOWS
+    with TokenLoader(tmp_path / "corpus", sequence_length=LENGTH, batch_size=5, epochs=1) as loader:
+        seen = []
+        for ours in PretrainingBatches(loader, create_attention_mask=create_attention_mask):
+            seen += rows(ours["tokens"], ours["labels"])
+            assert ours.keys() == theirs.keys()
+            for name, value in ours.items():
+                expected = torch.stack([batch_of[tuple(row.tolist())][name] for row in ours["tokens"]])
+                assert value.dtype == expected.dtype, name
+                assert torch.equal(value, expected), name
+    assert_once_each(seen)
+
+
+RANK = """
+import json, sys
+import torch.distributed
+from megatron.core import parallel_state as mpu
+from megatron.core.rerun_state_machine import RerunDataIterator
+from megatron_external import PretrainingBatches
+from pagestream.torch import TokenLoader
+
+path, state_path, out = sys.argv[1:]
+torch.distributed.init_process_group("gloo")
+mpu.initialize_model_parallel()
+rank, world_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+loader = TokenLoader(
+    path, sequence_length=16, batch_size=4 // world_size, epochs=1, drop_last=False, rank=rank,
+    world_size=world_size,
+)
+batches = PretrainingBatches(loader)
+if state_path != "-":
+    with open(state_path) as file:
+        batches.restore_state(json.load(file))
+iterator = RerunDataIterator(batches)  # what Megatron makes of an external iterator
+seen = []
+for step in range(5 if state_path == "-" else 8):
+    batch = next(iterator)
+    iterator.advance()
+    seen += [(*x, y[-1]) for x, y in zip(batch["tokens"].tolist(), batch["labels"].tolist())]
+with open(f"{out}.{rank}", "w") as file:
+    json.dump({"seen": seen, "state": iterator.iterable.save_state()}, file)
+loader.close()
+mpu.destroy_model_parallel()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_megatron_ranks_stop_and_go_on_at_another_number(tmp_path, path):
+    script = tmp_path / "rank.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(RECIPES)!r})\n{RANK}")
+
+    def ranks(world_size, state):
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        arguments = [str(script), str(path), state, str(tmp_path / f"out{world_size}")]
+        done = subprocess.run(
+            [sys.executable, *launcher, *arguments], capture_output=True, text=True, check=False, timeout=110
+        )
+        assert done.returncode == 0, done.stderr
+        found = [json.loads((tmp_path / f"out{world_size}.{rank}").read_text()) for rank in range(world_size)]
+        return [tuple(row) for rank in found for row in rank["seen"]], [rank["state"] for rank in found]
+
+    before, states = ranks(2, "-")
+    assert states[0] == states[1]
+    (tmp_path / "state.json").write_text(json.dumps(states[1]))
+    after, _ = ranks(1, str(tmp_path / "state.json"))
+    assert_once_each(before + after)
+
+
+# --- Hugging Face Trainer -------------------------------------------------------------------------
+
+
+def trained(path, folder, **more):
+    """What a tiny model was given in two epochs, batch by batch."""
+    from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+
+    from transformers_trainer import trainer
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": 8, "n_layer": 1, "n_head": 1}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    given = []
+    model.register_forward_pre_hook(lambda _, __, batch: given.append(batch), with_kwargs=True)
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        save_strategy="steps",
+        save_steps=7,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer(model, path, sequence_length=LENGTH, arguments=arguments).train(**more)
+    for batch in given:
+        assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+        # The model shifts the labels.
+        assert torch.equal(batch["input_ids"], batch["labels"])
+    return [[tuple(row) for row in batch["input_ids"].tolist()] for batch in given]
+
+
+# DataLoader's pin_memory does nothing where there is no accelerator, and says so.
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+def test_trainer_resumes_with_the_next_batch(path, tmp_path):
+    whole = trained(path, tmp_path / "output")
+    steps = len(whole) // 2
+    for epoch in (whole[:steps], whole[steps:]):
+        inputs = [row for batch in epoch for row in batch]
+        assert Counter(inputs) == Counter(window[:-1] for window in every_window())
+    for step in (7, 14):  # in the first epoch and in the second
+        checkpoint = tmp_path / f"output/checkpoint-{step}"
+        resumed = trained(path, tmp_path / "output", resume_from_checkpoint=str(checkpoint))
+        assert resumed == whole[step:]
+
+
+# --- Lightning ------------------------------------------------------------------------------------
+
+
+def fitted(path, folder, *, batch_size, ckpt_path=None, **limits):
+    """The windows that a tiny model was given."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from lightning_data_module import TokenDataModule
+
+    class Model(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(VOCABULARY, 4)
+            self.seen = []
+
+        def training_step(self, batch, _):
+            x, y = batch
+            self.seen += rows(x, y)
+            logits = self.table(x) @ self.table.weight.T
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    model, data = Model(), TokenDataModule(path, sequence_length=LENGTH, batch_size=batch_size, seed=3)
+    trainer = Trainer(
+        accelerator="cpu",
+        callbacks=[ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **limits,
+    )
+    trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
+    return model.seen
+
+
+# Lightning asks torch's tree utilities in a way that is deprecated.
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+class TestLightning:
+    def test_goes_on_in_the_middle_of_an_epoch(self, path, tmp_path):
+        whole = fitted(path, tmp_path / "whole", batch_size=5, max_epochs=2)
+        assert_once_each(whole[:WINDOWS])
+        assert_once_each(whole[WINDOWS:])
+        assert whole[:WINDOWS] != whole[WINDOWS:]
+        for step in (4, 16):  # in the first epoch and in the second
+            checkpoint = tmp_path / f"whole/step={step}.ckpt"
+            state = torch.load(checkpoint, weights_only=True)["TokenDataModule"]
+            assert state["samples_consumed"] == 5 * step
+            resumed = fitted(path, tmp_path / "whole", batch_size=5, ckpt_path=checkpoint, max_epochs=2)
+            assert resumed == whole[5 * step :]
+
+    def test_goes_on_at_another_number_of_ranks(self, path, tmp_path, monkeypatch):
+        before = fitted(path, tmp_path, batch_size=10, max_steps=4)
+        checkpoint = tmp_path / "step=4.ckpt"
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        after = []
+        for rank in "01":
+            monkeypatch.setenv("RANK", rank)
+            after += fitted(path, tmp_path, batch_size=5, ckpt_path=checkpoint, max_epochs=1)
+        assert len(before) == 40
+        assert_once_each(before + after)
+
+    def test_the_state_in_a_checkpoint_also_serves_without_a_trainer(self, path, tmp_path):
+        from lightning_data_module import TokenDataModule
+
+        before = fitted(path, tmp_path, batch_size=10, max_steps=4)
+        state = torch.load(tmp_path / "step=4.ckpt", weights_only=True)["TokenDataModule"]
+        data = TokenDataModule(path, sequence_length=LENGTH, batch_size=10, seed=3, epochs=1)
+        data.load_state_dict(state)
+        after = [row for x, y in data.train_dataloader() for row in rows(x, y)]
+        assert_once_each(before + after)
+        assert data.state_dict()["samples_consumed"] == WINDOWS
+        data.teardown("fit")
