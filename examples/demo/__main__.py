@@ -28,6 +28,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-files", type=_positive, help="source files to read (default: all)")
     parser.add_argument("--rounds", type=_positive, default=9, help="rounds of the side-by-side timings (9)")
     parser.add_argument(
+        "--cold-mib",
+        type=_positive,
+        default=1024,
+        metavar="MIB",
+        help="size of the file that is read cold; removed at the end (1024)",
+    )
+    parser.add_argument(
         "--min-loss-drop",
         type=float,
         default=3.0,

@@ -34,7 +34,7 @@ def compare(train_path: Path, weights_path: Path) -> list[Row]:
         A row for each pair; none where the kernel does not count RssAnon.
     """
     pairs = [
-        (f"{BATCHES} batches 64 x 1024", "TokenDataset", "nanoGPT get_batch", train_path),
+        (f"{BATCHES} batches 64 x 1024", "TokenLoader", "nanoGPT get_batch", train_path),
         ("all weights, summed", "open_checkpoint", "safetensors, NumPy", weights_path),
         ("all weights, summed", "load_file", "safetensors, torch", weights_path),
     ]
@@ -75,15 +75,15 @@ def _resident_bytes() -> int | None:
 
 def _work(name: str, path: Path) -> object:
     """Does the work of one contender and returns what a user would still hold of it."""
-    import compare_tokens
+    import batches
     import compare_weights
-    import pagestream.torch
+    from pagestream.torch import TokenLoader
 
-    if name == "TokenDataset":
-        dataset = pagestream.torch.TokenDataset(pagestream.open_tokens(path), SHAPE[1])
-        return _last(compare_tokens.pagestream_batch(dataset, SHAPE[0]) for _ in range(BATCHES))
+    if name == "TokenLoader":
+        loader = TokenLoader(path, sequence_length=SHAPE[1], batch_size=SHAPE[0], order="random")
+        return loader, _last(next(loader) for _ in range(BATCHES))
     if name == "nanoGPT get_batch":
-        return _last(compare_tokens.nanogpt_batch(path, SHAPE) for _ in range(BATCHES))
+        return _last(batches.nanogpt_batch(path, SHAPE) for _ in range(BATCHES))
     readers: dict[str, Callable[[Path], Mapping[str, Any]]] = {
         "open_checkpoint": compare_weights.pagestream_numpy,
         "safetensors, NumPy": compare_weights.safetensors_numpy,

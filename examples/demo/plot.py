@@ -28,34 +28,46 @@ THEIRS = "#9aa1a8"
 LOSS = "#2b5c9e"
 
 
-def draw(path: Path, curve: LossCurve, tokens: list[Row], weights: list[Row], memory: list[Row]) -> None:
+def draw(
+    path: Path,
+    curve: LossCurve,
+    *,
+    batches: list[Row],
+    cold: list[Row],
+    weights: list[Row],
+    memory: list[Row],
+) -> None:
     """Writes the picture as a PNG.
 
     Args:
         path: Where.
         curve: The losses.
-        tokens: Rows of `compare_tokens`.
+        batches: Rows of `compare_tokens`.
+        cold: Rows of `compare_cold`.
         weights: Rows of `compare_weights`.
         memory: Rows of `compare_memory`; may be empty.
     """
-    figure, axes = plt.subplots(2, 2, figsize=(13, 8.5), layout="constrained")
-    _loss(axes[0, 0], curve)
+    panels = [["loss", "batches"], ["cold", "memory"], ["weights", "weights"]]
+    figure, axes = plt.subplot_mosaic(panels, figsize=(13, 12.5), layout="constrained")
+    _loss(axes["loss"], curve)
+
+    def million_tokens(row: Row, seconds: float) -> float:
+        return row.work_tokens / seconds / 1e6
+
+    rate = "million tokens a second"
+    title = "Random batches from the page cache (more is better)"
+    _bars(axes["batches"], batches, title=title, label=rate, value=million_tokens)
+    title = "Random batches from storage, page cache cold (more is better)"
+    _bars(axes["cold"], cold, title=title, label=rate, value=million_tokens)
     _bars(
-        axes[0, 1],
-        tokens,
-        title="Random batches from the page cache (more is better)",
-        label="million tokens a second",
-        value=lambda row, seconds: row.work_tokens / seconds / 1e6,
-    )
-    _bars(
-        axes[1, 0],
+        axes["weights"],
         weights,
         title="Opening and reading the weights (less is better)",
         label="milliseconds",
         value=lambda _, seconds: 1e3 * seconds,
     )
     _bars(
-        axes[1, 1],
+        axes["memory"],
         memory,
         title="Growth of a process's own memory, RssAnon (less is better)",
         label="MiB",

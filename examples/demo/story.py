@@ -15,6 +15,7 @@ import tokenizers
 import torch
 
 import checkpoint
+import compare_cold
 import compare_memory
 import compare_tokens
 import compare_weights
@@ -89,12 +90,15 @@ def tell(options: argparse.Namespace) -> None:
         effort = {"rounds": options.rounds, "round_seconds": ROUND_SECONDS}
         groups = {
             "batches": compare_tokens.compare(text.train_path, **effort),
+            "cold": compare_cold.compare(
+                text.train_path, size_bytes=options.cold_mib * 2**20, rounds=options.rounds
+            ),
             "weights": compare_weights.compare(trained.path, **effort),
             "memory": compare_memory.compare(text.train_path, trained.path),
         }
         print(measure.table([row for rows in groups.values() for row in rows]))
     with sections.section("plot", "A picture"):
-        plot.draw(output / "demo.png", trained.curve, groups["batches"], groups["weights"], groups["memory"])
+        plot.draw(output / "demo.png", trained.curve, **groups)
         print("   demo.png")
     results = {
         "environment": _environment(),

@@ -1,18 +1,18 @@
-"""The training loop: windows from a mapped token file, through torch's own `DataLoader`."""
+"""The training loop: windows of a token file, made ahead by a `TokenLoader`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, default_collate
 from tqdm import tqdm
 
-import pagestream.torch
+import pagestream
 from files import DemoError
 from model import Gpt, ModelSettings, next_token_loss
+from pagestream.torch import TokenLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,23 +70,6 @@ def pick_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def training_batches(path: Path, settings: TrainSettings, sequence_tokens: int) -> DataLoader[Any]:
-    """Random windows of a token file.
-
-    The sampler draws with replacement: it needs a number per window it draws and not one per window
-    there is, so the file may be of any size.
-    """
-    tokens = pagestream.open_tokens(path)
-    dataset = pagestream.torch.TokenDataset(tokens, sequence_tokens)
-    sampler = RandomSampler(
-        dataset,
-        replacement=True,
-        num_samples=settings.steps * settings.batch_windows,
-        generator=torch.Generator().manual_seed(settings.seed),
-    )
-    return DataLoader(dataset, batch_size=settings.batch_windows, sampler=sampler)
-
-
 def validation_batch(path: Path, windows: int, sequence_tokens: int) -> Batch:
     """Windows spread evenly over a token file.
 
@@ -94,13 +77,16 @@ def validation_batch(path: Path, windows: int, sequence_tokens: int) -> Batch:
         DemoError: The file is shorter than one window.
     """
     tokens = pagestream.open_tokens(path)
-    if len(tokens) <= sequence_tokens:
+    last_start = len(tokens) - sequence_tokens - 1
+    if last_start < 0:
         message = f"{path}: {len(tokens)} tokens are too few for windows of {sequence_tokens}; use more files"
         raise DemoError(message)
-    dataset = pagestream.torch.TokenDataset(tokens, sequence_tokens)
-    starts = [number * len(dataset) // windows for number in range(windows)]
-    x, y = default_collate(dataset.__getitems__(starts))
-    return x, y
+    stride = max(1, last_start // windows)
+    with TokenLoader(
+        tokens, sequence_length=sequence_tokens, batch_size=windows, stride=stride, order="sequential"
+    ) as loader:
+        x, y = next(loader)
+        return x, y
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
@@ -148,12 +134,20 @@ def train(
     held_out = x.to(device), y.to(device)
     curve = LossCurve(train=[], validation_steps=[0], validation=[evaluate(model, held_out)])
     interval_steps = max(1, settings.steps // settings.evaluations)
-    batches = training_batches(train_path, settings, model_settings.context_tokens)
-    with tqdm(batches, desc=f"train on {device.type}", unit="step") as progress:
-        for step, (x, y) in enumerate(progress):
+    with (
+        TokenLoader(
+            train_path,
+            sequence_length=model_settings.context_tokens,
+            batch_size=settings.batch_windows,
+            seed=settings.seed,
+            device=device,
+        ) as batches,
+        tqdm(range(settings.steps), desc=f"train on {device.type}", unit="step") as progress,
+    ):
+        for step in progress:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, settings)
-            curve.train.append(_update(model, optimizer, (x.to(device), y.to(device))))
+            curve.train.append(_update(model, optimizer, next(batches)))
             if (step + 1) % interval_steps == 0 or step + 1 == settings.steps:
                 curve.validation_steps.append(step + 1)
                 curve.validation.append(evaluate(model, held_out))

@@ -2,12 +2,17 @@
 
 import dataclasses
 import json
+import mmap
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+from pagestream import MappedFile
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo"
 FILES = {
@@ -20,7 +25,7 @@ FILES = {
     "train.bin",
     "val.bin",
 }
-LITTLE = ("--steps", "3", "--max-files", "40", "--rounds", "1")
+LITTLE = ("--steps", "3", "--max-files", "40", "--rounds", "1", "--cold-mib", "8")
 STOP_AFTER_TRAINING = ("--min-loss-drop", "100")
 FOUND = "found complete from an earlier run"
 
@@ -116,6 +121,14 @@ def test_every_comparison_is_printed_with_its_verdict(runs: tuple[Run, Run]) -> 
         assert any(line.endswith(verdict) for line in lines), row
 
 
+def test_cold_reads_are_compared_too(runs: tuple[Run, Run]) -> None:
+    for run in runs:
+        rows = [row for row in run.results["comparisons"] if row["group"].startswith("cold")]
+        assert [row["theirs"] for row in rows] == ["nanoGPT get_batch", "np.memmap, MADV_RANDOM"]
+        assert all(row["ours"] == "TokenLoader" for row in rows)
+        assert "from a file of 8 MiB" in rows[0]["group"]
+
+
 def test_second_run_reuses_and_says_so(runs: tuple[Run, Run]) -> None:
     first, second = runs
     assert first.printed.count(FOUND) == 0
@@ -165,6 +178,65 @@ def test_wrong_use(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     place = Workplace(tmp_path)
     assert place.run(*arguments).returncode == 2
     assert not place.output.exists()
+
+
+@pytest.fixture
+def _demo_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DEMO))
+
+
+@pytest.mark.usefixtures("_demo_modules")
+def test_a_file_that_stays_in_the_page_cache_is_not_called_cold(tmp_path: Path) -> None:
+    import compare_cold
+    from files import DemoError
+
+    path = tmp_path / "cold.bin"
+    path.write_bytes(bytes(16 * mmap.PAGESIZE))
+    compare_cold.evict(path)
+    with MappedFile(path) as held:
+        assert held.residency().fraction == 0
+        held.lock()
+        with pytest.raises(DemoError, match=r"100% of .*cold\.bin stay in the page cache"):
+            compare_cold.evict(path)
+
+
+@pytest.mark.usefixtures("_demo_modules")
+def test_a_disk_without_room_is_said_in_a_sentence(tmp_path: Path) -> None:
+    import compare_cold
+    from files import DemoError
+
+    with (
+        pytest.raises(DemoError, match="are free; see --cold-mib"),
+        compare_cold.cold_file(tmp_path / "cold.bin", np.zeros(8, "u2"), 1 << 60),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_demo_modules")
+def test_wrong_batches_are_found() -> None:
+    import batches
+    from files import DemoError
+
+    tokens = np.random.default_rng(0).integers(0, 5000, 3000, "u2")
+    x, y = batches.windows_batch(tokens, (8, 16))
+    content = tokens.tobytes()
+    batches.check(content, (8, 16), "right", [(x, y)])
+    other = x.clone()
+    other[3, 5] ^= 1
+    shifted = torch.from_numpy(np.frombuffer(content[1:-1], "u2")[:136].reshape(8, 17).astype("i8"))
+    wrong = {
+        "another type": (x.int(), y.int()),
+        "another shape": (x[:4], y[:4]),
+        "y is x": (x, x),
+        "another token": (other, torch.cat([other[:, 1:], y[:, -1:]], 1)),
+        "too large a token": (x + 65536, y + 65536),
+        "half a token away": (shifted[:, :-1].contiguous(), shifted[:, 1:].contiguous()),
+        "always the same": (x[:1].repeat(8, 1), y[:1].repeat(8, 1)),
+    }
+    for name, batch in wrong.items():
+        with pytest.raises(DemoError, match=f"^{name} gave"):
+            batches.check(content, (8, 16), name, [batch])
 
 
 def test_too_few_files_is_said_in_a_sentence(tmp_path: Path) -> None:

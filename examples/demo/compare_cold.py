@@ -1,0 +1,149 @@
+"""Random batches from storage: a file larger than the caches of a disk, dropped from the page cache.
+
+The file holds the training tokens over and over. It is removed at the end. Before each pass it is dropped
+from the page cache, which needs no privilege, and looked at: what is still there is an error. What lies
+below the page cache (the disk's own memory, that of a virtual machine's host) is out of reach, so each
+pass reads windows of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from batches import Batch, Shape, check, nanogpt_batch, windows_batch
+from files import DemoError, written_whole
+from measure import Measured, Row
+from pagestream import MappedFile
+from pagestream.torch import TokenLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SHAPE = (64, 1024)
+BATCHES = 16
+RESIDENT_LIMIT = 0.01
+
+OURS = "TokenLoader"
+THEIRS = ("nanoGPT get_batch", "np.memmap, MADV_RANDOM")
+
+
+def compare(train_path: Path, *, size_bytes: int, rounds: int) -> list[Row]:
+    """Reads the contenders' batches from a cold file, in turn.
+
+    Args:
+        train_path: A token file of `uint16`.
+        size_bytes: The least size of the file that is made from it, beside it.
+        rounds: How often each gets its turn. Every other round goes through them backwards.
+
+    Raises:
+        DemoError: The file does not leave the page cache, there is no room for it, or a batch is wrong.
+    """
+    tokens = np.fromfile(train_path, np.uint16)
+    # One period, and as much of the next as a window can reach into.
+    content = np.resize(tokens, len(tokens) + SHAPE[1] + 1).tobytes()
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    with cold_file(train_path.with_name("cold.bin"), tokens, size_bytes) as path:
+        names = list(WAYS)
+        for number in range(rounds):
+            for place, name in enumerate(names):
+                evict(path)
+                seconds[name].append(_timed_pass(path, name, content, seed=number * len(names) + place))
+            names.reverse()
+        file_bytes = path.stat().st_size
+    return [
+        Row(
+            group=f"cold batches: the same from a file of {file_bytes / 2**20:,.0f} MiB that is not in it",
+            case=f"{SHAPE[0]} x {SHAPE[1]} tokens",
+            ours=OURS,
+            theirs=theirs,
+            unit="seconds",
+            our_value=Measured.of(seconds[OURS]),
+            their_value=Measured.of(seconds[theirs]),
+            work_tokens=BATCHES * SHAPE[0] * SHAPE[1],
+        )
+        for theirs in THEIRS
+    ]
+
+
+@contextlib.contextmanager
+def cold_file(path: Path, tokens: np.ndarray[Any, Any], size_bytes: int) -> Iterator[Path]:
+    """A file of the tokens, repeated until it has at least that size; gone afterwards.
+
+    Raises:
+        DemoError: The disk has no room for it.
+    """
+    free_bytes = shutil.disk_usage(path.parent).free
+    if free_bytes < size_bytes + 2**28:
+        message = (
+            f"{path} takes {size_bytes / 2**20:,.0f} MiB, {free_bytes / 2**20:,.0f} are free; see --cold-mib"
+        )
+        raise DemoError(message)
+    period = tokens.tobytes()
+    try:
+        with written_whole(path) as partial, partial.open("wb") as file:
+            for _ in range(-(-size_bytes // len(period))):
+                file.write(period)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def evict(path: Path) -> None:
+    """Drops a file from the page cache.
+
+    Raises:
+        DemoError: It is still there, as on a file system that is made of memory.
+    """
+    with MappedFile(path) as file:
+        file.evict()
+        resident = file.residency().fraction
+    if resident > RESIDENT_LIMIT:
+        message = (
+            f"{resident:.0%} of {path} stay in the page cache, so nothing can be said about cold reads; "
+            "is --output on a disk?"
+        )
+        raise DemoError(message)
+
+
+def _timed_pass(path: Path, name: str, content: bytes, *, seed: int) -> float:
+    """Seconds from opening the file to the last batch; the batches are checked after that."""
+    begin = time.perf_counter()
+    batches, close = WAYS[name](path, SHAPE, seed)
+    seconds = time.perf_counter() - begin
+    close()
+    check(content, SHAPE, name, batches)
+    return seconds
+
+
+def _loaded(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Callable[[], None]]:
+    loader = TokenLoader(path, sequence_length=shape[1], batch_size=shape[0], order="random", seed=seed)
+    return [next(loader) for _ in range(BATCHES)], loader.close
+
+
+def _mapped_anew(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Callable[[], None]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nanogpt_batch(path, shape, generator) for _ in range(BATCHES)], _nothing
+
+
+def _mapped_random(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Callable[[], None]]:
+    generator = torch.Generator().manual_seed(seed)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapping.madvise(mmap.MADV_RANDOM)
+    data = np.frombuffer(mapping, np.uint16)
+    return [windows_batch(data, shape, generator) for _ in range(BATCHES)], _nothing
+
+
+def _nothing() -> None:
+    """What there is to close where a map goes with its last user."""
+
+
+WAYS = {OURS: _loaded, THEIRS[0]: _mapped_anew, THEIRS[1]: _mapped_random}
