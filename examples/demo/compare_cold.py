@@ -135,10 +135,9 @@ def _mapped_anew(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Call
 
 def _mapped_random(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Callable[[], None]]:
     generator = torch.Generator().manual_seed(seed)
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.memmap(path, dtype=np.uint16, mode="r")
+    mapping: Any = data.base
     mapping.madvise(mmap.MADV_RANDOM)
-    data = np.frombuffer(mapping, np.uint16)
     return [windows_batch(data, shape, generator) for _ in range(BATCHES)], _nothing
 
 

@@ -55,9 +55,9 @@ def draw(
         return row.work_tokens / seconds / 1e6
 
     rate = "million tokens a second"
-    title = "Random batches from the page cache (more is better)"
+    title = "Random batches, page cache warm (more is better)"
     _bars(axes["batches"], batches, title=title, label=rate, value=million_tokens)
-    title = "Random batches from storage, page cache cold (more is better)"
+    title = "Random batches, page cache cold (more is better)"
     _bars(axes["cold"], cold, title=title, label=rate, value=million_tokens)
     _bars(
         axes["weights"],
@@ -69,7 +69,7 @@ def draw(
     _bars(
         axes["memory"],
         memory,
-        title="Growth of a process's own memory, RssAnon (less is better)",
+        title="Growth of own memory, RssAnon (less is better)",
         label="MiB",
         value=lambda _, size_bytes: size_bytes / 2**20,
     )

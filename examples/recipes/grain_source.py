@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class TokenSource:
     """Windows that share no input token, as ``{"inputs": x, "targets": y}`` of int32.
 
+    Grain's shuffle of 2^k + 1 elements, with an even k of 16 or more, gives one of them twice and leaves
+    out the last (seen in Grain 0.2.18); a source of such a length wants one element less.
+
     It may be read by Grain's threads and shipped to its worker processes: a pickle holds paths. It has
     the methods of `grain.sources.RandomAccessDataSource`, which is a protocol and needs no base class.
     """

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningDataModule
 from pagestream.torch import TokenLoader
 
 if TYPE_CHECKING:
+    from pagestream import Mixture, TokenCorpus
     from pagestream.mapping import StrPath
 
 
@@ -19,21 +20,25 @@ class TokenDataModule(LightningDataModule):
     Lightning does after it has set them up. ``trainer.fit(model, data, ckpt_path=...)`` goes on with the
     next window, also on another number of ranks.
 
+    Lightning's epoch is ``len(loader)`` batches. A `Mixture` that repeats has no length: then pass
+    `Trainer` a number as ``limit_train_batches``. Without it Lightning takes a batch ahead to see whether
+    there is one, and a checkpoint would skip it.
+
     Args:
-        path: What `pagestream.open_tokens` takes.
+        tokens: What `TokenLoader` takes: a path, a corpus or a `Mixture`.
         **arguments: Of `TokenLoader`; at least `sequence_length` and `batch_size`.
     """
 
-    def __init__(self, path: StrPath, **arguments: Any) -> None:  # noqa: ANN401 - passed through
+    def __init__(self, tokens: StrPath | TokenCorpus | Mixture, **arguments: Any) -> None:  # noqa: ANN401 - passed through
         super().__init__()
-        self.path = path
+        self.tokens = tokens
         self.arguments = arguments
         self._loader: TokenLoader | None = None
         self._state: dict[str, Any] | None = None
 
     def train_dataloader(self) -> TokenLoader:
         """Starts reading, where a state was loaded from there on."""
-        self._loader = TokenLoader(self.path, **self.arguments)
+        self._loader = TokenLoader(self.tokens, **self.arguments)
         if self._state is not None:
             self._loader.load_state_dict(self._state)
         return self._loader

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagestream import write_tokens
+from pagestream import Mixture, open_tokens, write_tokens
 from pagestream.torch import TokenLoader
 
 RECIPES = Path(__file__).parents[2] / "examples/recipes"
@@ -343,7 +343,7 @@ def test_trainer_resumes_with_the_next_batch(path, tmp_path):
 # --- Lightning ------------------------------------------------------------------------------------
 
 
-def fitted(path, folder, *, batch_size, ckpt_path=None, **limits):
+def fitted(tokens, folder, *, batch_size, ckpt_path=None, **limits):
     """The windows that a tiny model was given."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -365,7 +365,7 @@ def fitted(path, folder, *, batch_size, ckpt_path=None, **limits):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    model, data = Model(), TokenDataModule(path, sequence_length=LENGTH, batch_size=batch_size, seed=3)
+    model, data = Model(), TokenDataModule(tokens, sequence_length=LENGTH, batch_size=batch_size, seed=3)
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)],
@@ -404,6 +404,18 @@ class TestLightning:
             after += fitted(path, tmp_path, batch_size=5, ckpt_path=checkpoint, max_epochs=1)
         assert len(before) == 40
         assert_once_each(before + after)
+
+    def test_a_mixture_without_end_is_not_read_ahead_of_its_state(self, path, tmp_path):
+        def mixture():
+            return Mixture([(open_tokens(path), 0.5), (open_tokens(path, dtype="u2"), 0.5)])
+
+        options = {"batch_size": 5, "limit_train_batches": 8}
+        whole = fitted(mixture(), tmp_path / "whole", max_epochs=2, **options)
+        assert len(whole) == 80
+        for step in (4, 12):
+            checkpoint = tmp_path / f"whole/step={step}.ckpt"
+            rest = fitted(mixture(), tmp_path / "whole", ckpt_path=checkpoint, max_epochs=2, **options)
+            assert rest == whole[5 * step :]
 
     def test_the_state_in_a_checkpoint_also_serves_without_a_trainer(self, path, tmp_path):
         from lightning_data_module import TokenDataModule
