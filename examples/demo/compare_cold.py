@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from batches import Batch, Shape, check, nanogpt_batch, windows_batch
 from files import DemoError, written_whole
 from measure import Measured, Row
 from pagestream import MappedFile
 from pagestream.torch import TokenLoader
+from token_batches import Batch, Shape, check, nanogpt_batch, windows_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -75,15 +75,15 @@ def _resident_bytes() -> int | None:
 
 def _work(name: str, path: Path) -> object:
     """Does the work of one contender and returns what a user would still hold of it."""
-    import batches
     import compare_weights
+    import token_batches
     from pagestream.torch import TokenLoader
 
     if name == "TokenLoader":
         loader = TokenLoader(path, sequence_length=SHAPE[1], batch_size=SHAPE[0], order="random")
         return loader, _last(next(loader) for _ in range(BATCHES))
     if name == "nanoGPT get_batch":
-        return _last(batches.nanogpt_batch(path, SHAPE) for _ in range(BATCHES))
+        return _last(token_batches.nanogpt_batch(path, SHAPE) for _ in range(BATCHES))
     readers: dict[str, Callable[[Path], Mapping[str, Any]]] = {
         "open_checkpoint": compare_weights.pagestream_numpy,
         "safetensors, NumPy": compare_weights.safetensors_numpy,

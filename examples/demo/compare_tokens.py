@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from batches import Batch, Shape, check, nanogpt_batch, strided_batch
 from measure import Row, alternate
 from pagestream.torch import TokenLoader
+from token_batches import Batch, Shape, check, nanogpt_batch, strided_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

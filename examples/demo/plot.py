@@ -47,8 +47,11 @@ def draw(
         weights: Rows of `compare_weights`.
         memory: Rows of `compare_memory`; may be empty.
     """
-    panels = [["loss", "batches"], ["cold", "memory"], ["weights", "weights"]]
-    figure, axes = plt.subplot_mosaic(panels, figsize=(13, 12.5), layout="constrained")
+    figure, axes = plt.subplot_mosaic(
+        [["loss", "batches"], ["cold", "memory"], ["weights", "weights"]],
+        figsize=(13, 12.5),
+        layout="constrained",
+    )
     _loss(axes["loss"], curve)
 
     def million_tokens(row: Row, seconds: float) -> float:

@@ -215,13 +215,13 @@ def test_a_disk_without_room_is_said_in_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_demo_modules")
 def test_wrong_batches_are_found() -> None:
-    import batches
+    import token_batches
     from files import DemoError
 
     tokens = np.random.default_rng(0).integers(0, 5000, 3000, "u2")
-    x, y = batches.windows_batch(tokens, (8, 16))
+    x, y = token_batches.windows_batch(tokens, (8, 16))
     content = tokens.tobytes()
-    batches.check(content, (8, 16), "right", [(x, y)])
+    token_batches.check(content, (8, 16), "right", [(x, y)])
     other = x.clone()
     other[3, 5] ^= 1
     shifted = torch.from_numpy(np.frombuffer(content[1:-1], "u2")[:136].reshape(8, 17).astype("i8"))
@@ -236,7 +236,7 @@ def test_wrong_batches_are_found() -> None:
     }
     for name, batch in wrong.items():
         with pytest.raises(DemoError, match=f"^{name} gave"):
-            batches.check(content, (8, 16), name, [batch])
+            token_batches.check(content, (8, 16), name, [batch])
 
 
 def test_too_few_files_is_said_in_a_sentence(tmp_path: Path) -> None:

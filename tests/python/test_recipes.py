@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -17,6 +18,7 @@ from pagestream import Mixture, open_tokens, write_tokens
 from pagestream.torch import TokenLoader
 
 RECIPES = Path(__file__).parents[2] / "examples/recipes"
+MEGATRON_RANK = Path(__file__).parent / "support/megatron_rank.py"
 VOCABULARY = 1000
 LENGTH = 16
 WINDOWS = 50
@@ -237,50 +239,18 @@ def test_megatron_batches_are_those_of_its_gpt_dataset(tmp_path, create_attentio
     assert_once_each(seen)
 
 
-RANK = """
-import json, sys
-import torch.distributed
-from megatron.core import parallel_state as mpu
-from megatron.core.rerun_state_machine import RerunDataIterator
-from megatron_external import PretrainingBatches
-from pagestream.torch import TokenLoader
-
-path, state_path, out = sys.argv[1:]
-torch.distributed.init_process_group("gloo")
-mpu.initialize_model_parallel()
-rank, world_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
-loader = TokenLoader(
-    path, sequence_length=16, batch_size=4 // world_size, epochs=1, drop_last=False, rank=rank,
-    world_size=world_size,
-)
-batches = PretrainingBatches(loader)
-if state_path != "-":
-    with open(state_path) as file:
-        batches.restore_state(json.load(file))
-iterator = RerunDataIterator(batches)  # what Megatron makes of an external iterator
-seen = []
-for step in range(5 if state_path == "-" else 8):
-    batch = next(iterator)
-    iterator.advance()
-    seen += [(*x, y[-1]) for x, y in zip(batch["tokens"].tolist(), batch["labels"].tolist())]
-with open(f"{out}.{rank}", "w") as file:
-    json.dump({"seen": seen, "state": iterator.iterable.save_state()}, file)
-loader.close()
-mpu.destroy_model_parallel()
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_megatron_ranks_stop_and_go_on_at_another_number(tmp_path, path):
-    script = tmp_path / "rank.py"
-    script.write_text(f"import sys; sys.path.insert(0, {str(RECIPES)!r})\n{RANK}")
-
     def ranks(world_size, state):
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-        arguments = [str(script), str(path), state, str(tmp_path / f"out{world_size}")]
+        arguments = [str(MEGATRON_RANK), str(path), state, str(tmp_path / f"out{world_size}")]
         done = subprocess.run(
-            [sys.executable, *launcher, *arguments], capture_output=True, text=True, check=False, timeout=110
+            [sys.executable, *launcher, *arguments],
+            env={**os.environ, "PYTHONPATH": f"{RECIPES}:{os.environ.get('PYTHONPATH', RECIPES)}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
         )
         assert done.returncode == 0, done.stderr
         found = [json.loads((tmp_path / f"out{world_size}.{rank}").read_text()) for rank in range(world_size)]
