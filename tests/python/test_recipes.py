@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -16,6 +14,8 @@ import torch
 
 from pagestream import Mixture, open_tokens, write_tokens
 from pagestream.torch import TokenLoader
+
+from support.ranks import run_ranks
 
 RECIPES = Path(__file__).parents[2] / "examples/recipes"
 MEGATRON_RANK = Path(__file__).parent / "support/megatron_rank.py"
@@ -239,20 +239,12 @@ def test_megatron_batches_are_those_of_its_gpt_dataset(tmp_path, create_attentio
     assert_once_each(seen)
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(700)
 def test_megatron_ranks_stop_and_go_on_at_another_number(tmp_path, path):
     def ranks(world_size, state):
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-        arguments = [str(MEGATRON_RANK), str(path), state, str(tmp_path / f"out{world_size}")]
-        done = subprocess.run(
-            [sys.executable, *launcher, *arguments],
-            env={**os.environ, "PYTHONPATH": f"{RECIPES}:{os.environ.get('PYTHONPATH', RECIPES)}"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stderr
+        paths = {"PYTHONPATH": f"{RECIPES}:{os.environ.get('PYTHONPATH', RECIPES)}"}
+        out = tmp_path / f"out{world_size}"
+        run_ranks(world_size, MEGATRON_RANK, path, state, out, environment=paths)
         found = [json.loads((tmp_path / f"out{world_size}.{rank}").read_text()) for rank in range(world_size)]
         return [tuple(row) for rank in found for row in rank["seen"]], [rank["state"] for rank in found]
 

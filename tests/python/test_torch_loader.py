@@ -3,8 +3,6 @@
 import inspect
 import itertools
 import json
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -16,6 +14,8 @@ from pagestream._loader_options import LoaderOptions
 from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch import TokenLoader
+
+from support.ranks import run_ranks
 
 RANK = """
 import json, sys
@@ -180,27 +180,24 @@ def test_documents_feed_an_attention_mask(tmp_path):
     assert batch.max_seqlen == max(np.diff(bounds))
 
 
-def run_ranks(folder, world, path, state, steps, out):
+def stream_on_ranks(folder, world, path, state, steps, out):
     script = folder / "rank.py"
     script.write_text(textwrap.dedent(RANK))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    arguments = [str(script), str(path), str(state), str(steps), str(out)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
+    run_ranks(world, script, path, state, steps, out)
     found = [json.loads((folder / f"{out.name}.{rank}").read_text()) for rank in range(world)]
     assert all(rank["state"] == found[0]["state"] for rank in found)
     return [start for rank in found for start in rank["starts"]], found[0]["state"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(700)
 def test_real_ranks_stop_and_go_on_at_another_number(tmp_path, before, after):
     path = tmp_path / "tokens.bin"
     np.arange(8 * 50 + 1, dtype="u2").tofile(path)
-    first, state = run_ranks(tmp_path, before, path, "-", 4, tmp_path / "first")
+    first, state = stream_on_ranks(tmp_path, before, path, "-", 4, tmp_path / "first")
     assert len(first) == 4 * 3 * before
     (tmp_path / "state.json").write_text(json.dumps(state))
-    rest, _ = run_ranks(tmp_path, after, path, tmp_path / "state.json", 0, tmp_path / "rest")
+    rest, _ = stream_on_ranks(tmp_path, after, path, tmp_path / "state.json", 0, tmp_path / "rest")
     assert sorted(first + rest) == list(range(0, 400, 8))
 
 
