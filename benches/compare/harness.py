@@ -1,4 +1,4 @@
-"""Rivals side by side: alternating rounds, medians with quartiles, machine facts."""
+"""Rivals side by side: alternating rounds, medians with quartiles, goals, machine facts."""
 
 import gc
 import json
@@ -17,22 +17,60 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Row:
-    """One case: how long each contestant took, in seconds for one call."""
+    """One case and what was measured of each contestant, of whom `ours` is one.
+
+    `goals` has the least ratio that we want against a rival; for `ours` itself, the figure that is not to be
+    exceeded (or, where more is better, to be reached). `limits` names those of the rivals that are no rivals
+    but what the hardware gives, which nobody can beat.
+    """
 
     case: str
     ours: str
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    unit: str = "s"
+    more_is_better: bool = False
+    goals: dict[str, float] = field(default_factory=dict)
+    limits: list[str] = field(default_factory=list)
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def median(self, name: str) -> float:
-        return statistics.median(self.seconds[name])
+        return statistics.median(self.figures[name])
 
     def quartiles(self, name: str) -> tuple[float, float]:
-        first, _, third = statistics.quantiles(self.seconds[name], n=4)
+        if len(self.figures[name]) == 1:
+            return (self.figures[name][0],) * 2
+        first, _, third = statistics.quantiles(self.figures[name], n=4, method="inclusive")
         return first, third
 
     def ratio(self, rival: str) -> float:
-        """How many times as long as we the rival takes; below 1 we have lost."""
-        return self.median(rival) / self.median(self.ours)
+        """How many times better than the rival we are; below 1 we have lost."""
+        better, worse = (self.ours, rival) if self.more_is_better else (rival, self.ours)
+        return self.median(better) / max(self.median(worse), 1e-12)
+
+    def text(self, name: str) -> str:
+        """Name, median, quartiles and what else is to be said of a contestant."""
+        low, high = self.quartiles(name)
+        remark = f"; {self.remarks[name]}" if name in self.remarks else ""
+        span = "" if low == high else f" ({human(low, self.unit)} to {human(high, self.unit)})"
+        return f"{name}: {human(self.median(name), self.unit)}{span}{remark}"
+
+    def verdict(self, rival: str) -> str:
+        ratio, goal = self.ratio(rival), self.goals.get(rival)
+        words = [f"{ratio:.2f}"]
+        if ratio < 1 and rival not in self.limits:
+            words.append("**lost**")
+        if goal is not None:
+            words.append(f"(goal {goal:g})" if ratio >= goal else f"(goal {goal:g}, **missed**)")
+        return " ".join(words)
+
+    def own_verdict(self) -> str:
+        """Whether our own figure is what it shall be."""
+        goal = self.goals.get(self.ours)
+        if goal is None:
+            return ""
+        reached = self.median(self.ours) >= goal if self.more_is_better else self.median(self.ours) <= goal
+        word = "least" if self.more_is_better else "most"
+        return f"at {word} {human(goal, self.unit)}{'' if reached else ', **missed**'}"
 
 
 def compare(
@@ -41,13 +79,17 @@ def compare(
     *,
     rounds: int = 15,
     seconds_per_sample: float = 0.02,
+    times_a_call: int = 1,
+    goals: dict[str, float] | None = None,
+    limits: list[str] | None = None,
 ) -> Row:
     """Times the contestants in turn, the first being ours.
 
     Each is called as often as fills `seconds_per_sample`, found out once; the order turns with each round.
+    A call does `times_a_call` times what a figure stands for.
     """
     names = list(contestants)
-    row = Row(case, names[0], {name: [] for name in names})
+    row = Row(case, names[0], {name: [] for name in names}, goals=goals or {}, limits=limits or [])
     repeats = {}
     for name, call in contestants.items():
         call()
@@ -63,34 +105,29 @@ def compare(
             start = time.perf_counter()
             for _ in range(repeat):
                 call()
-            row.seconds[name].append((time.perf_counter() - start) / repeat)
+            row.figures[name].append((time.perf_counter() - start) / repeat / times_a_call)
             gc.enable()
     return row
 
 
-def human(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+def human(value: float, unit: str = "s") -> str:
+    if unit != "s":
+        return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+    for name, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value / 1e-9:.3g} ns"
 
 
 def table(title: str, rows: list[Row]) -> str:
-    """A Markdown table of medians, quartiles and ratios."""
-    lines = [f"### {title}", "", "| case | ours | rival | rival / ours |", "|---|---|---|---|"]
+    """A Markdown table of medians, quartiles and how many times better we are."""
+    lines = [f"### {title}", "", "| case | ours | rival | times better |", "|---|---|---|---|"]
     for row in rows:
-        low, high = row.quartiles(row.ours)
-        ours = f"{row.ours}: {human(row.median(row.ours))} ({human(low)} to {human(high)})"
-        for rival in row.seconds:
-            if rival == row.ours:
-                continue
-            low, high = row.quartiles(rival)
-            ratio = row.ratio(rival)
-            verdict = f"{ratio:.2f}" if ratio >= 1 else f"{ratio:.2f} **lost**"
-            lines.append(
-                f"| {row.case} | {ours} | {rival}: {human(row.median(rival))}"
-                f" ({human(low)} to {human(high)}) | {verdict} |"
-            )
+        ours = row.text(row.ours)
+        rivals = [name for name in row.figures if name != row.ours]
+        if row.ours in row.goals or not rivals:
+            lines.append(f"| {row.case} | {ours} | | {row.own_verdict()} |")
+        lines += [f"| {row.case} | {ours} | {row.text(rival)} | {row.verdict(rival)} |" for rival in rivals]
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +136,7 @@ def machine() -> dict[str, object]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     packages = {}
-    for name in ("pagestream", "numpy", "torch", "safetensors"):
+    for name in ("pagestream", "numpy", "torch", "safetensors", "grain", "litdata", "megatron-core"):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:
