@@ -27,8 +27,8 @@ GOALS = {1024: (20, 8), 4096: (10, 5)}
 class MemmapWindows(Dataset):
     """The usual map-style dataset: x and y of a window from an np.memmap, for the default collate."""
 
-    def __init__(self, path: Path, length: int) -> None:
-        self.tokens = np.memmap(path, "u2", "r")
+    def __init__(self, path: Path, length: int, mode: str = "r") -> None:
+        self.tokens = np.memmap(path, "u2", mode)
         self.length = length
 
     def __len__(self) -> int:

@@ -127,7 +127,10 @@ def table(title: str, rows: list[Row]) -> str:
         rivals = [name for name in row.figures if name != row.ours]
         if row.ours in row.goals or not rivals:
             lines.append(f"| {row.case} | {ours} | | {row.own_verdict()} |")
-        lines += [f"| {row.case} | {ours} | {row.text(rival)} | {row.verdict(rival)} |" for rival in rivals]
+            ours = "the same"
+        for rival in rivals:
+            lines.append(f"| {row.case} | {ours} | {row.text(rival)} | {row.verdict(rival)} |")
+            ours = "the same"
     return "\n".join(lines) + "\n"
 
 

@@ -135,16 +135,18 @@ def slow_fuse(
     errno: int | None = None,
     short_reads: bool = False,
     threads: int = 64,
+    program: str | None = None,
 ) -> Iterator[SlowMount]:
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
 
-    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO).
+    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). `program` is
+    a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests` and `read_bytes`.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
     unmount = [need_tool("fusermount3"), "-u", "-z", str(mount)]
-    command = [str(slow_fuse_program()), str(source), str(mount), "--delay-ms", str(delay_ms)]
+    command = [program or str(slow_fuse_program()), str(source), str(mount), "--delay-ms", str(delay_ms)]
     command += ["--threads", str(threads)]
     command += ["--direct-io"] if direct_io else []
     command += ["--short-reads"] if short_reads else []

@@ -1,0 +1,103 @@
+"""Random windows by `read` mode on FUSE mounts, against what of np.memmap and DataLoader works there."""
+
+import contextlib
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from cold import ROOT, evict, example, prove, token_file
+from harness import Row
+from readers import Way, by_data_loader, map_per_batch, map_random, own
+
+sys.path.append(str(ROOT / "tests/python"))  # the tests mount the same file systems
+from support import real  # noqa: E402
+
+TITLE = "random windows of a cold file of 1 GiB on FUSE mounts"
+FILE_BYTES = 1 << 30
+ROUNDS = 4
+# Windows of a pass, for ours and for the rivals.
+MANY, FEW = 8192, 512
+OURS = 'TokenLoader, mmap_mode="read"'
+
+
+@contextlib.contextmanager
+def bindfs(source: Path, folder: Path) -> Iterator[Path]:
+    with real.bindfs(source, folder / "bindfs", "direct_io") as mount:
+        yield mount
+
+
+@contextlib.contextmanager
+def slow(source: Path, folder: Path) -> Iterator[Path]:
+    with real.slow_fuse(source, folder / "slow", delay_ms=1, program=example("slow_fuse")) as mount:
+        yield mount.path
+
+
+# Where direct_io leaves out the page cache a shared mapping, which is what mode="r" makes, is refused.
+MOUNTS: dict[str, tuple[Callable[[Path, Path], contextlib.AbstractContextManager[Path]], str]] = {
+    "bindfs -o direct_io": (bindfs, "c"),
+    "FUSE, 1 ms a request": (slow, "r"),
+}
+
+
+def ways(mode: str) -> dict[str, tuple[Way, int]]:
+    word = f'np.memmap(mode="{mode}")'
+    return {
+        OURS: (partial(own, mmap_mode="read"), MANY),
+        "TokenLoader, mapped": (own, MANY),
+        f"{word}, new for each batch": (partial(map_per_batch, mode=mode), FEW),
+        f"{word}, MADV_RANDOM": (partial(map_random, mode=mode), FEW),
+        f"DataLoader, 2 workers over {word}": (partial(by_data_loader, mode=mode), FEW),
+    }
+
+
+def windows_per_second(way: Way, path: Path, source: Path, tokens: int, count: int, seed: int) -> float:
+    """One pass, cold on both sides of the mount; proven by the file behind it."""
+    evict(path)
+    evict(source)
+    rows = np.ones((count, tokens), "u2")
+    seconds, starts = way(path, seed, rows)
+    prove(source, starts, rows)
+    return count / seconds
+
+
+def measure(folder: Path) -> list[Row]:
+    rows = []
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        source = Path(inner, "source")
+        behind = token_file(source, FILE_BYTES)
+        for name, (mounted, mode) in MOUNTS.items():
+            with mounted(source, Path(inner)) as mount:
+                for tokens in (1025, 4097):
+                    case = f"{name}, {tokens * 2} bytes"
+                    rows += measure_mount(case, mount / behind.name, behind, tokens, ways(mode))
+    return rows
+
+
+def measure_mount(
+    case: str, path: Path, behind: Path, tokens: int, contestants: dict[str, tuple[Way, int]]
+) -> list[Row]:
+    """A row for each of our modes; the goal is that of `read`."""
+    chance = random.Random(time.time_ns())
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(ROUNDS):
+        for name in chance.sample(list(contestants), len(contestants)):
+            way, count = contestants[name]
+            seed = chance.getrandbits(60)
+            rates[name].append(windows_per_second(way, path, behind, tokens, count, seed))
+    own_names, rivals = list(contestants)[:2], list(contestants)[2:]
+    return [
+        Row(
+            case,
+            name,
+            {contestant: rates[contestant] for contestant in (name, *rivals)},
+            "windows/s",
+            more_is_better=True,
+            goals=dict.fromkeys(rivals, 10) if name == OURS else {},
+        )
+        for name in own_names
+    ]

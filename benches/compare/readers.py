@@ -1,0 +1,164 @@
+"""Ways to read random windows of a token file, ours and those of others.
+
+A way fills `rows` with the raw tokens of windows and returns what it took and where the windows begin. All but
+LitData and order="blocked", whose orders are their own, read the windows that a `TokenLoader` with order="random"
+and the same seed reads. The ways with np.memmap only copy tokens; they widen nothing.
+"""
+
+import mmap
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grain
+import litdata
+import numpy as np
+import torch
+from batches import MemmapWindows
+from cold import evict
+from litdata.streaming import Cache
+from torch.utils.data import DataLoader
+
+from pagestream import TokenLoader, _native
+
+BATCH = 64
+LITDATA_BYTES = 1 << 30
+LITDATA_CHUNK_BYTES = 64_000_000
+# (path, seed, rows) -> (seconds, first tokens of the windows)
+Way = Callable[[Path, int, np.ndarray], tuple[float, np.ndarray]]
+
+
+def starts_of(path: Path, seed: int, rows: np.ndarray, order: str = "random", radius: int = 1) -> np.ndarray:
+    """Where the first windows of a `TokenLoader` begin; one window has a token more than T."""
+    count, length = len(rows), rows.shape[1] - 1
+    tokens = path.stat().st_size // 2
+    schedule = _native.Schedule(
+        [((tokens - 1) // length, tokens - length)], None, "repeat", order, radius, seed
+    )
+    draws = np.array([index for _, _, index in schedule.draws(0, count)], "u8")
+    return draws if order == "random" else draws * length
+
+
+def own(
+    path: Path, seed: int, rows: np.ndarray, order: str = "random", **settings: str
+) -> tuple[float, np.ndarray]:
+    """`TokenLoader`. The clock runs from before it is made; its threads read on beyond the last window."""
+    begin = time.perf_counter()
+    length = rows.shape[1] - 1
+    with TokenLoader(
+        path, sequence_length=length, batch_size=BATCH, order=order, seed=seed, **settings
+    ) as loader:
+        for first in range(0, len(rows), BATCH):
+            x, y = next(loader)
+            rows[first : first + BATCH, 0] = x[:, 0]
+            rows[first : first + BATCH, 1:] = y
+        seconds = time.perf_counter() - begin
+    return seconds, starts_of(path, seed, rows, order, loader.mixing_radius)
+
+
+def map_per_batch(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> tuple[float, np.ndarray]:
+    """As nanoGPT does it: a new np.memmap for each batch."""
+    starts = starts_of(path, seed, rows)
+    begin = time.perf_counter()
+    for first in range(0, len(rows), BATCH):
+        data = np.memmap(path, dtype="u2", mode=mode)
+        for row, start in enumerate(starts[first : first + BATCH].tolist(), first):
+            rows[row] = data[start : start + rows.shape[1]]
+    return time.perf_counter() - begin, starts
+
+
+def map_random(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> tuple[float, np.ndarray]:
+    """One np.memmap with MADV_RANDOM."""
+    starts = starts_of(path, seed, rows)
+    begin = time.perf_counter()
+    data = np.memmap(path, dtype="u2", mode=mode)
+    data.base.madvise(mmap.MADV_RANDOM)
+    for row, start in enumerate(starts.tolist()):
+        rows[row] = data[start : start + rows.shape[1]]
+    return time.perf_counter() - begin, starts
+
+
+class MemmapSource:
+    """A Grain source as torchtitan's documentation has it: slices of an np.memmap."""
+
+    def __init__(self, path: Path, starts: np.ndarray, tokens: int, advice: int) -> None:
+        self.data = np.memmap(path, "u2", "r")
+        self.data.base.madvise(advice)
+        self.starts, self.tokens = starts.tolist(), tokens
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start = self.starts[index]
+        return np.array(self.data[start : start + self.tokens])
+
+
+def by_grain(
+    path: Path, seed: int, rows: np.ndarray, advice: int = mmap.MADV_NORMAL
+) -> tuple[float, np.ndarray]:
+    """Grain with its default of 16 threads that read up to 500 windows ahead."""
+    starts = starts_of(path, seed, rows)
+    begin = time.perf_counter()
+    dataset = grain.MapDataset.source(MemmapSource(path, starts, rows.shape[1], advice))
+    batches = dataset.to_iter_dataset(grain.ReadOptions()).batch(BATCH)
+    for number, batch in enumerate(batches):
+        rows[number * BATCH : (number + 1) * BATCH] = batch
+    return time.perf_counter() - begin, starts
+
+
+def by_data_loader(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> tuple[float, np.ndarray]:
+    """DataLoader with 2 workers. The clock starts with the first batch: starting workers does not count."""
+    starts = starts_of(path, seed, rows)
+    dataset = MemmapWindows(path, rows.shape[1] - 1, mode)
+    loader = DataLoader(dataset, BATCH, sampler=starts.tolist(), num_workers=2)
+    begin = 0.0
+    for number, (x, y) in enumerate(loader):
+        begin = begin or time.perf_counter()
+        rows[number * BATCH : (number + 1) * BATCH, 0] = x[:, 0]
+        rows[number * BATCH : (number + 1) * BATCH, 1:] = y
+    seconds = time.perf_counter() - begin
+    return seconds * len(rows) / (len(rows) - BATCH), starts
+
+
+class LitDataWindows:
+    """The first `LITDATA_BYTES` of a token file in LitData's chunks, and passes over them.
+
+    LitData shuffles chunks, and windows within a chunk. Where a window comes from is found by its first four
+    tokens, which with random tokens are those of no other window.
+    """
+
+    def __init__(self, path: Path, tokens: int) -> None:
+        self.folder = path.parent / f"litdata-{tokens}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        data = np.memmap(path, "u2", "r", shape=(LITDATA_BYTES // 2 // tokens * tokens,))
+        self.heads = np.ascontiguousarray(data.reshape(-1, tokens)[:, :4]).view("u8").reshape(-1)
+        self.order = np.argsort(self.heads)
+        cache = Cache(
+            str(self.folder), chunk_bytes=LITDATA_CHUNK_BYTES, item_loader=litdata.TokensLoader(tokens)
+        )
+        step = tokens * 512
+        for number, start in enumerate(range(0, len(data), step)):
+            cache[number] = torch.from_numpy(np.array(data[start : start + step]))
+        cache.done()
+        cache.merge()
+
+    def __call__(self, _path: Path, seed: int, rows: np.ndarray) -> tuple[float, np.ndarray]:
+        tokens = rows.shape[1]
+        for chunk in self.folder.glob("*.bin"):
+            evict(chunk)
+        begin = time.perf_counter()
+        loader = litdata.TokensLoader(tokens)
+        dataset = litdata.StreamingDataset(
+            str(self.folder), item_loader=loader, shuffle=True, seed=seed % 2**32
+        )
+        for number, window in zip(range(len(rows)), dataset, strict=False):
+            rows[number] = window.numpy()
+        seconds = time.perf_counter() - begin
+        heads = np.ascontiguousarray(rows[:, :4]).view("u8").reshape(-1)
+        places = np.searchsorted(self.heads, heads, sorter=self.order).clip(max=len(self.order) - 1)
+        return seconds, self.order[places].astype("u8") * tokens
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder)
