@@ -1,8 +1,8 @@
 """Ways to read random windows of a token file, ours and those of others.
 
-A way fills `rows` with the raw tokens of windows and returns what it took and where the windows begin. All but
-LitData and order="blocked", whose orders are their own, read the windows that a `TokenLoader` with order="random"
-and the same seed reads. The ways with np.memmap only copy tokens; they widen nothing.
+A way fills `rows` with the raw tokens of windows and returns what it took and where the windows begin. All
+but LitData and order="blocked", whose orders are their own, read the windows that a `TokenLoader` with
+order="random" and the same seed reads. The ways with np.memmap only copy tokens; they widen nothing.
 """
 
 import mmap

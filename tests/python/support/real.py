@@ -139,8 +139,8 @@ def slow_fuse(
 ) -> Iterator[SlowMount]:
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
 
-    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). `program` is
-    a build of the daemon, by default that of the tests.
+    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO).
+    `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests` and `read_bytes`.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
