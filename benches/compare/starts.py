@@ -1,7 +1,7 @@
 """From the end of the imports to the first batch, in new processes: 10^10 tokens in 1,000 sparse shards.
 
 Megatron's GPTDataset has the same number of tokens in one sparse `.bin`, in documents of 1,000 tokens, and
-builds its index for all samples of an epoch. The data are holes, so that no disk is waited for on either side.
+builds its index for all samples of an epoch. The data are holes, so that nobody waits for a disk.
 """
 
 import os
