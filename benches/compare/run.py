@@ -1,59 +1,65 @@
 """Runs all comparisons and prints them; with --record keeps them in benches/record/."""
 
 import argparse
-import json
-import os
+import shutil
 import tempfile
 import time
 import tomllib
 from pathlib import Path
 
 import batches
+import criterion
+import latency
+import mounts
 import opens
+import passes
 import reads
 import staging
+import starts
+import windows
 from harness import ROOT, Row, as_json, machine, table
 
 from pagestream import _native
 
-MODULES = {"batches": batches, "opens": opens, "reads": reads, "staging": staging}
-
-
-def rust_results() -> list[Row]:
-    """What `cargo bench` left in the last hour: criterion's medians with their 95 % intervals."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    rows: dict[tuple[str, int], Row] = {}
-    for file in sorted((target / "criterion").glob("copy_*/*/*/new/estimates.json")):
-        if time.time() - file.stat().st_mtime > 3600:
-            continue
-        *_, group, name, size, _, _ = file.parts
-        median = json.loads(file.read_text())["median"]
-        interval = median["confidence_interval"]
-        seconds = [interval["lower_bound"], median["point_estimate"], interval["upper_bound"]]
-        case = f"{group.replace('copy_', 'copy, ')}, {int(size):,} bytes"
-        row = rows.setdefault((group, int(size)), Row(case, "fallible"))
-        row.seconds[name] = [value * 1e-9 for value in seconds]
-    return [rows[key] for key in sorted(rows)]
+MODULES = {
+    "batches": batches,
+    "windows": windows,
+    "latency": latency,
+    "passes": passes,
+    "mounts": mounts,
+    "starts": starts,
+    "opens": opens,
+    "reads": reads,
+    "staging": staging,
+}
+ROOM_BYTES = 16 << 30
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", choices=[*MODULES, []], help="which comparisons; all by default")
     parser.add_argument("--record", action="store_true", help="keep the results in benches/record/")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "target", help="for files of 10 GiB, on the disk to be measured"
+    )
     options = parser.parse_args()
     if _native.debug_build:
         parser.error("the extension is a debug build; make one for release (make build)")
+    options.folder.mkdir(exist_ok=True)
+    if shutil.disk_usage(options.folder).free < ROOM_BYTES:
+        parser.error(f"{options.folder} has less than {ROOM_BYTES >> 30} GiB of room; see --folder")
     profile = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"]["release"]
     facts = {**machine(), "profile": profile}
-    results: dict[str, list[Row]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    # First, for they are only looked for while they are fresh.
+    results: dict[str, list[Row]] = {} if options.only else criterion.results()
+    for result in results.items():
+        print(table(*result), flush=True)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for name in options.only or MODULES:
-            module = MODULES[name]
+            module, begin = MODULES[name], time.monotonic()
             results[module.TITLE] = module.measure(Path(folder))
-            print(table(module.TITLE, results[module.TITLE]), flush=True)
-    rust = rust_results()
-    if rust and not options.only:
-        results["the fallible copy against memcpy (criterion, 95 % interval of the median)"] = rust
+            print(table(module.TITLE, results[module.TITLE]))
+            print(f"({name}: {time.monotonic() - begin:.0f} s)\n", flush=True)
     if options.record:
         head = f"# {facts['date']}\n\n" + "".join(f"- {key}: {value}\n" for key, value in facts.items())
         text = "\n".join([head, *(table(*result) for result in results.items())])

@@ -3,8 +3,10 @@
 //! `cargo bench --bench sampling`.
 
 use std::hint::black_box;
+use std::time::Duration;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagestream::sampling::mixture::{Exhausted, Mixture};
 use pagestream::sampling::order::Order;
 use pagestream::sampling::permutation::Permutation;
@@ -13,9 +15,16 @@ use pagestream::sampling::schedule::{Schedule, Source};
 /// Indices or draws of one iteration.
 const COUNT: u64 = 1024;
 
-fn permute(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("permutation");
+/// Each of the many cases in a second or so.
+fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = criterion.benchmark_group(name);
+    group.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1)).sample_size(50);
     group.throughput(Throughput::Elements(COUNT));
+    group
+}
+
+fn permute(criterion: &mut Criterion) {
+    let mut group = group(criterion, "permutation");
     for length in [4096, 200_000, 1_000_000, 10_000_000_000, 1 << 63] {
         let permutation = Permutation::new(length, 1, 2).expect("a valid length");
         let step = length / COUNT;
@@ -33,8 +42,7 @@ fn permute(criterion: &mut Criterion) {
 }
 
 fn draw(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("schedule");
-    group.throughput(Throughput::Elements(COUNT));
+    let mut group = group(criterion, "schedule");
     let source = Source { windows: 10_000_000, starts: 10_000_000_000 };
     let sources = |count| vec![source.clone(); count];
     let blocked = Order::Blocked { mixing_radius_windows: 1 << 16 };
