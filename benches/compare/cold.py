@@ -1,6 +1,7 @@
 """Files that are cold: made once, dropped from the page cache without root, and proven to be gone from it."""
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -80,6 +81,7 @@ def read_ahead(path: Path, kib: int) -> Iterator[int | None]:
         control.write_text(str(before))
 
 
+@functools.cache
 def example(name: str) -> str:
     """A program of the Rust side, built if need be."""
     command = ["cargo", "build", "--release", "--quiet", "--example", name]

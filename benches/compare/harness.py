@@ -57,7 +57,7 @@ class Row:
     def verdict(self, rival: str) -> str:
         ratio, goal = self.ratio(rival), self.goals.get(rival)
         words = [f"{ratio:.2f}"]
-        if ratio < 1 and rival not in self.limits:
+        if round(ratio, 2) < 1 and rival not in self.limits:
             words.append("**lost**")
         if goal is not None:
             words.append(f"(goal {goal:g})" if ratio >= goal else f"(goal {goal:g}, **missed**)")
@@ -112,7 +112,8 @@ def compare(
 
 def human(value: float, unit: str = "s") -> str:
     if unit != "s":
-        return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+        digits = f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+        return f"{digits} {unit}"
     for name, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale:
             return f"{value / scale:.3g} {name}"
