@@ -68,15 +68,16 @@ def kernels(found: list[Estimate]) -> list[Row]:
 
 def orders(found: list[Estimate]) -> list[Row]:
     """Seconds an index of the permutation and a draw of the schedule."""
-    rows = []
+    rows: list[tuple[tuple[str, str, int], Row]] = []
     for one in found:
         if one.group in {"permutation", "schedule"}:
             number = int(one.parameter)
             size = f"of {number:,}" if one.group == "permutation" else f"{number} at a time"
             ours = f"{one.group}, {one.function}"
-            goals = {ours: 40e-9} if one.function.startswith("at") else {}
-            rows.append(Row(size, ours, {ours: one.seconds}, goals=goals))
-    return rows
+            goals = {ours: 40e-9} if one.function == "at" else {}
+            row = Row(size, ours, {ours: one.seconds}, goals=goals)
+            rows.append(((one.group, one.function, number), row))
+    return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
 
 
 def headers(found: list[Estimate]) -> list[Row]:
