@@ -20,7 +20,7 @@ LENGTH = 1024
 SHARE = 0.8
 # Steps of a run, and how long a run of a loader that cannot keep up may last.
 STEPS = 500
-MOST_SECONDS = 15
+MOST_SECONDS = 10
 # The first steps, in which loaders start, are not counted.
 STARTING_STEPS = 16
 Batches = Iterator[tuple[np.ndarray, np.ndarray]]

@@ -33,9 +33,9 @@ from readers import (
 )
 
 TITLE = "random windows of a cold file of 10 GiB"
-ROUNDS = 4
+ROUNDS = 3
 # Windows of a pass. The ways that read far too much get few, so that the file stays cold for them.
-MANY, FEW = 16_384, 256
+MANY, FEW = 16_384, 128
 DIRECT = "O_DIRECT, depth 64"
 LITDATA = "LitData (windows of one chunk, shuffled)"
 GOALS = {
