@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
+use crate::os::advise::{Advice, advise_file};
 use crate::os::errno::Code;
 use crate::os::pread::{self, Short};
 use crate::os::{self, fault};
@@ -17,7 +18,10 @@ const IO_RETRY_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Reader<'a> {
     opened: &'a Opened,
+    /// Whether the mapping is used.
     guarded: bool,
+    /// Whether the descriptor's advice was changed for it.
+    is_advised: bool,
 }
 
 impl Reader<'_> {
@@ -34,13 +38,27 @@ impl Reader<'_> {
 
     /// To be called last: were the bytes the file's?
     pub fn finish(self) -> Result<()> {
+        if self.is_advised {
+            let _ = advise_file(self.opened.file(), 0, self.opened.size(), Advice::Normal);
+        }
         self.opened.verify()
     }
 }
 
 impl Opened {
     pub fn reader(&self) -> Reader<'_> {
-        Reader { opened: self, guarded: fault::ready() }
+        Reader { opened: self, guarded: fault::ready(), is_advised: false }
+    }
+
+    /// For a few bytes of a file of which nothing else may be wanted: past the mapping, where a fault would
+    /// bring in all that the disk reads ahead (megabytes of each of a thousand shards).
+    pub fn sparse_reader(&self) -> Reader<'_> {
+        // The advice of a descriptor holds for reads alone, and is the caller's where nothing is mapped.
+        let is_advised = self.region.is_some();
+        if is_advised {
+            let _ = advise_file(self.file(), 0, self.size(), Advice::Random);
+        }
+        Reader { opened: self, guarded: false, is_advised }
     }
 
     /// Fills `out` with the file's bytes from `offset`.
@@ -63,6 +81,16 @@ impl Opened {
         self.check_range(offset, length)?;
         let mut bytes = vec![0; length as usize];
         self.read_into(offset, os::room(&mut bytes))?;
+        Ok(bytes)
+    }
+
+    /// [`Self::read`] by [`Self::sparse_reader`].
+    pub fn peek(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        self.check_range(offset, length)?;
+        let mut bytes = vec![0; length as usize];
+        let reader = self.sparse_reader();
+        self.copy_into(offset, os::room(&mut bytes), reader.guarded)?;
+        reader.finish()?;
         Ok(bytes)
     }
 

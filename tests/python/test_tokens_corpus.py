@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pagestream import open_tokens
+import pagestream
+from pagestream import MappedFile, open_tokens
 from pagestream.errors import FileChangedError, FormatError
 
 from support.process import output_of
@@ -411,3 +412,17 @@ def test_a_fingerprint_changes_with_the_data(tmp_path):
 def test_a_fingerprint_does_not_change_from_version_to_version(tmp_path):
     np.arange(1000, dtype="<u2").tofile(tmp_path / "t")
     assert open_tokens(tmp_path / "t").fingerprint == "cc8d91c645c22c40"
+
+
+@pytest.mark.parametrize("format", ["raw", "npy", "llmc", "megatron"])
+def test_opening_and_the_fingerprint_bring_in_a_few_pages_alone(tmp_path, format):
+    tokens = np.zeros(16 << 20, "u2")
+    pagestream.write_tokens(tmp_path / "tokens.bin", [tokens], dtype="u2", format=format)
+    with MappedFile(tmp_path / "tokens.bin") as file:
+        file.evict()
+        assert not file.residency().pages.any()
+    corpus = open_tokens(tmp_path / "tokens.bin")
+    assert corpus.fingerprint
+    with MappedFile(tmp_path / "tokens.bin") as file:
+        # Beginning, middle and end, and a header. A fault would have brought in all that is read ahead.
+        assert file.residency().pages.sum() <= 8

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagestream import open_tokens
+from pagestream import TokenLoader, open_tokens
 from pagestream.errors import FormatError, PagestreamError
 
 from support.token_files import TOKEN_TYPES, tokens_of
@@ -450,6 +450,14 @@ def test_a_damaged_middle_of_a_megatron_index_is_found_when_it_is_looked_at(tmp_
             ask()
         assert str(caught.value).startswith(f"{tmp_path / 't.idx'}: ")
         assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_documents_out_of_order_are_found_by_the_loader(tmp_path):
+    corpus = open_tokens(index_with(put(86, 0))(tmp_path))
+    options = {"sequence_length": len(corpus) - 1, "batch_size": 1, "documents": "boundaries"}
+    with TokenLoader(corpus, **options) as loader, pytest.raises(FormatError, match="damaged") as caught:
+        next(loader)
+    assert str(caught.value).startswith(f"{tmp_path / 't.idx'}: ")
 
 
 @pytest.mark.parametrize(("ends", "words"), [([10, 9], ["token 10", "9 tokens"]), ([5, 3, 9], ["3", "5"])])

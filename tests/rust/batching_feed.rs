@@ -72,3 +72,20 @@ fn what_no_rank_can_have_is_refused() {
     assert!(new(ALONE, Some(u64::MAX)).is_err());
     assert!(new(ALONE, Some(2)).is_ok());
 }
+
+#[test]
+fn windows_whose_pages_touch_are_one_range() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a");
+    std::fs::write(&path, vec![0_u8; 5 * 4096]).expect("written");
+    let dtype = Some(pagestream::dtype::Dtype::U8);
+    let corpus = TokenCorpus::open(&[path], dtype, None, RequestedMode::Auto).expect("opened");
+    let windows = Windows::new(corpus.len(), 4096, 4096, Target::None).expect("valid");
+    let share = Share { rank: 0, world_size: 1, batch_size: 3 };
+    let extent = Extent { epochs: Some(1), drop_last: false };
+    let sources = vec![Source { corpus: Arc::new(corpus), windows }];
+    let feed = Feed::new(sources, None, Order::Sequential, 0, share, extent).expect("valid");
+    let plan = feed.plan(0).expect("valid").expect("not the end");
+    let ranges = page_ranges(&feed, &plan.rows).expect("valid");
+    assert_eq!(ranges, [PageRange { source: 0, shard: 0, start: 0, stop: 3 * 4096 }]);
+}

@@ -93,7 +93,7 @@ fn last_end(index: &MappedFile) -> Result<u64> {
     }
     let Some(offset) = size.checked_sub(8) else { return Ok(0) };
     let opened = index.opened()?;
-    let reader = opened.reader();
+    let reader = opened.sparse_reader();
     let end = u64::from_le_bytes(reader.bytes(offset)?);
     reader.finish()?;
     Ok(end)

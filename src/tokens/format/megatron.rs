@@ -55,7 +55,7 @@ pub fn open(
     let index = index.map_or_else(|| MappedFile::open(&index_path, mode), Ok)?;
     let opened = index.opened()?;
     let mut tables = Tables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
-    let reader = opened.reader();
+    let reader = opened.sparse_reader();
     let found = tables.read_header(&reader)?;
     agree_dtype(&index, 17, found, dtype)?;
     let data = match data {

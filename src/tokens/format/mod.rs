@@ -196,5 +196,5 @@ pub fn item_bytes(dtype: Dtype) -> u64 {
 
 /// Up to `len` bytes from the start of the file.
 fn read_prefix(opened: &Opened, len: u64) -> Result<Vec<u8>> {
-    opened.read(0, len.min(opened.size()))
+    opened.peek(0, len.min(opened.size()))
 }
