@@ -50,6 +50,9 @@ pub fn assemble(
 /// Bytes of a mapping that are worked on at a time, so that they stay in the first-level cache.
 const BLOCK_BYTES: u64 = 8 << 10;
 
+/// How much of the next row the processor is told of: after that it has seen the direction.
+const EXPECTED_BYTES: usize = 2 << 10;
+
 /// Fills rows of batches, one at a time; what it keeps from row to row makes the next one cheaper.
 ///
 /// After some rows of one corpus, all in one thread, comes [`Gatherer::verify`]: only then are they good.
@@ -99,6 +102,20 @@ impl Gatherer {
             self.reader = Reader::default();
         }
         done
+    }
+
+    /// Tells the processor that a row with the tokens from `start` on comes next, if it is of the shard of the
+    /// row before.
+    pub fn expect(&self, corpus: &TokenCorpus, start: u64) {
+        let Some(shard) =
+            self.reader.last.as_ref().filter(|shard| (shard.start..shard.stop).contains(&start))
+        else {
+            return;
+        };
+        if let Some(region) = shard.opened.region() {
+            let offset = shard.data_offset_bytes + (start - shard.start) * corpus.item_bytes();
+            region.prefetch(offset as usize, EXPECTED_BYTES);
+        }
     }
 
     /// Looks once at each file that was read since the last time: one that was cut or rewritten meanwhile

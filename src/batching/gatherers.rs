@@ -13,8 +13,6 @@ use super::lookahead::PageRange;
 use super::shared::{Shared, Slot, State, Storage, spawn};
 use super::worker::{Chunk, Outcome, Worker};
 
-/// Threads that are started to wait for storage at the same time, at most.
-const MAX_THREADS: usize = 64;
 /// After this many rows the number of threads is looked at.
 const LOOK_AFTER_ROWS: usize = 32;
 /// A piece of work while nobody waits for storage: long enough that taking and finishing it costs nothing
@@ -48,7 +46,7 @@ pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
                 return;
             }
         } else if shared.options.threads.is_none() {
-            let more = more_threads(&mut state);
+            let more = more_threads(shared, &mut state);
             drop(state);
             for _ in 0..more {
                 // With those that there are it goes on as well.
@@ -187,9 +185,9 @@ fn look_at_storage(state: &mut State) {
 }
 
 /// How many threads to start, which are counted from now on: as many as there are.
-fn more_threads(state: &mut State) -> usize {
+fn more_threads(shared: &Shared, state: &mut State) -> usize {
     let gatherers = state.threads.saturating_sub(1);
-    let more = gatherers.min(MAX_THREADS.saturating_sub(gatherers));
+    let more = gatherers.min(shared.max_gatherers.saturating_sub(gatherers));
     state.threads += more;
     more
 }

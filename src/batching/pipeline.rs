@@ -29,14 +29,23 @@ use super::worker::Worker;
 /// Windows that are asked for ahead from the first: with 256 on the way a disk reads at the rate of direct
 /// readers at queue depth 64, with 16 at 0.7 to 0.8 of it.
 const FIRST_DEPTH_WINDOWS: usize = 256;
-/// Gathering threads that can be asked for; by itself a loader starts no more than [`super::gatherers`] says.
+/// Gathering threads that can be asked for; by itself a loader starts fewer.
 const MAX_GIVEN_THREADS: usize = 1024;
 const MAX_FINGERPRINTED_SHARDS: usize = 1024;
-/// Gathering threads to begin with where files are read without a mapping.
+/// Gathering threads where files are mapped: at first, or a core less than there are, as that is the
+/// consumer's; and at most. Their pages are fetched ahead: more threads would not fetch more.
+const FIRST_GATHERERS: usize = 4;
+const MAX_GATHERERS: usize = 8;
+/// Where files are read without a mapping: at first, and at most. Each of them waits for one read.
 const FIRST_READERS: usize = 16;
+const MAX_READERS: usize = 64;
 const FIRST_RING: usize = 4;
 const MAX_RING: usize = 64;
+/// Buffers beyond this serve nobody: the memory is better left to the page cache.
+const MAX_RING_BYTES: u64 = 32 << 20;
 const MAX_DEPTH: usize = 4096;
+/// Storage of 1 GB/s that takes an eighth of a second to answer needs as much on the way.
+const MAX_AHEAD_BYTES: u64 = 128 << 20;
 /// Without a budget given: this share of the memory that is available, and no more than the second.
 const MEMORY_SHARE: u64 = 8;
 const MEMORY_BYTES: u64 = 1 << 30;
@@ -93,16 +102,20 @@ impl Pipeline {
         let layout = Layout::new(&feed, options.element, options.documents)?;
         let budget = options.memory_bytes.unwrap_or_else(default_memory_bytes);
         let windows_bytes = ahead_bytes(&feed);
-        let fitting = |bytes: u64, max: usize| ((budget / 2 / bytes.max(1)) as usize).clamp(2, max);
-        let max_ring = fitting(layout.buffer_bytes as u64, MAX_RING);
-        let max_depth = fitting(windows_bytes, MAX_DEPTH);
+        let fitting = |most: u64, each: u64| (most.min(budget / 2) / each.max(1)) as usize;
+        let max_ring = fitting(MAX_RING_BYTES, layout.buffer_bytes as u64).clamp(FIRST_RING, MAX_RING);
+        let max_ring = max_ring.min(fitting(u64::MAX, layout.buffer_bytes as u64).max(2));
+        let max_depth = fitting(MAX_AHEAD_BYTES, windows_bytes).clamp(2, MAX_DEPTH);
         let rows = feed.share().batch_size.max(1) as usize;
         let depth = options.depth.unwrap_or(FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth));
         let ring_limit = options.depth.map_or(FIRST_RING, |depth| depth.clamp(1, FIRST_RING)).min(max_ring);
         let state = State::new(Length::new(depth, max_depth), Length::new(ring_limit, max_ring));
         let max_block_batches = ((budget / 4 / windows_bytes.max(1)) as usize).max(1);
-        let gatherers = first_threads(&feed, &options);
-        let shared = Arc::new(Shared::new(feed, options, layout, state));
+        let is_mapped = !feed.is_read_without_mapping();
+        let max_gatherers = if is_mapped { MAX_GATHERERS } else { MAX_READERS };
+        let first = if is_mapped { (cores() - 1).clamp(1, FIRST_GATHERERS) } else { FIRST_READERS };
+        let gatherers = options.threads.unwrap_or(first);
+        let shared = Arc::new(Shared::new(feed, options, layout, state, max_gatherers));
         let pipeline = Self { shared: shared.clone(), worker: Mutex::default(), process: std::process::id() };
         shared.lock().threads += 1;
         spawn(&shared, "pagestream-plan", move |shared| plan_ahead(shared, position, max_block_batches))?;
@@ -269,11 +282,8 @@ fn work_out_fingerprints(shared: &Shared) {
     }
 }
 
-/// One core is the consumer's. More are started where they wait for storage, which reads always do.
-fn first_threads(feed: &Feed, options: &Options) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let first = if feed.is_read_without_mapping() { FIRST_READERS } else { (cores - 1).clamp(1, 4) };
-    options.threads.unwrap_or(first)
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Row after row, each row beginning a document.

@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub layout: Layout,
     pub pool: Pool,
     pub metrics: Metrics,
+    /// Gathering threads at most, where their number adapts.
+    pub max_gatherers: usize,
     /// Set by gatherers that waited, for the planner.
     pub fetched_late: AtomicBool,
     state: Mutex<State>,
@@ -178,12 +180,13 @@ impl Slot {
 }
 
 impl Shared {
-    pub fn new(feed: Feed, options: Options, layout: Layout, state: State) -> Self {
+    pub fn new(feed: Feed, options: Options, layout: Layout, state: State, max_gatherers: usize) -> Self {
         Self {
             feed,
             layout,
             pool: Pool::new(layout.buffer_bytes, state.ring_limit.max() + SPARE_BUFFERS),
             metrics: Metrics::default(),
+            max_gatherers,
             fetched_late: AtomicBool::new(false),
             state: Mutex::new(state),
             work: Condvar::new(),

@@ -62,6 +62,9 @@ impl Worker {
                 None => None,
             };
             let has_targets = y.is_some();
+            if let Some(next) = rows.get(number + 1) {
+                self.gatherers[next.source].expect(&feed.sources()[next.source].corpus, next.start);
+            }
             let gatherer = &mut self.gatherers[row.source];
             gatherer.row(&source.corpus, (row.start, row.stop), has_targets, element, x, y)?;
             if let Some(positions) = &mut positions {

@@ -86,6 +86,17 @@ impl Region {
         if left == 0 { Ok(()) } else { Err(len - left) }
     }
 
+    /// Tells the processor that bytes are wanted soon. Never faults and brings in no page: what is in memory
+    /// gets nearer. What lies outside is left out.
+    pub fn prefetch(&self, offset: usize, len: usize) {
+        const LINE_BYTES: usize = 64;
+        let len = len.min(self.len().saturating_sub(offset));
+        let Some((start, len)) = self.range(offset, len) else { return };
+        for line in (0..len).step_by(LINE_BYTES) {
+            prefetch_line(start.wrapping_add(line));
+        }
+    }
+
     /// mlock(2) on the whole mapping.
     pub fn lock(&self) -> Result<(), Errno> {
         // SAFETY: the range is this mapping; locking does not change what it holds.
@@ -110,3 +121,25 @@ impl Region {
         Ok(())
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+fn prefetch_line(address: *const u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a hint, which does nothing at an address that cannot be read.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn prefetch_line(address: *const u8) {
+    // SAFETY: a hint, which does nothing at an address that cannot be read; it touches no register.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl1keep, [{address}]",
+            address = in(reg) address,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn prefetch_line(_address: *const u8) {}
