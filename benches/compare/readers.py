@@ -5,6 +5,7 @@ but LitData and order="blocked", whose orders are their own, read the windows th
 order="random" and the same seed reads. The ways with np.memmap only copy tokens; they widen nothing.
 """
 
+import gc
 import mmap
 import shutil
 import time
@@ -122,6 +123,18 @@ def by_data_loader(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> 
     return seconds * len(rows) / (len(rows) - BATCH), starts
 
 
+def _let_go(dataset: litdata.StreamingDataset) -> None:
+    """Stops the thread of a dataset that was not read to its end, and unmaps its chunks."""
+    reader = dataset.cache._reader
+    if reader._prepare_thread is not None:
+        reader._prepare_thread.force_stop()
+        reader._prepare_thread.join()
+    loader = reader._item_loader
+    loader._buffers.clear()
+    loader._mmaps.clear()
+    gc.collect()
+
+
 class LitDataWindows:
     """The first `LITDATA_BYTES` of a token file in LitData's chunks, and passes over them.
 
@@ -156,6 +169,8 @@ class LitDataWindows:
         for number, window in zip(range(len(rows)), dataset, strict=False):
             rows[number] = window.numpy()
         seconds = time.perf_counter() - begin
+        window = None
+        _let_go(dataset)
         heads = np.ascontiguousarray(rows[:, :4]).view("u8").reshape(-1)
         places = np.searchsorted(self.heads, heads, sorter=self.order).clip(max=len(self.order) - 1)
         return seconds, self.order[places].astype("u8") * tokens

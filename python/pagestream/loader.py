@@ -347,8 +347,8 @@ class TokenLoader(ClosedByWith):
             Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched ahead
             or faulted in), ``lookahead_hits`` and ``lookahead_misses`` (windows gathered without and with
             a wait for storage), ``already_cached`` (ranges found in the cache), ``major_faults``,
-            ``stalls``, ``stall_seconds`` (time that `next` waited). And of the present: ``depth_batches``,
-            ``ring_batches``, ``threads``, ``buffers_allocated``.
+            ``stalls``, ``stall_seconds`` (time that `next` waited for other threads). And of the present:
+            ``depth_batches``, ``ring_batches``, ``threads``, ``buffers_allocated``.
 
         Example:
             >>> from pagestream import TokenLoader

@@ -212,7 +212,8 @@ struct Reader {
     of: Option<usize>,
     touched: Vec<usize>,
     last: Option<OpenShard>,
-    guarded: bool,
+    /// The answer of [`fault::ready`] in this thread, once a mapping was met.
+    guarded: Option<bool>,
 }
 
 /// The last shard that was read: to look it up and to ask for its file takes longer than a short copy.
@@ -228,14 +229,14 @@ impl Reader {
     /// Whether a window is read by copies from a mapping, as far as its first file goes. Comes before
     /// [`Self::read`].
     fn is_mapped(&mut self, corpus: &TokenCorpus, (start, stop): (u64, u64)) -> Result<bool> {
-        if self.of.is_none() {
-            (self.of, self.guarded) = (Some(address(corpus)), fault::ready());
-        }
-        if self.of != Some(address(corpus)) {
+        if *self.of.get_or_insert_with(|| address(corpus)) != address(corpus) {
             return Err(another_corpus());
         }
-        let guarded = self.guarded;
-        Ok(start == stop || (self.shard(corpus, start)?.opened.region().is_some() && guarded))
+        if start == stop {
+            return Ok(true);
+        }
+        let is_mapped = self.shard(corpus, start)?.opened.region().is_some();
+        Ok(is_mapped && *self.guarded.get_or_insert_with(fault::ready))
     }
 
     /// Fills `out` and, with the tokens after those, `more`.
@@ -246,7 +247,7 @@ impl Reader {
         mut out: &mut [MaybeUninit<u8>],
         mut more: &mut [MaybeUninit<u8>],
     ) -> Result<()> {
-        let (item_bytes, guarded) = (corpus.item_bytes(), self.guarded);
+        let (item_bytes, guarded) = (corpus.item_bytes(), self.guarded.unwrap_or(false));
         let mut first = start;
         while first < stop {
             let shard = self.shard(corpus, first)?;

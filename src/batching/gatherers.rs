@@ -43,6 +43,8 @@ pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
         look_at_storage(&mut state);
         if !state.storage.is_slow {
             if is_extra {
+                // What it would have taken next is another's.
+                shared.wake_gatherers(&state, 1);
                 return;
             }
         } else if shared.options.threads.is_none() {

@@ -41,7 +41,7 @@ impl Opened {
         self.verify_copied(0, self.size())
     }
 
-    /// fstat on the descriptor that is kept.
+    /// What the descriptor that is kept refers to.
     pub fn identity_now(&self) -> Result<Identity> {
         match pread::identity(self.file()) {
             Ok((identity, _)) => Ok(identity),

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, Statx, StatxFlags};
 use rustix::io::Errno;
 
 /// Interrupted calls (EINTR) are tried again this often in a row, then the error is raised.
@@ -54,32 +54,65 @@ pub enum Kind {
     Other(&'static str),
 }
 
-impl From<&Stat> for Identity {
-    // The fields have other types on other targets.
-    #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
-    fn from(stat: &Stat) -> Self {
-        Self {
-            device: stat.st_dev as u64,
-            inode: stat.st_ino as u64,
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-            modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
-            links: stat.st_nlink as u64,
-        }
+/// What is asked of a file. Not the time of access: FUSE forgets it with each read past the page cache and
+/// NFS asks the server for it, so that fstat(2), which wants it, would be one more request each time.
+const ASKED: StatxFlags = StatxFlags::TYPE
+    .union(StatxFlags::INO)
+    .union(StatxFlags::NLINK)
+    .union(StatxFlags::SIZE)
+    .union(StatxFlags::MTIME);
+
+pub fn identity(file: BorrowedFd<'_>) -> Result<(Identity, Kind), Errno> {
+    match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, ASKED)) {
+        // Before Linux 4.11, or forbidden by a sandbox.
+        Err(Errno::NOSYS) => retry(|| rustix::fs::fstat(file)).map(|stat| from_stat(&stat)),
+        found => found.map(|found| from_statx(&found)),
     }
 }
 
-pub fn identity(file: BorrowedFd<'_>) -> Result<(Identity, Kind), Errno> {
-    let stat = retry(|| rustix::fs::fstat(file))?;
-    Ok((Identity::from(&stat), kind(&stat)))
+/// The identity of whatever `path` names now.
+pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
+    at(path).map(|(identity, _)| identity)
 }
 
 /// What kind of thing `path` names now.
 pub fn kind_at(path: &Path) -> Result<Kind, Errno> {
-    retry(|| rustix::fs::stat(path)).map(|stat| kind(&stat))
+    at(path).map(|(_, kind)| kind)
 }
 
-fn kind(stat: &Stat) -> Kind {
-    match FileType::from_raw_mode(stat.st_mode) {
+fn at(path: &Path) -> Result<(Identity, Kind), Errno> {
+    match retry(|| rustix::fs::statx(CWD, path, AtFlags::empty(), ASKED)) {
+        Err(Errno::NOSYS) => retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat)),
+        found => found.map(|found| from_statx(&found)),
+    }
+}
+
+fn from_statx(found: &Statx) -> (Identity, Kind) {
+    let identity = Identity {
+        device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+        size: found.stx_size,
+        modified: (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)),
+        links: u64::from(found.stx_nlink),
+    };
+    (identity, kind(FileType::from_raw_mode(found.stx_mode.into())))
+}
+
+// The fields have other types on other targets.
+#[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
+fn from_stat(stat: &Stat) -> (Identity, Kind) {
+    let identity = Identity {
+        device: stat.st_dev as u64,
+        inode: stat.st_ino as u64,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+        links: stat.st_nlink as u64,
+    };
+    (identity, kind(FileType::from_raw_mode(stat.st_mode)))
+}
+
+fn kind(found: FileType) -> Kind {
+    match found {
         FileType::RegularFile => Kind::Regular,
         FileType::Directory => Kind::Directory,
         FileType::Fifo => Kind::Other("a FIFO"),
@@ -88,11 +121,6 @@ fn kind(stat: &Stat) -> Kind {
         FileType::BlockDevice => Kind::Other("a block device"),
         _ => Kind::Other("not a file"),
     }
-}
-
-/// The identity of whatever `path` names now.
-pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
-    retry(|| rustix::fs::stat(path)).map(|stat| Identity::from(&stat))
 }
 
 /// Why a positioned read ended before its range did.

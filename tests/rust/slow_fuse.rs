@@ -92,6 +92,7 @@ fn options() -> Outcome<Options> {
 struct Counts {
     requests: AtomicU64,
     bytes: AtomicU64,
+    attributes: AtomicU64,
 }
 
 /// Numbers are given out and never taken back: sources are small.
@@ -211,6 +212,7 @@ impl Filesystem for Mirror {
     }
 
     fn getattr(&self, _request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        self.counts.attributes.fetch_add(1, Ordering::Relaxed);
         match self.path(number).and_then(|path| self.attributes(&path)) {
             Ok(attributes) => reply.attr(&ATTRIBUTES_HOLD, &attributes),
             Err(errno) => reply.error(errno),
@@ -328,8 +330,11 @@ fn main() -> Outcome<()> {
     println!("ready");
     std::io::stdout().flush()?;
     wait_for_the_end(signals);
-    let [requests, bytes] = [&counts.requests, &counts.bytes].map(|count| count.load(Ordering::Relaxed));
-    println!("{{\"read_requests\": {requests}, \"read_bytes\": {bytes}}}");
+    let [requests, bytes, attributes] =
+        [&counts.requests, &counts.bytes, &counts.attributes].map(|count| count.load(Ordering::Relaxed));
+    println!(
+        "{{\"read_requests\": {requests}, \"read_bytes\": {bytes}, \"attribute_requests\": {attributes}}}"
+    );
     std::io::stdout().flush()?;
     // Detached first: a file that is still open would keep it.
     Command::new("fusermount3").arg("-uz").arg(&options.mount).status()?;

@@ -141,7 +141,7 @@ def slow_fuse(
 
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO).
     `program` is a build of the daemon, by default that of the tests.
-    Afterwards `.counts` has `read_requests` and `read_bytes`.
+    Afterwards `.counts` has `read_requests`, `read_bytes` and `attribute_requests`.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
