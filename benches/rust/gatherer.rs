@@ -99,8 +99,11 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
         let [mut x_bytes, mut y_bytes] = [(); 2].map(|()| vec![0_u8; BATCH_TOKENS * size_of::<To>()]);
         let mut gatherer = Gatherer::default();
         let mut batch = |start: &mut dyn FnMut() -> usize| {
+            let mut next = start() as u64;
             for (x, y) in x_bytes.chunks_exact_mut(row_bytes).zip(y_bytes.chunks_exact_mut(row_bytes)) {
-                let first = start() as u64;
+                // As in a loader, which knows what comes next.
+                let first = std::mem::replace(&mut next, start() as u64);
+                gatherer.expect(&corpus, next);
                 let window = (first, first + length as u64 + 1);
                 gatherer.row(&corpus, window, true, element, room(x), Some(room(y))).expect("a row");
             }

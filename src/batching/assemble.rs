@@ -50,7 +50,7 @@ pub fn assemble(
 /// Bytes of a mapping that are worked on at a time, so that they stay in the first-level cache.
 const BLOCK_BYTES: u64 = 8 << 10;
 
-/// How much of the next row the processor is told of: after that it has seen the direction.
+/// How much of what comes next the processor is told of: after that it has seen the direction.
 const EXPECTED_BYTES: usize = 2 << 10;
 
 /// Fills rows of batches, one at a time; what it keeps from row to row makes the next one cheaper.
@@ -104,18 +104,9 @@ impl Gatherer {
         done
     }
 
-    /// Tells the processor that a row with the tokens from `start` on comes next, if it is of the shard of the
-    /// row before.
+    /// Tells the processor that a row with the tokens from `start` on comes next.
     pub fn expect(&self, corpus: &TokenCorpus, start: u64) {
-        let Some(shard) =
-            self.reader.last.as_ref().filter(|shard| (shard.start..shard.stop).contains(&start))
-        else {
-            return;
-        };
-        if let Some(region) = shard.opened.region() {
-            let offset = shard.data_offset_bytes + (start - shard.start) * corpus.item_bytes();
-            region.prefetch(offset as usize, EXPECTED_BYTES);
-        }
+        self.reader.expect(corpus, start);
     }
 
     /// Looks once at each file that was read since the last time: one that was cut or rewritten meanwhile
@@ -186,6 +177,9 @@ impl Gatherer {
             }
             let source = &mut self.scratch[..source_bytes];
             self.reader.read(corpus, (first, source_stop), os::room(source), &mut [])?;
+            if last < stop {
+                self.reader.expect(corpus, source_stop);
+            }
             let x = &mut x[place.clone()];
             let done = match &mut y {
                 Some(y) => gather::widen_window(source, dtype, element, x, &mut y[place]),
@@ -237,6 +231,18 @@ impl Reader {
         }
         let is_mapped = self.shard(corpus, start)?.opened.region().is_some();
         Ok(is_mapped && *self.guarded.get_or_insert_with(fault::ready))
+    }
+
+    /// Tells the processor that the tokens from `start` on are wanted soon, if they are of the last shard.
+    fn expect(&self, corpus: &TokenCorpus, start: u64) {
+        let Some(shard) = self.last.as_ref().filter(|shard| (shard.start..shard.stop).contains(&start))
+        else {
+            return;
+        };
+        if let Some(region) = shard.opened.region() {
+            let offset = shard.data_offset_bytes + (start - shard.start) * corpus.item_bytes();
+            region.prefetch(offset as usize, EXPECTED_BYTES);
+        }
     }
 
     /// Fills `out` and, with the tokens after those, `more`.
