@@ -139,6 +139,11 @@ def test_staged_batches_before_a_failure_come_first(tmp_path):
             next(loader)
 
 
+def test_a_device_without_streams_is_refused(token_file):
+    with pytest.raises(ValueError, match='device is "meta"'):
+        TokenLoader(token_file, sequence_length=16, batch_size=4, device="meta")
+
+
 def test_staged_documents_keep_their_bounds(tmp_path):
     documents = [np.arange(n, dtype="u2") for n in (5, 9, 2, 30, 7, 64, 11)]
     write_tokens(tmp_path / "corpus", documents, dtype="uint16", format="megatron")

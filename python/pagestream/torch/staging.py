@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # Batches that are on their way while the consumer works on another.
 _IN_FLIGHT = 2
+# Buffers whose copy may not be done yet. A consumer that never waits for the device is held back here, and
+# not by memory.
+_IN_USE = 4
 # Files' types that the device can widen by itself: without loss, and by a mask where they are unsigned and
 # PyTorch's kernels for unsigned types are incomplete.
 _SIGNED = {"uint16": ("i2", 0xFFFF), "uint32": ("i4", 0xFFFF_FFFF)}
@@ -47,11 +50,19 @@ class Staging:
 
     Args:
         device: Where to; ``"cpu"`` goes through the same motions.
+
+    Raises:
+        ValueError: PyTorch has no streams for such a device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._module: Any = torch.get_device_module(device)
+        self._module: Any = getattr(torch, device.type, None)
+        if not hasattr(self._module, "Stream"):
+            message = (
+                f'device is "{device}", to which nothing can be copied on a stream of its own; use "cpu"'
+            )
+            raise ValueError(message)
         self._stream: Any = self._module.Stream(*([device] if device.type != "cpu" else []))
         self._flight: deque[_Sent] = deque()
         # Events and what keeps buffers that may still be read.
@@ -106,8 +117,8 @@ class Staging:
                 if isinstance(tensor, torch.Tensor):
                     tensor.record_stream(current)
         self._read.append((done, host))
-        while self._read and self._read[0][0].query():
-            self._read.popleft()
+        while self._read and (len(self._read) > _IN_USE or self._read[0][0].query()):
+            self._read.popleft()[0].synchronize()
         return batch, position
 
     def release(self) -> None:
