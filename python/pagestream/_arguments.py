@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 from pagestream import _environment
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sized
+
 
 def at_least(least: int, name: str, value: SupportsIndex) -> int:
-    """The integer, if it is in range."""
+    """The integer, if it is one and in range."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        message = f"{name} must be an integer, not {value!r}"
+        raise TypeError(message)
     number = operator.index(value)
     if not least <= number < 1 << 63:
         limit = f"at least {least}" if number < least else "below 2^63"
@@ -25,6 +31,32 @@ def one_of(name: str, value: str, words: tuple[str, ...]) -> None:
         listed = ", ".join(f'"{word}"' for word in words)
         message = f"{name} is one of {listed}, not {value!r}"
         raise ValueError(message)
+
+
+def yes_or_no(name: str, value: object) -> bool:
+    """The bool, if it is one."""
+    if not isinstance(value, bool):
+        message = f"{name} must be True or False, not {value!r}"
+        raise TypeError(message)
+    return value
+
+
+def only_with(name: str, value: object, *, needed: bool, needs: str) -> None:
+    """Refuses an argument that would have no effect."""
+    if value is not None and not needed:
+        message = f"{name}={value!r} has no effect without {needs}"
+        raise ValueError(message)
+
+
+def longer_than(span_tokens: int, corpora: Iterable[Sized]) -> None:
+    """Refuses corpora that have no window of so many tokens."""
+    for corpus in corpora:
+        if len(corpus) < span_tokens:
+            message = (
+                f"a window takes {span_tokens} tokens with its targets, but {corpus!r} has {len(corpus)}; "
+                "use a shorter sequence_length, or more files"
+            )
+            raise ValueError(message)
 
 
 def radius(asked: int | None, window_bytes: int) -> int:
@@ -43,4 +75,10 @@ def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
-    return _environment.number("RANK", 0, least=0), _environment.number("WORLD_SIZE", 1, least=1)
+    ranks = _environment.number("WORLD_SIZE", 1, least=1)
+    own = _environment.number("RANK", 0 if ranks == 1 else -1, least=0)
+    if not 0 <= own < ranks:
+        found = "is not set" if own < 0 else f"is {own}"
+        message = f"WORLD_SIZE is {ranks}, but RANK {found}; set both, or pass rank and world_size"
+        raise ValueError(message)
+    return own, ranks

@@ -63,8 +63,13 @@ def memory_bytes(explicit: int | None) -> int | None:
 def _positive(name: str, explicit: int | None, variable: str) -> int | None:
     if explicit is None:
         return number(variable, 0, least=1) or None
-    value = operator.index(explicit)
+    try:
+        value = operator.index(explicit)
+    except TypeError:
+        message = f"{name} must be an integer, not {explicit!r}"
+        raise TypeError(message) from None
     if not 1 <= value < 1 << 63:
-        message = f"{name} must be at least 1, not {value}"
+        limit = "at least 1" if value < 1 else "below 2^63"
+        message = f"{name} must be {limit}, not {value}"
         raise ValueError(message)
     return value

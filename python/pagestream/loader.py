@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pagestream import _environment, _native
-from pagestream._arguments import at_least, one_of, place, radius
+from pagestream._arguments import at_least, longer_than, one_of, only_with, place, radius, yes_or_no
 from pagestream._closing import ClosedByWith
+from pagestream._loader_state import STATE_VERSION, saved_position
+from pagestream._turns import Turns
 from pagestream.batches import Batch, PackedBatch, document_bounds
-from pagestream.errors import StateMismatchError
 from pagestream.mixture import Mixture
 from pagestream.tokens import TokenCorpus, open_tokens
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenLoader"]
 
-STATE_VERSION = 1
+_CLOSED = "the loader is closed"
+# What `metrics` tells of the present, beside counters.
+_PRESENT = ("depth_batches", "ring_batches", "threads", "buffers_allocated")
 
 
 class TokenLoader(ClosedByWith):
@@ -113,7 +116,9 @@ class TokenLoader(ClosedByWith):
         drop_behind: Literal["resident", "cache"] | None = None,
     ) -> None:
         """Starts reading ahead."""
-        if not isinstance(tokens, (TokenCorpus, Mixture)):
+        if isinstance(tokens, (TokenCorpus, Mixture)):
+            only_with("mmap_mode", mmap_mode, needed=False, needs="a path: this corpus is open already")
+        else:
             tokens = open_tokens(tokens, mmap_mode=mmap_mode)
         self.tokens = tokens
         self._corpora = tokens.sources if isinstance(tokens, Mixture) else (tokens,)
@@ -123,21 +128,21 @@ class TokenLoader(ClosedByWith):
         one_of("documents", documents, ("ignore", "boundaries"))
         one_of("dtype", dtype, ("int64", "int32", "raw"))
         if documents == "boundaries" and any(corpus.documents is None for corpus in self._corpora):
-            message = (
-                'documents="boundaries" needs files that record where documents begin (Megatron, datatrove)'
-            )
+            message = 'documents="boundaries" needs files that record them (Megatron, datatrove)'
             raise ValueError(message)
+        longer_than(self.sequence_length + (target != "none"), self._corpora)
         default_stride = self.sequence_length + (target == "block")
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.order: Order = order
         self.seed = at_least(0, "seed", seed)
         self.target: Target = target
-        self.drop_last = bool(drop_last)
+        self.drop_last = yes_or_no("drop_last", drop_last)
+        only_with("mixing_radius", mixing_radius, needed=order == "blocked", needs='order="blocked"')
+        self._packed = documents == "boundaries"
+        only_with("max_documents", max_documents, needed=self._packed, needs='documents="boundaries"')
         self.mixing_radius = radius(mixing_radius, self.stride * self._corpora[0].dtype.itemsize)
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
-        self._packed = documents == "boundaries"
-        file_dtype = self._corpora[0].dtype
-        self._dtype = file_dtype if dtype == "raw" else np.dtype(dtype)
+        self._dtype = self._corpora[0].dtype if dtype == "raw" else np.dtype(dtype)
         self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
         self._settings: dict[str, Any] = {
             "sequence_length": self.sequence_length,
@@ -161,6 +166,8 @@ class TokenLoader(ClosedByWith):
         self._closed = False
         self._consumed = 0
         self._counted: dict[str, int] = {}
+        # Threads that share a loader take turns.
+        self._turns = Turns()
         self._pipeline: _native.TokenPipeline | None = self._start()
         self._epoch_samples: int | None = self._pipeline.epoch_samples
 
@@ -183,8 +190,7 @@ class TokenLoader(ClosedByWith):
 
     def _running(self) -> _native.TokenPipeline:
         if self._closed:
-            message = "the loader is closed"
-            raise ValueError(message)
+            raise ValueError(_CLOSED)
         # A fork has none of the threads: it starts its own, at the same place.
         if self._pipeline is None or not self._pipeline.alive:
             self._pipeline = self._start()
@@ -194,7 +200,8 @@ class TokenLoader(ClosedByWith):
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None and pipeline.alive:
             for name, value in pipeline.metrics():
-                self._counted[name] = self._counted.get(name, 0) + value
+                if name not in _PRESENT:
+                    self._counted[name] = self._counted.get(name, 0) + value
             pipeline.close()
 
     def __iter__(self) -> Self:
@@ -209,31 +216,32 @@ class TokenLoader(ClosedByWith):
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
         """
+        with self._turns.lock:
+            try:
+                batch = self._next()
+            except BaseException:  # an interrupt as well
+                # The next call begins with this batch once more.
+                self._stop()
+                raise
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def _next(self) -> Any:  # noqa: ANN401 - a batch, or None at the end
+        """The next batch, which counts as consumed from now on."""
         found = self._take()
         if found is None:
-            raise StopIteration
-        self._consumed = max(self._consumed, found[1])  # several threads may take batches
-        return found[0]
+            return None
+        batch, self._consumed = found
+        return batch
 
     def _take(self) -> tuple[Any, int] | None:
-        """The next batch as arrays, and the position after it."""
+        """The next batch of the pipeline as arrays, and the position after it."""
         pipeline = self._running()
-        try:
-            found = pipeline.next()
-            return None if found is None else self._arrays(pipeline, *found)
-        except Exception:
-            # The next call begins with this batch once more.
-            self._stop()
-            raise
-
-    def _arrays(
-        self,
-        pipeline: _native.TokenPipeline,
-        buffer: _native.Exporter,
-        rows: int,
-        position: int,
-        starts: list[int] | None,
-    ) -> tuple[Any, int]:
+        found = pipeline.next()
+        if found is None:
+            return None
+        buffer, rows, position, starts = found
         _, y_offset, _, positions_offset, _ = pipeline.layout
         shape = (rows, self.sequence_length)
         x = np.ndarray(shape, self._dtype, buffer)
@@ -250,11 +258,11 @@ class TokenLoader(ClosedByWith):
         Raises:
             TypeError: A mixture whose sources repeat has no epochs.
         """
-        if self._epoch_samples is None:
+        samples, rows = self._epoch_samples, self.batch_size * self.world_size
+        if samples is None:
             message = 'a mixture with exhausted="repeat" has no epochs, and so no length'
             raise TypeError(message)
-        rows = self.batch_size * self.world_size
-        return self._epoch_samples // rows if self.drop_last else -(-self._epoch_samples // rows)
+        return samples // rows if self.drop_last else -(-samples // rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, counted in batches that were handed out; equal on all ranks.
@@ -317,36 +325,21 @@ class TokenLoader(ClosedByWith):
             pagestream.errors.StateMismatchError: the state does not belong to this loader: seed is 7 ...
             >>> loader.close()
         """
-        if state.get("version") != STATE_VERSION:
-            message = f"the state has version {state.get('version')!r}; this release reads {STATE_VERSION}"
-            raise StateMismatchError(message)
-        wrong = [
-            f"{name} is {state.get(name)!r} in the state and {expected!r} here"
-            for name, expected in self._identity().items()
-            if state.get(name) != expected
-        ]
-        if wrong and strict:
-            message = (
-                f"the state does not belong to this loader: {'; '.join(wrong)}. "
-                "Pass strict=False to take its position all the same"
-            )
-            raise StateMismatchError(message)
-        consumed = state.get("samples_consumed")
-        if not isinstance(consumed, int) or isinstance(consumed, bool) or consumed < 0:
-            message = f"samples_consumed is {consumed!r} in the state; it must be an int, 0 or more"
-            raise StateMismatchError(message)
-        self._stop()
-        self._forget()
-        self._consumed = consumed
-        self._running()
+        position = saved_position(state, self._identity(), strict=strict)
+        with self._turns.lock:
+            self._stop()
+            self._forget()
+            self._consumed = position
+            self._running()
 
     def metrics(self) -> dict[str, float]:
         """What the loader did so far, and how deep it looks ahead now.
 
         Returns:
-            Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched ahead
-            or faulted in), ``lookahead_hits`` and ``lookahead_misses`` (windows gathered without and with
-            a wait for storage), ``already_cached`` (ranges found in the cache), ``major_faults``,
+            Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched
+            ahead; of files that are not mapped, what was read), ``lookahead_hits`` and
+            ``lookahead_misses`` (windows gathered without and with a wait for storage),
+            ``already_cached`` (ranges found in the cache), ``major_faults``,
             ``stalls``, ``stall_seconds`` (time that `next` waited for other threads). And of the present:
             ``depth_batches``, ``ring_batches``, ``threads``, ``buffers_allocated``.
 
@@ -357,11 +350,11 @@ class TokenLoader(ClosedByWith):
             ...     loader.metrics()["windows"]
             4
         """
-        now = [] if self._pipeline is None else self._pipeline.metrics()
-        present = ("depth_batches", "ring_batches", "threads", "buffers_allocated")
-        counted: dict[str, float] = {
-            name: value + (0 if name in present else self._counted.get(name, 0)) for name, value in now
-        } or dict(self._counted)
+        pipeline = self._pipeline
+        now = {} if pipeline is None else dict(pipeline.metrics())
+        counted: dict[str, float] = dict.fromkeys(_PRESENT, 0)
+        for name in (*self._counted, *now):
+            counted[name] = now.get(name, 0) + self._counted.get(name, 0)
         counted["stall_seconds"] = counted.pop("stall_nanoseconds", 0) / 1e9
         return counted
 
@@ -386,8 +379,17 @@ class TokenLoader(ClosedByWith):
             >>> TokenLoader("tokens.bin", sequence_length=32, batch_size=4).close()
         """
         self._closed = True
-        self._stop()
-        self._forget()
+        pipeline = self._pipeline
+        if pipeline is not None and pipeline.alive:
+            pipeline.close()  # also wakes those who wait for a batch
+        with self._turns.lock:
+            self._stop()
+            self._forget()
+
+    def __getstate__(self) -> object:
+        """Refuses: two loaders with one position would each give out half of the batches."""
+        message = "a TokenLoader cannot be copied or pickled; make another and use state_dict()"
+        raise TypeError(message)
 
     def __repr__(self) -> str:
         """What it reads, and where it stands."""

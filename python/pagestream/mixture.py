@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,6 +18,8 @@ __all__ = ["Mixture"]
 Exhausted = Literal["repeat", "stop", "drop"]
 
 # The largest sum of whole-number weights, and the most sources; see src/sampling/mixture.rs.
+# A share that is off by more than this part of itself is told.
+_ROUNDING_TOLD = Fraction(1, 100)
 _MAX_PERIOD = 1 << 16
 _MAX_SOURCES = 1024
 
@@ -67,12 +70,20 @@ class Mixture(ClosedByWith):
         if exhausted not in get_args(Exhausted):
             message = f'exhausted must be "repeat", "stop" or "drop", not {exhausted!r}'
             raise ValueError(message)
+        for number, (corpus, _) in enumerate(pairs):
+            if not hasattr(corpus, "fingerprint"):
+                message = (
+                    f"source {number} of a mixture must be a corpus, as from open_tokens, not {corpus!r}"
+                )
+                raise TypeError(message)
         dtypes = [str(corpus.dtype) for corpus, _ in pairs]
         if len(set(dtypes)) > 1:
             message = f"the corpora of a mixture must be of one type, not {', '.join(dtypes)}"
             raise ValueError(message)
         self._sources = tuple(corpus for corpus, _ in pairs)
-        self._whole_weights = _whole([_exact(number, weight) for number, (_, weight) in enumerate(pairs)])
+        exact = [_exact(number, weight) for number, (_, weight) in enumerate(pairs)]
+        self._whole_weights = _whole(exact)
+        _warn_of_rounding(exact, self._whole_weights)
         self._exhausted: Exhausted = exhausted
 
     @property
@@ -153,6 +164,17 @@ def _exact(number: int, weight: float) -> Fraction:
         message = f"the weight of source {number} must be a finite number above 0, not {weight!r}"
         raise ValueError(message)
     return exact
+
+
+def _warn_of_rounding(weights: list[Fraction], whole: tuple[int, ...]) -> None:
+    for number, (weight, kept) in enumerate(zip(weights, whole, strict=True)):
+        asked, share = weight / sum(weights), Fraction(kept, sum(whole))
+        if abs(share / asked - 1) > _ROUNDING_TOLD:
+            message = (
+                f"source {number} has a weight of {float(asked):.3g} of the mixture, which becomes "
+                f"{float(share):.3g}: shares are whole numbers that add up to {_MAX_PERIOD} at most"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _whole(weights: list[Fraction]) -> tuple[int, ...]:

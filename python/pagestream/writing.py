@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import secrets
+import stat
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -48,11 +51,12 @@ def write_tokens(
     """Writes tokens to a file, streaming: memory does not grow with the number of tokens.
 
     The file appears whole or not at all: it is written under another name in the same directory, flushed
-    to the disk (fsync), and renamed. On an error or Ctrl-C nothing is left behind.
+    to the disk (fsync), and renamed. On an error or Ctrl-C nothing is left behind. Symbolic links are
+    followed.
 
     Args:
         path: The file. For ``"megatron"`` the ``.bin``, the ``.idx``, or their common stem; the ``.idx``
-            is renamed last.
+            is renamed last, and an old one removed before: there is never one that belongs to other tokens.
         arrays: A 1-d array of integers, or an iterable of such arrays, which are written one after
             another.
         dtype: The tokens' type in the file. A value that does not fit is refused, never wrapped.
@@ -229,10 +233,16 @@ class _Replacement:
         return self
 
     def open(self, path: StrPath) -> IO[bytes]:
-        target = os.fsdecode(path)
-        if os.path.isdir(target):
-            message = "tokens are written to a file, but this is a directory"
-            raise IsADirectoryError(errno.EISDIR, message, target)
+        # A symbolic link stays one: what it leads to is replaced.
+        target = os.path.realpath(os.fsdecode(path)) if os.path.islink(path) else os.fsdecode(path)
+        with contextlib.suppress(FileNotFoundError):
+            kind = stat.S_IFMT(os.stat(target).st_mode)
+            if kind == stat.S_IFDIR:
+                message = "tokens are written to a file, but this is a directory"
+                raise IsADirectoryError(errno.EISDIR, message, target)
+            if kind != stat.S_IFREG:
+                message = "tokens are written to a file that takes the place of an old one, not to a device"
+                raise OSError(errno.EINVAL, f"{message}, FIFO or socket", target)
         name, file = self._create(target)
         self._files.append((name, target, file))
         return file
@@ -281,15 +291,30 @@ class _Replacement:
             except OSError as error:
                 error.filename = error.filename or target or name
                 raise
-        for name, target, _ in self._files:
-            os.replace(name, target)
-        folders = {os.path.dirname(target) or os.curdir for _, target, _ in self._files}
-        for folder in folders:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+        folders = sorted({os.path.dirname(target) or os.curdir for _, target, _ in self._files})
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(_locked_folder(folder)) for folder in folders]
+            # Last is what says what the others are. While they are replaced there is none, rather than
+            # one that does not fit.
+            *_, (_, last, _) = self._files
+            if len(self._files) > 1 and os.path.lexists(last):
+                os.unlink(last)
+            for name, target, _ in self._files:
+                os.replace(name, target)
+            for descriptor in held:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: str) -> Iterator[int]:
+    """A folder's descriptor, locked as far as the file system can: two writers of a pair take turns."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:

@@ -60,6 +60,8 @@ const EXPECTED_BYTES: usize = 2 << 10;
 pub struct Gatherer {
     scratch: Vec<u8>,
     reader: Reader,
+    /// Bytes of rows that were read and not copied from a mapping, since [`Self::take_read_bytes`].
+    read_bytes: u64,
 }
 
 impl Gatherer {
@@ -87,7 +89,11 @@ impl Gatherer {
             return Err(Error::Index { detail });
         }
         let window = (start, stop - u64::from(has_targets));
-        let done = match self.reader.is_mapped(corpus, window) {
+        let is_mapped = self.reader.is_mapped(corpus, window);
+        if matches!(is_mapped, Ok(false)) {
+            self.read_bytes += (stop - start) * corpus.item_bytes();
+        }
+        let done = match is_mapped {
             Ok(true) if element.is_copy(corpus.dtype()) => self.copy_row(corpus, window, x_row, y_row),
             Ok(true) => {
                 let block_tokens = BLOCK_BYTES / corpus.item_bytes();
@@ -102,6 +108,10 @@ impl Gatherer {
             self.reader = Reader::default();
         }
         done
+    }
+
+    pub fn take_read_bytes(&mut self) -> u64 {
+        std::mem::take(&mut self.read_bytes)
     }
 
     /// Tells the processor that a row with the tokens from `start` on comes next.

@@ -35,6 +35,9 @@ pub struct Extent {
     pub drop_last: bool,
 }
 
+/// Of one rank. More would need memory for their numbers alone.
+const MAX_BATCH_WINDOWS: u64 = 1 << 24;
+
 #[derive(Debug)]
 pub struct Feed {
     sources: Vec<Source>,
@@ -78,6 +81,11 @@ impl Feed {
                 "rank {} of {} with {} windows a batch; rank lies below world_size, the others are at least 1",
                 share.rank, share.world_size, share.batch_size
             )));
+        }
+        if share.batch_size > MAX_BATCH_WINDOWS {
+            let detail =
+                format!("batch_size is {}; it must be at most {MAX_BATCH_WINDOWS}", share.batch_size);
+            return Err(Error::argument(detail));
         }
         let global = share.batch_size.checked_mul(share.world_size);
         if global.is_none_or(|rows| rows > 1 << 32) {
@@ -134,6 +142,11 @@ impl Feed {
     pub fn is_read_without_mapping(&self) -> bool {
         let opened = |source: &Source| source.corpus.opened(0);
         self.sources.iter().any(|source| opened(source).is_ok_and(|file| file.facts().mode == Mode::Read))
+    }
+
+    /// Between epochs: are the files still what was opened, and do their paths still lead to them?
+    pub fn check(&self) -> Result<()> {
+        self.sources.iter().try_for_each(|source| source.corpus.check())
     }
 
     /// The batch whose global batch begins at `position`; `None` at the end of the stream.

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::mapped_file::LetGo;
 use crate::os::parts::Whole;
 
-use super::feed::Plan;
-use super::lookahead::PageRange;
+use super::feed::{Feed, Plan};
+use super::lookahead::{PageRange, is_resident};
 use super::shared::{Shared, Slot, State, Storage, spawn};
 use super::worker::{Chunk, Outcome, Worker};
 
@@ -36,7 +36,8 @@ pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
             state = shared.sleep_for_work(state);
             continue;
         };
-        state = work_on(shared, state, claimed, &mut worker);
+        drop(state);
+        state = work_on(shared, claimed, &mut worker);
         if state.storage.rows < LOOK_AFTER_ROWS {
             continue;
         }
@@ -59,14 +60,30 @@ pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
     }
 }
 
-/// Fills what was claimed, without the lock.
+impl Claim {
+    /// Whether all that it needs is known to be in the page cache.
+    pub fn is_resident(&self, feed: &Feed) -> bool {
+        let Ok(chunk) = &self.chunk else { return true };
+        is_resident(feed, &self.plan.rows[chunk.rows.clone()])
+    }
+
+    /// Leaves it to another.
+    pub fn give_back(self, shared: &Shared, state: &mut State) {
+        let index = self.number.checked_sub(state.first);
+        let slot = index.and_then(|index| state.ring.get_mut(index as usize));
+        if let (Some(slot), Ok(chunk)) = (slot, self.chunk) {
+            slot.chunks.push(chunk);
+            shared.wake_gatherers(state, 1);
+        }
+    }
+}
+
+/// Fills what was claimed, without the lock, which it returns.
 pub(super) fn work_on<'a>(
     shared: &'a Shared,
-    state: MutexGuard<'a, State>,
     Claim { number, plan, chunk }: Claim,
     worker: &mut Worker,
 ) -> MutexGuard<'a, State> {
-    drop(state);
     let outcome = match chunk {
         Ok(mut chunk) => {
             let element = shared.options.element;

@@ -56,6 +56,20 @@ pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> 
     Ok(ranges)
 }
 
+/// Whether everything that rows need is known to be in the page cache.
+pub(super) fn is_resident(feed: &Feed, rows: &[Row]) -> bool {
+    rows.iter().all(|row| {
+        let corpus = &feed.sources()[row.source].corpus;
+        corpus.pieces(row.start, row.stop).is_ok_and(|mut pieces| {
+            pieces.all(|piece| {
+                let (offset, length) = corpus.byte_range(piece);
+                let opened = corpus.opened(piece.shard);
+                opened.is_ok_and(|opened| opened.is_resident(offset, length) == Some(true))
+            })
+        })
+    })
+}
+
 impl Lookahead {
     /// Asks the kernel for the ranges of a batch. `fetched_late` is set by gathering threads that had to
     /// wait: then perhaps the cache is not warm after all.
@@ -79,7 +93,6 @@ impl Lookahead {
             let length = stop.saturating_sub(range.start);
             if opened.facts().mode == Mode::Read {
                 // Gathering threads read such files concurrently; there is nothing to ask the kernel for.
-                Metrics::add(&metrics.bytes_read, length);
             } else if opened.is_resident(range.start, length) == Some(true) {
                 self.resident_in_a_row = self.resident_in_a_row.saturating_add(1);
                 Metrics::add(&metrics.already_cached, 1);

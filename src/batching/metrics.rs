@@ -25,8 +25,7 @@ metrics! {
     batches,
     /// Bytes of tokens in the windows that were gathered.
     bytes_asked,
-    /// Whole pages that lookahead asked the kernel for, and those that faulted in after all; in "read"
-    /// mode what was read.
+    /// Whole pages that lookahead asked the kernel for; of files that are not mapped, what was read.
     bytes_read,
     /// Ranges that were gathered without waiting for storage.
     lookahead_hits,

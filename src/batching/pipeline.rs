@@ -46,6 +46,8 @@ const MAX_RING_BYTES: u64 = 32 << 20;
 const MAX_DEPTH: usize = 4096;
 /// Storage of 1 GB/s that takes an eighth of a second to answer needs as much on the way.
 const MAX_AHEAD_BYTES: u64 = 128 << 20;
+/// In the blocked order: windows that are worked out together, at most.
+const MAX_BLOCK_WINDOWS: usize = 1 << 20;
 /// Without a budget given: this share of the memory that is available, and no more than the second.
 const MEMORY_SHARE: u64 = 8;
 const MEMORY_BYTES: u64 = 1 << 30;
@@ -107,10 +109,14 @@ impl Pipeline {
         let max_ring = max_ring.min(fitting(u64::MAX, layout.buffer_bytes as u64).max(2));
         let max_depth = fitting(MAX_AHEAD_BYTES, windows_bytes).clamp(2, MAX_DEPTH);
         let rows = feed.share().batch_size.max(1) as usize;
-        let depth = options.depth.unwrap_or(FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth));
+        let most_ahead = fitting(u64::MAX, windows_bytes).clamp(1, MAX_DEPTH);
+        let depth = options.depth.map_or(FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth), |depth| {
+            depth.clamp(1, most_ahead)
+        });
         let ring_limit = options.depth.map_or(FIRST_RING, |depth| depth.clamp(1, FIRST_RING)).min(max_ring);
         let state = State::new(Length::new(depth, max_depth), Length::new(ring_limit, max_ring));
-        let max_block_batches = ((budget / 4 / windows_bytes.max(1)) as usize).max(1);
+        let max_block_batches =
+            ((budget / 4 / windows_bytes.max(1)) as usize).min(MAX_BLOCK_WINDOWS / rows).max(1);
         let is_mapped = !feed.is_read_without_mapping();
         let max_gatherers = if is_mapped { MAX_GATHERERS } else { MAX_READERS };
         let first = if is_mapped { (cores() - 1).clamp(1, FIRST_GATHERERS) } else { FIRST_READERS };
@@ -139,7 +145,7 @@ impl Pipeline {
     pub fn next(&self, patience: Duration) -> Result<Next> {
         let begun = Instant::now();
         let mut state = self.shared.lock();
-        let mut stalled = false;
+        let (mut stalled, mut may_help) = (false, true);
         loop {
             if state.ring.front().is_some_and(|slot| slot.finished.is_some()) {
                 break;
@@ -152,14 +158,22 @@ impl Pipeline {
                     None => {}
                 }
             }
-            // Sooner done than woken. Where storage is waited for it is not touched: that may take long, and
-            // the caller wants to hear signals.
+            // Sooner done than woken. Not where storage would have to be waited for: the caller wants to
+            // hear signals.
             if !state.storage.is_slow
+                && may_help
                 && let Some(mut worker) = self.lend_a_hand()
                 && let Some(claimed) = claim(&self.shared, &mut state)
             {
                 let _end = EndOnPanic(&self.shared);
-                state = work_on(&self.shared, state, claimed, &mut worker);
+                drop(state);
+                if claimed.is_resident(&self.shared.feed) {
+                    state = work_on(&self.shared, claimed, &mut worker);
+                } else {
+                    state = self.shared.lock();
+                    claimed.give_back(&self.shared, &mut state);
+                    may_help = false;
+                }
                 continue;
             }
             let left = patience.saturating_sub(begun.elapsed());
@@ -236,6 +250,9 @@ impl Pipeline {
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
         let mut state = self.shared.lock();
+        if state.stop {
+            return; // Whoever did so waited.
+        }
         self.shared.stop(&mut state);
         let deadline = Instant::now() + CLOSE_PATIENCE;
         while state.threads > 0 && Instant::now() < deadline {

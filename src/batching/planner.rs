@@ -25,7 +25,7 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_block_batches: usiz
             return;
         }
         drop(state);
-        let next = ahead.next(shared);
+        let next = ahead.next(shared).and_then(|next| ahead.checked(shared, next));
         let mut state = shared.lock();
         match next {
             Ok(Some(planned)) => {
@@ -52,6 +52,8 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_block_batches: usiz
 struct Planner {
     /// Of the next batch that is worked out.
     position: u64,
+    /// The epoch of the last batch that was given out.
+    epoch: Option<u64>,
     max_block_batches: usize,
     lookahead: Lookahead,
     /// Where whole extents are read: the batches that are read together, and those after them.
@@ -71,6 +73,18 @@ struct Block {
 }
 
 impl Planner {
+    /// Looks at all files when an epoch begins, or in its middle where the stream goes on: what has vanished
+    /// or was replaced is not read for another.
+    fn checked(&mut self, shared: &Shared, next: Option<Planned>) -> Result<Option<Planned>> {
+        if let (Some(planned), Some(samples)) = (&next, shared.feed.epoch_samples()) {
+            let epoch = planned.plan.position / samples.max(1);
+            if self.epoch.replace(epoch) != Some(epoch) && planned.plan.position > 0 {
+                shared.feed.check()?;
+            }
+        }
+        Ok(next)
+    }
+
     fn next(&mut self, shared: &Shared) -> Result<Option<Planned>> {
         if shared.feed.is_blocked() {
             return self.next_of_block(shared);

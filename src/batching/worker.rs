@@ -76,6 +76,7 @@ impl Worker {
         }
         for (gatherer, source) in self.gatherers.iter_mut().zip(feed.sources()) {
             gatherer.verify(&source.corpus)?;
+            Metrics::add(&metrics.bytes_read, gatherer.take_read_bytes());
         }
         let item_bytes = |row: &Row| feed.sources()[row.source].corpus.item_bytes();
         let asked = rows.iter().map(|row| (row.stop - row.start) * item_bytes(row)).sum();

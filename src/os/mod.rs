@@ -12,6 +12,7 @@ pub mod advise;
 pub mod anonymous;
 pub mod errno;
 pub mod fault;
+pub mod fork;
 pub mod fsinfo;
 pub mod limits;
 pub mod map;

@@ -148,7 +148,7 @@ impl PyTokenPipeline {
     }
 
     fn close(&self, py: Python<'_>) {
-        let pipeline = self.lock().take();
+        let pipeline = self.lock().clone();
         py.detach(|| {
             if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_of_this_process()) {
                 pipeline.close();

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::error::{Error, Result, errno_text};
 use crate::mapped_file::{self, Advice, Facts, Identity, MappedFile, RequestedMode};
+use crate::os::fork;
 
 /// No corpus keeps more files open than this.
 const MAX_KEPT: usize = 1024;
@@ -111,41 +112,52 @@ impl OpenFiles {
         &self.entries[index].facts
     }
 
-    /// The file, opened again if need be. Where it is open this takes one uncontended read lock.
+    /// The file, opened again if need be. Where it is open this takes two uncontended read locks.
     pub fn get(&self, index: usize) -> Result<Arc<MappedFile>> {
         let entry = &self.entries[index];
-        if let Some(file) = entry.slot.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        if let Some(file) = entry.open_now() {
             if !entry.used.load(Ordering::Relaxed) {
                 entry.used.store(true, Ordering::Relaxed);
             }
-            return Ok(file.clone());
+            return Ok(file);
         }
         self.open_again(index)
     }
 
     fn open_again(&self, index: usize) -> Result<Arc<MappedFile>> {
         let entry = &self.entries[index];
-        // The slot is locked meanwhile, so that threads do not open one file at the same time.
-        let mut slot = entry.slot.write().unwrap_or_else(PoisonError::into_inner);
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { path: entry.absolute.clone() });
         }
-        if let Some(file) = slot.as_ref() {
-            return Ok(file.clone());
-        }
+        // Without a lock, as storage may be slow: where two threads do so, the first one's file is used.
         let file = Arc::new(entry.open(self.mode)?);
-        if let Some(advice) = *self.advice.lock().unwrap_or_else(PoisonError::into_inner) {
+        let advice = {
+            let _section = fork::section();
+            *self.advice.lock().unwrap_or_else(PoisonError::into_inner)
+        };
+        if let Some(advice) = advice {
             file.advise(advice, 0, file.size())?;
         }
-        *slot = Some(file.clone());
-        entry.used.store(true, Ordering::Relaxed);
-        drop(slot);
-        self.make_room(index);
+        let gone = {
+            let _section = fork::section();
+            let mut slot = entry.slot.write().unwrap_or_else(PoisonError::into_inner);
+            if self.closed.load(Ordering::SeqCst) {
+                return Err(Error::Closed { path: entry.absolute.clone() });
+            }
+            if let Some(first) = slot.as_ref() {
+                return Ok(first.clone());
+            }
+            *slot = Some(file.clone());
+            entry.used.store(true, Ordering::Relaxed);
+            drop(slot);
+            self.make_room(index)
+        };
+        drop(gone);
         Ok(file)
     }
 
-    /// Enters a file that was just opened, and closes another if there are too many.
-    fn make_room(&self, newest: usize) {
+    /// Enters a file that was just opened, and gives out those that are too many, to be closed.
+    fn make_room(&self, newest: usize) -> Vec<Arc<MappedFile>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut victims = Vec::new();
         while kept.len() >= self.budget.bound {
@@ -158,18 +170,18 @@ impl OpenFiles {
         }
         kept.push_back(newest);
         drop(kept);
-        for index in victims {
-            let gone = self.entries[index].slot.write().unwrap_or_else(PoisonError::into_inner).take();
-            drop(gone);
-        }
+        let slot_of = |index: usize| self.entries[index].slot.write().unwrap_or_else(PoisonError::into_inner);
+        victims.into_iter().filter_map(|index| slot_of(index).take()).collect()
     }
 
     /// Hints the kernel about every file, those that are opened later included.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        *self.advice.lock().unwrap_or_else(PoisonError::into_inner) = Some(advice);
+        {
+            let _section = fork::section();
+            *self.advice.lock().unwrap_or_else(PoisonError::into_inner) = Some(advice);
+        }
         for entry in &self.entries {
-            let open = entry.slot.read().unwrap_or_else(PoisonError::into_inner).clone();
-            if let Some(file) = open {
+            if let Some(file) = entry.open_now() {
                 file.advise(advice, 0, file.size())?;
             }
         }
@@ -179,8 +191,7 @@ impl OpenFiles {
     /// Is this still the file that was opened first, and does its path still name it?
     pub fn check(&self, index: usize) -> Result<()> {
         let entry = &self.entries[index];
-        let open = entry.slot.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(file) = open {
+        if let Some(file) = entry.open_now() {
             return file.check();
         }
         if self.closed.load(Ordering::SeqCst) {
@@ -194,23 +205,34 @@ impl OpenFiles {
 
     /// How many files are open.
     pub fn open_count(&self) -> usize {
+        let _section = fork::section();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         for entry in &self.entries {
-            let file = entry.slot.write().unwrap_or_else(PoisonError::into_inner).take();
+            let file = {
+                let _section = fork::section();
+                entry.slot.write().unwrap_or_else(PoisonError::into_inner).take()
+            };
             // Others may hold the file for a moment; it refuses them from now on.
             if let Some(file) = file {
                 file.close();
             }
         }
+        let _section = fork::section();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
 impl Entry {
+    /// The file, if it is open.
+    fn open_now(&self) -> Option<Arc<MappedFile>> {
+        let _section = fork::section();
+        self.slot.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
         match MappedFile::open(&self.absolute, mode) {
             Ok(file) => self.same(&file.facts().identity).map(|()| file),

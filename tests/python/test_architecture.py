@@ -46,8 +46,12 @@ PYTHON_MAY_USE = {
     "_arguments": {"_environment"},
     "batches": set(),
     "_loader_options": {"_environment"},
+    "_loader_state": {"errors"},
+    "_turns": set(),
     "loader": {
         "_loader_options",
+        "_loader_state",
+        "_turns",
         "_native",
         "_arguments",
         "_environment",

@@ -1,6 +1,7 @@
 """`Mixture`: weights, what is refused, and that the native schedule takes what it gives."""
 
 import pickle
+import warnings
 from collections import Counter
 from fractions import Fraction
 from types import SimpleNamespace
@@ -52,11 +53,24 @@ def test_weights_that_are_exact_stay_exact(weights, expected):
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=64))
 @settings(max_examples=60, deadline=None)
 def test_all_weights_become_whole_numbers_that_the_schedule_takes(weights):
-    mixed = mixture(*weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of rounding, below
+        mixed = mixture(*weights)
     assert sum(mixed.whole_weights) <= 1 << 16
     assert min(mixed.whole_weights) >= 1
     assert sum(mixed.weights) == pytest.approx(1)
     _native.Schedule([(9, 9)] * len(weights), mixed.whole_weights, mixed.exhausted, "shuffled", 1, 0)
+
+
+def test_a_share_that_cannot_be_kept_is_told():
+    with pytest.warns(
+        UserWarning, match="source 0 has a weight of 1e-06 of the mixture, which becomes 1.53e-05"
+    ):
+        mixture(1e-6, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mixture(0.001, 0.999)
+        mixture(1 / 3, 2 / 3)
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=10))

@@ -8,6 +8,7 @@ import os
 import resource
 import stat
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from pagestream import open_tokens, write_tokens
 from pagestream import writing as writing_module
+from pagestream.errors import FileChangedError
 
 from support.token_files import TOKEN_TYPES, tokens_of
 from support.token_formats import MEGATRON_CODES, llmc_bytes, megatron_index
@@ -326,3 +328,46 @@ def test_the_header_of_llmc_says_the_count_that_was_not_known_at_the_start(tmp_p
     write_tokens(tmp_path / "t", (np.arange(n) for n in (3, 4)), dtype="u4", format="llmc")
     words = struct.unpack("<256i", (tmp_path / "t").read_bytes()[:1024])
     assert words == (20240801, 7, 7, *[0] * 253)
+
+
+def test_two_writers_of_a_pair_leave_one_pair(tmp_path):
+    """As many tokens, in other documents: a pair of both would pass for one."""
+    stem = tmp_path / "corpus"
+
+    def write(lengths, value):
+        for _ in range(60):
+            write_tokens(stem, [np.full(n, value, "u2") for n in lengths], dtype="u2", format="megatron")
+
+    threads = [
+        threading.Thread(target=write, args=([3, 7], 1)),
+        threading.Thread(target=write, args=([6, 4], 2)),
+    ]
+    for thread in threads:
+        thread.start()
+    seen = 0
+    while any(thread.is_alive() for thread in threads):
+        try:
+            corpus = open_tokens(f"{stem}.idx")
+            documents = [document.tolist() for document in corpus.documents]
+        except (OSError, FileChangedError):
+            continue
+        seen += 1
+        corpus.close()
+    for thread in threads:
+        thread.join()
+    documents = [document.tolist() for document in open_tokens(f"{stem}.idx").documents]
+    assert documents in ([[1] * 3, [1] * 7], [[2] * 6, [2] * 4])
+
+
+def test_a_link_stays_one_and_a_device_is_left_alone(tmp_path):
+    target, link = tmp_path / "target.bin", tmp_path / "link.bin"
+    link.symlink_to(target)
+    write_tokens(link, [np.arange(5)], dtype="u2")
+    assert link.is_symlink()
+    assert np.fromfile(target, "u2").tolist() == [0, 1, 2, 3, 4]
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not to a device, FIFO or socket") as caught:
+        write_tokens(tmp_path / "fifo", [np.arange(5)], dtype="u2")
+    assert caught.value.errno == errno.EINVAL
+    assert caught.value.filename == str(tmp_path / "fifo")
+    assert stat.S_ISFIFO(os.stat(tmp_path / "fifo").st_mode)

@@ -14,6 +14,7 @@ from pagestream._loader_options import LoaderOptions
 from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch import TokenLoader
+from pagestream.torch.staging import Staging
 
 from support.ranks import run_ranks
 
@@ -139,9 +140,36 @@ def test_staged_batches_before_a_failure_come_first(tmp_path):
             next(loader)
 
 
-def test_a_device_without_streams_is_refused(token_file):
-    with pytest.raises(ValueError, match='device is "meta"'):
-        TokenLoader(token_file, sequence_length=16, batch_size=4, device="meta")
+@pytest.mark.parametrize("device", ["meta", "mps", f"cuda:{torch.cuda.device_count()}"])
+def test_a_device_that_there_is_not_is_refused(token_file, device):
+    with pytest.raises(ValueError, match=f'device is "{device}"; it must be "cpu", or "cuda"'):
+        TokenLoader(token_file, sequence_length=16, batch_size=4, device=device)
+
+
+def test_a_batch_that_cannot_be_sent_is_tried_again(token_file, monkeypatch):
+    """As where the device has no memory left: none is lost, none comes twice."""
+    send, calls = Staging.send, itertools.count()
+
+    def sometimes(self, *arguments):
+        if next(calls) in (3, 4, 9):
+            message = "CUDA out of memory"
+            raise RuntimeError(message)
+        send(self, *arguments)
+
+    monkeypatch.setattr(Staging, "send", sometimes)
+    arguments = {"sequence_length": 16, "batch_size": 4, "seed": 2, "epochs": 1}
+    with TokenLoader(token_file, **arguments) as plain:
+        expected = [batch.x.clone() for batch in plain]
+    found, failures = [], 0
+    with Staged(token_file, **arguments) as loader:
+        while len(found) < len(expected):
+            try:
+                found.append(next(loader).x)
+            except RuntimeError:
+                failures += 1
+            assert loader.state_dict()["samples_consumed"] == 4 * len(found)
+    assert failures == 3
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 def test_staged_documents_keep_their_bounds(tmp_path):
@@ -204,9 +232,3 @@ def test_real_ranks_stop_and_go_on_at_another_number(tmp_path, before, after):
     (tmp_path / "state.json").write_text(json.dumps(state))
     rest, _ = stream_on_ranks(tmp_path, after, path, tmp_path / "state.json", 0, tmp_path / "rest")
     assert sorted(first + rest) == list(range(0, 400, 8))
-
-
-def test_the_device_must_be_there(token_file):
-    missing = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises((RuntimeError, AssertionError)):
-        TokenLoader(token_file, sequence_length=16, batch_size=4, device=missing)

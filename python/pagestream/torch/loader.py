@@ -75,17 +75,12 @@ class TokenLoader(NumpyTokenLoader):
             self._position_dtype = np.dtype("int32")
         return super()._start()
 
-    def __next__(self) -> Any:  # noqa: ANN401 - a Batch, a PackedBatch or x alone
-        """The next batch.
-
-        Raises:
-            StopIteration: The epochs are over.
-            MappedReadError: A file was cut or its storage failed.
-            FileChangedError: A file was rewritten or replaced since it was opened.
-        """
+    def _next(self) -> Any:  # noqa: ANN401 - a batch, or None at the end
         staging = self._staging
         if staging is None:
-            return converted(super().__next__(), torch.from_numpy, torch.from_numpy)
+            batch = super()._next()
+            return None if batch is None else converted(batch, torch.from_numpy, torch.from_numpy)
+        staging.drop_until(self._consumed)  # one that an interrupt came after
         while not staging.is_full:
             # One that is on its way is not kept back until the next one is gathered.
             if len(staging) and not self._running().is_ready:
@@ -93,9 +88,11 @@ class TokenLoader(NumpyTokenLoader):
             try:
                 found = self._take()
             except Exception:
-                if len(staging):
-                    break  # Those that are on their way come first; then it is raised.
-                raise
+                if not len(staging):
+                    raise
+                # Those that are on their way come first; then it is raised.
+                self._stop()
+                break
             if found is None:
                 break
             host, position = found
@@ -104,14 +101,17 @@ class TokenLoader(NumpyTokenLoader):
                 staging.pin(first, self._pipeline.layout[-1])
             staging.send(host, position, self._wanted)
         if not len(staging):
-            raise StopIteration
-        batch, self._consumed = staging.take()
+            return None
+        batch, self._consumed = staging.first()
+        staging.drop_until(self._consumed)
         return batch
 
     def _stop(self) -> None:
-        if self._staging is not None:
-            self._staging.release()
-        super()._stop()
+        try:
+            if self._staging is not None:
+                self._staging.release()
+        finally:
+            super()._stop()
 
     def __del__(self) -> None:
         """Unpins buffers, which the driver would keep otherwise."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed
 from torch.utils.data import DistributedSampler
 
-from pagestream import _environment, _native
+from pagestream import _native
+from pagestream._arguments import at_least, place
 from pagestream.errors import StateMismatchError
 
 if TYPE_CHECKING:
@@ -61,13 +61,10 @@ class DistributedTokenSampler(DistributedSampler[int]):
         drop_last: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     ) -> None:
         # The base's initialiser would ask for a process group, and sets as attributes what here is computed.
-        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if num_replicas is None:
-            num_replicas = (
-                torch.distributed.get_world_size() if ready else _environment.number("WORLD_SIZE", 1, least=1)
-            )
-        if rank is None:
-            rank = torch.distributed.get_rank() if ready else _environment.number("RANK", 0, least=0)
+        if num_replicas is None or rank is None:
+            own, ranks = place(None, None)
+            num_replicas = ranks if num_replicas is None else num_replicas
+            rank = own if rank is None else rank
         if not 0 <= rank < num_replicas:
             message = f"rank {rank} of {num_replicas}; rank must be at least 0 and below num_replicas"
             raise ValueError(message)
@@ -75,7 +72,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         self.num_replicas = operator.index(num_replicas)
         self.rank = operator.index(rank)
         self.shuffle = shuffle
-        self.seed = operator.index(seed)
+        self.seed = at_least(0, "seed", seed)
         self.drop_last = drop_last
         self.epoch = 0
         self._length = len(dataset)

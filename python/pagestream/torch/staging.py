@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,22 +54,21 @@ class Staging:
         device: Where to; ``"cpu"`` goes through the same motions.
 
     Raises:
-        ValueError: PyTorch has no streams for such a device.
+        ValueError: There is no such device, or nothing can be pinned for it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._module: Any = getattr(torch, device.type, None)
-        if not hasattr(self._module, "Stream"):
-            message = (
-                f'device is "{device}", to which nothing can be copied on a stream of its own; use "cpu"'
-            )
+        if device.type not in ("cpu", "cuda") or (device.index or 0) >= _count(device):
+            message = f'device is "{device}"; it must be "cpu", or "cuda" where PyTorch finds such a GPU'
             raise ValueError(message)
+        self._module: Any = torch.get_device_module(device)
         self._stream: Any = self._module.Stream(*([device] if device.type != "cpu" else []))
         self._flight: deque[_Sent] = deque()
         # Events and what keeps buffers that may still be read.
         self._read: deque[tuple[Any, Any]] = deque()
         self._pinned: set[int] = set()
+        self._can_pin = True
 
     def __len__(self) -> int:
         """Batches that are on their way."""
@@ -86,9 +87,22 @@ class Staging:
     def pin(self, array: Array, nbytes: int) -> None:
         """Page-locks the buffer that an array begins, once: loaders use their buffers again."""
         address = array.__array_interface__["data"][0]
-        if self._device.type == "cuda" and address not in self._pinned:
-            _cudart_call("cudaHostRegister", address, nbytes, 0)
-            self._pinned.add(address)
+        if self._device.type != "cuda" or address in self._pinned or not self._can_pin:
+            return
+        with torch.cuda.device(self._device):
+            failed = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+            if not failed:
+                self._pinned.add(address)
+                return
+            # Containers limit locked memory. Copies from pageable memory are right, and slower.
+            self._can_pin = False
+            message = (
+                f"{nbytes} bytes cannot be page-locked (CUDA error {failed}): copies wait for each other"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            # The next kernel's check would report the error as its own.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self._device)
 
     def send(self, host: Any, position: int, wanted: torch.dtype | None) -> None:  # noqa: ANN401 - a batch of arrays
         """Starts the copy of a batch, whose tokens become `wanted` on the device."""
@@ -107,19 +121,24 @@ class Staging:
             done.record(self._stream)
         self._flight.append(_Sent(batch, position, done, host))
 
-    def take(self) -> tuple[Any, int]:
+    def first(self) -> tuple[Any, int]:
         """The batch that was sent first, for the consumer's stream, and the position after it."""
-        batch, position, done, host = self._flight.popleft()
+        batch, position, done, _ = self._flight[0]
         current = self._module.current_stream(self._device)
         current.wait_event(done)
         if self._device.type != "cpu":
             for tensor in batch if isinstance(batch, tuple) else (batch,):
                 if isinstance(tensor, torch.Tensor):
                     tensor.record_stream(current)
-        self._read.append((done, host))
+        return batch, position
+
+    def drop_until(self, position: int) -> None:
+        """Forgets batches that were handed out, and lets go of buffers that have been read."""
+        while self._flight and self._flight[0].position <= position:
+            sent = self._flight.popleft()
+            self._read.append((sent.done, sent.host))
         while self._read and (len(self._read) > _IN_USE or self._read[0][0].query()):
             self._read.popleft()[0].synchronize()
-        return batch, position
 
     def release(self) -> None:
         """Waits until no buffer is read any more, and unpins them. Batches on their way stay."""
@@ -128,7 +147,8 @@ class Staging:
         self._read.clear()
         self._flight = deque(sent._replace(host=None) for sent in self._flight)
         for address in self._pinned:
-            _cudart_call("cudaHostUnregister", address)
+            with torch.cuda.device(self._device):
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
         self._pinned.clear()
 
     def forget(self) -> None:
@@ -154,6 +174,5 @@ def converted(
     return convert(batch)
 
 
-def _cudart_call(name: str, *arguments: int) -> None:
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(getattr(runtime, name)(*arguments))
+def _count(device: torch.device) -> int:
+    return torch.cuda.device_count() if device.type == "cuda" else 1

@@ -1,0 +1,53 @@
+"""What a saved position of a `TokenLoader` must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagestream.errors import StateMismatchError
+
+STATE_VERSION = 1
+_POSITIONS = 1 << 63
+
+
+def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) -> int:
+    """The samples that a stream had given out when the state was taken.
+
+    Args:
+        state: From `TokenLoader.state_dict`.
+        identity: What must be equal for a position to mean the same.
+        strict: Whether to refuse a state with another identity.
+
+    Raises:
+        StateMismatchError: It is of another version, not of this stream, or no state at all.
+
+    Example:
+        >>> from pagestream._loader_state import saved_position
+        >>> saved_position({"version": 1, "seed": 0, "samples_consumed": 40}, {"seed": 0}, strict=True)
+        40
+    """
+    if not isinstance(state, Mapping):
+        message = f"a state is what state_dict() returned, not {state!r}"
+        raise StateMismatchError(message)
+    if state.get("version") != STATE_VERSION:
+        message = f"the state has version {state.get('version')!r}; this release reads {STATE_VERSION}"
+        raise StateMismatchError(message)
+    wrong = [
+        f"{name} is {state.get(name)!r} in the state and {expected!r} here"
+        for name, expected in identity.items()
+        if state.get(name) != expected
+    ]
+    if wrong and strict:
+        message = (
+            f"the state does not belong to this loader: {'; '.join(wrong)}. "
+            "Pass strict=False to take its position all the same"
+        )
+        raise StateMismatchError(message)
+    consumed = state.get("samples_consumed")
+    if not isinstance(consumed, int) or isinstance(consumed, bool) or not 0 <= consumed < _POSITIONS:
+        message = (
+            f"samples_consumed is {consumed!r} in the state; it must be an int, 0 or more and below 2^63"
+        )
+        raise StateMismatchError(message)
+    return consumed

@@ -1,0 +1,41 @@
+//! Locks and fork(2): a child inherits a lock that another thread of the parent held, and nobody is left to
+//! release it. Who locks something that a child goes on using does so inside [`section`], and a fork waits
+//! until no thread is in one (pthread_atfork(3)).
+
+use std::cell::RefCell;
+use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+static GATE: RwLock<()> = RwLock::new(());
+static REGISTERED: Once = Once::new();
+
+thread_local! {
+    /// Of the thread that forks, in the parent and in the child.
+    static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// While it lives this process does not fork.
+#[derive(Debug)]
+pub struct Section {
+    _guard: RwLockReadGuard<'static, ()>,
+}
+
+/// Begins a section. It must be short (no read of a file in it), and contain no other: a fork that waits in
+/// between would stop both.
+pub fn section() -> Section {
+    REGISTERED.call_once(|| {
+        // SAFETY: the three functions live as long as the process and take no arguments.
+        let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(after), Some(after)) };
+        debug_assert_eq!(failed, 0);
+    });
+    Section { _guard: GATE.read().unwrap_or_else(PoisonError::into_inner) }
+}
+
+extern "C" fn prepare() {
+    let guard = GATE.write().unwrap_or_else(PoisonError::into_inner);
+    // A thread that is ending has no such place any more: then the fork is as it would be without this.
+    let _ = FORKING.try_with(|held| *held.borrow_mut() = Some(guard));
+}
+
+extern "C" fn after() {
+    let _ = FORKING.try_with(|held| held.borrow_mut().take());
+}
