@@ -1,5 +1,6 @@
 """`TokenLoader`: what comes out, in which order, on how many ranks, and how it ends."""
 
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -365,7 +366,10 @@ def test_closing_ends_the_threads_and_leaves_batches_and_corpus(token_file):
     def native_threads():
         names = []
         for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/comm", encoding="ascii") as file:
+            with (
+                contextlib.suppress(OSError),  # it has ended meanwhile
+                open(f"/proc/self/task/{task}/comm", encoding="ascii") as file,
+            ):
                 names.append(file.read().strip())
         return [name for name in names if name.startswith("pagestream")]
 
