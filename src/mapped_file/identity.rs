@@ -33,7 +33,7 @@ impl Opened {
         if now.modified == known.modified && now.size == known.size {
             return Ok(());
         }
-        Err(self.changed(&now).unwrap_or_else(|| self.rewritten()))
+        Err(self.changed(&now).unwrap_or_else(|| self.rewritten(&now)))
     }
 
     /// After many ranges were copied: is the file still all there, and not rewritten?
@@ -61,24 +61,30 @@ impl Opened {
     pub(super) fn changed(&self, now: &Identity) -> Option<Error> {
         let known = &self.facts.identity;
         let detail = if now.links == 0 {
-            "it was deleted while it was open".into()
+            format!("it was deleted while it was open; expected a file of {} bytes of that name", known.size)
         } else if now.size < known.size {
             format!("it was truncated from {} to {} bytes while it was open", known.size, now.size)
         } else if now.size > known.size {
-            format!("it grew from {} to {} bytes; call refresh() if it was appended to", known.size, now.size)
+            format!(
+                "it grew from {} to {} bytes; open it again, or call refresh() of a MappedFile, if it was appended to",
+                known.size, now.size
+            )
         } else if now.modified != known.modified {
-            return Some(self.rewritten());
+            return Some(self.rewritten(now));
         } else {
             return None;
         };
         Some(self.file_changed(detail))
     }
 
-    pub(super) fn rewritten(&self) -> Error {
-        self.file_changed(
-            "it was written to while it was open; open it again (writers should rename a new file over the old one)"
-                .into(),
-        )
+    pub(super) fn rewritten(&self, now: &Identity) -> Error {
+        let time = |(seconds, nanoseconds): (i64, i64)| format!("{seconds}.{nanoseconds:09}");
+        self.file_changed(format!(
+            "it was written to while it was open, at {}; expected it as it was at {}; open it again \
+             (writers should rename a new file over the old one)",
+            time(now.modified),
+            time(self.facts.identity.modified)
+        ))
     }
 
     fn file_changed(&self, detail: String) -> Error {

@@ -162,7 +162,7 @@ impl MappedFile {
             return Ok(known.size);
         }
         if now.size <= known.size {
-            return Err(before.changed(&now).unwrap_or_else(|| before.rewritten()));
+            return Err(before.changed(&now).unwrap_or_else(|| before.rewritten(&now)));
         }
         let opened = Opened::new(&self.path, before.file.clone(), now, self.requested)?;
         self.care_again(&opened)?;

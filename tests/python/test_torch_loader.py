@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from pagestream import PackedBatch, open_tokens, write_tokens
 from pagestream._loader_options import LoaderOptions
@@ -187,7 +188,8 @@ def test_staged_documents_keep_their_bounds(tmp_path):
     assert there.position_ids.dtype == here.position_ids.dtype
 
 
-def test_documents_feed_an_attention_mask(tmp_path):
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_documents_feed_flex_attention(tmp_path):
     lengths = np.random.default_rng(1).integers(3, 30, 100)
     write_tokens(
         tmp_path / "corpus", [np.arange(n, dtype="u2") for n in lengths], dtype="uint16", format="megatron"
@@ -202,8 +204,12 @@ def test_documents_feed_an_attention_mask(tmp_path):
     total = batch.x.numel()
     query = torch.randn(1, 2, total, 8, generator=torch.Generator().manual_seed(0))
     document = torch.bucketize(torch.arange(total), batch.cu_seqlens[1:], right=True)
-    mask = (document[:, None] == document[None, :]) & torch.ones(total, total, dtype=torch.bool).tril()
-    together = torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+
+    def within_document(_batch, _head, q, k):
+        return (document[q] == document[k]) & (q >= k)
+
+    mask = create_block_mask(within_document, None, None, total, total, device="cpu")
+    together = flex_attention(query, query, query, block_mask=mask)
     bounds = batch.cu_seqlens.tolist()
     for start, stop in itertools.pairwise(bounds):
         part = query[:, :, start:stop]
