@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 /// Interrupted calls (EINTR) are tried again this often in a row, then the error is raised.
@@ -54,48 +54,32 @@ pub enum Kind {
     Other(&'static str),
 }
 
-/// What is asked of a file. Not the time of access: FUSE forgets it with each read past the page cache and
-/// NFS asks the server for it, so that fstat(2), which wants it, would be one more request each time.
-const ASKED: StatxFlags = StatxFlags::TYPE
-    .union(StatxFlags::INO)
-    .union(StatxFlags::NLINK)
-    .union(StatxFlags::SIZE)
-    .union(StatxFlags::MTIME);
-
+/// What the file is now. On FUSE and NFS the server is asked, once a file was read: fstat(2) also wants the
+/// time of access, which is out of date then.
 pub fn identity(file: BorrowedFd<'_>) -> Result<(Identity, Kind), Errno> {
-    match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, ASKED)) {
+    retry(|| rustix::fs::fstat(file)).map(|stat| from_stat(&stat))
+}
+
+/// The size and time of change that the kernel knows, which on FUSE and NFS may be a second old or so, without
+/// a request to a server for each read.
+pub fn known_size_and_change(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
+    let asked = StatxFlags::SIZE | StatxFlags::MTIME;
+    match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, asked)) {
+        Ok(found) => Ok((found.stx_size, (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)))),
         // Before Linux 4.11, or forbidden by a sandbox.
-        Err(Errno::NOSYS) => retry(|| rustix::fs::fstat(file)).map(|stat| from_stat(&stat)),
-        found => found.map(|found| from_statx(&found)),
+        Err(Errno::NOSYS) => identity(file).map(|(now, _)| (now.size, now.modified)),
+        Err(errno) => Err(errno),
     }
 }
 
 /// The identity of whatever `path` names now.
 pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
-    at(path).map(|(identity, _)| identity)
+    retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).0)
 }
 
 /// What kind of thing `path` names now.
 pub fn kind_at(path: &Path) -> Result<Kind, Errno> {
-    at(path).map(|(_, kind)| kind)
-}
-
-fn at(path: &Path) -> Result<(Identity, Kind), Errno> {
-    match retry(|| rustix::fs::statx(CWD, path, AtFlags::empty(), ASKED)) {
-        Err(Errno::NOSYS) => retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat)),
-        found => found.map(|found| from_statx(&found)),
-    }
-}
-
-fn from_statx(found: &Statx) -> (Identity, Kind) {
-    let identity = Identity {
-        device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
-        inode: found.stx_ino,
-        size: found.stx_size,
-        modified: (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)),
-        links: u64::from(found.stx_nlink),
-    };
-    (identity, kind(FileType::from_raw_mode(found.stx_mode.into())))
+    retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).1)
 }
 
 // The fields have other types on other targets.
