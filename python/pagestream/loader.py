@@ -64,8 +64,9 @@ class TokenLoader(ClosedByWith):
         dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
         lookahead: Batches whose pages are asked for ahead, or ``"auto"`` to adapt.
         threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).
-        memory_bytes: What buffers and pages asked for ahead may take together; None for an eighth of the
-            available memory and at most 1 GiB (``PAGESTREAM_MEMORY_BYTES``).
+        memory_bytes: What buffers and pages asked for ahead may take together, but two batches of each at
+            least; None for an eighth of the available memory and at most 1 GiB
+            (``PAGESTREAM_MEMORY_BYTES``).
         mmap_mode: How to open files; see `MappedFile`.
         mixing_radius: Windows within which ``"blocked"`` mixes; None for about 64 MiB.
         drop_behind: What is let go of once gathered: ``"resident"`` takes pages out of this process's

@@ -151,7 +151,7 @@ impl TokenCorpus {
         self.files.open_count()
     }
 
-    /// Advice for all files, those that are opened later included. The first call counts.
+    /// Advice for all files, those that are opened later included. The last call counts.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         self.files.advise(advice)
     }

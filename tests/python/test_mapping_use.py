@@ -386,7 +386,9 @@ def test_a_file_that_grows_can_be_read_and_refreshed_and_old_views_stay(token_fi
     old = np.frombuffer(f, "u2")
     with open(token_file, "ab") as file:
         file.write(bytes(10_000))
-    with pytest.raises(FileChangedError, match=r"grew from 8192 to 18192 bytes; open it again, or call refresh\(\)"):
+    with pytest.raises(
+        FileChangedError, match=r"grew from 8192 to 18192 bytes; open it again, or call refresh\(\)"
+    ):
         f.read(0, 4)
     assert (f.size, f.refresh(), f.size) == (8192, 18192, 18192)
     assert f.read(8192) == bytes(10_000)
