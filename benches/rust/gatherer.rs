@@ -103,7 +103,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
             for (x, y) in x_bytes.chunks_exact_mut(row_bytes).zip(y_bytes.chunks_exact_mut(row_bytes)) {
                 // As in a loader, which knows what comes next.
                 let first = std::mem::replace(&mut next, start() as u64);
-                gatherer.expect(&corpus, next);
+                gatherer.prefetch(&corpus, next);
                 let window = (first, first + length as u64 + 1);
                 gatherer.row(&corpus, window, true, element, room(x), Some(room(y))).expect("a row");
             }

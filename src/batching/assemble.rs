@@ -51,7 +51,7 @@ pub fn assemble(
 const BLOCK_BYTES: u64 = 8 << 10;
 
 /// How much of what comes next the processor is told of: after that it has seen the direction.
-const EXPECTED_BYTES: usize = 2 << 10;
+const PREFETCHED_BYTES: usize = 2 << 10;
 
 /// Fills rows of batches, one at a time; what it keeps from row to row makes the next one cheaper.
 ///
@@ -115,8 +115,8 @@ impl Gatherer {
     }
 
     /// Tells the processor that a row with the tokens from `start` on comes next.
-    pub fn expect(&self, corpus: &TokenCorpus, start: u64) {
-        self.reader.expect(corpus, start);
+    pub fn prefetch(&self, corpus: &TokenCorpus, start: u64) {
+        self.reader.prefetch(corpus, start);
     }
 
     /// Looks once at each file that was read since the last time: one that was cut or rewritten meanwhile
@@ -188,7 +188,7 @@ impl Gatherer {
             let source = &mut self.scratch[..source_bytes];
             self.reader.read(corpus, (first, source_stop), os::room(source), &mut [])?;
             if last < stop {
-                self.reader.expect(corpus, source_stop);
+                self.reader.prefetch(corpus, source_stop);
             }
             let x = &mut x[place.clone()];
             let done = match &mut y {
@@ -244,14 +244,14 @@ impl Reader {
     }
 
     /// Tells the processor that the tokens from `start` on are wanted soon, if they are of the last shard.
-    fn expect(&self, corpus: &TokenCorpus, start: u64) {
+    fn prefetch(&self, corpus: &TokenCorpus, start: u64) {
         let Some(shard) = self.last.as_ref().filter(|shard| (shard.start..shard.stop).contains(&start))
         else {
             return;
         };
         if let Some(region) = shard.opened.region() {
             let offset = shard.data_offset_bytes + (start - shard.start) * corpus.item_bytes();
-            region.prefetch(offset as usize, EXPECTED_BYTES);
+            region.prefetch(offset as usize, PREFETCHED_BYTES);
         }
     }
 

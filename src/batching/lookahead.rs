@@ -13,6 +13,10 @@ use super::metrics::Metrics;
 /// up instead of all, until one is missing.
 const WARM_AFTER_RANGES: u32 = 256;
 
+/// Rows of a chunk that are looked up before the consumer gathers it itself. All of them would take a fifth
+/// as long as gathering.
+const SAMPLED_ROWS: usize = 16;
+
 /// Whole pages of one file, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PageRange {
@@ -56,9 +60,10 @@ pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> 
     Ok(ranges)
 }
 
-/// Whether everything that rows need is known to be in the page cache.
+/// Whether what rows need is known to be in the page cache, as far as a few of them tell: storage that has
+/// stalled keeps back more than one.
 pub(super) fn is_resident(feed: &Feed, rows: &[Row]) -> bool {
-    rows.iter().all(|row| {
+    rows.iter().step_by(rows.len().div_ceil(SAMPLED_ROWS).max(1)).all(|row| {
         let corpus = &feed.sources()[row.source].corpus;
         corpus.pieces(row.start, row.stop).is_ok_and(|mut pieces| {
             pieces.all(|piece| {

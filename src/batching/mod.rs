@@ -10,4 +10,5 @@ pub mod pipeline;
 mod planner;
 pub mod pool;
 mod shared;
+mod sizes;
 mod worker;

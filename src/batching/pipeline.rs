@@ -5,7 +5,7 @@
 //! order. None of these threads knows Python.
 //!
 //! Two lengths adapt. *Depth* is for how many batches pages are asked ahead, the *ring* how many are
-//! being filled or are full. Both double when the consumer had to wait and the gatherers had waited for
+//! being filled or are full; `sizes.rs` has where they begin and end. Both double when the consumer had to wait and the gatherers had waited for
 //! storage, up to the memory budget. Where gathering threads wait, more of them are started: that is
 //! how files that cannot be mapped are read concurrently.
 
@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::gather::Element;
 use crate::mapped_file::LetGo;
-use crate::os::limits;
 
 use super::feed::Feed;
 use super::gatherers::{claim, gather_until_stopped, work_on};
@@ -23,34 +22,14 @@ use super::layout::Layout;
 use super::metrics::Metrics;
 use super::planner::plan_ahead;
 use super::pool::Lease;
-use super::shared::{EndOnPanic, Length, Shared, State, spawn};
+use super::shared::{EndOnPanic, Shared, spawn};
+use super::sizes::Sizes;
 use super::worker::Worker;
 
-/// Windows that are asked for ahead from the first: with 256 on the way a disk reads at the rate of direct
-/// readers at queue depth 64, with 16 at 0.7 to 0.8 of it.
-const FIRST_DEPTH_WINDOWS: usize = 256;
 /// Gathering threads that can be asked for; by itself a loader starts fewer.
 const MAX_GIVEN_THREADS: usize = 1024;
+/// Corpora of more files are left for when the fingerprint is asked for: not all of them stay open.
 const MAX_FINGERPRINTED_SHARDS: usize = 1024;
-/// Gathering threads where files are mapped: at first, or a core less than there are, as that is the
-/// consumer's; and at most. Their pages are fetched ahead: more threads would not fetch more.
-const FIRST_GATHERERS: usize = 4;
-const MAX_GATHERERS: usize = 8;
-/// Where files are read without a mapping: at first, and at most. Each of them waits for one read.
-const FIRST_READERS: usize = 16;
-const MAX_READERS: usize = 64;
-const FIRST_RING: usize = 4;
-const MAX_RING: usize = 64;
-/// Buffers beyond this serve nobody: the memory is better left to the page cache.
-const MAX_RING_BYTES: u64 = 32 << 20;
-const MAX_DEPTH: usize = 4096;
-/// Storage of 1 GB/s that takes an eighth of a second to answer needs as much on the way.
-const MAX_AHEAD_BYTES: u64 = 128 << 20;
-/// In the blocked order: windows that are worked out together, at most.
-const MAX_BLOCK_WINDOWS: usize = 1 << 20;
-/// Without a budget given: this share of the memory that is available, and no more than the second.
-const MEMORY_SHARE: u64 = 8;
-const MEMORY_BYTES: u64 = 1 << 30;
 /// How long closing waits for threads that are in the middle of a read.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -102,30 +81,14 @@ impl Pipeline {
             return Err(Error::argument(detail));
         }
         let layout = Layout::new(&feed, options.element, options.documents)?;
-        let budget = options.memory_bytes.unwrap_or_else(default_memory_bytes);
-        let windows_bytes = ahead_bytes(&feed);
-        let fitting = |most: u64, each: u64| (most.min(budget / 2) / each.max(1)) as usize;
-        let max_ring = fitting(MAX_RING_BYTES, layout.buffer_bytes as u64).clamp(FIRST_RING, MAX_RING);
-        let max_ring = max_ring.min(fitting(u64::MAX, layout.buffer_bytes as u64).max(2));
-        let max_depth = fitting(MAX_AHEAD_BYTES, windows_bytes).clamp(2, MAX_DEPTH);
-        let rows = feed.share().batch_size.max(1) as usize;
-        let most_ahead = fitting(u64::MAX, windows_bytes).clamp(1, MAX_DEPTH);
-        let depth = options.depth.map_or(FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth), |depth| {
-            depth.clamp(1, most_ahead)
-        });
-        let ring_limit = options.depth.map_or(FIRST_RING, |depth| depth.clamp(1, FIRST_RING)).min(max_ring);
-        let state = State::new(Length::new(depth, max_depth), Length::new(ring_limit, max_ring));
-        let max_block_batches =
-            ((budget / 4 / windows_bytes.max(1)) as usize).min(MAX_BLOCK_WINDOWS / rows).max(1);
-        let is_mapped = !feed.is_read_without_mapping();
-        let max_gatherers = if is_mapped { MAX_GATHERERS } else { MAX_READERS };
-        let first = if is_mapped { (cores() - 1).clamp(1, FIRST_GATHERERS) } else { FIRST_READERS };
-        let gatherers = options.threads.unwrap_or(first);
-        let shared = Arc::new(Shared::new(feed, options, layout, state, max_gatherers));
+        let sizes = Sizes::new(&feed, &options, layout.buffer_bytes as u64);
+        let shared = Arc::new(Shared::new(feed, options, layout, &sizes));
         let pipeline = Self { shared: shared.clone(), worker: Mutex::default(), process: std::process::id() };
         shared.lock().threads += 1;
-        spawn(&shared, "pagestream-plan", move |shared| plan_ahead(shared, position, max_block_batches))?;
-        for _ in 0..gatherers {
+        spawn(&shared, "pagestream-plan", move |shared| {
+            plan_ahead(shared, position, sizes.max_block_batches);
+        })?;
+        for _ in 0..sizes.first_gatherers {
             shared.lock().threads += 1;
             spawn(&shared, "pagestream-gather", |shared| gather_until_stopped(shared, false))?;
         }
@@ -158,8 +121,8 @@ impl Pipeline {
                     None => {}
                 }
             }
-            // Sooner done than woken. Not where storage would have to be waited for: the caller wants to
-            // hear signals.
+            // Sooner done than woken. Not where storage would have to be waited for, as far as that can be
+            // foreseen: the caller wants to hear signals.
             if !state.storage.is_slow
                 && may_help
                 && let Some(mut worker) = self.lend_a_hand()
@@ -275,21 +238,7 @@ impl Drop for Pipeline {
     }
 }
 
-/// Cached bytes that one batch's windows need.
-fn ahead_bytes(feed: &Feed) -> u64 {
-    let page = crate::os::page_bytes() as u64;
-    let window = feed.sources().iter().map(|source| {
-        source.windows.sequence_length().saturating_mul(source.corpus.item_bytes()).saturating_add(page)
-    });
-    window.max().unwrap_or(page).saturating_mul(feed.share().batch_size)
-}
-
-fn default_memory_bytes() -> u64 {
-    (limits::available_memory_bytes() / MEMORY_SHARE).min(MEMORY_BYTES)
-}
-
-/// So that the state of the stream can be told without a read, also once a file has failed. Corpora of so
-/// many files that they are not all open are left for when it is asked for.
+/// So that the state of the stream can be told without a read, also once a file has failed.
 fn work_out_fingerprints(shared: &Shared) {
     for source in shared.feed.sources() {
         if !shared.lock().stop && source.corpus.shards().len() <= MAX_FINGERPRINTED_SHARDS {
@@ -297,10 +246,6 @@ fn work_out_fingerprints(shared: &Shared) {
             let _ = source.corpus.fingerprint();
         }
     }
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Row after row, each row beginning a document.

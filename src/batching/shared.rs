@@ -15,6 +15,7 @@ use super::lookahead::PageRange;
 use super::metrics::Metrics;
 use super::pipeline::Options;
 use super::pool::{Lease, Pool};
+use super::sizes::Sizes;
 use super::worker::Chunk;
 
 const THREAD_STACK_BYTES: usize = 512 << 10;
@@ -138,7 +139,7 @@ pub(super) struct Slot {
 }
 
 impl State {
-    pub fn new(depth: Length, ring_limit: Length) -> Self {
+    fn new(depth: Length, ring_limit: Length) -> Self {
         Self {
             stop: false,
             planned: VecDeque::new(),
@@ -180,15 +181,15 @@ impl Slot {
 }
 
 impl Shared {
-    pub fn new(feed: Feed, options: Options, layout: Layout, state: State, max_gatherers: usize) -> Self {
+    pub fn new(feed: Feed, options: Options, layout: Layout, sizes: &Sizes) -> Self {
         Self {
             feed,
             layout,
-            pool: Pool::new(layout.buffer_bytes, state.ring_limit.max() + SPARE_BUFFERS),
+            pool: Pool::new(layout.buffer_bytes, sizes.ring.max() + SPARE_BUFFERS),
             metrics: Metrics::default(),
-            max_gatherers,
+            max_gatherers: sizes.max_gatherers,
             fetched_late: AtomicBool::new(false),
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(sizes.depth, sizes.ring)),
             work: Condvar::new(),
             ready: Condvar::new(),
             plan: Condvar::new(),

@@ -63,7 +63,7 @@ impl Worker {
             };
             let has_targets = y.is_some();
             if let Some(next) = rows.get(number + 1) {
-                self.gatherers[next.source].expect(&feed.sources()[next.source].corpus, next.start);
+                self.gatherers[next.source].prefetch(&feed.sources()[next.source].corpus, next.start);
             }
             let gatherer = &mut self.gatherers[row.source];
             gatherer.row(&source.corpus, (row.start, row.stop), has_targets, element, x, y)?;

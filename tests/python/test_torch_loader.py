@@ -15,7 +15,7 @@ from pagestream._loader_options import LoaderOptions
 from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch import TokenLoader
-from pagestream.torch.staging import Staging
+from pagestream.torch._staging import Staging
 
 from support.ranks import run_ranks
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pagestream.loader import TokenLoader as NumpyTokenLoader
-from pagestream.torch.staging import Staging, converted, is_widened_on_device
+from pagestream.torch._staging import Staging, converted, is_widened_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
