@@ -5,27 +5,35 @@ Source: https://github.com/huggingface/safetensors, ``tensor.rs``, ``Dtype``.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pagestream.errors import FormatError
 
-_NUMPY = {
-    "BOOL": np.bool_,
-    "U8": np.uint8,
-    "I8": np.int8,
-    "U16": np.uint16,
-    "I16": np.int16,
-    "U32": np.uint32,
-    "I32": np.int32,
-    "U64": np.uint64,
-    "I64": np.int64,
-    "F16": np.float16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "C64": np.complex64,
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["KNOWN", "SUB_BYTE_BITS", "itemsize", "numpy_dtype", "raw_shape", "unpack"]
+
+# NumPy types by name, those of ml_dtypes from their first use on.
+KNOWN: dict[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "BOOL": np.bool_,
+        "U8": np.uint8,
+        "I8": np.int8,
+        "U16": np.uint16,
+        "I16": np.int16,
+        "U32": np.uint32,
+        "I32": np.int32,
+        "U64": np.uint64,
+        "I64": np.int64,
+        "F16": np.float16,
+        "F32": np.float32,
+        "F64": np.float64,
+        "C64": np.complex64,
+    }.items()
 }
 
 _ML_DTYPES = {
@@ -35,10 +43,15 @@ _ML_DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn",
+    "F6_E2M3": "float6_e2m3fn",
+    "F6_E3M2": "float6_e3m2fn",
 }
 
+# Several of these share a byte in a file, and have one each in an array.
+SUB_BYTE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
-@cache
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy type of a safetensors element type.
 
@@ -46,17 +59,72 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         name: As it stands in a header, such as ``"BF16"``.
 
     Raises:
-        FormatError: NumPy has no such type, or only with ml_dtypes, which is not installed.
+        FormatError: NumPy has such a type only with ml_dtypes, which is not installed, or is too old.
     """
-    if name in _NUMPY:
-        return np.dtype(_NUMPY[name])
-    if name not in _ML_DTYPES:
-        message = f"NumPy has no type for {name} elements, which are smaller than a byte; use PyTorch"
-        raise FormatError(message)
+    if name in KNOWN:
+        return KNOWN[name]
     try:
         import ml_dtypes
-    except ImportError as error:
-        message = f"NumPy has a type for {name} only with ml_dtypes: pip install ml_dtypes"
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    except (ImportError, AttributeError) as error:
+        message = (
+            f"NumPy has a type for {name} only with ml_dtypes (0.5 or newer): pip install ml_dtypes; "
+            "or open the file with raw=True, which gives the bytes"
+        )
         raise FormatError(message) from error
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    KNOWN[name] = found
     return found
+
+
+def raw_shape(dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
+    """The shape of a tensor's bytes: its last dimension counts bytes.
+
+    Args:
+        dtype: The element type by its safetensors name.
+        shape: The tensor's shape, in elements.
+        nbytes: Its size in bytes.
+
+    Returns:
+        What ``array.view(np.uint8)`` would have; a flat one where the last dimension does not fill bytes
+        (elements of 4 and 6 bits).
+    """
+    if dtype not in SUB_BYTE_BITS:
+        size_bytes = itemsize(dtype)
+        return (*shape[:-1], shape[-1] * size_bytes) if shape else (size_bytes,)
+    bits = SUB_BYTE_BITS[dtype]
+    if shape and shape[-1] * bits % 8 == 0:
+        return (*shape[:-1], shape[-1] * bits // 8)
+    return (nbytes,)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element in a file; 1 for those that share a byte."""
+    if dtype in KNOWN:
+        return KNOWN[dtype].itemsize
+    return 2 if dtype == "BF16" else 1
+
+
+def unpack(packed: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Elements of 4 and 6 bits, one byte each, as the types of ml_dtypes want them.
+
+    The first element has the lowest bits, as in PyTorch's ``float4_e2m1fn_x2``; the format itself does not
+    say so.
+
+    Args:
+        packed: The tensor's bytes.
+        dtype: ``"F4"``, ``"F6_E2M3"`` or ``"F6_E3M2"``.
+        shape: The tensor's shape, in elements.
+    """
+    numpy_type = numpy_dtype(dtype)
+    if SUB_BYTE_BITS[dtype] == 4:  # noqa: PLR2004 - bits
+        elements = np.empty((packed.size, 2), np.uint8)
+        elements[:, 0], elements[:, 1] = packed & 0xF, packed >> 4
+    else:
+        low, middle, high = packed.reshape(-1, 3).T
+        elements = np.empty((packed.size // 3, 4), np.uint8)
+        elements[:, 0] = low & 0x3F
+        elements[:, 1] = low >> 6 | (middle & 0xF) << 2
+        elements[:, 2] = middle >> 4 | (high & 0x3) << 4
+        elements[:, 3] = high >> 2
+    return elements.reshape(-1).view(numpy_type).reshape(shape)

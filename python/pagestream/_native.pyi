@@ -1,7 +1,8 @@
 import sys
 from collections.abc import Callable, Sequence
-from typing import Self, final
+from typing import Any, Self, final
 
+import numpy as np
 from typing_extensions import Buffer, disjoint_base
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "WeightFile",
     "__version__",
     "debug_build",
+    "parse_weights",
     "set_fault_guard",
 ]
 
@@ -24,6 +26,9 @@ __version__: str
 debug_build: bool
 
 def set_fault_guard(enabled: bool) -> None: ...
+def parse_weights(
+    head: bytes, size: int, strict: bool
+) -> list[tuple[str, str, tuple[int, ...], int, int]]: ...
 
 @disjoint_base
 class Exporter:
@@ -191,6 +196,8 @@ class WeightFile:
     @property
     def reason(self) -> str | None: ...
     @property
+    def data_start(self) -> int: ...
+    @property
     def warnings(self) -> list[str]: ...
     @property
     def closed(self) -> bool: ...
@@ -200,6 +207,10 @@ class WeightFile:
     def offset_keys(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
     def info(self, name: str) -> tuple[str, tuple[int, ...], int, int]: ...
+    def buffer(self, writable: bool) -> Exporter | None: ...
+    def array(
+        self, name: str, array_type: type, dtypes: dict[str, np.dtype[Any]], writable: bool
+    ) -> np.ndarray[Any, Any] | None: ...
     def tensor(self, name: str, writable: bool) -> tuple[str, tuple[int, ...], int, Exporter | None]: ...
     def copy_on_write_refusal(self) -> str | None: ...
     def read_into(self, name: str, out: Buffer) -> None: ...

@@ -29,7 +29,7 @@ mod _native {
     #[pymodule_export]
     use super::tokens::PyTokenCorpus;
     #[pymodule_export]
-    use super::weights::PyWeightFile;
+    use super::weights::{PyWeightFile, parse_weights};
 
     use pyo3::prelude::*;
 

@@ -1,22 +1,33 @@
 //! One safetensors file. `weights.py` and `safetensors/` stand on this.
 
 use std::ffi::OsString;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
 use super::mapped_file::{audit_open, path_of};
+use crate::dtype::Dtype;
 use crate::mapped_file::RequestedMode;
-use crate::weights::file::WeightFile;
+use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{Strictness, TensorEntry};
 
 #[pyclass(name = "WeightFile", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
 pub struct PyWeightFile {
     weights: WeightFile,
+    /// What `buffer` gave: all tensors of a file stand on one object per protection.
+    buffers: Mutex<Buffers>,
+}
+
+#[derive(Debug, Default)]
+struct Buffers {
+    read_only: Option<Py<PyAny>>,
+    writable: Option<Py<PyAny>>,
 }
 
 impl Drop for PyWeightFile {
@@ -25,7 +36,17 @@ impl Drop for PyWeightFile {
     }
 }
 
+/// Names of element types as Python's strings, which are made once.
+fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
+    static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock::new() }; Dtype::ALL.len()];
+    WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
+}
+
 impl PyWeightFile {
+    fn buffers(&self) -> MutexGuard<'_, Buffers> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// KeyError if there is no such tensor; the callers have words of their own for that.
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
         // A name with lone surrogates is no name in any header.
@@ -34,15 +55,38 @@ impl PyWeightFile {
     }
 }
 
+fn strictness(strict: bool) -> Strictness {
+    if strict { Strictness::Strict } else { Strictness::Upstream }
+}
+
+/// What the header of a file that is in memory says: (name, dtype, shape, begin, end) of each tensor in
+/// order of the data, where begin and end count from the file's first byte. `head` has at least the header.
+#[pyfunction]
+pub fn parse_weights<'py>(
+    py: Python<'py>,
+    head: &[u8],
+    size: u64,
+    strict: bool,
+) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>, u64, u64)>> {
+    let header = py.detach(|| file::parse_head(head, size, strictness(strict)))?;
+    let start = header.data_start();
+    let tensors = header.tensors_by_offset().map(|entry| {
+        let shape = PyTuple::new(py, entry.shape)?;
+        Ok((entry.name.to_owned(), entry.dtype.name(), shape, start + entry.begin, start + entry.end))
+    });
+    tensors.collect()
+}
+
 #[pymethods]
 impl PyWeightFile {
     #[new]
     fn new(py: Python<'_>, path: &[u8], mode: &str, strict: bool) -> PyResult<Self> {
         let path = path_of(path)?;
         let mode = RequestedMode::from_word(mode)?;
-        let strictness = if strict { Strictness::Strict } else { Strictness::Upstream };
+        let strictness = strictness(strict);
         audit_open(py, path, mode)?;
-        Ok(Self { weights: py.detach(|| WeightFile::open(path, mode, strictness))? })
+        let weights = py.detach(|| WeightFile::open(path, mode, strictness))?;
+        Ok(Self { weights, buffers: Mutex::default() })
     }
 
     #[getter]
@@ -63,6 +107,12 @@ impl PyWeightFile {
     #[getter]
     fn reason(&self) -> Option<String> {
         self.weights.file().facts().reason
+    }
+
+    /// Where the tensors' data begin, in bytes from the file's start.
+    #[getter]
+    fn data_start(&self) -> u64 {
+        self.weights.header().data_start()
     }
 
     /// Fields of the header that the format does not have, as sentences.
@@ -130,6 +180,52 @@ impl PyWeightFile {
         Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, buffer))
     }
 
+    /// The whole file as a buffer; None where there is no mapping. With `writable` it lies on pages that are
+    /// copied when written.
+    fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let opened = self.weights.file().opened()?;
+        let known = |buffers: &mut Buffers| {
+            if writable { buffers.writable.as_ref() } else { buffers.read_only.as_ref() }.map(|b| b.clone_ref(py))
+        };
+        if let Some(buffer) = known(&mut self.buffers()) {
+            return Ok(Some(buffer.into_bound(py)));
+        }
+        let (view, access) = if writable {
+            (py.detach(|| opened.copy_on_write_view(0, opened.size()))?, Access::Writable)
+        } else {
+            (opened.view(0, opened.size())?, Access::ReadOnly)
+        };
+        let Some(view) = view else { return Ok(None) };
+        let buffer = buffer::view_object(py, view, access)?;
+        let mut buffers = self.buffers();
+        // Closed in the meantime: nothing may keep the mapping but those who have its memory.
+        if !self.closed() {
+            let place = if writable { &mut buffers.writable } else { &mut buffers.read_only };
+            *place = Some(buffer.clone().unbind());
+        }
+        Ok(Some(buffer))
+    }
+
+    /// `array_type(shape, dtypes[dtype], buffer, offset)`, which is `numpy.ndarray`'s signature. None if
+    /// there is no such type in `dtypes`, no buffer, or if the tensor's place does not suit its type.
+    fn array<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'_, PyString>,
+        array_type: &Bound<'py, PyAny>,
+        dtypes: &Bound<'py, PyDict>,
+        writable: bool,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let entry = self.entry(name)?;
+        let (offset, _) = self.weights.byte_range(&entry);
+        if entry.dtype.size_bytes().is_none_or(|size_bytes| !offset.is_multiple_of(size_bytes as u64)) {
+            return Ok(None);
+        }
+        let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
+        let Some(buffer) = self.buffer(py, writable)? else { return Ok(None) };
+        array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
+    }
+
     /// Why there are no copy-on-write pages of this file; None if there are.
     fn copy_on_write_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let opened = self.weights.file().opened()?;
@@ -155,5 +251,7 @@ impl PyWeightFile {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.weights.file().close());
+        let let_go = std::mem::take(&mut *self.buffers());
+        drop(let_go);
     }
 }

@@ -1,6 +1,6 @@
 //! One safetensors file: its header, and where each tensor's bytes lie.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
@@ -14,6 +14,20 @@ const PREFIX_BYTES: u64 = 8;
 pub struct WeightFile {
     file: MappedFile,
     header: Header,
+}
+
+/// The header of a file that is in memory, of which `head` is the beginning and `size` the length.
+pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Header> {
+    let parse = || {
+        let length = header::header_bytes(head, size)?;
+        let json = head.get(PREFIX_BYTES as usize..).unwrap_or_default();
+        Header::parse(&json[..json.len().min(length as usize)], size, strictness)
+    };
+    // Upstream's words: it says of bytes in memory what it says of files, without "header".
+    parse().map_err(|error: HeaderError| Error::Safetensors {
+        path: PathBuf::new(),
+        detail: format!("Error while deserializing: {error}"),
+    })
 }
 
 impl WeightFile {

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagestream import _environment, _native
-from pagestream._dtypes import numpy_dtype
-from pagestream.errors import FormatError, SafetensorError
+from pagestream import _arguments, _dtypes, _environment, _native
+from pagestream.errors import SafetensorError
+from pagestream.safetensors._frameworks import framework_named, maker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
+    from collections.abc import Mapping
+    from typing import IO, Self
 
     from pagestream._environment import Mode
     from pagestream.mapping import StrPath
 
-__all__ = ["safe_open"]
+__all__ = ["Align", "Backend", "TensorMeta", "safe_open"]
 
 Backend = Literal["mmap", "pread"]
+Align = Literal["copy", "view", "error"]
 
 _COPY_ON_WRITE = "arrays and tensors can be written: they lie on copy-on-write pages"
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """What a header says of one tensor, as upstream's 0.9 has it.
+
+    Attributes:
+        dtype: The element type by its safetensors name, such as ``"BF16"``.
+        shape: Its dimensions, in elements.
+        data_offsets: Where its bytes begin and end, counted from the end of the header.
+
+    Example:
+        >>> from pagestream.safetensors import safe_open
+        >>> safe_open("model.safetensors", "np").get_tensor_meta("weight").data_offsets
+        (0, 48)
+    """
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
 
 
 class safe_open:  # noqa: N801 - upstream's name
@@ -37,8 +59,9 @@ class safe_open:  # noqa: N801 - upstream's name
 
     Args:
         filename: The file.
-        framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``.
-        device: Where torch tensors go. Only ``"cpu"`` for NumPy.
+        framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``; and, by way of NumPy and a
+            copy, ``"flax"`` or ``"jax"``, ``"tf"`` or ``"tensorflow"``, ``"mlx"``, ``"paddle"``.
+        device: Where torch tensors go. Only ``"cpu"`` for the others.
         backend: Upstream's word for how to read: ``"mmap"`` is ``mmap_mode="auto"``, ``"pread"`` is
             ``mmap_mode="read"``.
         mmap_mode: How to open; see `MappedFile`. With ``"shared"``, NumPy arrays are read-only views of
@@ -46,6 +69,10 @@ class safe_open:  # noqa: N801 - upstream's name
         strict: Whether to refuse headers that the format disallows though upstream accepts them.
         copy: Whether to copy tensors into memory of their own, which no later fault of the file can
             reach.
+        raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes.
+            For element types that a framework does not have.
+        align: What to do with a tensor that begins where elements of its type must not (a writer need not
+            align them): ``"copy"`` it; give an unaligned ``"view"``, for NumPy alone; raise an ``"error"``.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -69,14 +96,28 @@ class safe_open:  # noqa: N801 - upstream's name
         mmap_mode: Mode | None = None,
         strict: bool = True,
         copy: bool = False,
+        raw: bool = False,
+        align: Align = "copy",
     ) -> None:
         """Opens the file and reads its header."""
         self._mode = _mode(backend, mmap_mode)
-        self._copy = copy
-        self._make = _maker(framework, device)
-        self._views_read_only = self._mode == "shared" and framework in _NUMPY
-        self._file = _native.WeightFile(os.fsencode(filename), self._mode, strict)
-        self._refusal = None if self._views_read_only else self._file.copy_on_write_refusal()
+        self._framework = framework_named(framework)
+        self._make = maker(self._framework, device)
+        self._copy = _arguments.yes_or_no("copy", copy)
+        self._raw = _arguments.yes_or_no("raw", raw)
+        _arguments.one_of("align", align, ("copy", "view", "error"))
+        self._align = align
+        if align == "view" and self._framework != "numpy":
+            message = f'align="view" is for NumPy; tensors of {self._framework} must be aligned'
+            raise ValueError(message)
+        self._read_only = self._mode == "shared" and self._framework == "numpy"
+        self._file = self._opened(filename, _arguments.yes_or_no("strict", strict))
+        self._refusal = None if self._read_only else self._file.copy_on_write_refusal()
+        # What `get_tensor` can leave to one native call, unless the tensor is an odd one.
+        self._is_plain = self._framework == "numpy" and self.mode != "read" and not raw
+
+    def _opened(self, filename: StrPath, strict: bool) -> _native.WeightFile:  # noqa: FBT001
+        return _native.WeightFile(os.fsencode(filename), self._mode, strict)
 
     @property
     def mode(self) -> str:
@@ -86,7 +127,7 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         if self._copy or self._refusal is not None:
             return "read"
-        return self._file.mode if self._views_read_only else "private"
+        return self._file.mode if self._read_only else "private"
 
     @property
     def reason(self) -> str | None:
@@ -95,7 +136,7 @@ class safe_open:  # noqa: N801 - upstream's name
             return "copy=True"
         if self._refusal is not None:
             return None if self._mode == "read" else self._refusal
-        return self._file.reason or (None if self._views_read_only else _COPY_ON_WRITE)
+        return self._file.reason or (None if self._read_only else _COPY_ON_WRITE)
 
     def keys(self) -> list[str]:
         """The names of the tensors, sorted.
@@ -132,7 +173,7 @@ class safe_open:  # noqa: N801 - upstream's name
 
         Raises:
             SafetensorError: No tensor of that name, or the file is closed, or the framework has no type
-                for its elements.
+                for its elements, or it is misaligned and ``align="error"``.
             MappedReadError: In ``"read"`` mode or with ``copy=True``: the file was cut or its storage
                 failed.
 
@@ -142,16 +183,70 @@ class safe_open:  # noqa: N801 - upstream's name
             (2, 3)
         """
         try:
-            dtype, shape, nbytes, buffer = self._open().tensor(name, not self._views_read_only)
+            if self._is_plain:
+                array = self._file.array(name, np.ndarray, _dtypes.KNOWN, not self._read_only)
+                if array is not None:
+                    return array
+            return self._odd_tensor(name)
         except KeyError:
-            message = f"{self._file.path}: File does not contain tensor {name}"
-            raise SafetensorError(message) from None
-        if self._copy:
-            buffer = None
-        tensor = self._make(dtype, shape, nbytes, buffer, partial(self._file.read_into, name))
-        if self._views_read_only and not self._copy:
+            raise self._missing(name) from None
+        except ValueError:
+            self._open()
+            raise
+
+    def _odd_tensor(self, name: str) -> Any:  # noqa: ANN401
+        file = self._open()
+        dtype, shape, nbytes, offset = file.info(name)
+        if self._raw:
+            dtype, shape = "U8", _dtypes.raw_shape(dtype, shape, nbytes)
+        buffer = None if self._copy else file.buffer(not self._read_only)
+        if self._align != "copy" and offset % _dtypes.itemsize(dtype):
+            if self._align == "error":
+                message = (
+                    f"{file.path}: tensor {name!r} begins at byte {offset}, which no {dtype} element may; "
+                    'align="copy" copies it'
+                )
+                raise SafetensorError(message)
+            if buffer is not None:
+                array: Any = np.ndarray(shape, _dtypes.numpy_dtype(dtype), buffer, offset)
+                return array
+        tensor = self._make(dtype, shape, nbytes, offset, buffer, partial(file.read_into, name))
+        if self._read_only and not self._copy:
             tensor.flags.writeable = False  # also where it had to be a copy, for being misaligned
         return tensor
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors, in the order of the data.
+
+        Raises:
+            SafetensorError: As `get_tensor`.
+            MappedReadError: As `get_tensor`.
+
+        Example:
+            >>> from pagestream.safetensors import safe_open
+            >>> list(safe_open("model.safetensors", "np").get_tensors())
+            ['weight', 'bias']
+        """
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        """What the header says of a tensor.
+
+        Raises:
+            SafetensorError: No tensor of that name, or the file is closed.
+
+        Example:
+            >>> from pagestream.safetensors import safe_open
+            >>> safe_open("model.safetensors", "np").get_tensor_meta("bias").shape
+            [3]
+        """
+        file = self._open()
+        try:
+            dtype, shape, nbytes, offset = file.info(name)
+        except KeyError:
+            raise self._missing(name) from None
+        begin = offset - file.data_start
+        return TensorMeta(dtype, list(shape), (begin, begin + nbytes))
 
     def check(self) -> None:
         """Raises if the file is no longer the one that was opened; see `MappedFile.check`.
@@ -171,6 +266,10 @@ class safe_open:  # noqa: N801 - upstream's name
             raise SafetensorError(message)
         return self._file
 
+    def _missing(self, name: str) -> SafetensorError:
+        self._open()
+        return SafetensorError(f"{self._file.path}: File does not contain tensor {name}")
+
     def __enter__(self) -> Self:
         """Returns itself; the end of the ``with`` block closes the file. Tensors stay valid."""
         return self
@@ -178,6 +277,57 @@ class safe_open:  # noqa: N801 - upstream's name
     def __exit__(self, *_exception: object) -> None:
         """Closes the file."""
         self._file.close()
+
+
+class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
+    """`safe_open` of a file that is open already; its descriptor, not its name, says which file that is.
+
+    The descriptor is copied: where the given one stands does not matter, and it may be closed.
+
+    Args:
+        f: Something with ``fileno()``, open for reading.
+        framework: As for `safe_open`, like all that follows.
+    """
+
+    def __init__(self, f: IO[Any], framework: str, device: Any = "cpu", **options: Any) -> None:  # noqa: ANN401
+        super().__init__(f, framework, device, **options)  # type: ignore[arg-type]
+
+    def _opened(self, filename: Any, strict: bool) -> _native.WeightFile:  # noqa: ANN401, FBT001
+        name = getattr(filename, "name", None)
+        path = name if isinstance(name, (str, bytes, os.PathLike)) else f"<descriptor {filename.fileno()}>"
+        return _native.WeightFile.of_descriptor(filename.fileno(), os.fsencode(path), self._mode, strict)
+
+
+def deserialize(data: Any, *, strict: bool = True) -> list[tuple[str, Mapping[str, Any]]]:  # noqa: ANN401
+    """The tensors of a safetensors file that is in memory, each with a copy of its bytes.
+
+    Args:
+        data: The file, as anything with the buffer protocol: bytes, bytearray, memoryview, an array.
+        strict: As for `safe_open`.
+
+    Returns:
+        Pairs of a name and ``{"shape": list, "dtype": str, "data": bytearray}``, in the order of the data.
+
+    Raises:
+        SafetensorError: Not a valid safetensors file.
+        TypeError: `data` has no buffer, or not a contiguous one.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from pagestream.safetensors import deserialize
+        >>> deserialize(Path("model.safetensors").read_bytes())[1][0]
+        'bias'
+    """
+    view = memoryview(data).cast("B")
+    head = bytes(view[: _LENGTH_BYTES + min(int.from_bytes(view[:_LENGTH_BYTES], "little"), _MOST_HEADER_BYTES)])
+    return [
+        (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[begin:end])})
+        for name, dtype, shape, begin, end in _native.parse_weights(head, len(view), strict)
+    ]
+
+
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
 
 
 def _mode(backend: Backend | None, mmap_mode: Mode | None) -> str:
@@ -192,48 +342,3 @@ def _mode(backend: Backend | None, mmap_mode: Mode | None) -> str:
         message = f"backend={backend!r} and mmap_mode={mmap_mode!r} contradict each other; give one"
         raise ValueError(message)
     return mmap_mode or asked
-
-
-_TORCH = ("pt", "torch", "pytorch")
-_NUMPY = ("np", "numpy")
-_LATER = ("tf", "tensorflow", "jax", "flax", "mlx", "paddle")
-
-
-def _maker(framework: str, device: Any) -> Callable[..., Any]:  # noqa: ANN401
-    """The function that makes a framework's tensor out of a buffer, or out of a copy."""
-    if framework in _TORCH:
-        from pagestream.safetensors.torch import _device, _tensor
-
-        return partial(_tensor, device=_device(device))
-    if framework in _NUMPY:
-        if device != "cpu":
-            message = f"NumPy arrays are on the device 'cpu', not {device!r}"
-            raise SafetensorError(message)
-        return _array
-    if framework in _LATER:
-        message = f"framework {framework} is not supported yet; use 'np' and convert"
-        raise SafetensorError(message)
-    message = f"framework {framework} is invalid"
-    raise SafetensorError(message)
-
-
-def _array(
-    dtype_name: str,
-    shape: tuple[int, ...],
-    nbytes: int,
-    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-    read_into: Callable[[Any], None],
-) -> np.ndarray[Any, Any]:
-    """A NumPy array over `buffer`; a copy if there is none, or if it is misaligned for the type."""
-    try:
-        dtype = numpy_dtype(dtype_name)
-    except FormatError as error:
-        raise SafetensorError(*error.args) from error
-    if buffer is not None:
-        array = np.ndarray(shape, dtype, buffer)
-        if array.flags.aligned:
-            return array
-    array = np.empty(shape, dtype)
-    if nbytes:
-        read_into(array.reshape(-1).view(np.uint8))
-    return array

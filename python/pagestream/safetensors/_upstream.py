@@ -1,46 +1,143 @@
-"""Writing is upstream's own code, found when it is first called."""
+"""Upstream's own package, whatever its name leads to at the moment: its code writes files.
+
+`install` (see `_install`) puts ours under upstream's name, and what upstream's code is then is known here
+alone. Its open defects are fenced in front of it.
+"""
 
 from __future__ import annotations
 
-from functools import wraps
+import importlib.machinery
+import importlib.util
+import os
+import stat
+import threading
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
+
+    from pagestream.mapping import StrPath
+
+NAME = "safetensors"
+
+# Whether ours stand under upstream's names, and upstream's modules that were there.
+replaced = False
+taken: dict[str, ModuleType] = {}
+lock = threading.RLock()
+# Upstream's modules that were first asked for while ours stood under their names.
+_private: dict[str, ModuleType] = {}
 
 
-def writer(module: str, name: str) -> Callable[..., Any]:
-    """Upstream's function `name` of `module`; its errors come out as ours.
+def module(part: str | None = None) -> ModuleType:
+    """Upstream's ``safetensors``, or ``safetensors.<part>``.
+
+    Raises:
+        ImportError: It is not installed, or what it needs itself is not.
+    """
+    name = f"{NAME}.{part}" if part else NAME
+    with lock:
+        if name in taken:
+            return taken[name]
+        if name not in _private and replaced:
+            _private[name] = _load(name)
+        if replaced:
+            return _private[name]
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            raise (_missing(name) if error.name == NAME else error) from error
+
+
+def _missing(name: str) -> ModuleNotFoundError:
+    message = f"{name} is needed here: pip install 'pagestream[safetensors]'"
+    return ModuleNotFoundError(message, name=name)
+
+
+def _load(name: str) -> ModuleType:
+    """A module of upstream's, from its file. What it imports under upstream's name is ours meanwhile."""
+    package = taken.get(NAME)
+    spec = package and importlib.machinery.PathFinder.find_spec(name, package.__path__)
+    if spec is None or spec.loader is None:
+        raise _missing(name)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@contextmanager
+def errors_as_ours() -> Iterator[None]:
+    """Errors of upstream's class come out as ours, which is derived from it."""
+    from pagestream.errors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError:
+        raise
+    except module().SafetensorError as error:
+        raise SafetensorError(*error.args) from error
+
+
+def check_names(names: Iterable[Any]) -> None:
+    """Refuses the one name with which upstream writes a file that nobody can read.
+
+    https://github.com/huggingface/safetensors/issues/849
+
+    Raises:
+        SafetensorError: A tensor is called ``__metadata__``.
+    """
+    from pagestream.errors import SafetensorError
+
+    if "__metadata__" in names:
+        message = "a tensor cannot be called '__metadata__': the format keeps that name for itself; rename it"
+        raise SafetensorError(message)
+
+
+def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:
+    """Writes a file by one of upstream's writers, fenced.
+
+    Upstream writes a temporary file that only its owner may read, and renames it: links become files, and
+    the umask is ignored (https://github.com/huggingface/safetensors/issues/782). Here the file that a link
+    leads to is written; a new file gets the mode that `open` would give it, an old one keeps its own.
 
     Args:
-        module: Such as ``"safetensors.numpy"``.
-        name: Such as ``"save_file"``.
+        writer: Writes to the path that it is given.
+        filename: Where to.
+
+    Raises:
+        SafetensorError: What upstream's class of that name says.
     """
+    path = os.path.realpath(filename)
     try:
-        function = getattr(import_module(module), name)
-    except ImportError as error:
-        return _missing(name, error)
-
-    @wraps(function)
-    def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - upstream's own signature
-        from safetensors import SafetensorError as Upstream
-
-        from pagestream.errors import SafetensorError
-
-        try:
-            return function(*args, **options)
-        except SafetensorError:
-            raise
-        except Upstream as error:
-            raise SafetensorError(*error.args) from error
-
-    return call
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError:
+        mode = 0o666 & ~_umask()
+    with errors_as_ours():
+        writer(path)
+    # File systems without modes refuse to set one; the file is written all the same.
+    with suppress(OSError):
+        os.chmod(path, mode)
 
 
-def _missing(name: str, cause: ImportError) -> Callable[..., Any]:
-    def call(*_args: Any, **_options: Any) -> Any:  # noqa: ANN401
-        message = f"{name} writes with upstream's code: pip install 'pagestream[safetensors]'"
-        raise ImportError(message) from cause
+def _umask() -> int:
+    """This process's umask, read without changing it where the system tells it (proc(5), ``Umask``)."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+    except OSError:
+        pass
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
 
-    return call
+
+def version() -> str:
+    """Upstream's version; that of its names here if it is not installed."""
+    try:
+        return str(module().__version__)
+    except ImportError:
+        return "0.8.0"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pagestream.safetensors._open import Backend, safe_open
-from pagestream.safetensors._upstream import writer
+import numpy as np
+
+from pagestream.safetensors import _upstream
+from pagestream.safetensors._frameworks import numpy_array
+from pagestream.safetensors._open import Backend, deserialize, safe_open
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from pagestream._environment import Mode
     from pagestream.mapping import StrPath
 
-__all__ = ["load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "save", "save_file"]
 
 
 def load_file(
@@ -23,6 +28,7 @@ def load_file(
     mmap_mode: Mode | None = None,
     strict: bool = True,
     copy: bool = False,
+    raw: bool = False,
 ) -> dict[str, npt.NDArray[Any]]:
     """All tensors of a file as a dict of arrays, in the order of the file.
 
@@ -34,6 +40,7 @@ def load_file(
         mmap_mode: See `safe_open`.
         strict: See `safe_open`.
         copy: See `safe_open`.
+        raw: See `safe_open`.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -44,10 +51,89 @@ def load_file(
         >>> load_file("model.safetensors")["bias"]
         array([0., 0., 0.], dtype=float32)
     """
-    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy}
+    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
     with safe_open(filename, "np", **options) as file:  # type: ignore[arg-type]
-        return {name: file.get_tensor(name) for name in file.offset_keys()}
+        return file.get_tensors()
 
 
-save = writer("safetensors.numpy", "save")
-save_file = writer("safetensors.numpy", "save_file")
+def load(data: Any) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401 - anything with the buffer protocol
+    """All tensors of a file that is in memory, as arrays of their own memory.
+
+    Args:
+        data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
+
+    Raises:
+        SafetensorError: Not a valid safetensors file.
+
+    Example:
+        >>> from pagestream.safetensors.numpy import load, save
+        >>> load(save({"a": np.arange(3)}))["a"]
+        array([0, 1, 2])
+    """
+    arrays = {}
+    for name, tensor in deserialize(data):
+        content = tensor["data"]
+
+        def fill(out: npt.NDArray[np.uint8], content: bytearray = content) -> None:
+            out[:] = np.frombuffer(content, np.uint8)
+
+        arrays[name] = numpy_array(tensor["dtype"], tuple(tensor["shape"]), len(content), 0, content, fill)
+    return arrays
+
+
+def save(tensor_dict: Mapping[str, npt.NDArray[Any]], metadata: dict[str, str] | None = None) -> bytes:
+    """A safetensors file of these arrays, as bytes.
+
+    Args:
+        tensor_dict: The arrays. Those that are not C-contiguous are copied; upstream stores them wrong.
+        metadata: What to put into ``__metadata__``.
+
+    Raises:
+        SafetensorError: A type that the format does not have, or a name that it keeps for itself.
+
+    Example:
+        >>> from pagestream.safetensors.numpy import load, save
+        >>> load(save({"a": np.arange(4).reshape(2, 2).T}))["a"]
+        array([[0, 2],
+               [1, 3]])
+    """
+    arrays = _contiguous(tensor_dict)
+    with _upstream.errors_as_ours():
+        return bytes(_upstream.module("numpy").save(arrays, metadata))
+
+
+def save_file(
+    tensor_dict: Mapping[str, npt.NDArray[Any]], filename: StrPath, metadata: dict[str, str] | None = None
+) -> None:
+    """`save` to a file.
+
+    A new file's mode follows the umask, an old one's stays; a link is followed.
+
+    Args:
+        tensor_dict: As for `save`.
+        filename: The file to write.
+        metadata: As for `save`.
+
+    Raises:
+        SafetensorError: As `save`; or the file cannot be written.
+
+    Example:
+        >>> from pagestream.safetensors.numpy import load_file, save_file
+        >>> save_file({"a": np.arange(3)}, "a.safetensors")
+        >>> load_file("a.safetensors")["a"]
+        array([0, 1, 2])
+    """
+    arrays = _contiguous(tensor_dict)
+    _upstream.write(lambda path: _upstream.module("numpy").save_file(arrays, path, metadata), filename)
+
+
+def _contiguous(tensor_dict: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays as upstream's writer takes them: it looks at their addresses and not at their strides.
+
+    https://github.com/huggingface/safetensors/issues/825
+    """
+    _upstream.check_names(tensor_dict)
+    return {
+        name: np.asarray(array, order="C") if isinstance(array, np.ndarray) else array
+        for name, array in tensor_dict.items()
+    }

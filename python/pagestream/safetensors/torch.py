@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pagestream import _dtypes
 from pagestream.errors import SafetensorError
-from pagestream.safetensors._open import Backend, safe_open
-from pagestream.safetensors._upstream import writer
+from pagestream.safetensors import _upstream
+from pagestream.safetensors._open import Backend, deserialize, safe_open
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from pagestream._environment import Mode
     from pagestream.mapping import StrPath
+    from pagestream.safetensors._frameworks import Maker
 
-__all__ = ["load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
 # Types that this torch does not have are left out, and refused when a file holds them.
-_DTYPES = {
+_TYPES = {
     code: getattr(torch, name)
     for code, name in {
         "BOOL": "bool",
@@ -46,6 +48,28 @@ _DTYPES = {
     if hasattr(torch, name)
 }
 
+# Upstream's helpers for its writers, which others import from there.
+_HELPERS = (
+    "_end_ptr",
+    "_evaluate_tensors_for_save",
+    "_filter_shared_not_shared",
+    "_find_shared_tensors",
+    "_flatten_as_ptr",
+    "_is_complete",
+    "_remove_duplicate_names",
+    "_SIZE",
+    "_to_ndarray",
+    "storage_ptr",
+    "storage_size",
+)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
+    if name in _HELPERS:
+        return getattr(_upstream.module("torch"), name)
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)
+
 
 def load_file(
     filename: StrPath,
@@ -55,6 +79,7 @@ def load_file(
     mmap_mode: Mode | None = None,
     strict: bool = True,
     copy: bool = False,
+    raw: bool = False,
 ) -> dict[str, torch.Tensor]:
     """All tensors of a file as a dict of tensors, in the order of the file.
 
@@ -67,6 +92,7 @@ def load_file(
         mmap_mode: See `safe_open`.
         strict: See `safe_open`.
         copy: See `safe_open`.
+        raw: See `safe_open`.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -77,28 +103,222 @@ def load_file(
         >>> load_file("model.safetensors")["bias"]
         tensor([0., 0., 0.])
     """
-    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy}
+    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
     with safe_open(filename, "pt", device, **options) as file:  # type: ignore[arg-type]
-        return {name: file.get_tensor(name) for name in file.offset_keys()}
+        return file.get_tensors()
 
 
-save = writer("safetensors.torch", "save")
-save_file = writer("safetensors.torch", "save_file")
+def load(data: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401 - anything with the buffer protocol
+    """All tensors of a file that is in memory, as CPU tensors of their own memory.
+
+    Args:
+        data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
+
+    Raises:
+        SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
+
+    Example:
+        >>> from pagestream.safetensors.torch import load, save
+        >>> load(save({"a": torch.arange(3)}))["a"]
+        tensor([0, 1, 2])
+    """
+    return _view2torch(deserialize(data))
 
 
-def _tensor(
+def load_model(
+    model: torch.nn.Module,
+    filename: StrPath,
+    strict: bool = True,  # noqa: FBT001, FBT002 - upstream's signature
+    device: str | int | torch.device = "cpu",
+    *,
+    backend: Backend | None = None,
+    mmap_mode: Mode | None = None,
+) -> tuple[set[str], list[str]]:
+    """Loads a file into a model, whose tensors may share memory, as `save_model` saved it.
+
+    Args:
+        model: The model.
+        filename: The file.
+        strict: Whether names that are missing or unexpected are an error.
+        device: Where the tensors are loaded before they are copied to the model's.
+        backend: See `safe_open`.
+        mmap_mode: See `safe_open`.
+
+    Returns:
+        The names in the model that the file does not have, and those in the file that the model does not have.
+
+    Raises:
+        OSError: The file cannot be opened; with ``errno`` and ``filename``.
+        SafetensorError: Not a valid safetensors file.
+        RuntimeError: With `strict`: names are missing or unexpected; or a shape is another.
+
+    Example:
+        >>> from pagestream.safetensors.torch import load_model, save_model
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> save_model(layer, "layer.safetensors")
+        >>> load_model(torch.nn.Linear(2, 1), "layer.safetensors")
+        (set(), [])
+    """
+    tensors = load_file(filename, device, backend=backend, mmap_mode=mmap_mode)
+    # Of tensors that share memory, the file has one: what stands for it in the file is the one to keep.
+    remove_duplicates = _upstream.module("torch")._remove_duplicate_names  # noqa: SLF001 - others use it too
+    duplicates = remove_duplicates(model.state_dict(), preferred_names=tensors.keys())
+    found = model.load_state_dict(tensors, strict=False)
+    missing, unexpected = set(found.missing_keys), list(found.unexpected_keys)
+    for name in (name for group in duplicates.values() for name in group):
+        if name in missing:
+            missing.remove(name)
+        else:
+            unexpected.append(name)
+    if strict and (missing or unexpected):
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                listed = ", ".join(f'"{name}"' for name in sorted(names))
+                lines.append(f"    {what} key(s) in state_dict: {listed}")
+        raise RuntimeError("\n".join(lines))
+    return missing, unexpected
+
+
+def save(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """A safetensors file of these tensors, as bytes.
+
+    Args:
+        tensors: The tensors: dense, contiguous, none sharing memory with another.
+        metadata: What to put into ``__metadata__``.
+
+    Raises:
+        SafetensorError: A name that the format keeps for itself.
+        ValueError: A tensor is sparse or not contiguous.
+        RuntimeError: Tensors share memory.
+
+    Example:
+        >>> from pagestream.safetensors.torch import load, save
+        >>> sorted(load(save({"a": torch.zeros(1), "b": torch.ones(1)})))
+        ['a', 'b']
+    """
+    _upstream.check_names(tensors)
+    with _upstream.errors_as_ours():
+        return bytes(_upstream.module("torch").save(tensors, metadata))
+
+
+def save_file(
+    tensors: Mapping[str, torch.Tensor], filename: StrPath, metadata: dict[str, str] | None = None
+) -> None:
+    """`save` to a file.
+
+    A new file's mode follows the umask, an old one's stays; a link is followed.
+
+    Args:
+        tensors: As for `save`.
+        filename: The file to write.
+        metadata: As for `save`.
+
+    Raises:
+        SafetensorError: As `save`; or the file cannot be written.
+        ValueError: As `save`.
+        RuntimeError: As `save`.
+
+    Example:
+        >>> from pagestream.safetensors.torch import load_file, save_file
+        >>> save_file({"a": torch.arange(3)}, "a.safetensors")
+        >>> load_file("a.safetensors")["a"]
+        tensor([0, 1, 2])
+    """
+    _upstream.check_names(tensors)
+    _upstream.write(lambda path: _upstream.module("torch").save_file(tensors, path, metadata), filename)
+
+
+def save_model(
+    model: torch.nn.Module,
+    filename: StrPath,
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,  # noqa: FBT001, FBT002 - upstream's signature
+) -> None:
+    """Saves a model; of tensors that share memory, one.
+
+    Args:
+        model: The model.
+        filename: The file to write; see `save_file`.
+        metadata: What to put into ``__metadata__``, beside the names that were left out.
+        force_contiguous: Whether to copy tensors that are not contiguous instead of refusing them.
+
+    Raises:
+        SafetensorError: As `save_file`.
+        ValueError: A tensor is not contiguous, and `force_contiguous` is False.
+        RuntimeError: Tensors share memory, and none of them is all of it.
+
+    Example:
+        >>> from pagestream.safetensors.torch import load_file, save_model
+        >>> save_model(torch.nn.Linear(2, 1), "layer.safetensors")
+        >>> sorted(load_file("layer.safetensors"))
+        ['bias', 'weight']
+    """
+    _upstream.check_names(model.state_dict())
+    # Upstream's code adds to the dict that it is given.
+    metadata = None if metadata is None else dict(metadata)
+    writer = _upstream.module("torch").save_model
+    _upstream.write(lambda path: writer(model, path, metadata, force_contiguous), filename)
+
+
+def _getdtype(dtype_str: str) -> torch.dtype:
+    """The torch type of a safetensors element type; KeyError if there is none."""
+    return _TYPES[dtype_str]
+
+
+def _view2torch(safeview: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
+    """What `deserialize` gives, as tensors over its memory."""
+    tensors = {}
+    for name, tensor in safeview:
+        content, shape = tensor["data"], tuple(tensor["shape"])
+        tensors[name] = _over(_dtype(tensor["dtype"]), tensor["dtype"], shape, len(content), 0, content)
+    return tensors
+
+
+def _maker_on(device: str | int | torch.device) -> Maker:
+    """Makes tensors on a device, which is checked when the file is opened and not at the first tensor."""
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        message = f"device {device!r} is invalid: {error}"
+        raise SafetensorError(message) from error
+    is_cpu = place.type == "cpu"
+
+    def make(
+        dtype_name: str,
+        shape: tuple[int, ...],
+        nbytes: int,
+        offset: int,
+        buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
+        read_into: Callable[[Any], None],
+    ) -> torch.Tensor:
+        dtype = _TYPES.get(dtype_name) or _dtype(dtype_name)
+        if buffer is None or offset % _dtypes.itemsize(dtype_name):
+            buffer, offset = torch.empty(nbytes, dtype=torch.uint8).numpy(), 0
+            if nbytes:
+                read_into(buffer)
+        tensor = _over(dtype, dtype_name, shape, nbytes, offset, buffer)
+        return tensor if is_cpu else tensor.to(place)
+
+    return make
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name in _TYPES:
+        return _TYPES[name]
+    message = f"torch {torch.__version__} has no type for {name} elements; raw=True gives their bytes"
+    raise SafetensorError(message)
+
+
+def _over(
+    dtype: torch.dtype,
     dtype_name: str,
     shape: tuple[int, ...],
     nbytes: int,
+    offset: int,
     buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-    read_into: Callable[[Any], None],
-    device: torch.device,
 ) -> torch.Tensor:
-    """A tensor over `buffer`, which is writable; a copy if there is none, or if it is misaligned."""
-    dtype = _DTYPES.get(dtype_name)
-    if dtype is None:
-        message = f"torch {torch.__version__} has no type for {dtype_name} elements"
-        raise SafetensorError(message)
+    """A tensor over writable memory, in which it is aligned."""
     if dtype_name == "F4":
         if not shape or shape[-1] % 2:
             message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
@@ -106,21 +326,7 @@ def _tensor(
         # Two elements a byte, of which torch counts the pairs.
         shape = (*shape[:-1], shape[-1] // 2)
     if not nbytes:
-        return torch.empty(shape, dtype=dtype, device=device)
-    if buffer is not None:
-        flat = torch.frombuffer(buffer, dtype=dtype)
-    if buffer is None or flat.data_ptr() % dtype.itemsize:
-        raw = torch.empty(nbytes, dtype=torch.uint8)
-        read_into(raw.numpy())
-        flat = raw.view(dtype)
-    tensor = flat.view(shape)
-    return tensor if device.type == "cpu" else tensor.to(device)
-
-
-def _device(device: str | int | torch.device) -> torch.device:
-    """The device, checked when the file is opened and not at the first tensor."""
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        message = f"device {device!r} is invalid: {error}"
-        raise SafetensorError(message) from error
+        return torch.empty(shape, dtype=dtype)
+    count = nbytes // _dtypes.itemsize(dtype_name)
+    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
+    return flat if len(shape) == 1 else flat.view(shape)

@@ -6,11 +6,13 @@
 mod entry;
 mod error;
 mod json;
+mod names;
 mod table;
 mod validate;
 
 use crate::dtype::Dtype;
 pub use error::{HeaderError, HeaderErrorKind};
+use names::NameOrder;
 use table::{Record, Table};
 
 /// Upstream's limit on the length of the JSON.
@@ -60,7 +62,7 @@ fn check_length(length: u64, file_size: u64) -> Result<(), HeaderError> {
 pub struct Header {
     table: Table,
     data_start: u64,
-    by_name: Vec<u32>,
+    by_name: NameOrder,
     by_offset: Vec<u32>,
 }
 
@@ -106,7 +108,7 @@ impl Header {
 
     /// The tensors in order of their names.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
-        self.by_name.iter().map(|&index| self.entry(index))
+        self.by_name.indices.iter().map(|&index| self.entry(index))
     }
 
     /// The tensors in order of their data; those that share a place, which are empty, by name.
@@ -115,8 +117,8 @@ impl Header {
     }
 
     pub fn tensor(&self, name: &str) -> Option<TensorEntry<'_>> {
-        let found = self.by_name.binary_search_by(|&index| self.entry(index).name.cmp(name)).ok()?;
-        Some(self.entry(self.by_name[found]))
+        let name_of = |index| self.table.name(&self.table.records[index as usize]);
+        self.by_name.find(name, name_of).map(|index| self.entry(index))
     }
 
     /// The pairs of `__metadata__` in order of the header.

@@ -3,12 +3,13 @@
 
 use super::Strictness;
 use super::error::{HeaderError, HeaderErrorKind, quoted, shape_text};
+use super::names::NameOrder;
 use super::table::{Pair, Record, Table, Text};
 use crate::dtype::SizeError;
 
-/// The records' indices in order of their names. The format disallows duplicate keys; upstream lets
+/// The records in order of their names. The format disallows duplicate keys; upstream lets
 /// the last one win.
-pub(super) fn unique_names(table: &mut Table, strictness: Strictness) -> Result<Vec<u32>, HeaderError> {
+pub(super) fn unique_names(table: &mut Table, strictness: Strictness) -> Result<NameOrder, HeaderError> {
     if let Some(pairs) = &mut table.metadata {
         unique(pairs, &table.text, strictness, "`__metadata__`", |pair: &Pair| pair.key)?;
     }
@@ -21,11 +22,11 @@ fn unique<T>(
     strictness: Strictness,
     place: &str,
     key: impl Fn(&T) -> Text,
-) -> Result<Vec<u32>, HeaderError> {
+) -> Result<NameOrder, HeaderError> {
     let name = |item: &T| &text[key(item).span.range()];
-    let order = sorted(items, name);
+    let order = NameOrder::new(items, name);
     let is_repeat = |pair: &&[u32]| name(&items[pair[0] as usize]) == name(&items[pair[1] as usize]);
-    let Some(repeat) = order.windows(2).find(is_repeat) else {
+    let Some(repeat) = order.indices.windows(2).find(is_repeat) else {
         return Ok(order);
     };
     if strictness == Strictness::Strict {
@@ -33,42 +34,12 @@ fn unique<T>(
         return Err(duplicate(name(first), place, key(first), key(second)));
     }
     let mut wins = vec![true; items.len()];
-    for repeat in order.windows(2).filter(is_repeat) {
+    for repeat in order.indices.windows(2).filter(is_repeat) {
         wins[repeat[0] as usize] = false;
     }
     let mut wins = wins.into_iter();
     items.retain(|_| wins.next() == Some(true));
-    Ok(sorted(items, name))
-}
-
-/// Indices in order of the keys; where those are equal, in order of the header.
-///
-/// Names of one model begin alike, so most comparisons are decided by the 8 bytes after that.
-fn sorted<'t, T>(items: &[T], key: impl Fn(&T) -> &'t str) -> Vec<u32> {
-    let name = |index: u32| key(&items[index as usize]).as_bytes();
-    let shared = shared_prefix(items.iter().map(|item| key(item).as_bytes()));
-    let mut order: Vec<(u64, u32)> =
-        (0..items.len() as u32).map(|index| (leading_bytes(&name(index)[shared..]), index)).collect();
-    order.sort_unstable_by(|&(a_bytes, a), &(b_bytes, b)| {
-        a_bytes.cmp(&b_bytes).then_with(|| name(a).cmp(name(b))).then_with(|| a.cmp(&b))
-    });
-    order.into_iter().map(|(_, index)| index).collect()
-}
-
-/// The length of what all names begin with.
-fn shared_prefix<'t>(mut names: impl Iterator<Item = &'t [u8]>) -> usize {
-    let Some(first) = names.next() else { return 0 };
-    names.fold(first.len(), |shared, name| {
-        first[..shared].iter().zip(name).take_while(|(a, b)| a == b).count()
-    })
-}
-
-/// The first 8 bytes as a number that compares as they do.
-fn leading_bytes(name: &[u8]) -> u64 {
-    let mut bytes = [0; 8];
-    let length = name.len().min(bytes.len());
-    bytes[..length].copy_from_slice(&name[..length]);
-    u64::from_be_bytes(bytes)
+    Ok(NameOrder::new(items, name))
 }
 
 fn duplicate(name: &str, place: &str, first: Text, second: Text) -> HeaderError {

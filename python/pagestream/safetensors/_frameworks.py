@@ -1,0 +1,180 @@
+"""What each of upstream's frameworks makes of a NumPy array, and by which names they go."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagestream._dtypes import SUB_BYTE_BITS, numpy_dtype, unpack
+from pagestream.errors import FormatError, SafetensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    # A framework's tensor out of (element type, shape, bytes, where they begin in the buffer, buffer, a
+    # function that fills memory of our own with them). There is no buffer where there is no mapping.
+    Maker = Callable[
+        [str, tuple[int, ...], int, int, Any, Callable[[Any], None]],
+        Any,
+    ]
+
+__all__ = ["converter", "framework_named", "maker", "numpy_array", "to_numpy"]
+
+# By upstream's words, which are not all of them modules' names.
+_WORDS = {
+    "pt": "torch",
+    "torch": "torch",
+    "pytorch": "torch",
+    "np": "numpy",
+    "numpy": "numpy",
+    "jax": "flax",
+    "flax": "flax",
+    "tf": "tensorflow",
+    "tensorflow": "tensorflow",
+    "mlx": "mlx",
+    "paddle": "paddle",
+}
+
+
+def framework_named(word: str) -> str:
+    """The framework that one of upstream's words stands for.
+
+    Raises:
+        SafetensorError: It stands for none.
+    """
+    if word in _WORDS:
+        return _WORDS[word]
+    message = f"framework {word} is invalid"
+    raise SafetensorError(message)
+
+
+def maker(framework: str, device: Any) -> Maker:  # noqa: ANN401 - a str, an int or a torch.device
+    """The function that makes tensors of a framework on a device.
+
+    Raises:
+        SafetensorError: The device is not one of the framework.
+        ModuleNotFoundError: The framework is not installed.
+    """
+    if framework == "torch":
+        from pagestream.safetensors.torch import _maker_on
+
+        return _maker_on(device)
+    if device != "cpu" and framework != "paddle":
+        message = f"arrays of {framework} are on the device 'cpu', not {device!r}"
+        raise SafetensorError(message)
+    if framework == "numpy":
+        return numpy_array
+    convert = converter(framework, device)
+
+    def make(dtype: str, *place: Any) -> Any:  # noqa: ANN401
+        return convert(dtype, numpy_array(dtype, *place))
+
+    return make
+
+
+def numpy_array(
+    dtype: str,
+    shape: tuple[int, ...],
+    nbytes: int,
+    offset: int,
+    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
+    read_into: Callable[[Any], None],
+) -> npt.NDArray[Any]:
+    """An array over `buffer`; a copy if there is none, or if it is misaligned for the type."""
+    try:
+        numpy_type = numpy_dtype(dtype)
+    except FormatError as error:
+        raise SafetensorError(*error.args) from error
+    if dtype in SUB_BYTE_BITS:
+        packed = np.empty(nbytes, np.uint8)
+        read_into(packed)
+        return unpack(packed, dtype, shape)
+    if buffer is not None and offset % numpy_type.itemsize == 0:
+        return np.ndarray(shape, numpy_type, buffer, offset)
+    array = np.empty(shape, numpy_type)
+    if nbytes:
+        read_into(array.reshape(-1).view(np.uint8))
+    return array
+
+
+def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN401
+    """The function that copies a NumPy array into a tensor of a framework that has NumPy's types at most.
+
+    It takes the safetensors name of the element type, and the array. Only paddle has devices here.
+
+    Raises:
+        ModuleNotFoundError: The framework is not installed.
+    """
+    makers = {"flax": _flax, "tensorflow": _tensorflow, "mlx": _mlx, "paddle": partial(_paddle, device)}
+    make = makers[framework]()
+
+    def convert(dtype: str, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401
+        try:
+            return make(dtype, array)
+        # What they raise for types that they do not have has no common class.
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            message = f"{framework} cannot make a tensor of {dtype} elements and shape {array.shape}: {error}"
+            raise SafetensorError(message) from error
+
+    return convert
+
+
+def _flax() -> Callable[[str, npt.NDArray[Any]], Any]:
+    array = import_module("jax.numpy").array
+    return lambda _, values: array(values)
+
+
+def _tensorflow() -> Callable[[str, npt.NDArray[Any]], Any]:
+    convert_to_tensor = import_module("tensorflow").convert_to_tensor
+    return lambda _, values: convert_to_tensor(values)
+
+
+def _mlx() -> Callable[[str, npt.NDArray[Any]], Any]:
+    mx = import_module("mlx.core")
+
+    def make(dtype: str, values: npt.NDArray[Any]) -> Any:  # noqa: ANN401
+        if dtype == "BF16":  # unknown to mlx as a NumPy type
+            return mx.array(values.view(np.uint16)).view(mx.bfloat16)
+        return mx.array(values)
+
+    return make
+
+
+def _paddle(device: Any) -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN401
+    paddle = import_module("paddle")
+    # Upstream's words for a GPU are torch's.
+    place = f"gpu:{device}" if isinstance(device, int) else device.replace("cuda", "gpu")
+    # Bytes that it takes as another type of their size.
+    detours = {"F8_E4M3": paddle.float8_e4m3fn, "F8_E5M2": paddle.float8_e5m2}
+
+    def make(dtype: str, values: npt.NDArray[Any]) -> Any:  # noqa: ANN401
+        if dtype == "U16":  # NumPy's uint16 means bfloat16 to paddle
+            message = "it has no unsigned type of 16 bits"
+            raise TypeError(message)
+        if dtype == "BF16":
+            return paddle.to_tensor(values.view(np.uint16), place=place)
+        if dtype in detours:
+            return paddle.to_tensor(values.view(np.uint8), place=place).view(detours[dtype])
+        return paddle.to_tensor(values, place=place)
+
+    return make
+
+
+def to_numpy(framework: str, tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Tensors of flax, tensorflow or mlx as arrays, not copied where the framework can do so."""
+    if framework == "tensorflow":
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+    if framework == "mlx":
+        bfloat16, uint16 = (getattr(import_module("mlx.core"), name) for name in ("bfloat16", "uint16"))
+        return {
+            name: np.asarray(tensor.view(uint16)).view(numpy_dtype("BF16"))
+            if tensor.dtype == bfloat16
+            else np.asarray(tensor)
+            for name, tensor in tensors.items()
+        }
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}

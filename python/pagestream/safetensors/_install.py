@@ -1,0 +1,207 @@
+"""`install` and `uninstall`: ours under upstream's name, for code that imports ``safetensors``."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from contextlib import suppress
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.util import find_spec
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pagestream.safetensors import _upstream
+from pagestream.safetensors._upstream import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+__all__ = ["Installed", "install", "uninstall"]
+
+_OURS = "pagestream.safetensors"
+# Upstream's compiled module; who imports from it wants what the package has.
+_COMPILED = f"{NAME}._safetensors_rust"
+
+_depth = 0
+# Names in modules that were imported before, with what they were.
+_rebound: list[tuple[dict[str, Any], str, Any]] = []
+
+
+class Installed:
+    """What `install` returns: as a context manager, it uninstalls at the end of its block.
+
+    Example:
+        >>> import pagestream.safetensors
+        >>> with pagestream.safetensors.install():
+        ...     import safetensors
+        ...     safetensors.safe_open is pagestream.safetensors.safe_open
+        True
+    """
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Uninstalls."""
+        uninstall()
+
+
+def install() -> Installed:
+    """Puts `pagestream.safetensors` in the place of ``safetensors`` for the whole process.
+
+    ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
+    were imported before and have upstream's functions or classes under names of their own (``from safetensors
+    import safe_open``) get ours under these names too. What upstream's code is bound to otherwise, as a default
+    argument or in a closure, stays.
+
+    Calls nest: as many of `uninstall` undo it.
+
+    Returns:
+        Something that uninstalls at the end of a ``with`` block.
+
+    Example:
+        >>> import pagestream.safetensors
+        >>> installed = pagestream.safetensors.install()
+        >>> from safetensors.numpy import load_file
+        >>> load_file.__module__
+        'pagestream.safetensors.numpy'
+        >>> pagestream.safetensors.uninstall()
+    """
+    global _depth  # noqa: PLW0603 - one process, one state
+    with _upstream.lock:
+        _depth += 1
+        if _depth == 1:
+            _put_in_place()
+    return Installed()
+
+
+def uninstall() -> None:
+    """Undoes `install`.
+
+    Modules that were imported meanwhile keep what they imported, which goes on working.
+
+    Raises:
+        RuntimeError: Nothing is installed.
+
+    Example:
+        >>> import pagestream.safetensors
+        >>> _ = pagestream.safetensors.install()
+        >>> pagestream.safetensors.uninstall()
+        >>> import safetensors
+        >>> safetensors.__name__
+        'safetensors'
+    """
+    global _depth  # noqa: PLW0603
+    with _upstream.lock:
+        if _depth == 0:
+            message = "pagestream.safetensors is not installed in the place of safetensors"
+            raise RuntimeError(message)
+        _depth -= 1
+        if _depth == 0:
+            _put_back()
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds our modules under upstream's names."""
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not _is_upstreams(fullname):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == NAME)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        try:
+            found = _counterpart(spec.name)
+        except ModuleNotFoundError as error:
+            if error.name != _our_name(spec.name):
+                raise
+            message = f"No module named {spec.name!r} (pagestream.safetensors is in the place of {NAME})"
+            raise ModuleNotFoundError(message, name=spec.name) from None
+        # The import system sets this to the spec of the other name. Ours must stay: reload and pickle use it.
+        spec.loader_state = found.__spec__
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        found = module.__spec__
+        if found is not None and found.loader is self:
+            module.__spec__ = found.loader_state
+
+
+_finder = _Finder()
+
+
+def _our_name(name: str) -> str:
+    return _OURS if name == _COMPILED else _OURS + name.removeprefix(NAME)
+
+
+def _counterpart(name: str) -> ModuleType:
+    return import_module(_our_name(name))
+
+
+def _put_in_place() -> None:
+    with suppress(ImportError):  # Reading needs nothing of upstream's.
+        _upstream.module()
+    found = {name: module for name, module in sys.modules.items() if _is_upstreams(name)}
+    # Before upstream's names lead to ours: our modules import upstream's.
+    ours = {name: _counterpart(name) for name in found if find_spec(_our_name(name)) is not None}
+    replacements = _replacements(found, ours)
+    _upstream.taken.update(found)
+    _upstream.replaced = True
+    sys.meta_path.insert(0, _finder)
+    # In this order, because other threads import meanwhile: there is always one of the two.
+    sys.modules.update(ours)
+    for name in found.keys() - ours.keys():
+        del sys.modules[name]
+    _rebind(replacements)
+
+
+def _put_back() -> None:
+    sys.modules.update(_upstream.taken)
+    sys.meta_path.remove(_finder)
+    for name in [name for name in sys.modules if _is_upstreams(name) and name not in _upstream.taken]:
+        del sys.modules[name]
+    _upstream.taken.clear()
+    _upstream.replaced = False
+    while _rebound:
+        namespace, name, value = _rebound.pop()
+        namespace[name] = value
+
+
+def _is_upstreams(name: str) -> bool:
+    return name == NAME or name.startswith(f"{NAME}.")
+
+
+def _replacements(found: dict[str, ModuleType], ours: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
+    """By identity: each of upstream's modules, functions and classes, and ours for it.
+
+    Not the error class: ours is derived from upstream's, so a handler of upstream's catches both, and a handler
+    of ours would miss what upstream's own code raises.
+    """
+    replacements = {}
+    for name, module in ours.items():
+        theirs = found[name]
+        replacements[id(theirs)] = (theirs, module)
+        for attribute, value in vars(theirs).items():
+            if not isinstance(value, (type, FunctionType, BuiltinFunctionType)) or attribute == "SafetensorError":
+                continue
+            home = getattr(value, "__module__", None)
+            if (home is None or home.split(".")[0] in (NAME, "builtins")) and hasattr(module, attribute):
+                replacements[id(value)] = (value, getattr(module, attribute))
+    return replacements
+
+
+def _rebind(replacements: dict[int, tuple[Any, Any]]) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "pagestream" or _is_upstreams(name) or not isinstance(module, ModuleType):
+            continue
+        namespace = vars(module)
+        for attribute, value in list(namespace.items()):
+            theirs, replacement = replacements.get(id(value), (None, None))
+            if theirs is not None and theirs is value and replacement is not theirs:
+                namespace[attribute] = replacement
+                _rebound.append((namespace, attribute, value))

@@ -1,0 +1,53 @@
+//! Keys in order, found fast: names of one model begin alike, so most comparisons are decided by the 8
+//! bytes after that.
+
+/// Indices of items in order of their keys; where those are equal, in order of the header.
+#[derive(Debug, Default)]
+pub(super) struct NameOrder {
+    /// The length of what all keys begin with.
+    shared_bytes: usize,
+    /// [`leading_bytes`] of each key after that, in order.
+    leading: Vec<u64>,
+    pub indices: Vec<u32>,
+}
+
+impl NameOrder {
+    pub fn new<'t, T>(items: &[T], key: impl Fn(&T) -> &'t str) -> Self {
+        let name = |index: u32| key(&items[index as usize]).as_bytes();
+        let shared_bytes = shared_prefix(items.iter().map(|item| key(item).as_bytes()));
+        let mut order: Vec<(u64, u32)> =
+            (0..items.len() as u32).map(|index| (leading_bytes(&name(index)[shared_bytes..]), index)).collect();
+        order.sort_unstable_by(|&(a_bytes, a), &(b_bytes, b)| {
+            a_bytes.cmp(&b_bytes).then_with(|| name(a).cmp(name(b))).then_with(|| a.cmp(&b))
+        });
+        let (leading, indices) = order.into_iter().unzip();
+        Self { shared_bytes, leading, indices }
+    }
+
+    /// The index of the item of this key; `name_of` gives an item's.
+    pub fn find<'t>(&self, name: &str, name_of: impl Fn(u32) -> &'t str) -> Option<u32> {
+        let first = name_of(*self.indices.first()?).as_bytes();
+        let rest = name.as_bytes().strip_prefix(&first[..self.shared_bytes])?;
+        let leading = leading_bytes(rest);
+        let start = self.leading.partition_point(|&other| other < leading);
+        let alike = self.leading[start..].partition_point(|&other| other == leading);
+        let indices = &self.indices[start..start + alike];
+        let found = indices.binary_search_by(|&index| name_of(index).cmp(name)).ok()?;
+        Some(indices[found])
+    }
+}
+
+fn shared_prefix<'t>(mut names: impl Iterator<Item = &'t [u8]>) -> usize {
+    let Some(first) = names.next() else { return 0 };
+    names.fold(first.len(), |shared, name| {
+        first[..shared].iter().zip(name).take_while(|(a, b)| a == b).count()
+    })
+}
+
+/// The first 8 bytes as a number that compares as they do.
+fn leading_bytes(name: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let length = name.len().min(bytes.len());
+    bytes[..length].copy_from_slice(&name[..length]);
+    u64::from_be_bytes(bytes)
+}

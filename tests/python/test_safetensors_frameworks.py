@@ -1,0 +1,339 @@
+"""flax, tensorflow, mlx and paddle by way of NumPy; bytes in memory; odd types and odd places."""
+
+from __future__ import annotations
+
+import array
+import mmap
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import torch
+
+import pagestream.safetensors as ours
+import pagestream.safetensors.numpy
+import pagestream.safetensors.torch
+from pagestream import open_checkpoint
+from pagestream.errors import FormatError
+from pagestream.safetensors import SafetensorError, TensorMeta, safe_open
+
+from support.mappings import place_in_file
+from support.process import output_of
+from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
+
+WEIGHTS = {
+    "matrix": np.arange(12, dtype="f4").reshape(3, 4),
+    "vector": np.arange(5, dtype="i4"),
+    "scalar": np.array(1.5, "f4"),
+    "empty": np.zeros((2, 0), "f4"),
+    "half": np.arange(4).astype(ml_dtypes.bfloat16),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file of `WEIGHTS`."""
+    safetensors.numpy.save_file(WEIGHTS, tmp_path / "weights.safetensors", {"format": "np"})
+    return str(tmp_path / "weights.safetensors")
+
+
+ROUND_TRIP = """
+    import sys
+    from importlib import import_module
+    import numpy as np, ml_dtypes
+    import pagestream.safetensors as ours
+    name, words, path, kind, other = sys.argv[1], sys.argv[2].split(), *sys.argv[3:]
+    module = import_module(f"pagestream.safetensors.{name}")
+    expected = ours.numpy.load_file(path)
+    home, _, attribute = kind.rpartition(".")
+    kind = getattr(import_module(home), attribute)
+
+    def check(tensors, what):
+        assert sorted(tensors) == sorted(expected), what
+        for key, tensor in tensors.items():
+            assert isinstance(tensor, kind), (what, key, type(tensor))
+            assert tuple(tensor.shape) == expected[key].shape, (what, key)
+            if key == "half":
+                assert "bfloat16" in str(tensor.dtype), (what, tensor.dtype)
+                tensor = module_float(tensor)
+            assert np.array_equal(np.asarray(tensor), expected[key].astype("f4")), (what, key)
+
+    def module_float(tensor):
+        if name == "tensorflow":
+            import tensorflow
+            return tensorflow.cast(tensor, "float32")
+        return tensor.astype("float32" if name in ("flax", "paddle") else import_module("mlx.core").float32)
+
+    for word in words:
+        for options in ({}, {"backend": "pread"}, {"mmap_mode": "shared"}):
+            with ours.safe_open(path, word, **options) as file:
+                check(file.get_tensors(), (word, options))
+    check(module.load_file(path), "load_file")
+    with open(path, "rb") as file:
+        check(module.load(file.read()), "load")
+    tensors = module.load_file(path)
+    before = dict(tensors)
+    check(module.load(module.save(tensors)), "save")
+    module.save_file(tensors, other, {"k": "v"})
+    check(module.load_file(other), "save_file")
+    assert tensors.keys() == before.keys() and all(tensors[key] is before[key] for key in before)
+    assert ours.safe_open(other, "np").metadata() == {"k": "v"}
+    print("well")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "kind"),
+    [
+        ("flax", "flax jax", "jax.Array"),
+        ("tensorflow", "tf tensorflow", "tensorflow.Tensor"),
+        ("mlx", "mlx", "mlx.core.array"),
+        ("paddle", "paddle", "paddle.Tensor"),
+    ],
+)
+def test_tensors_of_other_frameworks_come_and_go(tmp_path, name, words, kind):
+    kept = dict(WEIGHTS)
+    if name == "paddle":
+        kept.pop("empty")  # what upstream's writer cannot give to NumPy
+    ours.numpy.save_file(kept, tmp_path / "w")
+    assert output_of(ROUND_TRIP, name, words, tmp_path / "w", kind, tmp_path / "other").endswith("well")
+
+
+@pytest.mark.parametrize("framework", ["flax", "tf", "mlx"])
+def test_frameworks_without_devices_refuse_one(path, framework):
+    with pytest.raises(SafetensorError, match="'cuda'"):
+        safe_open(path, framework, "cuda")
+
+
+def test_a_type_that_a_framework_lacks_is_a_safetensor_error_with_its_name(tmp_path):
+    code = """
+        import sys
+        import pagestream.safetensors as ours
+        try:
+            ours.safe_open(sys.argv[1], "mlx").get_tensor("t")
+        except ours.SafetensorError as error:
+            print(error)
+    """
+    write(tmp_path / "t", weight_file({"t": entry("F8_E4M3", [2], 0, 2)}, 2))
+    assert output_of(code, tmp_path / "t").startswith("mlx cannot make a tensor of F8_E4M3 elements and shape (2,)")
+
+
+# Bytes in memory
+
+
+KINDS = {
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "memoryview": lambda data: memoryview(data),
+    "array.array": lambda data: array.array("B", data),
+    "numpy": lambda data: np.frombuffer(data, "u1"),
+    "numpy of words": lambda data: np.frombuffer(data, "<u8"),
+    "part of more": lambda data: memoryview(b"before" + data + b"after")[6:-5],
+    "mapped": lambda data: mapped(data),
+}
+
+
+def mapped(data):
+    found = mmap.mmap(-1, len(data))
+    found[:] = data
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_any_buffer_is_a_file(path, kind):
+    with open(path, "rb") as file:
+        data = file.read()
+    data += b"" if len(data) % 8 == 0 else b""
+    if kind is KINDS["numpy of words"]:
+        data = ours.numpy.save({"a": np.arange(3)})  # a whole number of words
+        assert len(data) % 8 == 0
+    given = kind(data)
+    arrays, tensors = ours.numpy.load(given), ours.torch.load(given)
+    expected = safetensors.deserialize(data)
+    assert sorted(arrays) == sorted(tensors) == sorted(name for name, _ in expected)
+    for name, tensor in expected:
+        assert arrays[name].tobytes() == bytes(tensor["data"])
+        assert tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes() == bytes(tensor["data"])
+        assert list(arrays[name].shape) == list(tensors[name].shape) == tensor["shape"]
+        assert arrays[name].flags.writeable
+    found = dict(ours.deserialize(given))
+    assert {name: (t["shape"], t["dtype"], bytes(t["data"])) for name, t in found.items()} == {
+        name: (t["shape"], t["dtype"], bytes(t["data"])) for name, t in expected
+    }
+
+
+def test_what_was_loaded_from_memory_is_its_own(path):
+    data = bytearray(ours.numpy.save({"a": np.arange(3)}))
+    arrays = ours.numpy.load(data)
+    data[:] = bytes(len(data))
+    assert arrays["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("data", [b"", b"short", bytes(8), b"\xff" * 16, weight_file("{}", 3)])
+def test_bytes_that_are_no_file_are_refused_with_upstreams_words(data):
+    with pytest.raises(SafetensorError, match=r"^Error while deserializing: "):
+        ours.deserialize(data)
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.deserialize(data)
+
+
+def test_bytes_in_memory_are_read_strictly_unless_asked(tmp_path):
+    null = weight_file('{"__metadata__":null}')
+    with pytest.raises(SafetensorError):
+        ours.deserialize(null)
+    assert ours.deserialize(null, strict=False) == []
+
+
+# Types
+
+
+@pytest.mark.parametrize("options", [{}, {"mmap_mode": "shared"}, {"mmap_mode": "read"}, {"copy": True}], ids=str)
+def test_elements_of_four_bits_get_a_byte_each_in_numpy(tmp_path, options):
+    content = weight_file({"t": entry("F4", [2, 4], 0, 4)}, b"\x21\x43\x65\x87")
+    path = write(tmp_path / "t", content)
+    expected = [[0.5, 1, 1.5, 2], [3, 4, 6, -0.0]]
+    array = safe_open(path, "np", **options).get_tensor("t")
+    assert array.dtype == ml_dtypes.float4_e2m1fn
+    np.testing.assert_array_equal(array.astype("f4"), expected)
+    if "copy" not in options:
+        checkpoint = open_checkpoint(path, **options)
+        np.testing.assert_array_equal(checkpoint["t"].astype("f4"), expected)
+        np.testing.assert_array_equal(checkpoint.read("t").astype("f4"), expected)
+
+
+@pytest.mark.parametrize("code", ["F6_E2M3", "F6_E3M2"])
+def test_elements_of_six_bits_get_a_byte_each_in_numpy(tmp_path, code):
+    numbers = np.random.default_rng(0).integers(0, 64, 64).astype("u1")
+    bits = np.unpackbits(numbers[:, None], axis=1, bitorder="little")[:, :6]
+    packed = np.packbits(bits.reshape(-1), bitorder="little").tobytes()
+    path = write(tmp_path / "t", weight_file({"t": entry(code, [8, 8], 0, 48)}, packed))
+    array = safe_open(path, "np").get_tensor("t")
+    assert array.dtype.name == f"float6_{code[3:].lower()}fn"
+    np.testing.assert_array_equal(array.view("u1"), numbers.reshape(8, 8))
+
+
+def test_without_ml_dtypes_the_error_says_what_to_do_and_raw_gives_the_bytes(tmp_path):
+    ours.numpy.save_file({"t": np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)}, tmp_path / "t")
+    code = """
+        import sys
+        sys.modules["ml_dtypes"] = None
+        from pagestream import open_checkpoint
+        from pagestream.errors import FormatError
+        from pagestream.safetensors import SafetensorError, safe_open
+        for ask, error in (
+            (lambda: safe_open(sys.argv[1], "np").get_tensor("t"), SafetensorError),
+            (lambda: open_checkpoint(sys.argv[1])["t"], FormatError),
+        ):
+            try:
+                ask()
+            except error as caught:
+                assert "BF16" in str(caught) and "pip install ml_dtypes" in str(caught) and "raw=True" in str(caught)
+            else:
+                raise AssertionError
+        raw = safe_open(sys.argv[1], "np", raw=True).get_tensor("t")
+        print(raw.dtype, raw.shape, raw.tobytes().hex())
+    """
+    expected = np.arange(6).astype(ml_dtypes.bfloat16).tobytes().hex()
+    assert output_of(code, tmp_path / "t") == f"uint8 (2, 6) {expected}"
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+@pytest.mark.parametrize("options", [{}, {"mmap_mode": "read"}, {"copy": True}], ids=str)
+@pytest.mark.parametrize(("code", "torch_name", "dtype"), ELEMENT_TYPES, ids=str)
+def test_raw_is_each_types_bytes(tmp_path, framework, options, code, torch_name, dtype):
+    itemsize = np.dtype(dtype).itemsize
+    data = bytes(range(1, 6 * itemsize + 1)) if code != "BOOL" else bytes([0, 1] * 3)
+    header = {"t": entry(code, [2, 3], 0, len(data)), "s": entry(code, [], len(data), len(data) + itemsize)}
+    path = write(tmp_path / "t", weight_file(header, data + data[:itemsize]))
+    file = safe_open(path, framework, raw=True, **options)
+    tensor, scalar = file.get_tensor("t"), file.get_tensor("s")
+    assert str(tensor.dtype).removeprefix("torch.") == "uint8"
+    assert (tuple(tensor.shape), tuple(scalar.shape)) == ((2, 3 * itemsize), (itemsize,))
+    assert np.asarray(tensor).tobytes() == data
+    assert LOADERS[framework](path, raw=True)["t"].shape == tensor.shape
+
+
+LOADERS = {"np": ours.numpy.load_file, "pt": ours.torch.load_file}
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+@pytest.mark.parametrize(
+    ("code", "shape", "nbytes", "raw"),
+    [
+        ("F4", [2, 4], 4, (2, 2)),
+        ("F4", [2, 1], 1, (1,)),
+        ("F6_E2M3", [2, 4], 6, (2, 3)),
+        ("F6_E3M2", [2, 2], 3, (3,)),
+    ],
+)
+def test_raw_of_elements_smaller_than_a_byte_is_packed(tmp_path, framework, code, shape, nbytes, raw):
+    path = write(tmp_path / "t", weight_file({"t": entry(code, shape, 0, nbytes)}, bytes(range(nbytes))))
+    tensor = safe_open(path, framework, raw=True).get_tensor("t")
+    assert tuple(tensor.shape) == raw
+    assert np.asarray(tensor).tobytes() == bytes(range(nbytes))
+
+
+# Tensors in places that their type does not suit
+
+
+@pytest.mark.parametrize("remainder", range(8))
+def test_align_says_what_becomes_of_a_misaligned_tensor(tmp_path, remainder):
+    path = odd_file(tmp_path / "odd", remainder)
+    offset = open_checkpoint(path).info("floats").offset
+    copied = safe_open(path, "np").get_tensor("floats")
+    viewed = safe_open(path, "np", align="view").get_tensor("floats")
+    for array in (copied, viewed):
+        np.testing.assert_array_equal(array, FLOATS)
+        array[0] = -1
+    assert copied.flags.aligned
+    assert viewed.flags.aligned == (offset % 4 == 0)
+    assert place_in_file(viewed, path) is not None
+    strict = safe_open(path, "np", align="error")
+    if offset % 4:
+        with pytest.raises(SafetensorError, match=f"'floats' begins at byte {offset}"):
+            strict.get_tensor("floats")
+    else:
+        np.testing.assert_array_equal(strict.get_tensor("floats"), FLOATS)
+
+
+def test_align_view_is_for_numpy_and_other_words_are_refused(path):
+    with pytest.raises(ValueError, match="NumPy"):
+        safe_open(path, "pt", align="view")
+    with pytest.raises(ValueError, match="align"):
+        safe_open(path, "np", align="pad")
+
+
+# What upstream's next release has
+
+
+def test_the_meta_of_a_tensor_is_what_the_header_says(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    start = 8 + int.from_bytes(data[:8], "little")
+    with safe_open(path, "pt") as file:
+        for name, array in WEIGHTS.items():
+            meta = file.get_tensor_meta(name)
+            begin, end = meta.data_offsets
+            assert data[start + begin : start + end] == array.tobytes()
+            assert meta.shape == list(array.shape)
+        assert file.get_tensor_meta("half") == TensorMeta("BF16", [4], meta_offsets(file))
+        with pytest.raises(SafetensorError, match="nobody"):
+            file.get_tensor_meta("nobody")
+
+
+def meta_offsets(file):
+    return file.get_tensor_meta("half").data_offsets
+
+
+def test_get_tensors_gives_all_in_the_order_of_the_data(path):
+    with safe_open(path, "np") as file:
+        tensors = file.get_tensors()
+        assert list(tensors) == file.offset_keys()
+        for name, array in tensors.items():
+            np.testing.assert_array_equal(array, WEIGHTS[name], strict=True)
+
+
+def test_format_errors_of_types_are_both_classes(tmp_path):
+    assert issubclass(SafetensorError, FormatError)

@@ -1,0 +1,180 @@
+"""`install`: ours in upstream's place, and upstream back in it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+
+import pytest
+import safetensors
+import safetensors.torch
+
+import pagestream.safetensors
+import pagestream.safetensors.torch
+from pagestream.safetensors import install, uninstall
+
+from support.process import output_of
+
+UPSTREAM = safetensors.safe_open
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "safetensors"}
+    yield
+    after = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "safetensors"}
+    # What was imported meanwhile may be new; what was there is there again.
+    assert {name: after.get(name) for name in before} == before
+    with pytest.raises(RuntimeError, match="not installed"):
+        uninstall()
+
+
+def test_imports_get_ours_while_it_is_installed():
+    with install():
+        import safetensors as again
+        import safetensors.numpy
+        from safetensors.torch import load_file
+
+        assert again is pagestream.safetensors
+        assert safetensors.numpy is pagestream.safetensors.numpy
+        assert load_file is pagestream.safetensors.torch.load_file
+        assert importlib.import_module("safetensors._safetensors_rust") is pagestream.safetensors
+    import safetensors as again
+
+    assert again.safe_open is UPSTREAM
+
+
+def test_names_in_modules_that_were_imported_before_are_ours_meanwhile():
+    assert (safe_open_of_upstream, globals()["safetensors"].safe_open) == (UPSTREAM, UPSTREAM)
+    with install():
+        assert globals()["safe_open_of_upstream"] is pagestream.safetensors.safe_open
+        assert globals()["safetensors"] is pagestream.safetensors
+        assert globals()["load_file_of_upstream"] is pagestream.safetensors.torch.load_file
+    assert globals()["safe_open_of_upstream"] is UPSTREAM
+    assert globals()["safetensors"].safe_open is UPSTREAM
+
+
+safe_open_of_upstream = safetensors.safe_open
+load_file_of_upstream = safetensors.torch.load_file
+
+
+def test_handlers_of_upstreams_error_stay_and_catch_ours(tmp_path):
+    theirs = safetensors.SafetensorError
+    path = tmp_path / "bad"
+    path.write_bytes(b"short")
+    with install():
+        assert globals()["SafetensorError"] is theirs
+        with pytest.raises(theirs):
+            globals()["safe_open_of_upstream"](path, "np")
+
+
+SafetensorError = safetensors.SafetensorError
+
+
+def test_calls_nest():
+    with install(), install():
+        uninstall()
+        assert sys.modules["safetensors"] is pagestream.safetensors
+        install()
+    assert sys.modules["safetensors"].safe_open is UPSTREAM
+
+
+def test_an_exception_in_the_block_uninstalls():
+    with pytest.raises(ZeroDivisionError), install():
+        _ = 1 / 0
+    assert sys.modules["safetensors"].safe_open is UPSTREAM
+
+
+def test_a_part_that_nobody_has_is_a_module_not_found_error_with_its_name():
+    with install(), pytest.raises(ModuleNotFoundError, match=r"safetensors\.nothing") as caught:
+        importlib.import_module("safetensors.nothing")
+    assert caught.value.name == "safetensors.nothing"
+
+
+def test_specs_stay_those_of_our_own_names():
+    with install():
+        import safetensors.numpy
+
+        assert safetensors.numpy.__spec__.name == "pagestream.safetensors.numpy"
+        assert safetensors.numpy.__name__ == "pagestream.safetensors.numpy"
+        assert safetensors.numpy.__spec__.loader is not sys.meta_path[0]
+
+
+def test_whoever_imports_torchs_part_first_while_installed_can_write_too(tmp_path):
+    """Upstream's torch part has not been imported then, and is not under its name."""
+    code = """
+        import sys
+        import pagestream.safetensors as ours
+        ours.install()
+        import torch
+        from safetensors.torch import load_file, save_file, storage_ptr, _find_shared_tensors
+        tensors = {"a": torch.arange(3)}
+        save_file(tensors, sys.argv[1])
+        assert load_file.__module__ == "pagestream.safetensors.torch"
+        assert torch.equal(load_file(sys.argv[1])["a"], tensors["a"])
+        assert _find_shared_tensors(tensors) == [{"a"}] and storage_ptr(tensors["a"])
+        ours.uninstall()
+        from safetensors.torch import load_file as theirs
+        assert theirs.__module__ == "safetensors.torch"
+        assert torch.equal(theirs(sys.argv[1])["a"], tensors["a"])
+        print("well")
+    """
+    assert output_of(code, tmp_path / "a") == "well"
+
+
+def test_reading_needs_nothing_of_upstreams(tmp_path):
+    """In a process where safetensors cannot be imported."""
+    pagestream.safetensors.numpy.save_file({"a": pagestream_array()}, tmp_path / "a")
+    code = """
+        import sys
+        sys.modules["safetensors"] = None
+        import pagestream.safetensors as ours
+        assert "torch" not in sys.modules
+        from pagestream.safetensors.numpy import load_file, save_file
+        assert load_file(sys.argv[1])["a"].tolist() == [0, 1, 2]
+        try:
+            save_file({}, sys.argv[1])
+        except ModuleNotFoundError as error:
+            assert "pip install" in str(error), error
+        del sys.modules["safetensors"]
+        with ours.install():
+            from safetensors import safe_open
+            assert safe_open(sys.argv[1], "np").keys() == ["a"]
+        print("well")
+    """
+    assert output_of(code, tmp_path / "a") == "well"
+
+
+def pagestream_array():
+    import numpy as np
+
+    return np.arange(3)
+
+
+def test_eight_threads_import_while_it_comes_and_goes():
+    code = textwrap.dedent("""
+        import importlib, sys, threading
+        import pagestream.safetensors as ours
+        import safetensors.numpy
+        errors = []
+        stop = threading.Event()
+
+        def work():
+            try:
+                while not stop.is_set():
+                    found = importlib.import_module("safetensors.numpy")
+                    assert found.__name__ in ("safetensors.numpy", "pagestream.safetensors.numpy")
+            except BaseException as error:
+                errors.append(repr(error))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads: thread.start()
+        for _ in range(50):
+            with ours.install():
+                pass
+        stop.set()
+        for thread in threads: thread.join()
+        print(errors)
+    """)
+    assert output_of(code) == "[]"

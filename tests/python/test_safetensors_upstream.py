@@ -1,0 +1,105 @@
+"""Upstream's own test files, from its source distribution, unedited, with ours in upstream's place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree as ET
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from support import real
+
+ROOT = Path(__file__).parents[2]
+VERSION = version("safetensors")
+
+# What we fail on purpose, and why.
+ON_PURPOSE = {
+    "test_simple.ErrorsTestCase.test_file_not_found": "the error has errno and filename, and Python's own text, "
+    "where upstream gives every failure of open(2) the text of ENOENT",
+    "test_simple.ReadmeTestCase.test_numpy_slice": "[:20] on ten rows is refused there; here it clips, as NumPy "
+    "does, and as upstream does for torch",
+}
+# What cannot pass without a GPU, with upstream's code neither.
+GPU = {
+    "test_paddle_comparison.WithOpenCase.test_paddle_slice_gpu",
+    "test_paddle_comparison.WithOpenCase.test_paddle_tensor_gpu",
+}
+# Why upstream's tests skip themselves.
+ABSENT = (
+    "Cuda is not available",
+    "HPU is not available",
+    "MPS is not available",
+    "Mlx is not available on non Mac",
+    "Npu is not available",
+    "Only 1 device available",
+    "Will not work without s3 access",
+)
+FILES = [
+    "test_simple",
+    "test_handle",
+    "test_multithreaded",
+    "test_threadable",
+    "test_pread_backend",
+    "test_pt_comparison",
+    "test_pt_model",
+    "test_flax_comparison",
+    "test_tf_comparison",
+    "test_mlx_comparison",
+    "test_paddle_comparison",
+]
+
+RUN = """
+import sys
+import pagestream.safetensors
+pagestream.safetensors.install()
+import pytest
+sys.exit(pytest.main([sys.argv[1], "-q", "-p", "no:cacheprovider", "-W", "ignore", "--junitxml", sys.argv[2]]))
+"""
+
+
+@pytest.fixture(scope="session")
+def sources() -> Path:
+    """Upstream's sources, fetched once."""
+    folder = ROOT / "target" / "upstream"
+    archive = folder / f"safetensors-{VERSION}.tar.gz"
+    if not archive.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+        command = [*pip, "--no-binary", ":all:", "--dest", folder, f"safetensors=={VERSION}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            real.missing(f"upstream's sources cannot be fetched: {done.stderr[-500:]}")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / f"safetensors-{VERSION}" / "bindings" / "python"
+
+
+def test_every_file_of_upstreams_is_run(sources):
+    assert sorted(path.stem for path in (sources / "tests").glob("test_*.py")) == sorted(FILES)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FILES)
+def test_upstreams_tests_pass_with_ours_but_for_those_that_are_listed(sources, tmp_path, name):
+    (tmp_path / "tests").symlink_to(sources / "tests")
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-c", RUN, f"tests/{name}.py", report]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert report.exists(), done.stdout + done.stderr
+    failed, skipped, count = set(), set(), 0
+    for case in ET.parse(report).iter("testcase"):
+        count += 1
+        test = f"{case.get('classname', '').removeprefix('tests.')}.{case.get('name')}"
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.add(test)
+        note = case.find("skipped")
+        if note is not None and note.get("type") != "pytest.xfail":
+            skipped.add(note.get("message"))
+    assert count > 0
+    expected = {test for test in (*ON_PURPOSE, *GPU) if test.startswith(f"{name}.")}
+    assert failed == expected, done.stdout[-5000:]
+    assert skipped <= set(ABSENT), skipped
