@@ -117,7 +117,9 @@ def test_a_type_that_a_framework_lacks_is_a_safetensor_error_with_its_name(tmp_p
             print(error)
     """
     write(tmp_path / "t", weight_file({"t": entry("F8_E4M3", [2], 0, 2)}, 2))
-    assert output_of(code, tmp_path / "t").startswith("mlx cannot make a tensor of F8_E4M3 elements and shape (2,)")
+    assert output_of(code, tmp_path / "t").startswith(
+        "mlx cannot make a tensor of F8_E4M3 elements and shape (2,)"
+    )
 
 
 # Bytes in memory
@@ -189,7 +191,9 @@ def test_bytes_in_memory_are_read_strictly_unless_asked(tmp_path):
 # Types
 
 
-@pytest.mark.parametrize("options", [{}, {"mmap_mode": "shared"}, {"mmap_mode": "read"}, {"copy": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"mmap_mode": "shared"}, {"mmap_mode": "read"}, {"copy": True}], ids=str
+)
 def test_elements_of_four_bits_get_a_byte_each_in_numpy(tmp_path, options):
     content = weight_file({"t": entry("F4", [2, 4], 0, 4)}, b"\x21\x43\x65\x87")
     path = write(tmp_path / "t", content)

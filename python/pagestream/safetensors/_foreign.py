@@ -43,7 +43,9 @@ def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
         with _upstream.errors_as_ours():
             return bytes(_upstream.module(framework).save(dict(tensors), metadata))
 
-    def save_file(tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None) -> None:
+    def save_file(
+        tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None
+    ) -> None:
         """`save` to a file; see `numpy.save_file`."""
         if framework != "paddle":
             numpy.save_file(to_numpy(framework, tensors), filename, metadata)

@@ -168,7 +168,8 @@ def _paddle(device: Any) -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN
 def to_numpy(framework: str, tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Tensors of flax, tensorflow or mlx as arrays, not copied where the framework can do so."""
     if framework == "tensorflow":
-        return {name: tensor.numpy() for name, tensor in tensors.items()}
+        # A tensor of no dimensions comes as a scalar.
+        return {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
     if framework == "mlx":
         bfloat16, uint16 = (getattr(import_module("mlx.core"), name) for name in ("bfloat16", "uint16"))
         return {

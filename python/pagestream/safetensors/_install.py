@@ -187,7 +187,10 @@ def _replacements(found: dict[str, ModuleType], ours: dict[str, ModuleType]) -> 
         theirs = found[name]
         replacements[id(theirs)] = (theirs, module)
         for attribute, value in vars(theirs).items():
-            if not isinstance(value, (type, FunctionType, BuiltinFunctionType)) or attribute == "SafetensorError":
+            if (
+                not isinstance(value, (type, FunctionType, BuiltinFunctionType))
+                or attribute == "SafetensorError"
+            ):
                 continue
             home = getattr(value, "__module__", None)
             if (home is None or home.split(".")[0] in (NAME, "builtins")) and hasattr(module, attribute):

@@ -319,7 +319,9 @@ def deserialize(data: Any, *, strict: bool = True) -> list[tuple[str, Mapping[st
         'bias'
     """
     view = memoryview(data).cast("B")
-    head = bytes(view[: _LENGTH_BYTES + min(int.from_bytes(view[:_LENGTH_BYTES], "little"), _MOST_HEADER_BYTES)])
+    head = bytes(
+        view[: _LENGTH_BYTES + min(int.from_bytes(view[:_LENGTH_BYTES], "little"), _MOST_HEADER_BYTES)]
+    )
     return [
         (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[begin:end])})
         for name, dtype, shape, begin, end in _native.parse_weights(head, len(view), strict)

@@ -134,6 +134,6 @@ def _contiguous(tensor_dict: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.ND
     """
     _upstream.check_names(tensor_dict)
     return {
-        name: np.asarray(array, order="C") if isinstance(array, np.ndarray) else array
+        name: np.asarray(array, order="C") if isinstance(array, (np.ndarray, np.generic)) else array
         for name, array in tensor_dict.items()
     }

@@ -7,16 +7,27 @@ import textwrap
 
 
 def run_python(
-    code: str, *arguments: object, wrapper: tuple[str, ...] = (), **environment: str
+    code: str,
+    *arguments: object,
+    wrapper: tuple[str, ...] = (),
+    timeout_seconds: float = 90,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `code`; its `sys.argv[1:]` are `arguments`."""
     command = [*wrapper, sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     variables = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90, env=variables)
+    options = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, timeout=timeout_seconds, env=variables, **options)
 
 
-def output_of(code: str, *arguments: object, wrapper: tuple[str, ...] = (), **environment: str) -> str:
+def output_of(
+    code: str,
+    *arguments: object,
+    wrapper: tuple[str, ...] = (),
+    timeout_seconds: float = 90,
+    **environment: str,
+) -> str:
     """What `code` prints. It must end well."""
-    done = run_python(code, *arguments, wrapper=wrapper, **environment)
+    done = run_python(code, *arguments, wrapper=wrapper, timeout_seconds=timeout_seconds, **environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
