@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use pagestream::dtype::Dtype;
-use pagestream::weights::header::{Header, Strictness};
+use pagestream::weights::header::{Header, HeaderError, HeaderErrorKind, Strictness};
 use proptest::collection::{hash_map, vec};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -14,10 +14,24 @@ use safetensors::tensor::{Metadata, TensorView, serialize};
 
 use super::parse;
 
-const MUTATIONS: u32 = if cfg!(debug_assertions) { 20_000 } else { 500_000 };
+/// In each run of the tests.
+const MUTATIONS: u32 = 200_000;
+
+/// Whether the strict reader may refuse what upstream accepts: rows 11, 12, 34, 7, 16 and 37 of the table of
+/// `cases.rs`.
+fn is_listed(error: &HeaderError) -> bool {
+    let types = ["invalid type: null", "invalid type: sequence", "invalid type: map"];
+    match error.kind {
+        HeaderErrorKind::Duplicate | HeaderErrorKind::InvalidName => true,
+        HeaderErrorKind::InvalidJson | HeaderErrorKind::UnknownDtype => {
+            types.iter().any(|words| error.detail.contains(words))
+        }
+        _ => false,
+    }
+}
 
 /// Both accept the file and read the same from it, or both refuse it. The strict reader accepts
-/// nothing that the crate refuses. Returns whether the strict reader and the crate accept.
+/// nothing that the crate refuses, and refuses beyond that only what is listed. Returns whether the strict reader and the crate accept.
 pub(super) fn assert_agrees(file: &[u8]) -> (bool, bool) {
     let shown = || String::from_utf8_lossy(file).into_owned();
     let upstream = SafeTensors::read_metadata(file);
@@ -28,8 +42,8 @@ pub(super) fn assert_agrees(file: &[u8]) -> (bool, bool) {
             true
         }
         (Ok(_), Err(error)) => panic!("{strictness:?} accepts what is refused: {error}: {}", shown()),
-        (Err(error), Ok(_)) if strictness == Strictness::Upstream => {
-            panic!("refuses what is accepted: {error}: {}", shown())
+        (Err(error), Ok(_)) if strictness == Strictness::Upstream || !is_listed(&error) => {
+            panic!("{strictness:?} refuses what is accepted: {error}: {}", shown())
         }
         (Err(_), _) => false,
     };
