@@ -16,6 +16,7 @@ from pagestream import open_checkpoint
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import safe_open
 
+from support.process import output_of
 from support.weight_files import entry, weight_file, write
 
 TIB = 1 << 40
@@ -330,3 +331,29 @@ def test_lenient_agrees_with_upstream_on_mutated_files(tmp_path, seed):
             assert infos(path) == slices(path), content
             assert contents(path, safe_open, strict=False) == contents(path, safetensors.safe_open), content
     assert min(count.values()) > 100, f"the mutations should give files of both sorts: {count}"
+
+
+MILLION = """
+import sys
+from pagestream import open_checkpoint
+
+def peak_bytes():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
+
+before = peak_bytes()
+weights = open_checkpoint(sys.argv[1])
+print(peak_bytes() - before, len(weights), weights.info("model.layers.999999.weight").offset)
+"""
+
+
+def test_a_million_tensors_take_at_most_three_times_their_header(tmp_path):
+    entries = (
+        f'"model.layers.{i}.weight":{{"dtype":"U8","shape":[1],"data_offsets":[{i},{i + 1}]}}'
+        for i in range(1_000_000)
+    )
+    header = f"{{{','.join(entries)}}}"
+    path = write(tmp_path / "million.safetensors", weight_file(header, 1_000_000))
+    taken_bytes, count, offset = map(int, output_of(MILLION, path).split())
+    assert (count, offset) == (1_000_000, 8 + len(header) + 999_999)
+    assert taken_bytes <= 3 * len(header)
