@@ -7,6 +7,8 @@
 mod care;
 mod identity;
 mod ladder;
+pub mod open_files;
+mod place;
 mod reading;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,6 +27,7 @@ use care::Care;
 pub use care::{LetGo, Progress};
 pub use identity::{identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
+pub use place::{Folder, Place, is_directory};
 pub use reading::Reader;
 
 /// How many descriptors this process may have.
@@ -38,6 +41,7 @@ pub struct MappedFile {
     path: PathBuf,
     /// `path` from the root, for looking it up again after a change of directory.
     absolute: PathBuf,
+    place: Place,
     requested: RequestedMode,
     state: RwLock<State>,
     file_system: OnceLock<FileSystem>,
@@ -104,12 +108,22 @@ impl View {
 
 impl MappedFile {
     pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
-        let (file, identity) = ladder::open_regular(path)?;
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        Self::of_regular(ladder::open_regular(path)?, path, Place::Path(absolute), requested)
+    }
+
+    fn of_regular(
+        (file, identity): (OwnedFd, Identity),
+        path: &Path,
+        place: Place,
+        requested: RequestedMode,
+    ) -> Result<Self> {
         let opened = Opened::new(path, Arc::new(file), identity, requested)?;
         let facts = opened.facts.clone();
         Ok(Self {
             path: path.into(),
             absolute: std::path::absolute(path).unwrap_or_else(|_| path.into()),
+            place,
             requested,
             state: RwLock::new(State { opened: Some(Arc::new(opened)), facts }),
             file_system: OnceLock::new(),
@@ -123,6 +137,11 @@ impl MappedFile {
 
     pub fn absolute_path(&self) -> &Path {
         &self.absolute
+    }
+
+    /// Where it is found again.
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 
     pub fn requested_mode(&self) -> RequestedMode {

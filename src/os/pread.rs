@@ -20,6 +20,11 @@ pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(path, flags, Mode::empty()))
 }
 
+/// Another descriptor of the same open file.
+pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    retry(|| rustix::io::fcntl_dupfd_cloexec(file, 0))
+}
+
 /// Calls again after EINTR and EAGAIN, a bounded number of times.
 pub fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let (mut interrupted, mut busy) = (0, 0);
