@@ -22,12 +22,12 @@ use crate::os::limits;
 use crate::os::map::{Mapping, Region};
 
 pub use crate::os::advise::Advice;
-pub use crate::os::pread::Identity;
+pub use crate::os::pread::{Identity, Kind};
 use care::Care;
 pub use care::{LetGo, Progress};
-pub use identity::{identity_at, is_gone};
+pub use identity::{NOT_FOUND, identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
-pub use place::{Folder, Place, is_directory};
+pub use place::{Folder, Place, is_directory, is_refusal, own_kind};
 pub use reading::Reader;
 
 /// How many descriptors this process may have.

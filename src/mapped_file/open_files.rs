@@ -120,14 +120,20 @@ impl OpenFiles {
 
     /// The file, opened again if need be. Where it is open this takes two uncontended read locks.
     pub fn get(&self, index: usize) -> Result<Arc<MappedFile>> {
-        let entry = &self.entries[index];
-        if let Some(file) = entry.open_now() {
-            if !entry.used.load(Ordering::Relaxed) {
-                entry.used.store(true, Ordering::Relaxed);
-            }
-            return Ok(file);
+        match self.get_open(index) {
+            Some(file) => Ok(file),
+            None => self.open_again(index),
         }
-        self.open_again(index)
+    }
+
+    /// The file if it is open: no call that could wait for storage.
+    pub fn get_open(&self, index: usize) -> Option<Arc<MappedFile>> {
+        let entry = &self.entries[index];
+        let file = entry.open_now()?;
+        if !entry.used.load(Ordering::Relaxed) {
+            entry.used.store(true, Ordering::Relaxed);
+        }
+        Some(file)
     }
 
     fn open_again(&self, index: usize) -> Result<Arc<MappedFile>> {
@@ -213,6 +219,10 @@ impl OpenFiles {
     pub fn open_count(&self) -> usize {
         let _section = fork::section();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     pub fn close(&self) {

@@ -31,8 +31,8 @@ pub enum Place {
 impl Folder {
     /// Opens a folder. Its links may lead into `also` as well.
     pub fn open(path: &Path, also: &[PathBuf]) -> Result<Self> {
-        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let opened = beneath::Folder::open(path, also).map_err(|(path, errno)| Error::System {
+        let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let opened = beneath::Folder::open(here, also).map_err(|(path, errno)| Error::System {
             operation: "cannot open the folder",
             path,
             errno: errno.raw_os_error(),
@@ -120,7 +120,20 @@ impl MappedFile {
     }
 }
 
+/// Whether [`MappedFile::open_beneath`] fails with this number for what the name leads to: out of the folder,
+/// in a circle, or to something that is no regular file.
+pub fn is_refusal(errno: i32) -> bool {
+    [Code::XDEV, Code::LOOP, Code::INVAL, Code::ISDIR, Code::NAMETOOLONG]
+        .map(Code::raw_os_error)
+        .contains(&errno)
+}
+
 /// Whether a path leads to a directory, its links followed.
 pub fn is_directory(path: &Path) -> bool {
     pread::kind_at(path) == Ok(Kind::Directory)
+}
+
+/// What a path names itself: a link is not what it leads to. `None` where there is nothing.
+pub fn own_kind(path: &Path) -> Option<Kind> {
+    pread::own_kind_at(path).ok()
 }

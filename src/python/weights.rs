@@ -21,7 +21,16 @@ pub struct PyWeightFile {
 
 impl Drop for PyWeightFile {
     fn drop(&mut self) {
-        Python::try_attach(|py| py.detach(|| self.weights.file().close()));
+        // A checkpoint's file is closed by the checkpoint.
+        if self.weights.is_last() {
+            Python::try_attach(|py| py.detach(|| self.weights.file().close()));
+        }
+    }
+}
+
+impl From<WeightFile> for PyWeightFile {
+    fn from(weights: WeightFile) -> Self {
+        Self { weights }
     }
 }
 
