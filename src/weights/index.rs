@@ -40,7 +40,7 @@ impl Index {
     /// Reads the JSON. The error says what is wrong, without a path.
     pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self, String> {
         let text = std::str::from_utf8(json).map_err(|error| format!("invalid UTF-8: {error}"))?;
-        let mut reader = Reader { strictness, index: Self::default(), shards: HashMap::new() };
+        let mut reader = Reader { strictness, index: Self::default(), shards: HashMap::new(), last: 0 };
         let mut deserializer = serde_json::Deserializer::from_str(text);
         let read = deserializer.deserialize_map(RootVisitor(&mut reader));
         let whole = read.and_then(|found| deserializer.end().map(|()| found));
@@ -173,6 +173,8 @@ struct Reader {
     strictness: Strictness,
     index: Index,
     shards: HashMap<String, u32>,
+    /// Neighbours are in the same file, mostly.
+    last: u32,
 }
 
 struct RootVisitor<'r>(&'r mut Reader);
@@ -273,10 +275,12 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let reader = self.0;
         while let Some((start, end)) = map.next_key_seed(NameSeed(&mut reader.index.text))? {
+            let last = reader.last;
             let name = &reader.index.text[start as usize..end as usize];
-            let seed = ShardSeed { name, known: &mut reader.shards, shards: &mut reader.index.shards };
+            let seed = ShardSeed { name, known: &mut reader.shards, shards: &mut reader.index.shards, last };
             let shard = map.next_value_seed(seed)?;
             reader.index.entries.push(Entry { start, end, shard });
+            reader.last = shard;
         }
         Ok(())
     }
@@ -313,6 +317,7 @@ struct ShardSeed<'r> {
     name: &'r str,
     known: &'r mut HashMap<String, u32>,
     shards: &'r mut Vec<String>,
+    last: u32,
 }
 
 impl<'de> DeserializeSeed<'de> for ShardSeed<'_> {
@@ -331,6 +336,9 @@ impl Visitor<'_> for ShardSeed<'_> {
     }
 
     fn visit_str<E: Error>(self, file: &str) -> Result<u32, E> {
+        if self.shards.get(self.last as usize).is_some_and(|last| last == file) {
+            return Ok(self.last);
+        }
         if let Some(&known) = self.known.get(file) {
             return Ok(known);
         }
