@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, describe};
+use crate::os::fork::{self, Section};
 use crate::os::fsinfo::{self, FileSystem};
 use crate::os::limits;
 use crate::os::map::{Mapping, Region};
@@ -149,17 +150,28 @@ impl MappedFile {
     }
 
     pub fn facts(&self) -> Facts {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).facts.clone()
+        self.with_state(|state| state.facts.clone())
     }
 
     pub fn size(&self) -> u64 {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).facts.identity.size
+        self.with_state(|state| state.facts.identity.size)
     }
 
     /// The open file; an error once it is closed.
     pub fn opened(&self) -> Result<Arc<Opened>> {
+        self.opened_in(&fork::section())
+    }
+
+    /// The same for who is in a section already.
+    fn opened_in(&self, _section: &Section) -> Result<Arc<Opened>> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.opened.clone().ok_or_else(|| Error::Closed { path: self.path.clone() })
+    }
+
+    /// A child of a fork must not inherit the lock from a thread that it has not.
+    fn with_state<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        let _section = fork::section();
+        look(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Looked up at the first call.
@@ -185,6 +197,7 @@ impl MappedFile {
         }
         let opened = Opened::new(&self.path, before.file.clone(), now, self.requested)?;
         self.care_again(&opened)?;
+        let _section = fork::section();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         // Closed, or refreshed further, in the meantime: theirs stands.
         if state.opened.as_ref().is_some_and(|current| current.facts.identity.size < now.size) {
@@ -196,12 +209,15 @@ impl MappedFile {
 
     /// Closes the descriptor and, unless views are out, unmaps. Calls that are under way finish.
     pub fn close(&self) {
-        let last = self.state.write().unwrap_or_else(PoisonError::into_inner).opened.take();
+        let last = {
+            let _section = fork::section();
+            self.state.write().unwrap_or_else(PoisonError::into_inner).opened.take()
+        };
         drop(last);
     }
 
     pub fn is_closed(&self) -> bool {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).opened.is_none()
+        self.with_state(|state| state.opened.is_none())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, errno_text};
 use crate::os::fork;
 use crate::os::limits;
 
-use super::{Advice, Facts, Identity, MappedFile, Place, RequestedMode};
+use super::{Advice, Facts, Identity, MappedFile, Opened, Place, RequestedMode};
 
 /// None keeps more files open than this.
 const MAX_KEPT: usize = 1024;
@@ -124,6 +124,23 @@ impl OpenFiles {
             Some(file) => Ok(file),
             None => self.open_again(index),
         }
+    }
+
+    /// The file, ready for reading.
+    pub fn opened(&self, index: usize) -> Result<Arc<Opened>> {
+        let entry = &self.entries[index];
+        {
+            // One section for both locks: threads that gather come here for every row.
+            let section = fork::section();
+            let slot = entry.slot.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(file) = slot.as_ref() {
+                if !entry.used.load(Ordering::Relaxed) {
+                    entry.used.store(true, Ordering::Relaxed);
+                }
+                return file.opened_in(&section);
+            }
+        }
+        self.open_again(index)?.opened()
     }
 
     /// The file if it is open: no call that could wait for storage.

@@ -138,12 +138,12 @@ impl TokenCorpus {
 
     /// The same, ready for reading. Cheap where the file is open: no lock that other shards share.
     pub fn opened(&self, shard: usize) -> Result<Arc<Opened>> {
-        self.files.get(shard)?.opened()
+        self.files.opened(shard)
     }
 
     /// A file that records documents, by the number that a shard keeps.
     pub(super) fn index_file(&self, index: usize) -> Result<Arc<Opened>> {
-        self.files.get(index)?.opened()
+        self.files.opened(index)
     }
 
     /// How many files are open.

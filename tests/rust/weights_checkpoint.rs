@@ -25,8 +25,7 @@ fn write(path: &Path, names: &[&str]) {
 }
 
 fn index(folder: &Path, pairs: &[(&str, &str)]) {
-    let map: serde_json::Map<_, _> =
-        pairs.iter().map(|&(name, file)| (name.into(), file.into())).collect();
+    let map: serde_json::Map<_, _> = pairs.iter().map(|&(name, file)| (name.into(), file.into())).collect();
     let json = serde_json::json!({ "weight_map": map }).to_string();
     std::fs::write(folder.join("model.safetensors.index.json"), json).expect("written");
 }

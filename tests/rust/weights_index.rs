@@ -64,7 +64,10 @@ fn what_is_no_index_is_refused_and_the_message_says_why() {
         (r#"{"weight_map": {}, "weight_map": {}}"#, "duplicate field `weight_map`"),
         (r#"{"weight_map": {}, "metadata": {}, "metadata": {}}"#, "duplicate field `metadata`"),
         (r#"{"weight_map": {}, "metadata": [1]}"#, "`metadata` is not an object"),
-        (r#"{"weight_map": {"t": "a", "t": "a"}}"#, "duplicate keys in `weight_map`: found 1, the first \"t\""),
+        (
+            r#"{"weight_map": {"t": "a", "t": "a"}}"#,
+            "duplicate keys in `weight_map`: found 1, the first \"t\"",
+        ),
         (r#"{"weight_map": {"t": "a", "\u0074": "b"}}"#, "duplicate keys"),
         (r#"{"weight_map": {"t": "a",}}"#, "trailing comma"),
         ("\u{feff}{\"weight_map\": {}}", "expected value"),
@@ -72,7 +75,8 @@ fn what_is_no_index_is_refused_and_the_message_says_why() {
         let message = parse(json).expect_err(json);
         assert!(message.contains(words), "{json}: {message}");
     }
-    let message = Index::parse(b"{\"weight_map\": {\"\xff\": \"a\"}}", Strictness::Strict).expect_err("UTF-8");
+    let message =
+        Index::parse(b"{\"weight_map\": {\"\xff\": \"a\"}}", Strictness::Strict).expect_err("UTF-8");
     assert!(message.contains("UTF-8"), "{message}");
 }
 
