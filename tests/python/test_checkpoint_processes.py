@@ -255,5 +255,10 @@ def test_opening_does_not_make_a_string_of_each_name(tmp_path):
 
 
 def test_closing_the_interpreter_with_checkpoints_open_is_quiet(folder):
-    code = "import sys, pagestream; w = pagestream.open_checkpoint(sys.argv[1]); a = w['layer.1.1']; print(len(w))"
+    code = """
+        import sys, pagestream
+        weights = pagestream.open_checkpoint(sys.argv[1])
+        array = weights["layer.1.1"]
+        print(len(weights))
+    """
     assert output_of(code, folder) == "48"
