@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import batches
+import checkpoints
 import criterion
 import latency
 import mounts
@@ -29,6 +30,7 @@ MODULES = {
     "mounts": mounts,
     "starts": starts,
     "opens": opens,
+    "checkpoints": checkpoints,
     "reads": reads,
     "staging": staging,
 }

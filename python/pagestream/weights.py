@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +51,20 @@ class TensorInfo:
 
 
 class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
-    """A safetensors file as a mapping from names to read-only arrays. Made by `open_checkpoint`.
+    """The tensors of one or several safetensors files by name, as read-only arrays.
 
-    Arrays are views of the mapped file: having one costs no memory and reads nothing; its pages are
-    read when it is used. They keep the mapping alive, beyond `close`. Where the file cannot be mapped,
-    and for a tensor whose place in the file does not suit its type, they are copies.
+    Made by `open_checkpoint`.
 
-    Names come in the order of the file. Pickling ships the path and opens the file again.
+    Arrays are views of the mapped files: having one costs no memory and reads nothing; its pages are
+    read when it is used. They keep the mapping alive, beyond `close`. Where a file cannot be mapped,
+    and for a tensor whose place in its file does not suit its type, they are copies.
+
+    Names come in the order of the files (``model-00002`` before ``model-00010``) and, in each, of the
+    data. A checkpoint can be used by several threads at once, and goes on working in a child after a
+    fork. Pickling ships the absolute paths and opens the files again.
+
+    Of thousands of files as many stay open as a quarter of ``ulimit -n`` allows, at most 1024; others
+    are opened again when a tensor of theirs is asked for, and must then still be the same files.
 
     Example:
         >>> from pagestream import open_checkpoint
@@ -67,35 +75,71 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         False
     """
 
-    def __init__(self, path: StrPath, mode: str, strict: bool) -> None:  # noqa: FBT001
-        """Opens the file and reads its header."""
-        self._file = _native.WeightFile(os.fsencode(path), mode, strict)
-        self._arguments = (mode, strict)
+    def __init__(
+        self,
+        path: StrPath | Iterable[StrPath],
+        mode: str,
+        strict: bool,  # noqa: FBT001
+        cache_root: StrPath | None = None,
+    ) -> None:
+        """Opens the files and reads their headers."""
+        listed = not isinstance(path, (str, bytes, os.PathLike))
+        paths = [os.fsencode(each) for each in (path if listed else [path])]  # type: ignore[union-attr, arg-type]
+        root = None if cache_root is None else os.fsencode(cache_root)
+        self._files = _native.Checkpoint(paths, listed, mode, strict, root)
+        absolute = [_absolute(each) for each in paths]
+        self._arguments = (
+            absolute if listed else absolute[0],
+            mode,
+            strict,
+            None if root is None else _absolute(root),
+        )
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The paths of the files."""
-        return (self._file.path,)
+        """The paths of the files, in the order of the names."""
+        return tuple(self._files.paths)
 
     @property
     def metadata(self) -> dict[str, str] | None:
-        """The header's ``__metadata__``; None if it has none."""
-        return self._file.metadata()
+        """The ``__metadata__`` of the headers; None if none has any.
+
+        Of several files it is the union. Keys on which two of them differ are left out, and named in
+        `warnings`. What the index says is `index_metadata`.
+        """
+        return self._files.metadata()
+
+    @property
+    def index_metadata(self) -> dict[str, Any] | None:
+        """The ``metadata`` of the index, such as ``total_size``; None without an index, or if it has none."""
+        found = self._files.index_metadata
+        return None if found is None else json.loads(found)  # type: ignore[no-any-return]
 
     @property
     def mode(self) -> str:
-        """How the file is read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`."""
-        return self._file.mode
+        """How the files are read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
+
+        Where that differs from file to file, the weakest: ``"read"``, else ``"private"``.
+        """
+        return self._files.mode
 
     @property
     def reason(self) -> str | None:
-        """Why not in a better mode; None if in the first choice."""
-        return self._file.reason
+        """Why not in a better mode; None if in the first choice.
+
+        Of several files it is that of the first one in `mode`, with its path.
+        """
+        return self._files.reason
 
     @property
     def warnings(self) -> list[str]:
-        """What the header has that the format does not know, as sentences."""
-        return self._file.warnings
+        """What is odd and yet no error, as sentences.
+
+        Tensors and files that the index does not name, fields of a header that the format does not
+        know, keys of the metadata that differ; with ``strict=False`` also tensors that are missing or
+        in two files.
+        """
+        return self._files.warnings
 
     # Equal is who is the same: comparing all arrays is not what `==` should do unasked.
     __eq__ = object.__eq__
@@ -103,15 +147,15 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
 
     def __len__(self) -> int:
         """The number of tensors."""
-        return len(self._file)
+        return len(self._files)
 
     def __iter__(self) -> Iterator[str]:
-        """The names in the order of the file."""
-        return iter(self._file.offset_keys())
+        """The names in the order of the files, and of the data in each."""
+        return iter(self._files.keys())
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a tensor of that name."""
-        return isinstance(name, str) and name in self._file
+        return isinstance(name, str) and name in self._files
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """The tensor of that name, read-only.
@@ -119,11 +163,13 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         Raises:
             KeyError: There is none.
             FormatError: NumPy has no type for its elements.
-            ValueError: The file is closed; or NumPy cannot make an array of this shape.
+            ValueError: The checkpoint is closed; or NumPy cannot make an array of this shape.
+            OSError: The file had to be opened again (see above), and could not be.
+            FileChangedError: The same, and it is another file now.
         """
         if not isinstance(name, str):
             raise KeyError(name)
-        dtype_name, shape, _, buffer = self._file.tensor(name, False)  # noqa: FBT003
+        dtype_name, shape, _, buffer = self._files.file_of(name).tensor(name, False)  # noqa: FBT003
         dtype = numpy_dtype(dtype_name)
         if buffer is not None:
             array = np.ndarray(shape, dtype, buffer)
@@ -155,7 +201,8 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").read("bias")
             array([0., 0., 0.], dtype=float32)
         """
-        dtype_name, shape, _, _ = self._file.info(name)
+        file = self._files.file_of(name)
+        dtype_name, shape, _, _ = file.info(name)
         dtype = numpy_dtype(dtype_name)
         if out is None:
             out = np.empty(shape, dtype)
@@ -164,7 +211,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             raise ValueError(message)
         if math.prod(shape):
             # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
-            self._file.read_into(name, out.reshape(-1).view(np.uint8))
+            file.read_into(name, out.reshape(-1).view(np.uint8))
         return out
 
     def info(self, name: str) -> TensorInfo:
@@ -178,61 +225,95 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
         """
-        dtype, shape, nbytes, offset = self._file.info(name)
-        return TensorInfo(name, dtype, shape, nbytes, self._file.path, offset)
+        dtype, shape, nbytes, offset, path = self._files.info(name)
+        return TensorInfo(name, dtype, shape, nbytes, path, offset)
 
     def check(self) -> None:
-        """Raises if the file is no longer the one that was opened; see `MappedFile.check`.
+        """Raises if a file, or the index, is no longer the one that was opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
+            ValueError: The checkpoint is closed.
 
         Example:
             >>> from pagestream import open_checkpoint
             >>> open_checkpoint("model.safetensors").check()
         """
-        self._file.check()
+        self._files.check()
 
     def close(self) -> None:
-        """Closes the file. Arrays that are out stay valid until they die.
+        """Closes the files. Arrays that are out stay valid until they die.
 
         Example:
             >>> from pagestream import open_checkpoint
             >>> open_checkpoint("model.safetensors").close()
         """
-        self._file.close()
+        self._files.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as the absolute path and what it was opened with."""
-        return type(self), (self._file.absolute_path, *self._arguments)
+        """Pickles as the absolute paths and what it was opened with."""
+        return type(self), self._arguments
 
     def __repr__(self) -> str:
         """Path and number of tensors."""
-        return f"<{type(self).__name__} {self._file.path!r} {len(self)} tensors>"
+        paths = self._files.paths
+        what = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
+        return f"<{type(self).__name__} {what} {len(self)} tensors>"
 
 
-def open_checkpoint(path: StrPath, *, mmap_mode: Mode | None = None, strict: bool = True) -> Checkpoint:
-    """Opens a safetensors file. Only its header is read.
+def _absolute(path: bytes) -> str:
+    # Not `os.path.abspath`, which takes "link/.." for nothing.
+    return os.fsdecode(path if os.path.isabs(path) else os.path.join(os.getcwdb(), path))
 
-    Format: https://github.com/huggingface/safetensors#format
+
+def open_checkpoint(
+    path: StrPath | Iterable[StrPath],
+    *,
+    mmap_mode: Mode | None = None,
+    strict: bool = True,
+    cache_root: StrPath | None = None,
+) -> Checkpoint:
+    """Opens the safetensors files of a checkpoint. Only their headers are read, in parallel.
+
+    Formats: https://github.com/huggingface/safetensors#format and
+    https://huggingface.co/docs/transformers/big_models#shard-metadata
+
+    `path` is followed wherever it leads. Names that come out of an index or a folder are not: of nothing
+    outside the folder is a byte read, whatever they and their links say. The links of the Hugging Face
+    cache, from its snapshots to its blobs, work by themselves.
 
     Args:
-        path: The file.
+        path: What to open:
+
+            * a file;
+            * a folder: by its ``*.safetensors.index.json`` (of several, ``model.safetensors.index.json``);
+              without one its ``model.safetensors``, or else all of its ``*.safetensors``;
+            * an index, whose name ends in ``.json``;
+            * a list of files, in the order that is meant.
         mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
         strict: Whether to refuse headers that the format disallows though upstream accepts them,
-            duplicate names above all.
+            duplicate names above all; an index with duplicate names; and files that lack a tensor that
+            the index names for them, or hold one that is in another file too. With False the last
+            duplicate counts, missing tensors are left out, of two files the one that the index names
+            counts, or else the last; `Checkpoint.warnings` tells.
+        cache_root: Another folder that links may lead into. With it, files that are named here are
+            confined too: to their folder and to this one.
 
     Returns:
         The mapping.
 
     Raises:
-        OSError: The file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: It is not a valid safetensors file; the message says what was found, what was
-            expected and where.
+        OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
+        SafetensorError: A file is not a valid safetensors file; or the index (of at most 256 MiB) is not
+            valid; or files are missing, refused or broken, or tensors missing or in two files, all of
+            which is told together. The message says what was found, what was expected and where.
+        FileChangedError: The index was replaced while the files were opened.
 
     Example:
         >>> from pagestream import open_checkpoint
         >>> open_checkpoint("model.safetensors")["weight"].shape
         (2, 3)
+        >>> open_checkpoint(".").files
+        ('./model.safetensors',)
     """
-    return Checkpoint(path, _environment.mmap_mode(mmap_mode), strict)
+    return Checkpoint(path, _environment.mmap_mode(mmap_mode), strict, cache_root)

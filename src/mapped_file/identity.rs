@@ -15,6 +15,9 @@ pub fn identity_at(path: &Path) -> Result<Identity, i32> {
     pread::identity_at(path).map_err(Code::raw_os_error)
 }
 
+/// The error number of a path that leads nowhere.
+pub const NOT_FOUND: i32 = Code::NOENT.raw_os_error();
+
 /// Whether the error number means that a path leads to no file any more.
 pub fn is_gone(errno: i32) -> bool {
     [Code::NOENT, Code::NOTDIR, Code::STALE].map(Code::raw_os_error).contains(&errno)

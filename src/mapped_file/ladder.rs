@@ -2,7 +2,7 @@
 //! reads. The step down is decided by the error number alone, never by the file system's name.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -174,15 +174,24 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
 }
 
 /// Opens `path` for reading and makes sure that it is a regular file whose size is true.
-pub(super) fn open_regular(path: &Path) -> Result<(std::os::fd::OwnedFd, Identity)> {
-    use std::os::fd::AsFd;
+pub(super) fn open_regular(path: &Path) -> Result<(OwnedFd, Identity)> {
+    let file = pread::open(path).map_err(|errno| Error::System {
+        operation: "cannot open",
+        path: path.into(),
+        errno: errno.raw_os_error(),
+        advice: open_advice(path, errno),
+    })?;
+    regular(file, path)
+}
+
+/// Makes sure that an open file is a regular one whose size is true.
+pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)> {
     let system = |operation, errno: Code, advice: String| Error::System {
         operation,
         path: path.into(),
         errno: errno.raw_os_error(),
         advice,
     };
-    let file = pread::open(path).map_err(|errno| system("cannot open", errno, open_advice(path, errno)))?;
     let (identity, kind) = pread::identity(file.as_fd())
         .map_err(|errno| system("cannot stat", errno, open_advice(path, errno)))?;
     match kind {
@@ -223,11 +232,11 @@ fn is_virtual(path: &Path) -> bool {
     absolute.starts_with("/proc") || absolute.starts_with("/sys")
 }
 
-fn not_regular(name: &str) -> String {
+pub(super) fn not_regular(name: &str) -> String {
     format!("it is {name}; only regular files can be mapped")
 }
 
-fn open_advice(path: &Path, errno: Code) -> String {
+pub(super) fn open_advice(path: &Path, errno: Code) -> String {
     match errno {
         Code::MFILE | Code::NFILE => limits::explain_nofile(),
         // A socket, a terminal that is not ours, a device without a driver.

@@ -7,6 +7,8 @@
 mod care;
 mod identity;
 mod ladder;
+pub mod open_files;
+mod place;
 mod reading;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,16 +17,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, describe};
+use crate::os::fork::{self, Section};
 use crate::os::fsinfo::{self, FileSystem};
 use crate::os::limits;
 use crate::os::map::{Mapping, Region};
 
 pub use crate::os::advise::Advice;
-pub use crate::os::pread::Identity;
+pub use crate::os::pread::{Identity, Kind};
 use care::Care;
 pub use care::{LetGo, Progress};
-pub use identity::{identity_at, is_gone};
+pub use identity::{NOT_FOUND, identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
+pub use place::{Folder, Place, is_directory, is_refusal, own_kind};
 pub use reading::Reader;
 
 /// How many descriptors this process may have.
@@ -38,6 +42,7 @@ pub struct MappedFile {
     path: PathBuf,
     /// `path` from the root, for looking it up again after a change of directory.
     absolute: PathBuf,
+    place: Place,
     requested: RequestedMode,
     state: RwLock<State>,
     file_system: OnceLock<FileSystem>,
@@ -104,12 +109,22 @@ impl View {
 
 impl MappedFile {
     pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
-        let (file, identity) = ladder::open_regular(path)?;
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        Self::of_regular(ladder::open_regular(path)?, path, Place::Path(absolute), requested)
+    }
+
+    fn of_regular(
+        (file, identity): (OwnedFd, Identity),
+        path: &Path,
+        place: Place,
+        requested: RequestedMode,
+    ) -> Result<Self> {
         let opened = Opened::new(path, Arc::new(file), identity, requested)?;
         let facts = opened.facts.clone();
         Ok(Self {
             path: path.into(),
             absolute: std::path::absolute(path).unwrap_or_else(|_| path.into()),
+            place,
             requested,
             state: RwLock::new(State { opened: Some(Arc::new(opened)), facts }),
             file_system: OnceLock::new(),
@@ -125,22 +140,38 @@ impl MappedFile {
         &self.absolute
     }
 
+    /// Where it is found again.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     pub fn requested_mode(&self) -> RequestedMode {
         self.requested
     }
 
     pub fn facts(&self) -> Facts {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).facts.clone()
+        self.with_state(|state| state.facts.clone())
     }
 
     pub fn size(&self) -> u64 {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).facts.identity.size
+        self.with_state(|state| state.facts.identity.size)
     }
 
     /// The open file; an error once it is closed.
     pub fn opened(&self) -> Result<Arc<Opened>> {
+        self.opened_in(&fork::section())
+    }
+
+    /// The same for who is in a section already.
+    fn opened_in(&self, _section: &Section) -> Result<Arc<Opened>> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.opened.clone().ok_or_else(|| Error::Closed { path: self.path.clone() })
+    }
+
+    /// A child of a fork must not inherit the lock from a thread that it has not.
+    fn with_state<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        let _section = fork::section();
+        look(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Looked up at the first call.
@@ -166,6 +197,7 @@ impl MappedFile {
         }
         let opened = Opened::new(&self.path, before.file.clone(), now, self.requested)?;
         self.care_again(&opened)?;
+        let _section = fork::section();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         // Closed, or refreshed further, in the meantime: theirs stands.
         if state.opened.as_ref().is_some_and(|current| current.facts.identity.size < now.size) {
@@ -177,12 +209,15 @@ impl MappedFile {
 
     /// Closes the descriptor and, unless views are out, unmaps. Calls that are under way finish.
     pub fn close(&self) {
-        let last = self.state.write().unwrap_or_else(PoisonError::into_inner).opened.take();
+        let last = {
+            let _section = fork::section();
+            self.state.write().unwrap_or_else(PoisonError::into_inner).opened.take()
+        };
         drop(last);
     }
 
     pub fn is_closed(&self) -> bool {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).opened.is_none()
+        self.with_state(|state| state.opened.is_none())
     }
 }
 

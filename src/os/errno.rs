@@ -45,6 +45,7 @@ fn name(errno: Errno) -> Option<&'static str> {
         Errno::STALE => "ESTALE",
         Errno::TIMEDOUT => "ETIMEDOUT",
         Errno::TXTBSY => "ETXTBSY",
+        Errno::XDEV => "EXDEV",
         _ => return None,
     })
 }

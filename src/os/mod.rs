@@ -10,6 +10,7 @@
 
 pub mod advise;
 pub mod anonymous;
+pub mod beneath;
 pub mod errno;
 pub mod fault;
 pub mod fork;

@@ -20,6 +20,11 @@ pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(path, flags, Mode::empty()))
 }
 
+/// Another descriptor of the same open file.
+pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    retry(|| rustix::io::fcntl_dupfd_cloexec(file, 0))
+}
+
 /// Calls again after EINTR and EAGAIN, a bounded number of times.
 pub fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let (mut interrupted, mut busy) = (0, 0);
@@ -80,6 +85,11 @@ pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
 /// What kind of thing `path` names now.
 pub fn kind_at(path: &Path) -> Result<Kind, Errno> {
     retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).1)
+}
+
+/// The same, where a link is a link.
+pub fn own_kind_at(path: &Path) -> Result<Kind, Errno> {
+    retry(|| rustix::fs::lstat(path)).map(|stat| from_stat(&stat).1)
 }
 
 // The fields have other types on other targets.

@@ -6,6 +6,7 @@
 #![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.
 
 mod buffer;
+mod checkpoint;
 mod error;
 mod loader;
 mod mapped_file;
@@ -18,6 +19,8 @@ mod weights;
 mod _native {
     #[pymodule_export]
     use super::buffer::PyExporter;
+    #[pymodule_export]
+    use super::checkpoint::PyCheckpoint;
     #[pymodule_export]
     use super::loader::PyTokenPipeline;
     #[pymodule_export]

@@ -32,7 +32,16 @@ struct Buffers {
 
 impl Drop for PyWeightFile {
     fn drop(&mut self) {
-        Python::try_attach(|py| py.detach(|| self.weights.file().close()));
+        // A checkpoint's file is closed by the checkpoint.
+        if self.weights.is_last() {
+            Python::try_attach(|py| py.detach(|| self.weights.file().close()));
+        }
+    }
+}
+
+impl From<WeightFile> for PyWeightFile {
+    fn from(weights: WeightFile) -> Self {
+        Self { weights, buffers: Mutex::default() }
     }
 }
 
@@ -86,7 +95,7 @@ impl PyWeightFile {
         let strictness = strictness(strict);
         audit_open(py, path, mode)?;
         let weights = py.detach(|| WeightFile::open(path, mode, strictness))?;
-        Ok(Self { weights, buffers: Mutex::default() })
+        Ok(weights.into())
     }
 
     #[getter]

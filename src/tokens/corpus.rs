@@ -2,17 +2,17 @@
 
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::mapped_file::open_files::{Budget, Kept, OpenFiles};
 use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
+use crate::parallel::in_parallel;
 
 use super::documents::DocumentTable;
 use super::fingerprint;
 use super::format::{self, Format, Layout, item_bytes, token_dtype_name};
-use super::open_files::{Budget, Kept, OpenFiles};
 
 /// Threads that open files. More than processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
@@ -138,12 +138,12 @@ impl TokenCorpus {
 
     /// The same, ready for reading. Cheap where the file is open: no lock that other shards share.
     pub fn opened(&self, shard: usize) -> Result<Arc<Opened>> {
-        self.files.get(shard)?.opened()
+        self.files.opened(shard)
     }
 
     /// A file that records documents, by the number that a shard keeps.
     pub(super) fn index_file(&self, index: usize) -> Result<Arc<Opened>> {
-        self.files.get(index)?.opened()
+        self.files.opened(index)
     }
 
     /// How many files are open.
@@ -219,7 +219,7 @@ impl TokenCorpus {
     /// Is every file still the one that was opened?
     pub fn check(&self) -> Result<()> {
         let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();
-        in_parallel(files, |index| self.files.check(index)).map(drop)
+        in_parallel(files, threads(files), |index| self.files.check(index)).map(drop)
     }
 
     /// A number for the data: equal where the same tokens lie in the same files, on whatever machine.
@@ -227,7 +227,10 @@ impl TokenCorpus {
         if let Some(&known) = self.fingerprint.get() {
             return Ok(known);
         }
-        let parts = in_parallel(self.shards.len(), |shard| fingerprint::of_shard(self, shard))?;
+        let parts = {
+            let count = self.shards.len();
+            in_parallel(count, threads(count), |shard| fingerprint::of_shard(self, shard))?
+        };
         let found = fingerprint::of_corpus(self, &parts);
         Ok(*self.fingerprint.get_or_init(|| found))
     }
@@ -256,7 +259,7 @@ fn open_all(
     mode: RequestedMode,
     budget: &Budget,
 ) -> Result<Vec<Found>> {
-    in_parallel(paths.len(), |index| {
+    in_parallel(paths.len(), threads(paths.len()), |index| {
         let found = format::open(&paths[index], dtype, format, mode)?;
         Ok(Found {
             path: found.file.absolute_path().to_owned(),
@@ -267,40 +270,8 @@ fn open_all(
     })
 }
 
-/// `call` for each number below `count`, by several threads. The error is that of the smallest number
-/// that has one: numbers are taken in order, so all smaller ones have been tried.
-fn in_parallel<T: Send>(count: usize, call: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
-    let threads = count.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS);
-    if threads <= 1 {
-        return (0..count).map(call).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::with_capacity(count));
-    let work = || {
-        let mut own = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            let result = call(index);
-            if result.is_err() {
-                next.store(count, Ordering::Relaxed);
-            }
-            own.push((index, result));
-        }
-        done.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own);
-    };
-    std::thread::scope(|scope| {
-        // Fewer threads than wanted are enough: this one works too.
-        for _ in 1..threads {
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_unstable_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
+fn threads(files: usize) -> usize {
+    files.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS)
 }
 
 fn agree(first: &Shard, found: &Found) -> Result<()> {

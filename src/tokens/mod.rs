@@ -4,5 +4,4 @@ pub mod corpus;
 pub mod documents;
 mod fingerprint;
 pub mod format;
-mod open_files;
 pub mod windows;

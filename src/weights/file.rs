@@ -1,6 +1,7 @@
 //! One safetensors file: its header, and where each tensor's bytes lie.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
@@ -10,10 +11,11 @@ use super::header::{self, Header, HeaderError, Strictness, TensorEntry};
 /// The header's length stands in the first bytes.
 const PREFIX_BYTES: u64 = 8;
 
-#[derive(Debug)]
+/// Copies are the same file.
+#[derive(Debug, Clone)]
 pub struct WeightFile {
-    file: MappedFile,
-    header: Header,
+    file: Arc<MappedFile>,
+    header: Arc<Header>,
 }
 
 /// The header of a file that is in memory, of which `head` is the beginning and `size` the length.
@@ -31,25 +33,28 @@ pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Head
 }
 
 impl WeightFile {
-    /// Opens the file and reads its header, from a private copy: what is checked is what is used,
-    /// whatever others do to the file meanwhile.
     pub fn open(path: &Path, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
-        let file = MappedFile::open(path, mode)?;
-        let opened = file.opened()?;
-        let size = opened.size();
-        let wrong = |error: HeaderError| Error::Safetensors {
-            path: path.into(),
-            detail: format!("Error while deserializing header: {error}"),
-        };
-        let prefix = opened.read(0, size.min(PREFIX_BYTES))?;
-        let length = header::header_bytes(&prefix, size).map_err(wrong)?;
-        let json = opened.read(PREFIX_BYTES, length)?;
-        let header = Header::parse(&json, size, strictness).map_err(wrong)?;
-        Ok(Self { file, header })
+        Self::of(MappedFile::open(path, mode)?, strictness)
+    }
+
+    /// Of a file that is open, whose header is read.
+    pub fn of(file: MappedFile, strictness: Strictness) -> Result<Self> {
+        let header = read_header(&file, strictness)?;
+        Ok(Self::from_parts(Arc::new(file), Arc::new(header)))
+    }
+
+    /// Of a file whose header was read from it before.
+    pub fn from_parts(file: Arc<MappedFile>, header: Arc<Header>) -> Self {
+        Self { file, header }
     }
 
     pub fn file(&self) -> &MappedFile {
         &self.file
+    }
+
+    /// Whether nobody else has the file.
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.file) == 1
     }
 
     pub fn header(&self) -> &Header {
@@ -58,6 +63,21 @@ impl WeightFile {
 
     /// A tensor's bytes in the file, as (offset, length). The header's checks say that they lie in it.
     pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
-        (self.header.data_start() + entry.begin, entry.end - entry.begin)
+        self.header.byte_range(entry)
     }
+}
+
+/// Reads the header, from a private copy: what is checked is what is used, whatever others do to the file
+/// meanwhile.
+pub fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
+    let opened = file.opened()?;
+    let size = opened.size();
+    let wrong = |error: HeaderError| Error::Safetensors {
+        path: file.path().into(),
+        detail: format!("Error while deserializing header: {error}"),
+    };
+    let prefix = opened.read(0, size.min(PREFIX_BYTES))?;
+    let length = header::header_bytes(&prefix, size).map_err(wrong)?;
+    let json = opened.read(PREFIX_BYTES, length)?;
+    Header::parse(&json, size, strictness).map_err(wrong)
 }

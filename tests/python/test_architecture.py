@@ -14,10 +14,11 @@ SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
 
 # What each Rust room may use, beside itself. ARCHITECTURE.md has the picture.
-GROUND = {"error", "dtype"}
+GROUND = {"error", "dtype", "parallel"}
 MAY_USE = {
     "error": set(),
     "dtype": set(),
+    "parallel": {"error"},
     "os": GROUND,
     "mapped_file": GROUND | {"os"},
     "tokens": GROUND | {"mapped_file", "os"},

@@ -348,7 +348,6 @@ def test_closing_under_eight_threads_is_an_exception_and_no_more(path):
     ("name", "error", "number"),
     [
         ("missing", FileNotFoundError, errno.ENOENT),
-        ("", IsADirectoryError, errno.EISDIR),
         ("weights.safetensors/below", NotADirectoryError, errno.ENOTDIR),
     ],
 )

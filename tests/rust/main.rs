@@ -10,4 +10,6 @@ mod sampling_permutation;
 mod sampling_schedule;
 mod tokens_corpus;
 mod tokens_documents;
+mod weights_checkpoint;
 mod weights_header;
+mod weights_index;

@@ -57,7 +57,7 @@ impl fmt::Display for Place {
 }
 
 /// A name for a message: quoted, escaped, and short even where the file's name is megabytes long.
-pub(super) fn quoted(name: &str) -> String {
+pub(in crate::weights) fn quoted(name: &str) -> String {
     const MAX_CHARS: usize = 100;
     match name.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),

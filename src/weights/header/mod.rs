@@ -11,6 +11,7 @@ mod table;
 mod validate;
 
 use crate::dtype::Dtype;
+pub(super) use error::quoted;
 pub use error::{HeaderError, HeaderErrorKind};
 use names::NameOrder;
 use table::{Record, Table};
@@ -58,7 +59,7 @@ fn check_length(length: u64, file_size: u64) -> Result<(), HeaderError> {
 }
 
 /// What one header says. Every tensor in it lies inside the file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Header {
     table: Table,
     data_start: u64,
@@ -117,14 +118,28 @@ impl Header {
     }
 
     pub fn tensor(&self, name: &str) -> Option<TensorEntry<'_>> {
-        let name_of = |index| self.table.name(&self.table.records[index as usize]);
-        self.by_name.find(name, name_of).map(|index| self.entry(index))
+        Some(self.nth(self.rank(name)?))
+    }
+
+    /// How many names come before this one in [`Self::tensors`].
+    pub fn rank(&self, name: &str) -> Option<usize> {
+        self.by_name.rank(name, |index| self.table.name(&self.table.records[index as usize]))
+    }
+
+    /// The tensor of that rank, which must be below [`Self::len`].
+    pub fn nth(&self, rank: usize) -> TensorEntry<'_> {
+        self.entry(self.by_name.indices[rank])
     }
 
     /// The pairs of `__metadata__` in order of the header.
     pub fn metadata(&self) -> Option<impl ExactSizeIterator<Item = (&str, &str)>> {
         let pairs = self.table.metadata.as_ref()?;
         Some(pairs.iter().map(|pair| (self.table.text(pair.key.span), self.table.text(pair.value))))
+    }
+
+    /// A tensor's bytes in the file, as (offset, length).
+    pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
+        (self.data_start + entry.begin, entry.end - entry.begin)
     }
 
     /// Where the tensors' data begin, in bytes from the file's start.

@@ -24,16 +24,15 @@ impl NameOrder {
         Self { shared_bytes, leading, indices }
     }
 
-    /// The index of the item of this key; `name_of` gives an item's.
-    pub fn find<'t>(&self, name: &str, name_of: impl Fn(u32) -> &'t str) -> Option<u32> {
+    /// Where a key stands in the order; `name_of` gives the key of an index.
+    pub fn rank<'t>(&self, name: &str, name_of: impl Fn(u32) -> &'t str) -> Option<usize> {
         let first = name_of(*self.indices.first()?).as_bytes();
         let rest = name.as_bytes().strip_prefix(&first[..self.shared_bytes])?;
         let leading = leading_bytes(rest);
         let start = self.leading.partition_point(|&other| other < leading);
         let alike = self.leading[start..].partition_point(|&other| other == leading);
         let indices = &self.indices[start..start + alike];
-        let found = indices.binary_search_by(|&index| name_of(index).cmp(name)).ok()?;
-        Some(indices[found])
+        indices.binary_search_by(|&index| name_of(index).cmp(name)).ok().map(|rank| start + rank)
     }
 }
 

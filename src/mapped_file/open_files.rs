@@ -1,4 +1,4 @@
-//! The open files of a corpus, a bounded number of them.
+//! The open files of a corpus or a checkpoint, a bounded number of them.
 //!
 //! Each file is opened once at the start, when its header is read. As many as the bound allows stay
 //! open from then on, because on FUSE each further `open` drops the file's page cache. The others are
@@ -11,14 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::error::{Error, Result, errno_text};
-use crate::mapped_file::{self, Advice, Facts, Identity, MappedFile, RequestedMode};
 use crate::os::fork;
+use crate::os::limits;
 
-/// No corpus keeps more files open than this.
+use super::{Advice, Facts, Identity, MappedFile, Opened, Place, RequestedMode};
+
+/// None keeps more files open than this.
 const MAX_KEPT: usize = 1024;
-/// Every corpus may keep so many, however many others there are.
+/// Each may keep so many, however many others there are.
 const MIN_KEPT: usize = 16;
-/// What all corpora of the process together may keep open.
+/// What all of the process together may keep open.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
@@ -35,6 +37,7 @@ pub struct OpenFiles {
 #[derive(Debug)]
 struct Entry {
     absolute: PathBuf,
+    place: Place,
     facts: Facts,
     slot: RwLock<Option<Arc<MappedFile>>>,
     /// Since the hand passed last.
@@ -51,7 +54,7 @@ pub struct Budget {
 
 impl Budget {
     pub fn for_files(count: usize) -> Self {
-        let limit = mapped_file::descriptor_limit();
+        let limit = limits::nofile();
         let free = (limit / 2).saturating_sub(RESERVED.load(Ordering::Relaxed));
         let bound = MAX_KEPT.min(limit / 4).min(free).max(MIN_KEPT);
         let reserved = bound.min(count);
@@ -75,6 +78,7 @@ impl Drop for Budget {
 #[derive(Debug)]
 pub struct Kept {
     absolute: PathBuf,
+    place: Place,
     facts: Facts,
     file: Option<MappedFile>,
 }
@@ -82,8 +86,9 @@ pub struct Kept {
 impl Kept {
     /// Keeps the file open if the budget has room for it.
     pub fn new(file: MappedFile, budget: &Budget) -> Self {
-        let (absolute, facts) = (file.absolute_path().to_owned(), file.facts());
-        Self { absolute, facts, file: budget.take().then_some(file) }
+        let (absolute, place) = (file.absolute_path().to_owned(), file.place().clone());
+        let facts = file.facts();
+        Self { absolute, place, facts, file: budget.take().then_some(file) }
     }
 }
 
@@ -93,6 +98,7 @@ impl OpenFiles {
         let kept = open.map(|(index, _)| index).collect();
         let entries = files.into_iter().map(|kept| Entry {
             absolute: kept.absolute,
+            place: kept.place,
             facts: kept.facts,
             slot: RwLock::new(kept.file.map(Arc::new)),
             used: AtomicBool::new(false),
@@ -114,14 +120,37 @@ impl OpenFiles {
 
     /// The file, opened again if need be. Where it is open this takes two uncontended read locks.
     pub fn get(&self, index: usize) -> Result<Arc<MappedFile>> {
-        let entry = &self.entries[index];
-        if let Some(file) = entry.open_now() {
-            if !entry.used.load(Ordering::Relaxed) {
-                entry.used.store(true, Ordering::Relaxed);
-            }
-            return Ok(file);
+        match self.get_open(index) {
+            Some(file) => Ok(file),
+            None => self.open_again(index),
         }
-        self.open_again(index)
+    }
+
+    /// The file, ready for reading.
+    pub fn opened(&self, index: usize) -> Result<Arc<Opened>> {
+        let entry = &self.entries[index];
+        {
+            // One section for both locks: threads that gather come here for every row.
+            let section = fork::section();
+            let slot = entry.slot.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(file) = slot.as_ref() {
+                if !entry.used.load(Ordering::Relaxed) {
+                    entry.used.store(true, Ordering::Relaxed);
+                }
+                return file.opened_in(&section);
+            }
+        }
+        self.open_again(index)?.opened()
+    }
+
+    /// The file if it is open: no call that could wait for storage.
+    pub fn get_open(&self, index: usize) -> Option<Arc<MappedFile>> {
+        let entry = &self.entries[index];
+        let file = entry.open_now()?;
+        if !entry.used.load(Ordering::Relaxed) {
+            entry.used.store(true, Ordering::Relaxed);
+        }
+        Some(file)
     }
 
     fn open_again(&self, index: usize) -> Result<Arc<MappedFile>> {
@@ -197,7 +226,7 @@ impl OpenFiles {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { path: entry.absolute.clone() });
         }
-        match mapped_file::identity_at(&entry.absolute) {
+        match super::identity_at(&entry.absolute) {
             Ok(found) => entry.same(&found),
             Err(errno) => Err(entry.gone(errno)),
         }
@@ -207,6 +236,10 @@ impl OpenFiles {
     pub fn open_count(&self) -> usize {
         let _section = fork::section();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     pub fn close(&self) {
@@ -234,9 +267,9 @@ impl Entry {
     }
 
     fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
-        match MappedFile::open(&self.absolute, mode) {
+        match self.place.open(mode) {
             Ok(file) => self.same(&file.facts().identity).map(|()| file),
-            Err(Error::System { errno, .. }) if mapped_file::is_gone(errno) => Err(self.gone(errno)),
+            Err(Error::System { errno, .. }) if super::is_gone(errno) => Err(self.gone(errno)),
             Err(error) => Err(error),
         }
     }
@@ -255,7 +288,7 @@ impl Entry {
             )
         };
         let detail = format!(
-            "it is no longer the file that was opened: found {}; expected {}; open the corpus again",
+            "it is no longer the file that was opened: found {}; expected {}; open them all again",
             describe(found),
             describe(expected)
         );
@@ -265,7 +298,7 @@ impl Entry {
     fn gone(&self, errno: i32) -> Error {
         let detail = format!(
             "its path no longer leads to it: found {}; expected a file of {} bytes; put it back, or open \
-             the corpus without it",
+             the others without it",
             errno_text(errno),
             self.facts.identity.size
         );

@@ -1,0 +1,139 @@
+//! Where a file is found again: at its path, or in a folder that nothing leads out of.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::os::beneath::{self, Refusal};
+use crate::os::errno::Code;
+use crate::os::pread::{self, Kind};
+
+use super::{MappedFile, RequestedMode, ladder};
+
+/// A folder, opened once. Files are opened by its descriptor, and none that lies elsewhere, whatever their
+/// names and links say.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    opened: beneath::Folder,
+}
+
+/// How a file was named.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// By a path of the caller's own, whose links are followed.
+    Path(PathBuf),
+    /// By a name that is not to be trusted: in a file, say.
+    Beneath(Arc<Folder>, PathBuf),
+}
+
+impl Folder {
+    /// Opens a folder. Its links may lead into `also` as well.
+    pub fn open(path: &Path, also: &[PathBuf]) -> Result<Self> {
+        let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let opened = beneath::Folder::open(here, also).map_err(|(path, errno)| Error::System {
+            operation: "cannot open the folder",
+            path,
+            errno: errno.raw_os_error(),
+            advice: String::new(),
+        })?;
+        Ok(Self { path: path.into(), opened })
+    }
+
+    /// As the caller named it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Without links.
+    pub fn canonical(&self) -> &Path {
+        self.opened.canonical()
+    }
+
+    /// The names in it, in no order.
+    pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
+        self.opened.names().map_err(|errno| Error::System {
+            operation: "cannot list the folder",
+            path: self.path.clone(),
+            errno: errno.raw_os_error(),
+            advice: String::new(),
+        })
+    }
+
+    fn open_file(&self, name: &Path) -> Result<OwnedFd> {
+        let path = self.path.join(name);
+        let system = |errno: Code, advice: String| Error::System {
+            operation: "cannot open",
+            path: path.clone(),
+            errno: errno.raw_os_error(),
+            advice,
+        };
+        self.opened.open_file(name).map_err(|refusal| match refusal {
+            Refusal::System(Code::AGAIN) => {
+                system(Code::AGAIN, "it is being replaced again and again".into())
+            }
+            Refusal::System(errno) => system(errno, ladder::open_advice(&path, errno)),
+            Refusal::NotRegular(Kind::Other(name)) => system(Code::INVAL, ladder::not_regular(name)),
+            Refusal::NotRegular(_) => system(Code::ISDIR, "it is a directory, not a file".into()),
+            Refusal::Outside(target) => {
+                let allowed: Vec<_> = self.opened.allowed().map(|path| path.display().to_string()).collect();
+                let advice = format!(
+                    "it leads to {}, which is outside {}; if that is meant, name the folder that it leads \
+                     into as cache_root",
+                    target.display(),
+                    allowed.join(" and "),
+                );
+                system(Code::XDEV, advice)
+            }
+        })
+    }
+}
+
+impl Place {
+    pub fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
+        match self {
+            Self::Path(path) => MappedFile::open(path, mode),
+            Self::Beneath(folder, name) => MappedFile::open_beneath(folder, name, mode),
+        }
+    }
+}
+
+impl MappedFile {
+    /// Opens a file of a folder: a name or a link that leads out of it is refused with EXDEV.
+    pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
+        let (path, place) = (folder.path.join(name), Place::Beneath(folder.clone(), name.into()));
+        Self::of_regular(ladder::regular(folder.open_file(name)?, &path)?, &path, place, requested)
+    }
+
+    /// A file that someone has open for reading; the descriptor stays theirs. `path` is for messages, and for
+    /// [`Self::check`].
+    pub fn from_descriptor(file: BorrowedFd<'_>, path: &Path, requested: RequestedMode) -> Result<Self> {
+        let copy = pread::duplicate(file).map_err(|errno| Error::System {
+            operation: "cannot duplicate the descriptor",
+            path: path.into(),
+            errno: errno.raw_os_error(),
+            advice: ladder::open_advice(path, errno),
+        })?;
+        let place = Place::Path(std::path::absolute(path).unwrap_or_else(|_| path.into()));
+        Self::of_regular(ladder::regular(copy, path)?, path, place, requested)
+    }
+}
+
+/// Whether [`MappedFile::open_beneath`] fails with this number for what the name leads to: out of the folder,
+/// in a circle, or to something that is no regular file.
+pub fn is_refusal(errno: i32) -> bool {
+    [Code::XDEV, Code::LOOP, Code::INVAL, Code::ISDIR, Code::NAMETOOLONG]
+        .map(Code::raw_os_error)
+        .contains(&errno)
+}
+
+/// Whether a path leads to a directory, its links followed.
+pub fn is_directory(path: &Path) -> bool {
+    pread::kind_at(path) == Ok(Kind::Directory)
+}
+
+/// What a path names itself: a link is not what it leads to. `None` where there is nothing.
+pub fn own_kind(path: &Path) -> Option<Kind> {
+    pread::own_kind_at(path).ok()
+}

@@ -1,0 +1,45 @@
+//! The same call for many files at once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::Result;
+
+/// `call` for each number below `count`, by so many threads, this one among them. The error is that of the
+/// smallest number that has one: numbers are taken in order, so all smaller ones have been tried.
+pub fn in_parallel<T: Send>(
+    count: usize,
+    threads: usize,
+    call: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    if threads.min(count) <= 1 {
+        return (0..count).map(call).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::with_capacity(count));
+    let work = || {
+        let mut own = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            let result = call(index);
+            if result.is_err() {
+                next.store(count, Ordering::Relaxed);
+            }
+            own.push((index, result));
+        }
+        done.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own);
+    };
+    std::thread::scope(|scope| {
+        // Fewer threads than wanted are enough: this one works too.
+        for _ in 1..threads.min(count) {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}

@@ -1,0 +1,176 @@
+//! A checkpoint over several files. `weights.py` stands on this.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use super::error::text;
+use super::mapped_file::{audit_open, path_of};
+use super::weights::PyWeightFile;
+use crate::mapped_file::{Mode, RequestedMode};
+use crate::weights::checkpoint::Checkpoint;
+use crate::weights::header::{Strictness, TensorEntry};
+use crate::weights::source::Source;
+
+#[pyclass(name = "Checkpoint", module = "pagestream._native", weakref, frozen)]
+#[derive(Debug)]
+pub struct PyCheckpoint {
+    checkpoint: Checkpoint,
+}
+
+impl Drop for PyCheckpoint {
+    fn drop(&mut self) {
+        // To close files can take long on network file systems.
+        Python::try_attach(|py| py.detach(|| self.checkpoint.close()));
+    }
+}
+
+impl PyCheckpoint {
+    fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
+        // A name with lone surrogates is no name in any header.
+        let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
+        found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
+    }
+}
+
+#[pymethods]
+impl PyCheckpoint {
+    /// `paths`: one path of whatever kind, or, if `listed`, those of files.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<Vec<u8>>,
+        listed: bool,
+        mode: &str,
+        strict: bool,
+        cache_root: Option<&[u8]>,
+    ) -> PyResult<Self> {
+        let path_buf = |encoded: &Vec<u8>| path_of(encoded).map(PathBuf::from);
+        let mut paths = paths.iter().map(path_buf).collect::<PyResult<Vec<_>>>()?;
+        let source = match paths.pop() {
+            Some(path) if !listed => Source::Path(path),
+            last => Source::Files(paths.into_iter().chain(last).collect()),
+        };
+        let cache_root = cache_root.map(path_of).transpose()?;
+        let mode = RequestedMode::from_word(mode)?;
+        let strictness = if strict { Strictness::Strict } else { Strictness::Upstream };
+        let located = py.detach(|| source.locate(cache_root))?;
+        if let Some(index) = located.index_path() {
+            audit_open(py, &index, RequestedMode::Pinned(Mode::Read))?;
+        }
+        let plan = py.detach(|| located.plan(strictness))?;
+        for file in &plan.files {
+            audit_open(py, &file.path, mode)?;
+        }
+        Ok(Self { checkpoint: py.detach(|| plan.open(mode, strictness))? })
+    }
+
+    /// The paths of the files as they were named.
+    #[getter]
+    fn paths(&self) -> Vec<OsString> {
+        self.checkpoint.paths().iter().map(|path| text(path)).collect()
+    }
+
+    /// The weakest mode in use.
+    #[getter]
+    fn mode(&self) -> &'static str {
+        self.checkpoint.weakest().map_or(Mode::Shared, |(_, facts, _)| facts.mode).word()
+    }
+
+    /// Why not in a better mode; with the file's path where there are several.
+    #[getter]
+    fn reason(&self) -> Option<OsString> {
+        let (path, facts, count) = self.checkpoint.weakest()?;
+        let reason = facts.reason.as_deref()?;
+        let several = self.checkpoint.paths().len() > 1;
+        let mut words = OsString::new();
+        if several {
+            words.push(path);
+            words.push(": ");
+        }
+        words.push(OsStr::from_bytes(reason.as_bytes()));
+        if count > 1 {
+            words.push(format!(" (and so {} more)", count - 1));
+        }
+        Some(words)
+    }
+
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.checkpoint.warnings().to_vec()
+    }
+
+    fn __len__(&self) -> usize {
+        self.checkpoint.len()
+    }
+
+    fn __contains__(&self, name: &Bound<'_, PyString>) -> bool {
+        self.find(name).is_ok()
+    }
+
+    /// Names in order of the files, and in each of the data.
+    fn keys(&self) -> Vec<&str> {
+        self.checkpoint.names().collect()
+    }
+
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(pairs) = self.checkpoint.metadata() else { return Ok(None) };
+        let found = PyDict::new(py);
+        for (key, value) in pairs {
+            found.set_item(key, value)?;
+        }
+        Ok(Some(found))
+    }
+
+    /// The index's own, as JSON.
+    #[getter]
+    fn index_metadata(&self) -> Option<&str> {
+        self.checkpoint.index_metadata()
+    }
+
+    /// (dtype, shape, bytes, offset in the file, the file's path); also of a closed checkpoint.
+    #[expect(clippy::type_complexity, reason = "a tuple for Python")]
+    fn info<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'_, PyString>,
+    ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64, u64, OsString)> {
+        let (number, entry) = self.find(name)?;
+        let (offset, length) = self.checkpoint.header(number).byte_range(&entry);
+        let path = text(&self.checkpoint.paths()[number]);
+        Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, offset, path))
+    }
+
+    /// The file that a tensor is in, opened again if it was closed to make room for others.
+    fn file_of(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyWeightFile> {
+        let (number, _) = self.find(name)?;
+        Ok(match self.checkpoint.open_file(number) {
+            Some(file) => file,
+            None => py.detach(|| self.checkpoint.file(number))?,
+        }
+        .into())
+    }
+
+    /// How many files are open.
+    #[getter]
+    fn open_files(&self) -> usize {
+        self.checkpoint.open_count()
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.checkpoint.check())?)
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.checkpoint.is_closed()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.checkpoint.close());
+    }
+}

@@ -1,0 +1,350 @@
+//! The index of a sharded checkpoint, `model.safetensors.index.json`, from bytes:
+//! `{"metadata": {...}, "weight_map": {tensor: file, ...}}`.
+//!
+//! Format: <https://huggingface.co/docs/transformers/big_models#shard-metadata>. An index comes with the
+//! weights from wherever they come, so the files' names in it are checked before anything is done with them.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::header::{Strictness, quoted};
+use super::natural;
+
+/// No index is longer. The largest that are published have 13.5 MB.
+pub const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// As many names as a message shows.
+const SHOWN: usize = 5;
+
+/// What an index says. Names are sorted, shards in natural order.
+#[derive(Debug, Default)]
+pub struct Index {
+    text: String,
+    entries: Vec<Entry>,
+    shards: Vec<String>,
+    metadata: Option<String>,
+}
+
+/// A name, as a range of [`Index::text`], and the number of its shard. 32 bits suffice for
+/// [`MAX_INDEX_BYTES`].
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    start: u32,
+    end: u32,
+    shard: u32,
+}
+
+impl Index {
+    /// Reads the JSON. The error says what is wrong, without a path.
+    pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self, String> {
+        let text = std::str::from_utf8(json).map_err(|error| format!("invalid UTF-8: {error}"))?;
+        let mut reader = Reader { strictness, index: Self::default(), shards: HashMap::new(), last: 0 };
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let read = deserializer.deserialize_map(RootVisitor(&mut reader));
+        let whole = read.and_then(|found| deserializer.end().map(|()| found));
+        let has_map = whole.map_err(|error| format!("invalid JSON: {error}"))?;
+        if !has_map {
+            return Err("no `weight_map`: expected an object that names each tensor's file".into());
+        }
+        let mut index = reader.index;
+        index.sort_names(strictness)?;
+        index.check_shards()?;
+        index.sort_shards();
+        Ok(index)
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The files' names, relative to the index's folder.
+    pub fn shards(&self) -> &[String] {
+        &self.shards
+    }
+
+    /// The names with the numbers of their shards, sorted by name.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.entries.iter().map(|entry| (self.name(entry), entry.shard as usize))
+    }
+
+    /// The shard that a tensor is said to be in.
+    pub fn shard_of(&self, name: &str) -> Option<usize> {
+        let found = self.entries.binary_search_by(|entry| self.name(entry).cmp(name)).ok()?;
+        Some(self.entries[found].shard as usize)
+    }
+
+    /// The value of `metadata`, as JSON.
+    pub fn metadata(&self) -> Option<&str> {
+        self.metadata.as_deref()
+    }
+
+    fn name(&self, entry: &Entry) -> &str {
+        &self.text[entry.start as usize..entry.end as usize]
+    }
+
+    fn sort_names(&mut self, strictness: Strictness) -> Result<(), String> {
+        let text = &self.text;
+        let name = |entry: &Entry| &text[entry.start as usize..entry.end as usize];
+        // Stable: of equal names the last one stays the last.
+        self.entries.sort_by(|a, b| name(a).cmp(name(b)));
+        let repeated: Vec<_> =
+            self.entries.windows(2).filter(|pair| name(&pair[0]) == name(&pair[1])).collect();
+        if let (Strictness::Strict, Some(first)) = (strictness, repeated.first()) {
+            let count = repeated.len();
+            return Err(format!(
+                "duplicate keys in `weight_map`: found {count}, the first {}; expected each name once",
+                quoted(name(&first[0]))
+            ));
+        }
+        if !repeated.is_empty() {
+            self.entries.reverse();
+            self.entries.dedup_by(|a, b| name(a) == name(b));
+            self.entries.reverse();
+        }
+        Ok(())
+    }
+
+    /// Before anything is opened: plain relative paths alone, spelled in one way.
+    fn check_shards(&self) -> Result<(), String> {
+        let wrong: Vec<_> =
+            self.shards.iter().filter_map(|shard| Some((shard, what_is_wrong(shard)?))).collect();
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let shown: Vec<_> =
+            wrong.iter().take(SHOWN).map(|(shard, why)| format!("{} ({why})", quoted(shard))).collect();
+        Err(format!(
+            "{} of {} files' names in `weight_map` are not plain relative paths: {}{}; expected names of \
+             files in the index's folder or below it",
+            wrong.len(),
+            self.shards.len(),
+            shown.join(", "),
+            if wrong.len() > SHOWN { ", ..." } else { "" }
+        ))
+    }
+
+    fn sort_shards(&mut self) {
+        let mut order: Vec<usize> = (0..self.shards.len()).collect();
+        order.sort_by(|&a, &b| natural::compare(self.shards[a].as_bytes(), self.shards[b].as_bytes()));
+        let mut place = vec![0; order.len()];
+        for (new, &old) in order.iter().enumerate() {
+            place[old] = new as u32;
+        }
+        for entry in &mut self.entries {
+            entry.shard = place[entry.shard as usize];
+        }
+        self.shards = order.iter().map(|&old| std::mem::take(&mut self.shards[old])).collect();
+    }
+}
+
+/// Of a file's name in an index. That nothing is read outside the folder does not hang on this (links can
+/// lead out as well): it is for the message, and for systems that know drives.
+fn what_is_wrong(name: &str) -> Option<&'static str> {
+    let bytes = name.as_bytes();
+    if name.is_empty() {
+        return Some("empty");
+    }
+    if name.contains('\0') {
+        return Some("with a NUL character");
+    }
+    if name.contains('\\') {
+        return Some("with a backslash");
+    }
+    if name.starts_with('/') {
+        return Some("absolute");
+    }
+    if bytes.len() >= 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':' {
+        return Some("with a drive");
+    }
+    let has = |wrong: &str| name.split('/').any(|component| component == wrong);
+    if has("..") {
+        return Some("leaves a folder by \"..\"");
+    }
+    (has(".") || has("")).then_some("with \".\" or an empty component")
+}
+
+struct Reader {
+    strictness: Strictness,
+    index: Index,
+    shards: HashMap<String, u32>,
+    /// Neighbours are in the same file, mostly.
+    last: u32,
+}
+
+struct RootVisitor<'r>(&'r mut Reader);
+
+impl<'de> Visitor<'de> for RootVisitor<'_> {
+    /// Whether there was a `weight_map`.
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object with `weight_map`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
+        let reader = self.0;
+        let strict = reader.strictness == Strictness::Strict;
+        let (mut has_map, mut has_metadata) = (false, false);
+        while let Some(field) = map.next_key_seed(FieldSeed)? {
+            match field {
+                Field::WeightMap => {
+                    if std::mem::replace(&mut has_map, true) {
+                        if strict {
+                            return Err(A::Error::duplicate_field("weight_map"));
+                        }
+                        let metadata = reader.index.metadata.take();
+                        (reader.index, reader.shards) =
+                            (Index { metadata, ..Index::default() }, HashMap::new());
+                    }
+                    map.next_value_seed(WeightMap(reader))?;
+                }
+                Field::Metadata => {
+                    if std::mem::replace(&mut has_metadata, true) && strict {
+                        return Err(A::Error::duplicate_field("metadata"));
+                    }
+                    let value: Box<RawValue> = map.next_value()?;
+                    reader.index.metadata = match value.get() {
+                        "null" => None,
+                        object if object.starts_with('{') => Some(object.into()),
+                        _ if !strict => None,
+                        _ => return Err(A::Error::custom("`metadata` is not an object")),
+                    };
+                }
+                Field::Unknown => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(has_map)
+    }
+}
+
+enum Field {
+    WeightMap,
+    Metadata,
+    Unknown,
+}
+
+struct FieldSeed;
+
+impl<'de> DeserializeSeed<'de> for FieldSeed {
+    type Value = Field;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Field, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for FieldSeed {
+    type Value = Field;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a field's name")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<Field, E> {
+        Ok(match name {
+            "weight_map" => Field::WeightMap,
+            "metadata" => Field::Metadata,
+            _ => Field::Unknown,
+        })
+    }
+}
+
+struct WeightMap<'r>(&'r mut Reader);
+
+impl<'de> DeserializeSeed<'de> for WeightMap<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for WeightMap<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("`weight_map` to be an object of files' names")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let reader = self.0;
+        while let Some((start, end)) = map.next_key_seed(NameSeed(&mut reader.index.text))? {
+            let last = reader.last;
+            let name = &reader.index.text[start as usize..end as usize];
+            let seed = ShardSeed { name, known: &mut reader.shards, shards: &mut reader.index.shards, last };
+            let shard = map.next_value_seed(seed)?;
+            reader.index.entries.push(Entry { start, end, shard });
+            reader.last = shard;
+        }
+        Ok(())
+    }
+}
+
+/// Appends a name to the text.
+struct NameSeed<'r>(&'r mut String);
+
+impl<'de> DeserializeSeed<'de> for NameSeed<'_> {
+    type Value = (u32, u32);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(u32, u32), D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for NameSeed<'_> {
+    type Value = (u32, u32);
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a tensor's name")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<(u32, u32), E> {
+        let start = self.0.len();
+        self.0.push_str(name);
+        let place = |at: usize| u32::try_from(at).map_err(|_| E::custom("more than 4 GiB of names"));
+        Ok((place(start)?, place(self.0.len())?))
+    }
+}
+
+/// The number of a file, a new one if it was not named before.
+struct ShardSeed<'r> {
+    name: &'r str,
+    known: &'r mut HashMap<String, u32>,
+    shards: &'r mut Vec<String>,
+    last: u32,
+}
+
+impl<'de> DeserializeSeed<'de> for ShardSeed<'_> {
+    type Value = u32;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<u32, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl Visitor<'_> for ShardSeed<'_> {
+    type Value = u32;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "the name of the file of tensor {}", quoted(self.name))
+    }
+
+    fn visit_str<E: Error>(self, file: &str) -> Result<u32, E> {
+        if self.shards.get(self.last as usize).is_some_and(|last| last == file) {
+            return Ok(self.last);
+        }
+        if let Some(&known) = self.known.get(file) {
+            return Ok(known);
+        }
+        let number = self.shards.len() as u32;
+        self.known.insert(file.into(), number);
+        self.shards.push(file.into());
+        Ok(number)
+    }
+}

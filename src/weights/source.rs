@@ -1,0 +1,291 @@
+//! From what people name, a file, a folder, an index or several files, to the files of a checkpoint.
+//!
+//! Paths of the caller's are followed wherever they lead. Names that come from an index or a folder's listing
+//! are not: they are opened beneath the folder ([`Folder`]), or beneath what the layout of the Hugging Face
+//! cache adds to it, or beneath what the caller allows in addition.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::mapped_file::{
+    Folder, Identity, Kind, MappedFile, Mode, NOT_FOUND, Place, RequestedMode, is_directory, is_refusal,
+    own_kind,
+};
+
+use super::header::Strictness;
+use super::index::{Index, MAX_INDEX_BYTES};
+use super::natural;
+use super::problems::Tally;
+
+const WEIGHTS: &[u8] = b".safetensors";
+const INDEX: &[u8] = b".safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+const USUAL_INDEX: &str = "model.safetensors.index.json";
+
+/// What the caller named.
+#[derive(Debug)]
+pub enum Source {
+    Path(PathBuf),
+    Files(Vec<PathBuf>),
+}
+
+/// A checkpoint before any of its files is opened.
+#[derive(Debug)]
+pub struct Located {
+    path: PathBuf,
+    kind: Way,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+enum Way {
+    Files(Vec<ToOpen>),
+    Indexed { folder: Arc<Folder>, index: PathBuf, weights: Vec<OsString> },
+}
+
+/// A file that is still to be opened.
+#[derive(Debug, Clone)]
+pub struct ToOpen {
+    /// For messages, and for the user.
+    pub path: PathBuf,
+    pub place: Place,
+}
+
+/// The files of a checkpoint, and what its index says.
+#[derive(Debug)]
+pub struct Plan {
+    /// What was named.
+    pub path: PathBuf,
+    pub files: Vec<ToOpen>,
+    pub index: Option<FoundIndex>,
+    pub warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+pub struct FoundIndex {
+    pub index: Index,
+    pub path: PathBuf,
+    pub identity: Identity,
+}
+
+impl Source {
+    /// Looks where the files are. Links may lead into `cache_root` too.
+    pub fn locate(self, cache_root: Option<&Path>) -> Result<Located> {
+        match self {
+            Self::Files(paths) => files_as_named(paths, cache_root),
+            Self::Path(path) if is_directory(&path) => in_directory(path, cache_root),
+            Self::Path(path) if path.as_os_str().as_bytes().ends_with(b".json") => {
+                let (folder, name) = split(&path);
+                let folder = open_folder(folder, cache_root)?;
+                // For a notice alone: a folder that cannot be listed is no hindrance.
+                let weights = folder.names().map(|names| with_suffix(&names, WEIGHTS)).unwrap_or_default();
+                let kind = Way::Indexed { folder, index: name.into(), weights };
+                Ok(Located { path, kind, warnings: Vec::new() })
+            }
+            Self::Path(path) => files_as_named(vec![path], cache_root),
+        }
+    }
+}
+
+impl Located {
+    /// The index, which [`Self::plan`] opens.
+    pub fn index_path(&self) -> Option<PathBuf> {
+        match &self.kind {
+            Way::Files(_) => None,
+            Way::Indexed { folder, index, .. } => Some(folder.path().join(index)),
+        }
+    }
+
+    /// Reads the index, if there is one.
+    pub fn plan(self, strictness: Strictness) -> Result<Plan> {
+        let Self { path, kind, mut warnings } = self;
+        let (folder, name, weights) = match kind {
+            Way::Files(files) => return Ok(Plan { path, files, index: None, warnings }),
+            Way::Indexed { folder, index, weights } => (folder, index, weights),
+        };
+        let found = read_index(&folder, &name, strictness)?;
+        let shards = found.index.shards();
+        let files = shards.iter().map(|shard| beneath(&folder, OsStr::new(shard))).collect();
+        let named: HashSet<_> = shards.iter().map(OsStr::new).collect();
+        warn_of_others(
+            weights.iter().filter(|file| !named.contains(file.as_os_str())),
+            "the index",
+            &mut warnings,
+        );
+        Ok(Plan { path, files, index: Some(found), warnings })
+    }
+}
+
+/// The error for a file whose name is not the caller's own: what the name leads to is the checkpoint's fault.
+pub fn blame_checkpoint(error: Error) -> Error {
+    match error {
+        Error::System { errno, ref path, .. } if is_refusal(errno) => {
+            Error::Safetensors { path: path.clone(), detail: error.message() }
+        }
+        other => other,
+    }
+}
+
+fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Result<FoundIndex> {
+    let file = MappedFile::open_beneath(folder, name, RequestedMode::Pinned(Mode::Read))
+        .map_err(blame_checkpoint)?;
+    let path = file.path().to_owned();
+    let wrong = |detail: String| Error::Safetensors { path: path.clone(), detail };
+    let opened = file.opened()?;
+    if opened.size() > MAX_INDEX_BYTES {
+        return Err(wrong(format!(
+            "index too large: found {} bytes, expected at most {MAX_INDEX_BYTES}",
+            opened.size()
+        )));
+    }
+    let json = opened.read(0, opened.size())?;
+    let index =
+        Index::parse(&json, strictness).map_err(|detail| wrong(format!("invalid index: {detail}")))?;
+    Ok(FoundIndex { index, identity: opened.facts().identity, path })
+}
+
+fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<Located> {
+    let Some(first) = paths.first().cloned() else {
+        return Err(Error::argument("no files were given; expected at least one safetensors file"));
+    };
+    let files = match cache_root {
+        None => paths.into_iter().map(|path| ToOpen { place: Place::Path(path.clone()), path }).collect(),
+        Some(_) => confined(&paths, cache_root)?,
+    };
+    // Errors about several files name them; they are about none of them alone.
+    let path = if files.len() == 1 { first } else { PathBuf::new() };
+    Ok(Located { path, kind: Way::Files(files), warnings: Vec::new() })
+}
+
+fn confined(paths: &[PathBuf], cache_root: Option<&Path>) -> Result<Vec<ToOpen>> {
+    let mut folders: HashMap<&Path, Arc<Folder>> = HashMap::new();
+    let mut files = Vec::with_capacity(paths.len());
+    for path in paths {
+        let (parent, name) = split(path);
+        let folder = match folders.get(parent) {
+            Some(known) => known.clone(),
+            None => folders.entry(parent).or_insert(open_folder(parent, cache_root)?).clone(),
+        };
+        files.push(beneath(&folder, name));
+    }
+    Ok(files)
+}
+
+fn in_directory(path: PathBuf, cache_root: Option<&Path>) -> Result<Located> {
+    let folder = open_folder(&path, cache_root)?;
+    let names = folder.names()?;
+    let (indices, weights) = (with_suffix(&names, INDEX), with_suffix(&names, WEIGHTS));
+    let mut warnings = Vec::new();
+    let usual = indices.iter().find(|name| *name == USUAL_INDEX);
+    if let Some(index) = usual.or(indices.first()) {
+        let shown = shown(indices.iter());
+        if indices.len() > 1 && usual.is_none() {
+            let detail = format!(
+                "this folder has {} indexes: {shown}; expected one, or one that is called {USUAL_INDEX}; \
+                 give the path of the index that is meant",
+                indices.len()
+            );
+            return Err(Error::Safetensors { path, detail });
+        }
+        if indices.len() > 1 {
+            warnings.push(format!("of the folder's indexes ({shown}) {USUAL_INDEX} is used"));
+        }
+        let kind = Way::Indexed { index: index.into(), folder, weights };
+        return Ok(Located { path, kind, warnings });
+    }
+    let single = weights.iter().any(|name| name == SINGLE);
+    if single {
+        warn_of_others(weights.iter().filter(|name| *name != SINGLE), SINGLE, &mut warnings);
+    }
+    let files: Vec<_> =
+        weights.iter().filter(|name| !single || *name == SINGLE).map(|name| beneath(&folder, name)).collect();
+    if files.is_empty() {
+        return Err(nothing_in(path, &names));
+    }
+    Ok(Located { path, kind: Way::Files(files), warnings })
+}
+
+fn nothing_in(path: PathBuf, names: &[OsString]) -> Error {
+    let mut sorted: Vec<_> = names.iter().collect();
+    sorted.sort();
+    let found = if names.is_empty() { "no files at all".into() } else { shown(sorted.into_iter()) };
+    let advice = if names.iter().any(|name| name == "snapshots") {
+        "give one of the folders in its folder \"snapshots\""
+    } else {
+        "give other files as a list"
+    };
+    Error::System {
+        operation: "no checkpoint in this folder",
+        path,
+        errno: NOT_FOUND,
+        advice: format!("found {found}; expected names that end in .safetensors; {advice}"),
+    }
+}
+
+fn open_folder(path: &Path, cache_root: Option<&Path>) -> Result<Arc<Folder>> {
+    let folder = Folder::open(path, &[])?;
+    let mut also = hugging_face_roots(folder.canonical());
+    also.extend(cache_root.map(Path::to_owned));
+    if also.is_empty() { Ok(Arc::new(folder)) } else { Folder::open(path, &also).map(Arc::new) }
+}
+
+/// Where the links of a snapshot in the Hugging Face cache lead: `REPO/snapshots/REVISION/...` has links to
+/// `REPO/blobs`, whose entries may be links to `blobs` of the whole cache, which has a marker.
+///
+/// Source: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
+fn hugging_face_roots(folder: &Path) -> Vec<PathBuf> {
+    let is_folder = |path: &Path| own_kind(path) == Some(Kind::Directory);
+    let snapshots = folder.ancestors().skip(1).find(|path| path.file_name() == Some("snapshots".as_ref()));
+    let Some(repository) = snapshots.and_then(Path::parent) else { return Vec::new() };
+    if !is_folder(&repository.join("blobs")) {
+        return Vec::new();
+    }
+    let mut roots = vec![repository.to_owned()];
+    if let Some(store) = repository.parent().map(|cache| cache.join("blobs")) {
+        let marker = store.join(".huggingface-shared-blobs");
+        if is_folder(&store) && own_kind(&marker) == Some(Kind::Regular) {
+            roots.push(store);
+        }
+    }
+    roots
+}
+
+fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ToOpen {
+    ToOpen { path: folder.path().join(name), place: Place::Beneath(folder.clone(), name.into()) }
+}
+
+/// A path's folder and name. What has no name of its own (`..`) is its own folder, and will be refused.
+fn split(path: &Path) -> (&Path, &OsStr) {
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => (parent, name),
+        _ => (path, OsStr::new(".")),
+    }
+}
+
+/// In natural order; hidden files are left alone.
+fn with_suffix(names: &[OsString], suffix: &[u8]) -> Vec<OsString> {
+    let bytes = |name: &OsString| name.as_bytes().to_owned();
+    let matches = |name: &&OsString| bytes(name).ends_with(suffix) && !bytes(name).starts_with(b".");
+    let mut found: Vec<_> = names.iter().filter(matches).cloned().collect();
+    found.sort_by(|a, b| natural::compare(a.as_bytes(), b.as_bytes()));
+    found
+}
+
+fn shown<'n>(names: impl Iterator<Item = &'n OsString>) -> String {
+    let mut tally = Tally::default();
+    names.for_each(|name| tally.add(name.display()));
+    tally.names()
+}
+
+fn warn_of_others<'n>(names: impl Iterator<Item = &'n OsString>, used: &str, warnings: &mut Vec<String>) {
+    let mut tally = Tally::default();
+    names.for_each(|name| tally.add(name.display()));
+    if !tally.is_empty() {
+        let text = tally.text("file of the folder is not used", "files of the folder are not used");
+        warnings.push(format!("beside {used} {text}"));
+    }
+}

@@ -1,0 +1,264 @@
+"""Checkpoints in threads and other processes, pickled, thousands of files and thousands of times."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pagestream import open_checkpoint
+from pagestream.errors import SafetensorError
+
+from support.checkpoints import INDEX, shard_name, sharded, write_shards
+from support.process import output_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """12 shards of 4 tensors, with an index. Not to be changed."""
+    return sharded(tmp_path_factory.mktemp("checkpoint") / "model")
+
+
+def right(weights, shard=5):
+    return bool((weights[f"layer.{shard}.1"] == shard * 1000 + 1).all())
+
+
+@pytest.mark.parametrize("source", ["folder", "index", "list"])
+def test_a_pickle_ships_paths_alone_and_opens_from_anywhere(folder, source, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(folder))
+    name = os.path.basename(folder)
+    given = {"folder": name, "index": f"{name}/{INDEX}"}.get(
+        source, [f"{name}/{shard_name(number, 12)}" for number in (2, 1)]
+    )
+    weights = open_checkpoint(given, mmap_mode="read", strict=False, cache_root=name)
+    monkeypatch.chdir("/")
+    shipped = pickle.dumps(weights)
+    assert len(shipped) < 600
+    again = pickle.loads(shipped)
+    assert (list(again), again.mode) == (list(weights), "read")
+    assert right(again, 1)
+    assert pickle.dumps(again) == shipped
+    assert again.files[0] == os.path.join(folder, shard_name(2 if source == "list" else 1, 12))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_other_processes_read_it(folder, method):
+    weights = open_checkpoint(folder)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.starmap(right, [(weights, shard) for shard in range(12)]) == [True] * 12
+
+
+def in_child(work):
+    """Runs `work` after a fork, and kills what hangs. Its return value is whether all was well."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            os._exit(0 if work() else 1)
+        except BaseException:  # noqa: BLE001 - nothing may go back into pytest
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_goes_on_using_it_while_other_threads_open_and_read(folder):
+    weights = open_checkpoint(folder)
+    array = weights["layer.3.0"]
+    stop = threading.Event()
+
+    def open_and_read():
+        while not stop.is_set():
+            with open_checkpoint(folder) as own:
+                assert right(own)
+            weights.read("layer.7.2")
+            weights.check()
+
+    def work():
+        good = (
+            right(weights) and bool((weights.read("layer.8.1") == 8001).all()) and bool((array == 3000).all())
+        )
+        weights.check()
+        weights.close()
+        with open_checkpoint(folder) as again:
+            return good and right(again, 11)
+
+    threads = [threading.Thread(target=open_and_read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [in_child(work) for _ in range(60)] == [0] * 60
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert right(weights)
+
+
+def test_eight_threads_share_one_checkpoint(folder):
+    weights = open_checkpoint(folder)
+
+    def look(number):
+        for turn in range(100):
+            shard = (number + turn) % 12
+            assert right(weights, shard)
+            assert (weights.read(f"layer.{shard}.3") == shard * 1000 + 3).all()
+        return number
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(look, range(8))) == list(range(8))
+
+
+def test_closing_under_eight_threads_is_an_exception_and_no_more(folder):
+    weights = open_checkpoint(folder)
+
+    def look(number):
+        kept, turn = [], 0
+        try:
+            while True:
+                turn += 1
+                kept.append(weights[f"layer.{turn % 12}.0"])
+                if (number, turn) == (0, 50):
+                    weights.close()
+        except ValueError as error:
+            assert all((array == array[0, 0]).all() for array in kept)
+            return str(error)[-18:]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(look, range(8))) == {"the file is closed"}
+
+
+LEAKS = """
+    import gc, os, resource, sys
+    import pagestream
+    def held():
+        gc.collect()
+        with open("/proc/self/status") as status:
+            resident = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+        with open("/proc/self/maps") as maps:
+            # The allocator's own maps come and go.
+            mapped = sum("safetensors" in line for line in maps)
+        return len(os.listdir("/proc/self/fd")), mapped, resident
+    folder = sys.argv[1]
+    def use(turn):
+        weights = pagestream.open_checkpoint(folder)
+        array = weights["layer.1.0"]
+        if turn % 3:
+            weights.close()
+        if turn % 2:
+            del weights
+        assert array[0, 0] == 1000
+        try:
+            pagestream.open_checkpoint(sys.argv[2])
+        except pagestream.errors.SafetensorError:
+            pass
+    for turn in range(2000): use(turn)
+    before = held()
+    for turn in range(10_000): use(turn)
+    after = held()
+    assert after[:2] == before[:2], (before, after)
+    assert after[2] - before[2] < 1024, (before, after)
+    print("good")
+"""
+
+
+def test_ten_thousand_openings_leak_nothing(tmp_path):
+    folder = sharded(tmp_path / "model", shards=2, tensors=2)
+    os.mkdir(tmp_path / "bad")
+    os.symlink("/etc/passwd", tmp_path / "bad" / "model.safetensors")
+    assert output_of(LEAKS, folder, tmp_path / "bad") == "good"
+
+
+def test_refusals_of_many_files_leak_nothing(tmp_path):
+    folder = sharded(tmp_path / "model", shards=40)
+    for number in range(1, 41, 2):
+        os.unlink(os.path.join(folder, shard_name(number, 40)))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        with pytest.raises(SafetensorError, match="20 files are missing"):
+            open_checkpoint(folder)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+THOUSANDS = """
+    import os, resource, sys
+    limit = int(sys.argv[3])
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    import pagestream
+    from pagestream.errors import FileChangedError
+    weights = pagestream.open_checkpoint(sys.argv[1], mmap_mode=sys.argv[2])
+    count = len(weights)
+    assert len(weights.files) == count == 3000
+    assert len(os.listdir("/proc/self/fd")) <= limit // 4 + 20, len(os.listdir("/proc/self/fd"))
+    held = []
+    for step in (1, 977, 1):
+        for number in range(0, count * step, step):
+            array = weights[f"t{number % count}"]
+            assert array[0] == number % count
+            held.append(array) if number % 50 == 0 else None
+    assert len(os.listdir("/proc/self/fd")) <= limit // 4 + 20
+    weights.check()
+    # A file that is not open and was replaced is noticed when it is opened again; and by check.
+    for number in (0, 1500, 2999):
+        path = weights.info(f"t{number}").path
+        os.replace(path, path + ".old")
+        with open(path + ".old", "rb") as old, open(path, "wb") as new:
+            new.write(old.read())
+    try:
+        weights.check()
+    except FileChangedError as error:
+        print(error.filename)
+    noticed = 0
+    for number in (0, 1500, 2999):
+        try:
+            weights[f"t{number}"]
+        except FileChangedError as error:
+            noticed += "no longer the file that was opened" in str(error)
+    assert noticed >= 2, noticed
+    weights.close()
+    assert all(array[0] >= 0 for array in held)
+"""
+
+
+@pytest.mark.parametrize(("mode", "limit"), [("auto", 256), ("read", 256), ("auto", 64)])
+def test_thousands_of_files_need_few_descriptors(tmp_path, mode, limit):
+    shards = {f"m-{n}.safetensors": {f"t{n}": np.full(4, n, "f4")} for n in range(3000)}
+    folder = write_shards(tmp_path / "model", shards)
+    printed = output_of(THOUSANDS, folder, mode, limit)
+    assert printed == os.path.join(folder, "m-0.safetensors")
+
+
+def test_opening_does_not_make_a_string_of_each_name(tmp_path):
+    """30,000 names of 60 bytes would be about 3 MiB of Python's memory."""
+    code = """
+        import sys, tracemalloc
+        import pagestream
+        pagestream.open_checkpoint(sys.argv[1]).close()
+        tracemalloc.start()
+        weights = pagestream.open_checkpoint(sys.argv[1])
+        weights["layer.17.3"]
+        print(tracemalloc.get_traced_memory()[1])
+    """
+    folder = sharded(tmp_path / "model", shards=30, tensors=1000)
+    assert int(output_of(code, folder)) < 100_000
+
+
+def test_closing_the_interpreter_with_checkpoints_open_is_quiet(folder):
+    code = """
+        import sys, pagestream
+        weights = pagestream.open_checkpoint(sys.argv[1])
+        array = weights["layer.1.1"]
+        print(len(weights))
+    """
+    assert output_of(code, folder) == "48"

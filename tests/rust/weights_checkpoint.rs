@@ -1,0 +1,162 @@
+//! `weights::checkpoint`: many files as one set of names.
+
+use std::path::{Path, PathBuf};
+
+use pagestream::error::{Error, Result};
+use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
+use pagestream::weights::checkpoint::Checkpoint;
+use pagestream::weights::header::Strictness;
+use pagestream::weights::source::Source;
+
+/// A file with a tensor of one byte for each name, which is the byte's place in `names`.
+fn write(path: &Path, names: &[&str]) {
+    let entries: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(at, name)| {
+            format!(r#""{name}":{{"dtype":"U8","shape":[1],"data_offsets":[{at},{}]}}"#, at + 1)
+        })
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend((0..names.len()).map(|at| at as u8));
+    std::fs::write(path, bytes).expect("written");
+}
+
+fn index(folder: &Path, pairs: &[(&str, &str)]) {
+    let map: serde_json::Map<_, _> = pairs.iter().map(|&(name, file)| (name.into(), file.into())).collect();
+    let json = serde_json::json!({ "weight_map": map }).to_string();
+    std::fs::write(folder.join("model.safetensors.index.json"), json).expect("written");
+}
+
+fn open_with(source: Source, strictness: Strictness) -> Result<Checkpoint> {
+    source.locate(None)?.plan(strictness)?.open(RequestedMode::Auto, strictness)
+}
+
+fn open(path: &Path) -> Result<Checkpoint> {
+    open_with(Source::Path(path.into()), Strictness::Strict)
+}
+
+fn refusal(found: Result<Checkpoint>) -> String {
+    match found {
+        Err(error @ Error::Safetensors { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn byte(checkpoint: &Checkpoint, name: &str) -> u8 {
+    let (number, entry) = checkpoint.tensor(name).expect("there");
+    let file = checkpoint.file(number).expect("open");
+    let (offset, length) = file.byte_range(&entry);
+    file.file().opened().and_then(|opened| opened.read(offset, length)).expect("read")[0]
+}
+
+#[test]
+fn names_come_in_order_of_the_files_and_then_of_the_data() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder.path().join("m-10.safetensors"), &["b", "a"]);
+    write(&folder.path().join("m-2.safetensors"), &["z", "c"]);
+    let checkpoint = open(folder.path()).expect("whole");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["z", "c", "b", "a"]);
+    assert_eq!(["z", "c", "b", "a"].map(|name| byte(&checkpoint, name)), [0, 1, 0, 1]);
+    index(folder.path(), &[("a", "m-10.safetensors"), ("z", "m-2.safetensors")]);
+    let checkpoint = open(folder.path()).expect("whole");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["z", "a"]);
+    assert_eq!(checkpoint.len(), 2);
+    assert!(checkpoint.tensor("c").is_none());
+    assert_eq!(byte(&checkpoint, "a"), 1);
+    assert!(checkpoint.warnings()[0].contains("2 tensors are not named by the index"));
+}
+
+#[test]
+fn all_problems_are_told_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder.path().join("m-1"), &["a", "twice"]);
+    write(&folder.path().join("m-2"), &["twice"]);
+    std::fs::write(folder.path().join("m-4"), "short").expect("written");
+    std::fs::create_dir(folder.path().join("m-5")).expect("made");
+    index(
+        folder.path(),
+        &[
+            ("a", "m-1"),
+            ("twice", "m-2"),
+            ("missing", "m-1"),
+            ("gone", "m-3"),
+            ("broken", "m-4"),
+            ("folder", "m-5"),
+        ],
+    );
+    let message = refusal(open(folder.path()));
+    for words in [
+        "model.safetensors.index.json: the checkpoint is not whole: 1 file is missing: ",
+        "m-3; 1 file is refused: ",
+        "m-5 (cannot open: Is a directory: it is a directory, not a file); 1 file is broken: ",
+        "m-4 (Error while deserializing header: header too small: found 5 bytes",
+        "1 tensor is not in the file that the index names for it: \"missing\" (",
+        "1 tensor is in more than one file: \"twice\" (",
+    ] {
+        assert!(message.contains(words), "{words}\n{message}");
+    }
+}
+
+#[test]
+fn of_many_problems_the_first_few_and_their_number_are_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let names: Vec<_> = (0..40).map(|number| format!("m-{number}")).collect();
+    index(folder.path(), &names.iter().map(|name| (&**name, &**name)).collect::<Vec<_>>());
+    let message = refusal(open(folder.path()));
+    assert!(message.contains("40 files are missing: ") && message.contains("m-4, ...;"), "{message}");
+    assert!(!message.contains("m-5"), "{message}");
+}
+
+#[test]
+fn without_strictness_the_index_decides_or_else_the_last_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let files: Vec<PathBuf> = ["m-1", "m-2"].map(|name| folder.path().join(name)).into();
+    write(&files[0], &["pad", "twice"]);
+    write(&files[1], &["twice"]);
+    let lenient = |source| open_with(source, Strictness::Upstream).expect("opened");
+    let checkpoint = lenient(Source::Files(files.clone()));
+    assert_eq!(byte(&checkpoint, "twice"), 0);
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["pad", "twice"]);
+    assert!(checkpoint.warnings()[0].contains("those of the last file are used"));
+    assert!(refusal(open_with(Source::Files(files), Strictness::Strict)).contains("more than one file"));
+    index(folder.path(), &[("twice", "m-1"), ("missing", "m-2")]);
+    let checkpoint = lenient(Source::Path(folder.path().into()));
+    assert_eq!(byte(&checkpoint, "twice"), 1);
+    assert_eq!(checkpoint.len(), 1);
+    assert_eq!(checkpoint.warnings().len(), 3, "{:?}", checkpoint.warnings());
+}
+
+#[test]
+fn a_file_of_the_callers_own_that_is_not_there_keeps_its_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder.path().join("a"), &["a"]);
+    let files = ["a", "missing"].map(|name| folder.path().join(name)).into();
+    let error = open_with(Source::Files(files), Strictness::Strict).expect_err("missing");
+    assert!(matches!(error, Error::System { ref path, .. } if path.ends_with("missing")), "{error}");
+    assert!(matches!(open_with(Source::Files(Vec::new()), Strictness::Strict), Err(Error::Argument { .. })));
+}
+
+#[test]
+fn a_descriptor_becomes_a_file_of_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a");
+    write(&path, &["a"]);
+    let handle = std::fs::File::open(&path).expect("opened");
+    std::fs::remove_file(&path).expect("removed");
+    let open = |of: &std::fs::File, mode| {
+        use std::os::fd::AsFd;
+        MappedFile::from_descriptor(of.as_fd(), Path::new("the name"), mode)
+    };
+    for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+        let file = open(&handle, RequestedMode::Pinned(mode)).expect("opened");
+        assert_eq!(file.path(), Path::new("the name"));
+        assert_eq!(file.opened().and_then(|opened| opened.read(8, 2)).expect("read"), b"{\"");
+        file.close();
+    }
+    assert!(handle.metadata().is_ok(), "the caller's descriptor stays open");
+    let folder = std::fs::File::open(folder.path()).expect("opened");
+    assert!(open(&folder, RequestedMode::Auto).is_err());
+}
