@@ -1,6 +1,6 @@
 //! Where a file is found again: at its path, or in a folder that nothing leads out of.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -108,8 +108,8 @@ impl MappedFile {
 
     /// A file that someone has open for reading; the descriptor stays theirs. `path` is for messages, and for
     /// [`Self::check`].
-    pub fn from_descriptor(file: BorrowedFd<'_>, path: &Path, requested: RequestedMode) -> Result<Self> {
-        let copy = pread::duplicate(file).map_err(|errno| Error::System {
+    pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
+        let copy = pread::duplicate(descriptor).map_err(|errno| Error::System {
             operation: "cannot duplicate the descriptor",
             path: path.into(),
             errno: errno.raw_os_error(),

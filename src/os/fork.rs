@@ -3,7 +3,7 @@
 //! until no thread is in one (pthread_atfork(3)).
 
 use std::cell::RefCell;
-use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static GATE: RwLock<()> = RwLock::new(());
 static REGISTERED: Once = Once::new();
@@ -28,6 +28,17 @@ pub fn section() -> Section {
         debug_assert_eq!(failed, 0);
     });
     Section { _guard: GATE.read().unwrap_or_else(PoisonError::into_inner) }
+}
+
+/// The cell's value, else what `make` gives. That runs outside of any lock, at the same time in several threads
+/// perhaps; [`OnceLock::get_or_init`] would leave a child waiting for a thread that it has not.
+pub fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
+    if let Some(known) = cell.get() {
+        return known;
+    }
+    let made = make();
+    let _section = section();
+    cell.get_or_init(|| made)
 }
 
 extern "C" fn prepare() {

@@ -1,7 +1,7 @@
 //! Opening, identity, and positioned reads.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,8 +20,13 @@ pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(path, flags, Mode::empty()))
 }
 
-/// Another descriptor of the same open file.
-pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+/// Another descriptor of the open file that has this one.
+pub fn duplicate(descriptor: RawFd) -> Result<OwnedFd, Errno> {
+    if descriptor < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: not -1 (above). It is used for fcntl(2) alone, which fails with EBADF where it is not open.
+    let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
     retry(|| rustix::io::fcntl_dupfd_cloexec(file, 0))
 }
 

@@ -1,6 +1,7 @@
 //! One safetensors file. `weights.py` and `safetensors/` stand on this.
 
 use std::ffi::OsString;
+use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyKeyError;
@@ -12,7 +13,7 @@ use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
 use super::mapped_file::{audit_open, path_of};
 use crate::dtype::Dtype;
-use crate::mapped_file::RequestedMode;
+use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{Strictness, TensorEntry};
 
@@ -96,6 +97,22 @@ impl PyWeightFile {
         audit_open(py, path, mode)?;
         let weights = py.detach(|| WeightFile::open(path, mode, strictness))?;
         Ok(weights.into())
+    }
+
+    /// Of a file that is open; its descriptor stays the caller's. `path` is for messages.
+    #[staticmethod]
+    fn of_descriptor(
+        py: Python<'_>,
+        descriptor: RawFd,
+        path: &[u8],
+        mode: &str,
+        strict: bool,
+    ) -> PyResult<Self> {
+        let path = path_of(path)?;
+        let mode = RequestedMode::from_word(mode)?;
+        audit_open(py, path, mode)?;
+        let file = py.detach(|| MappedFile::from_descriptor(descriptor, path, mode))?;
+        Ok(py.detach(|| WeightFile::of(file, strictness(strict)))?.into())
     }
 
     #[getter]

@@ -8,6 +8,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::open_files::{Budget, Kept, OpenFiles};
 use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
+use crate::os::fork;
 use crate::parallel::in_parallel;
 
 use super::documents::DocumentTable;
@@ -232,7 +233,7 @@ impl TokenCorpus {
             in_parallel(count, threads(count), |shard| fingerprint::of_shard(self, shard))?
         };
         let found = fingerprint::of_corpus(self, &parts);
-        Ok(*self.fingerprint.get_or_init(|| found))
+        Ok(*fork::get_or_make(&self.fingerprint, || found))
     }
 
     pub fn close(&self) {
