@@ -75,7 +75,7 @@ def in_a_loop_by_index(folder: Path) -> np.ndarray:
     return files[index[NAME]].get_tensor(NAME)
 
 
-# Run by each process: opens, uses every tensor, and waits with all of them until the others are there.
+# Run by each process: opens, uses every tensor, and holds all of them until every process has measured.
 _WORKER = """
 import sys
 import numpy as np
@@ -101,6 +101,7 @@ sys.stdin.readline()
 after = status()
 private = ("Private_Dirty", "Private_Clean")
 print(sum(after[key] - before[key] for key in private), after["Pss"] - before["Pss"], flush=True)
+sys.stdin.readline()
 """
 
 
@@ -118,8 +119,12 @@ def extra_memory(library: str, path: Path) -> tuple[float, float]:
     assert sums[0].startswith("ready")
     figures = []
     for worker in workers:
-        text, _ = worker.communicate("\n")
-        figures.append([int(number) for number in text.split()])
+        worker.stdin.write("\n")  # type: ignore[union-attr]
+        worker.stdin.flush()  # type: ignore[union-attr]
+        figures.append([int(number) for number in worker.stdout.readline().split()])  # type: ignore[union-attr]
+    for worker in workers:
+        worker.communicate("\n")
+        assert worker.returncode == 0
     private, shares = np.sum(figures, axis=0) / (1 << 20)
     return float(private), float(shares)
 

@@ -113,7 +113,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
     def index_metadata(self) -> dict[str, Any] | None:
         """The ``metadata`` of the index, such as ``total_size``; None without an index, or if it has none."""
         found = self._files.index_metadata
-        return None if found is None else json.loads(found)  # type: ignore[no-any-return]
+        return None if found is None else json.loads(found)
 
     @property
     def mode(self) -> str:

@@ -133,7 +133,6 @@ impl PyCheckpoint {
     }
 
     /// (dtype, shape, bytes, offset in the file, the file's path); also of a closed checkpoint.
-    #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn info<'py>(
         &self,
         py: Python<'py>,

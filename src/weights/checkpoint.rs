@@ -18,7 +18,7 @@ use super::source::{Plan, ToOpen, blame_checkpoint};
 use super::table::{Table, match_names};
 
 /// A file that takes longer to open waits for a disk or a server, not for a processor.
-const SLOW: Duration = Duration::from_millis(1);
+const SLOW: Duration = Duration::from_millis(2);
 /// Threads that wait for a server at the same time, at most.
 const WAITING_THREADS: usize = 64;
 /// Descriptors that each of them has room for.

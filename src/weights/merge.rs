@@ -118,7 +118,7 @@ pub fn by_order(
 /// What each header has to be warned of, with its file where there are several.
 pub fn header_warnings(headers: &[Arc<Header>], files: &[ToOpen]) -> Vec<String> {
     let of = |(header, file): (&Arc<Header>, &ToOpen)| {
-        let path = (files.len() > 1).then(|| format!("{}: ", file.path.display())).unwrap_or_default();
+        let path = if files.len() > 1 { format!("{}: ", file.path.display()) } else { String::new() };
         let texts: Vec<_> = header.warnings().iter().map(|warning| format!("{path}{warning}")).collect();
         texts
     };
