@@ -60,3 +60,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         raise FormatError(message) from error
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
     return found
+
+
+def item_bytes(name: str) -> int:
+    """Bytes of one element, for types whose elements are whole bytes; without a framework's type for them.
+
+    Args:
+        name: As it stands in a header, such as ``"BF16"``.
+    """
+    if name in _NUMPY:
+        return np.dtype(_NUMPY[name]).itemsize
+    return 2 if name == "BF16" else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream import _environment, _native
+from pagestream import _environment, _native, _selection
 from pagestream._closing import ClosedByWith
 from pagestream._dtypes import numpy_dtype
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pagestream._environment import Mode
+    from pagestream._selection import Index
     from pagestream.mapping import StrPath
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
@@ -133,38 +133,50 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         array.flags.writeable = False
         return array
 
-    def read(self, name: str, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Copies a tensor out.
+    def read(
+        self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any]:
+        """Copies a tensor, or a part of it, out. Only the bytes that are needed are read.
 
         Args:
             name: Its name.
-            out: Where to, of the tensor's shape and type and C-contiguous. None makes a new array.
+            index: Which part, by NumPy's basic indexing: ints, slices, ``...`` and None, as ``np.s_`` makes them.
+            out: Where to, of the part's shape and type and C-contiguous. None makes a new array.
 
         Returns:
             `out`, or the new array, which is the caller's own.
 
         Raises:
             KeyError: There is no such tensor.
+            IndexError: `index` is out of range, or not basic indexing.
             ValueError: `out` does not fit; or the file is closed.
             FormatError: NumPy has no type for its elements.
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
 
         Example:
+            >>> import numpy as np
             >>> from pagestream import open_checkpoint
             >>> open_checkpoint("model.safetensors").read("bias")
             array([0., 0., 0.], dtype=float32)
+            >>> open_checkpoint("model.safetensors").read("weight", np.s_[:, ::2]).shape
+            (2, 2)
         """
-        dtype_name, shape, _, _ = self._file.info(name)
-        dtype = numpy_dtype(dtype_name)
+        stored = self._file.stored(name)
+        dtype = numpy_dtype(stored.dtype)
+        part = _selection.select(stored.shape, index, name=repr(name))
         if out is None:
-            out = np.empty(shape, dtype)
-        elif (out.shape, out.dtype) != (shape, dtype) or not out.flags.c_contiguous:
-            message = f"{name!r} is of shape {shape} and type {dtype}; out is {out.shape} and {out.dtype}"
+            out = np.empty(part.shape, dtype)
+        elif (out.shape, out.dtype) != (part.shape, dtype) or not out.flags.c_contiguous:
+            what = repr(name) if index is ... else f"the part of {name!r}"
+            found = f"{out.shape} and {out.dtype}{'' if out.flags.c_contiguous else ', not C-contiguous'}"
+            message = f"{what} is of shape {part.shape} and type {dtype}; out is {found}"
             raise ValueError(message)
-        if math.prod(shape):
+        if part.count:
             # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
-            self._file.read_into(name, out.reshape(-1).view(np.uint8))
+            room = out.reshape(-1).view(np.uint8)
+            strides = [stride * dtype.itemsize for stride in part.strides]
+            stored.read_selection(part.first * dtype.itemsize, part.shape, strides, dtype.itemsize, room)
         return out
 
     def info(self, name: str) -> TensorInfo:

@@ -37,6 +37,9 @@ impl MappedFile {
             matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
         if lasting && (offset, length) == (0, opened.size()) {
             self.care().advice = Some(advice);
+            if opened.region.is_none() {
+                opened.descriptor_advice.ask(advice);
+            }
         }
         Ok(opened.advise(advice, offset, length))
     }

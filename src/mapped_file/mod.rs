@@ -7,6 +7,7 @@
 mod care;
 mod identity;
 mod ladder;
+mod random;
 mod reading;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,6 +26,8 @@ use care::Care;
 pub use care::{LetGo, Progress};
 pub use identity::{identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
+use random::DescriptorAdvice;
+pub use random::RandomReads;
 pub use reading::Reader;
 
 /// How many descriptors this process may have.
@@ -69,6 +72,7 @@ pub struct Opened {
     facts: Facts,
     region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
+    descriptor_advice: DescriptorAdvice,
     /// Whether the kernel tells this user which pages are cached.
     residency_is_told: OnceLock<bool>,
 }
@@ -195,6 +199,7 @@ impl Opened {
             facts: Facts { mode: access.mode, reason: access.reason, identity },
             region: access.region.map(Arc::new),
             copy_on_write: OnceLock::new(),
+            descriptor_advice: DescriptorAdvice::default(),
             residency_is_told: OnceLock::new(),
         })
     }

@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
 use super::mapped_file::{audit_open, path_of};
+use super::stored_tensor::PyStoredTensor;
 use crate::mapped_file::RequestedMode;
 use crate::weights::file::WeightFile;
 use crate::weights::header::{Strictness, TensorEntry};
@@ -128,6 +129,11 @@ impl PyWeightFile {
         };
         let buffer = view.map(|view| buffer::view_object(py, view, access)).transpose()?;
         Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, buffer))
+    }
+
+    /// A tensor that can be read in parts, also after this is closed.
+    fn stored(&self, name: &Bound<'_, PyString>) -> PyResult<PyStoredTensor> {
+        Ok(PyStoredTensor::new(self.weights.stored(&self.entry(name)?)?))
     }
 
     /// Why there are no copy-on-write pages of this file; None if there are.

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
 
 use super::header::{self, Header, HeaderError, Strictness, TensorEntry};
+use super::tensor::StoredTensor;
 
 /// The header's length stands in the first bytes.
 const PREFIX_BYTES: u64 = 8;
@@ -45,5 +46,10 @@ impl WeightFile {
     /// A tensor's bytes in the file, as (offset, length). The header's checks say that they lie in it.
     pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
         (self.header.data_start() + entry.begin, entry.end - entry.begin)
+    }
+
+    /// A tensor that stays readable when this is closed.
+    pub fn stored(&self, entry: &TensorEntry<'_>) -> Result<StoredTensor> {
+        Ok(StoredTensor::new(self.file.opened()?, entry.dtype, entry.shape, self.byte_range(entry)))
     }
 }

@@ -11,6 +11,7 @@ import numpy as np
 from pagestream import _environment, _native
 from pagestream._dtypes import numpy_dtype
 from pagestream.errors import FormatError, SafetensorError
+from pagestream.safetensors._slice import PySafeSlice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,6 +153,24 @@ class safe_open:  # noqa: N801 - upstream's name
         if self._views_read_only and not self._copy:
             tensor.flags.writeable = False  # also where it had to be a copy, for being misaligned
         return tensor
+
+    def get_slice(self, name: str) -> PySafeSlice:
+        """One tensor, of which only the part is read that is then asked for in brackets.
+
+        Raises:
+            SafetensorError: No tensor of that name, or the file is closed.
+
+        Example:
+            >>> from pagestream.safetensors import safe_open
+            >>> safe_open("model.safetensors", "np").get_slice("weight")[0, ::-2]
+            array([1., 1.])
+        """
+        try:
+            stored = self._open().stored(name)
+        except KeyError:
+            message = f"{self._file.path}: File does not contain tensor {name}"
+            raise SafetensorError(message) from None
+        return PySafeSlice(stored, self._make, views=not self._copy, read_only=self._views_read_only)
 
     def check(self) -> None:
         """Raises if the file is no longer the one that was opened; see `MappedFile.check`.
