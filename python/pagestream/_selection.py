@@ -47,10 +47,10 @@ class Selection:
     @property
     def is_run(self) -> bool:
         """Whether its elements follow each other in the tensor; so do those of an empty one."""
+        if 0 in self.shape:
+            return True
         expected = 1
         for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if length == 0:
-                return True
             if length > 1 and stride != expected:
                 return False
             expected *= length

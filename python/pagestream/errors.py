@@ -135,7 +135,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are o
         made = globals()[name] = _safetensor_error()
         return made
     if name == "SliceError":
-        bases = (__getattr__("SafetensorError"), IndexError)
+        # Whichever of the two is asked for first, there is one class of each name.
+        bases = (globals().get("SafetensorError") or __getattr__("SafetensorError"), IndexError)
         made = globals()[name] = type(name, bases, {"__doc__": _SLICE_ERROR, "__module__": __name__})
         return made
     message = f"module {__name__!r} has no attribute {name!r}"

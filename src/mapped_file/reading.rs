@@ -50,7 +50,7 @@ impl Opened {
     /// For a few bytes of a file of which nothing else may be wanted: past the mapping, where a fault would
     /// bring in all that the disk reads ahead (megabytes of each of a thousand shards).
     pub fn sparse_reader(&self) -> Reader<'_> {
-        Reader { opened: self, guarded: false, random: self.region.is_some().then(|| self.random_reads()) }
+        Reader { opened: self, guarded: false, random: Some(self.random_reads()) }
     }
 
     /// Fills `out` with the file's bytes from `offset`.

@@ -28,9 +28,10 @@ impl WeightFile {
             path: path.into(),
             detail: format!("Error while deserializing header: {error}"),
         };
-        let prefix = opened.read(0, size.min(PREFIX_BYTES))?;
+        // Of a file whose tensors may never be wanted, or a few rows of them: nothing is read ahead.
+        let prefix = opened.peek(0, size.min(PREFIX_BYTES))?;
         let length = header::header_bytes(&prefix, size).map_err(wrong)?;
-        let json = opened.read(PREFIX_BYTES, length)?;
+        let json = opened.peek(PREFIX_BYTES, length)?;
         let header = Header::parse(&json, size, strictness).map_err(wrong)?;
         Ok(Self { file, header })
     }

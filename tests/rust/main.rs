@@ -11,3 +11,4 @@ mod sampling_schedule;
 mod tokens_corpus;
 mod tokens_documents;
 mod weights_header;
+mod weights_slice;
