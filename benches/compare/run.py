@@ -14,6 +14,7 @@ import mounts
 import opens
 import passes
 import reads
+import slices
 import staging
 import starts
 import windows
@@ -30,6 +31,7 @@ MODULES = {
     "starts": starts,
     "opens": opens,
     "reads": reads,
+    "slices": slices,
     "staging": staging,
 }
 ROOM_BYTES = 16 << 30

@@ -23,7 +23,7 @@ use crate::os::map::{Mapping, Region};
 pub use crate::os::advise::Advice;
 pub use crate::os::pread::Identity;
 use care::Care;
-pub use care::{LetGo, Progress};
+pub use care::{LetGo, Progress, ResidentPages};
 pub use identity::{identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
 use random::DescriptorAdvice;

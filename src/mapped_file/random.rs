@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 use crate::os::advise::{Advice, advise_file};
-use crate::os::fork;
+use crate::os::{fault, fork};
 
 use super::{Mode, Opened};
 
@@ -46,6 +46,18 @@ impl RandomReads<'_> {
     pub fn read_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
         self.opened.check_range(offset, out.len() as u64)?;
         self.opened.pread_into(offset, out)
+    }
+
+    /// Likewise for bytes that were found in the page cache a moment ago: out of the mapping, which saves the
+    /// system call. `guarded` is the answer of [`Self::is_guarded`] in this thread.
+    pub fn copy_cached(&self, offset: u64, out: &mut [MaybeUninit<u8>], guarded: bool) -> Result<()> {
+        self.opened.check_range(offset, out.len() as u64)?;
+        self.opened.copy_into(offset, out, guarded)
+    }
+
+    /// Whether copies out of the mapping survive bus errors in this thread.
+    pub fn is_guarded(&self) -> bool {
+        fault::ready()
     }
 
     pub fn opened(&self) -> &Opened {

@@ -265,7 +265,11 @@ fn a_file_that_was_cut_is_an_error_in_every_mode() {
             let folder = TempDir::new().expect("a folder");
             let path = file_of(&folder, &content(64 * 65_536));
             let file = open(&path, mode);
-            std::fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(size)).expect("cut");
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.set_len(size))
+                .expect("cut");
             let found = read(&file, 0, &wanted.plan(GAP_BYTES));
             let Err(Error::MappedRead { cause: ReadCause::Truncated { size_now, .. }, .. }) = found else {
                 panic!("{mode} {size}: {found:?}")

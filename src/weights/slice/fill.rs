@@ -3,9 +3,10 @@
 //! By positioned reads that the kernel does not extend ([`RandomReads`]). Where they come out of the page
 //! cache, the extents ahead are asked for early, page by page, so that the disk has many requests at a time.
 //! Where they do not (FUSE with `direct_io`, `read` mode), or where a read is slow all the same, further
-//! threads read other extents at the same time.
+//! threads read other extents at the same time. Small extents that are cached are copied out of the mapping.
 
 use std::mem::{MaybeUninit, take};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
@@ -31,8 +32,18 @@ const AHEAD_BYTES: u64 = 16 << 20;
 const AHEAD_EXTENTS: u64 = 2048;
 /// An extent brings in at least that much of the file, whatever is read of it.
 const PAGE_BYTES: u64 = 4096;
-/// Of each lot of extents that could be asked for so many are looked at; if all are cached none is asked for.
+/// Of a lot of extents that are far apart so many are looked at; if all are cached none is asked for.
 const LOOKED_AT: usize = 8;
+
+/// Extents of at most this much are copied out of the mapping, if all of a lot are cached: a system call costs more
+/// than the page fault, which maps 16 pages at a time.
+const MAX_MAPPED_BYTES: u64 = 16 << 10;
+/// Where extents are so near to each other that there are no more bytes than this for each, the kernel is asked
+/// which pages are cached for a whole lot at once.
+const LOOKED_THROUGH_BYTES: u64 = 128 << 10;
+
+/// Of extents that are copied out of the mapping, so many between two looks at the clock.
+const CACHED_BETWEEN_LOOKS: u32 = 256;
 
 /// Between two calls of [`KeepGoing`].
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -62,7 +73,8 @@ pub fn fill(
     }
     let reads = opened.random_reads();
     let ahead = opened.reads_from_cache().then(|| Ahead::new(plan));
-    let feed = Feed { extents: plan.join(Rooms::new(plan, out)), taken: Amount::default(), ahead };
+    let extents = plan.join(Rooms::new(plan, out));
+    let feed = Feed { extents, taken: Amount::default(), ahead, cached: 0..0 };
     let work = Work {
         plan,
         data_offset,
@@ -98,6 +110,8 @@ struct Feed<'p, 'a> {
     extents: Extents<Rooms<'p, 'a>>,
     taken: Amount,
     ahead: Option<Ahead<'p>>,
+    /// The numbers of extents, the first being 1, that were found in the page cache.
+    cached: Range<u64>,
 }
 
 /// A second walk through the same extents, in front of the first.
@@ -141,26 +155,47 @@ struct Work<'p, 'a> {
     has_helpers: AtomicBool,
 }
 
-impl<'a> Work<'_, 'a> {
+/// What each thread has for itself.
+struct Tools {
+    scratch: Vec<MaybeUninit<u8>>,
+    /// Of the extents to come.
+    ranges: Vec<(u64, u64)>,
+    guarded: bool,
+    /// Whether the present extent was found in the page cache.
+    is_cached: bool,
+}
+
+impl<'p, 'a> Work<'p, 'a> {
     /// Reads extents until there are none. `keep_going` is asked by the calling thread alone.
     fn run<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         mut keep_going: Option<&mut KeepGoing<'_>>,
     ) {
-        let (mut scratch, mut ranges) = (Vec::new(), Vec::new());
-        let mut looked = Instant::now();
+        let mut tools = Tools {
+            scratch: Vec::new(),
+            ranges: Vec::new(),
+            guarded: self.reads.is_guarded(),
+            is_cached: false,
+        };
+        let (mut looked, mut cached_in_a_row) = (Instant::now(), 0);
         while !self.is_over.load(Ordering::Relaxed) {
-            let Some(extent) = self.next(&mut ranges) else { break };
-            self.fetch_ahead(&mut ranges);
-            let (began, len) = (Instant::now(), extent.len);
-            if let Err(error) = self.read(extent, &mut scratch) {
+            let Some(extent) = self.next(&mut tools) else { break };
+            let (began, len) = ((!tools.is_cached).then(Instant::now), extent.len);
+            if let Err(error) = self.read(extent, &mut tools) {
                 self.failure().get_or_insert(error);
                 self.is_over.store(true, Ordering::Relaxed);
                 break;
             }
+            // To look at the clock takes as long as to copy a small extent.
+            cached_in_a_row = if tools.is_cached { cached_in_a_row + 1 } else { 0 };
+            if cached_in_a_row % CACHED_BETWEEN_LOOKS != 0 {
+                continue;
+            }
             let now = Instant::now();
-            if now - began > WAIT + Duration::from_nanos(len * COPY_NANOSECONDS_PER_BYTE) {
+            if began.is_some_and(|began| {
+                now - began > WAIT + Duration::from_nanos(len * COPY_NANOSECONDS_PER_BYTE)
+            }) {
                 self.call_helpers(scope);
             }
             if let Some(keep_going) = keep_going.as_mut().filter(|_| now - looked > LOOK_EVERY) {
@@ -172,13 +207,28 @@ impl<'a> Work<'_, 'a> {
         }
     }
 
-    fn next(&self, ranges: &mut Vec<(u64, u64)>) -> Option<Extent<Part<'a>>> {
-        let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
-        let Feed { extents, taken, ahead } = &mut *feed;
+    fn feed(&self) -> MutexGuard<'_, Feed<'p, 'a>> {
+        self.feed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the next extent, and sees to those that come later.
+    fn next(&self, tools: &mut Tools) -> Option<Extent<Part<'a>>> {
+        let mut feed = self.feed();
+        let Feed { extents, taken, ahead, cached } = &mut *feed;
         let extent = extents.next()?;
         taken.add(&extent);
-        if let Some(ahead) = ahead {
-            ahead.next(*taken, ranges);
+        tools.is_cached = cached.contains(&taken.extents);
+        let Some(ahead) = ahead else { return Some(extent) };
+        ahead.next(*taken, &mut tools.ranges);
+        if !tools.ranges.is_empty() {
+            let stop = ahead.asked.extents + 1;
+            let lot = stop - tools.ranges.len() as u64..stop;
+            drop(feed);
+            if self.fetch_ahead(tools) {
+                let cached = &mut self.feed().cached;
+                *cached = if cached.end == lot.start { cached.start..lot.end } else { lot };
+            }
+            tools.ranges.clear();
         }
         Some(extent)
     }
@@ -187,20 +237,37 @@ impl<'a> Work<'_, 'a> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fetch_ahead(&self, ranges: &mut Vec<(u64, u64)>) {
+    /// Asks for what of a lot is not cached. Says whether all of it can be copied out of the mapping instead,
+    /// without waiting for storage.
+    fn fetch_ahead(&self, tools: &mut Tools) -> bool {
         let opened = self.reads.opened();
-        let step = ranges.len().div_ceil(LOOKED_AT).max(1);
-        let is_cached =
-            |&(offset, len): &(u64, u64)| opened.is_resident(self.data_offset + offset, len) == Some(true);
-        if !ranges.iter().step_by(step).all(is_cached) {
-            for &(offset, len) in ranges.iter() {
-                // Best effort: what is not fetched ahead is read when its turn comes.
-                if !opened.fetch_ahead(self.data_offset + offset, len) {
-                    break;
-                }
+        let ([(start, _), ..], [.., (last, len)]) = (&tools.ranges[..], &tools.ranges[..]) else {
+            return false;
+        };
+        let (start, reach, lot) = (self.data_offset + start, last + len - start, tools.ranges.len());
+        let is_dense = reach / lot as u64 <= LOOKED_THROUGH_BYTES.max(*len);
+        let pages = is_dense.then(|| opened.resident_pages(start, reach)).flatten();
+        if let Some(pages) = pages {
+            let is_small = tools.ranges.iter().all(|&(_, len)| len <= MAX_MAPPED_BYTES);
+            tools.ranges.retain(|&(offset, len)| !pages.contain(self.data_offset + offset, len));
+            if tools.ranges.is_empty() {
+                return is_small && tools.guarded;
+            }
+        } else {
+            let is_cached = |&(offset, len): &(u64, u64)| {
+                opened.is_resident(self.data_offset + offset, len) == Some(true)
+            };
+            if tools.ranges.iter().step_by(lot.div_ceil(LOOKED_AT)).all(is_cached) {
+                return false;
             }
         }
-        ranges.clear();
+        for &(offset, len) in &tools.ranges {
+            // Best effort: what is not fetched ahead is read when its turn comes.
+            if !opened.fetch_ahead(self.data_offset + offset, len) {
+                break;
+            }
+        }
+        false
     }
 
     /// The first thread that waits for storage calls the others.
@@ -217,19 +284,26 @@ impl<'a> Work<'_, 'a> {
         }
     }
 
-    fn read(&self, extent: Extent<Part<'a>>, scratch: &mut Vec<MaybeUninit<u8>>) -> Result<()> {
+    fn read(&self, extent: Extent<Part<'a>>, tools: &mut Tools) -> Result<()> {
         let Extent { offset, len, first, others } = extent;
-        let place = self.data_offset + offset;
+        let read_into = |room: &mut [MaybeUninit<u8>]| {
+            let place = self.data_offset + offset;
+            if tools.is_cached {
+                self.reads.copy_cached(place, room, tools.guarded)
+            } else {
+                self.reads.read_into(place, room)
+            }
+        };
         if others.is_empty() && self.plan.is_run(&first.block) {
-            return self.reads.read_into(place, first.room);
+            return read_into(first.room);
         }
-        let len = len as usize;
+        let (len, scratch) = (len as usize, &mut tools.scratch);
         if scratch.len() < len {
             // The old content is of no use: nothing is to be moved.
             drop(take(scratch));
             scratch.resize(len, MaybeUninit::uninit());
         }
-        self.reads.read_into(place, &mut scratch[..len])?;
+        read_into(&mut scratch[..len])?;
         for Part { block, room } in std::iter::once(first).chain(others) {
             let start = (block.offset - offset) as usize;
             let source = &scratch[start..start + block.len as usize];
