@@ -55,6 +55,13 @@ impl RandomReads<'_> {
         self.opened.copy_into(offset, out, guarded)
     }
 
+    /// Tells the processor that such bytes come next.
+    pub fn prefetch_cached(&self, offset: u64, len: u64) {
+        if let Some(region) = self.opened.region() {
+            region.prefetch(offset as usize, len as usize);
+        }
+    }
+
     /// Whether copies out of the mapping survive bus errors in this thread.
     pub fn is_guarded(&self) -> bool {
         fault::ready()

@@ -38,6 +38,8 @@ const LOOKED_AT: usize = 8;
 /// Extents of at most this much are copied out of the mapping, if all of a lot are cached: a system call costs more
 /// than the page fault, which maps 16 pages at a time.
 const MAX_MAPPED_BYTES: u64 = 16 << 10;
+/// How much of the next of them the processor is told of: after that it has seen the direction.
+const PREFETCHED_BYTES: u64 = 1 << 10;
 /// Where extents are so near to each other that there are no more bytes than this for each, the kernel is asked
 /// which pages are cached for a whole lot at once.
 const LOOKED_THROUGH_BYTES: u64 = 128 << 10;
@@ -218,6 +220,9 @@ impl<'p, 'a> Work<'p, 'a> {
         let extent = extents.next()?;
         taken.add(&extent);
         tools.is_cached = cached.contains(&taken.extents);
+        if let Some(block) = extents.upcoming().filter(|_| tools.is_cached) {
+            self.reads.prefetch_cached(self.data_offset + block.offset, block.len.min(PREFETCHED_BYTES));
+        }
         let Some(ahead) = ahead else { return Some(extent) };
         ahead.next(*taken, &mut tools.ranges);
         if !tools.ranges.is_empty() {

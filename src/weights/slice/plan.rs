@@ -171,6 +171,13 @@ pub struct Extents<I: Iterator> {
     gap_bytes: u64,
 }
 
+impl<I: Iterator<Item: Ranged>> Extents<I> {
+    /// The first block of the next extent, if it is known already.
+    pub(super) fn upcoming(&self) -> Option<&Block> {
+        self.pending.as_ref().map(Ranged::block)
+    }
+}
+
 impl<I: Iterator<Item: Ranged>> Iterator for Extents<I> {
     type Item = Extent<I::Item>;
 
