@@ -118,7 +118,8 @@ def _parts(shape: tuple[int, ...], index: Index, error: type[Exception], name: s
         raise error(message)
     if used > len(shape):
         message = (
-            f"too many indices: {name} is {len(shape)}-dimensional, of shape {list(shape)}, but {used} were given"
+            f"too many indices: {name} is {len(shape)}-dimensional, of shape {list(shape)}, "
+            f"but {used} were given"
         )
         raise error(message)
     for position, part in enumerate(given):

@@ -133,14 +133,13 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         array.flags.writeable = False
         return array
 
-    def read(
-        self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None
-    ) -> npt.NDArray[Any]:
+    def read(self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Copies a tensor, or a part of it, out. Only the bytes that are needed are read.
 
         Args:
             name: Its name.
-            index: Which part, by NumPy's basic indexing: ints, slices, ``...`` and None, as ``np.s_`` makes them.
+            index: Which part, by NumPy's basic indexing: ints, slices, ``...`` and None, as ``np.s_`` makes
+                them.
             out: Where to, of the part's shape and type and C-contiguous. None makes a new array.
 
         Returns:

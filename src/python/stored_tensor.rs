@@ -88,12 +88,13 @@ impl PyStoredTensor {
         let mut out = WritableBuffer::of(out)?;
         let room = out.room(usize::try_from(selection.result_bytes())?)?;
         let mut raised = Ok(());
-        py.detach(|| {
+        let done = py.detach(|| {
             tensor.read(selection, room, &mut || {
                 raised = Python::attach(|py| py.check_signals());
                 raised.is_ok()
             })
-        })?;
-        raised
+        });
+        raised?;
+        Ok(done?)
     }
 }

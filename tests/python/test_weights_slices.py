@@ -1,4 +1,4 @@
-"""Slices of tensors: NumPy's basic indexing in every mode and framework, and not a byte more than it needs."""
+"""Slices of tensors: NumPy's basic indexing in every mode and framework, and no byte that is not needed."""
 
 from __future__ import annotations
 
@@ -234,7 +234,10 @@ BAD = [
     (np.s_[2:, -6], "Invalid index -6 for dimension 1 of size 5"),
     (
         np.s_[2:, 20],
-        "Error during slicing [2:, 20] with shape [10, 5]: index 20 out of bounds for tensor dimension #1 of size 5",
+        (
+            "Error during slicing [2:, 20] with shape [10, 5]: "
+            "index 20 out of bounds for tensor dimension #1 of size 5"
+        ),
     ),
     ([0, 1], "Non empty lists are not implemented"),
     (np.s_[..., ...], "Only one ellipsis (...) is allowed in slice index"),

@@ -131,8 +131,8 @@ class PySafeSlice:
         kind = self._make(dtype_name, (0,), 0, None, _nothing).dtype  # refused where there is no such type
         if not shape or shape[-1] % 2 or kind.itemsize != 1:
             message = (
-                f"{self._stored.path}: slices of {dtype_name} elements are of whole pairs, but the last dimension "
-                f"of {list(shape)} is odd"
+                f"{self._stored.path}: slices of {dtype_name} elements are of whole pairs, but the last "
+                f"dimension of {list(shape)} is odd"
             )
             raise SafetensorError(message)
         return self._part("U8", (*shape[:-1], shape[-1] // 2), 1, index).view(kind)
