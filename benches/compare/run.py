@@ -15,6 +15,7 @@ import mounts
 import opens
 import passes
 import reads
+import slices
 import staging
 import starts
 import windows
@@ -32,6 +33,7 @@ MODULES = {
     "opens": opens,
     "checkpoints": checkpoints,
     "reads": reads,
+    "slices": slices,
     "staging": staging,
 }
 ROOM_BYTES = 16 << 30

@@ -20,6 +20,7 @@ __all__ = [
     "MappedReadError",
     "PagestreamError",
     "SafetensorError",
+    "SliceError",
     "StateMismatchError",
 ]
 
@@ -92,6 +93,9 @@ if TYPE_CHECKING:
     class SafetensorError(FormatError):
         """A safetensors file, or what was asked of one, is wrong. Made at run time, see below."""
 
+    class SliceError(SafetensorError, IndexError):
+        """An index does not fit a tensor. Made at run time, see below."""
+
 
 def _safetensor_error() -> type[FormatError]:
     """Makes `SafetensorError`, derived from upstream's class too where that is installed."""
@@ -116,10 +120,24 @@ _SAFETENSOR_ERROR = """A safetensors file, or what was asked of one, is wrong.
     """
 
 
+_SLICE_ERROR = """An index does not fit a tensor, or is not of the kind that slices take.
+
+    Example:
+        >>> from pagestream.errors import SafetensorError, SliceError
+        >>> issubclass(SliceError, SafetensorError), issubclass(SliceError, IndexError)
+        (True, True)
+    """
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
     # Late, because `import pagestream` must not import safetensors.
     if name == "SafetensorError":
         made = globals()[name] = _safetensor_error()
+        return made
+    if name == "SliceError":
+        # Whichever of the two is asked for first, there is one class of each name.
+        bases = (globals().get("SafetensorError") or __getattr__("SafetensorError"), IndexError)
+        made = globals()[name] = type(name, bases, {"__doc__": _SLICE_ERROR, "__module__": __name__})
         return made
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream import _environment, _native
+from pagestream import _arguments, _arrays, _environment, _native, _selection
 from pagestream._closing import ClosedByWith
-from pagestream._dtypes import numpy_dtype
+from pagestream._dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype, raw_shape
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pagestream._environment import Mode
+    from pagestream._selection import Index
     from pagestream.mapping import StrPath
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
@@ -81,6 +82,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         mode: str,
         strict: bool,  # noqa: FBT001
         cache_root: StrPath | None = None,
+        raw: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
         """Opens the files and reads their headers."""
         listed = not isinstance(path, (str, bytes, os.PathLike))
@@ -93,7 +95,9 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             mode,
             strict,
             None if root is None else _absolute(root),
+            raw,
         )
+        self._raw = raw
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -169,49 +173,63 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         """
         if not isinstance(name, str):
             raise KeyError(name)
-        dtype_name, shape, _, buffer = self._files.file_of(name).tensor(name, False)  # noqa: FBT003
-        dtype = numpy_dtype(dtype_name)
-        if buffer is not None:
-            array = np.ndarray(shape, dtype, buffer)
-            if array.flags.aligned:
-                return array
-        array = self.read(name)
+        file = self._files.file_of(name)
+        array = None if self._raw else file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
+        if array is not None:
+            return array
+        dtype, shape, nbytes, offset = file.info(name)
+        if self._raw:
+            dtype, shape = "U8", raw_shape(dtype, shape, nbytes)
+        array = _arrays.over(dtype, shape, nbytes, offset, file.buffer(False), partial(file.read_into, name))  # noqa: FBT003
         array.flags.writeable = False
         return array
 
-    def read(self, name: str, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Copies a tensor out.
+    def read(self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Copies a tensor, or a part of it, out. Only the bytes that are needed are read.
 
         Args:
             name: Its name.
-            out: Where to, of the tensor's shape and type and C-contiguous. None makes a new array.
+            index: Which part, by NumPy's basic indexing: ints, slices, ``...`` and None, as ``np.s_`` makes
+                them.
+            out: Where to, of the part's shape and type and C-contiguous. None makes a new array.
 
         Returns:
             `out`, or the new array, which is the caller's own.
 
         Raises:
             KeyError: There is no such tensor.
+            IndexError: `index` is out of range, or not basic indexing.
             ValueError: `out` does not fit; or the file is closed.
             FormatError: NumPy has no type for its elements.
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
 
         Example:
+            >>> import numpy as np
             >>> from pagestream import open_checkpoint
             >>> open_checkpoint("model.safetensors").read("bias")
             array([0., 0., 0.], dtype=float32)
+            >>> open_checkpoint("model.safetensors").read("weight", np.s_[:, ::2]).shape
+            (2, 2)
         """
-        file = self._files.file_of(name)
-        dtype_name, shape, _, _ = file.info(name)
-        dtype = numpy_dtype(dtype_name)
+        stored = self._files.file_of(name).stored(name)
+        dtype, shape = stored.dtype, stored.shape
+        if self._raw:
+            dtype, shape = "U8", raw_shape(dtype, shape, stored.nbytes)
+        numpy_type = numpy_dtype(dtype)
+        part = _selection.select(shape, index, name=repr(name))
         if out is None:
-            out = np.empty(shape, dtype)
-        elif (out.shape, out.dtype) != (shape, dtype) or not out.flags.c_contiguous:
-            message = f"{name!r} is of shape {shape} and type {dtype}; out is {out.shape} and {out.dtype}"
+            out = np.empty(part.shape, numpy_type)
+        elif ((out.shape, out.dtype) != (part.shape, numpy_type)) or not out.flags.c_contiguous:
+            what = repr(name) if index is ... else f"the part of {name!r}"
+            found = f"{out.shape} and {out.dtype}{'' if out.flags.c_contiguous else ', not C-contiguous'}"
+            message = f"{what} is of shape {part.shape} and type {numpy_type}; out is {found}"
             raise ValueError(message)
-        if math.prod(shape):
+        if dtype in SUB_BYTE_BITS:
+            out[...] = _arrays.unpacked_part(stored, index, _arrays.over)
+        elif part.count:
             # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
-            file.read_into(name, out.reshape(-1).view(np.uint8))
+            _arrays.reader(stored, part, numpy_type.itemsize)(out.reshape(-1).view(np.uint8))
         return out
 
     def info(self, name: str) -> TensorInfo:
@@ -272,6 +290,7 @@ def open_checkpoint(
     mmap_mode: Mode | None = None,
     strict: bool = True,
     cache_root: StrPath | None = None,
+    raw: bool = False,
 ) -> Checkpoint:
     """Opens the safetensors files of a checkpoint. Only their headers are read, in parallel.
 
@@ -298,6 +317,8 @@ def open_checkpoint(
             counts, or else the last; `Checkpoint.warnings` tells.
         cache_root: Another folder that links may lead into. With it, files that are named here are
             confined too: to their folder and to this one.
+        raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes. For
+            element types that NumPy has only with ml_dtypes.
 
     Returns:
         The mapping.
@@ -316,4 +337,6 @@ def open_checkpoint(
         >>> open_checkpoint(".").files
         ('./model.safetensors',)
     """
-    return Checkpoint(path, _environment.mmap_mode(mmap_mode), strict, cache_root)
+    return Checkpoint(
+        path, _environment.mmap_mode(mmap_mode), strict, cache_root, _arguments.yes_or_no("raw", raw)
+    )

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::os::advise::{self, Advice};
 use crate::os::errno::Code;
 use crate::os::residency::{self, Residency};
-use crate::os::{fault, limits, map::Region};
+use crate::os::{self, fault, limits, map::Region};
 
 use super::{MappedFile, Mode, Opened};
 
@@ -37,6 +37,9 @@ impl MappedFile {
             matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
         if lasting && (offset, length) == (0, opened.size()) {
             self.care().advice = Some(advice);
+            if opened.region.is_none() {
+                opened.descriptor_advice.ask(advice);
+            }
         }
         Ok(opened.advise(advice, offset, length))
     }
@@ -135,6 +138,23 @@ pub enum LetGo {
     Cache,
 }
 
+/// Which pages of a range are in the page cache.
+#[derive(Debug)]
+pub struct ResidentPages {
+    page_bytes: u64,
+    first: u64,
+    pages: Vec<bool>,
+}
+
+impl ResidentPages {
+    /// Whether all pages of a range inside of that which was asked for are.
+    pub fn contain(&self, offset: u64, length: u64) -> bool {
+        let start = (offset / self.page_bytes).saturating_sub(self.first);
+        let stop = (offset + length).div_ceil(self.page_bytes).saturating_sub(self.first);
+        self.pages.get(start as usize..stop as usize).is_some_and(|pages| pages.iter().all(|&cached| cached))
+    }
+}
+
 impl Opened {
     /// Asks for a range ahead of its use, without waiting for it. `false` where the kernel would not.
     pub fn fetch_ahead(&self, offset: u64, length: u64) -> bool {
@@ -154,6 +174,18 @@ impl Opened {
         let region = self.region.as_ref()?;
         let told = *self.residency_is_told.get_or_init(|| residency::kernel_tells_truth(self.file()));
         if told { residency::is_resident(region, offset as usize, length as usize) } else { None }
+    }
+
+    /// Which pages of a range are in the page cache; `None` where that cannot be known cheaply.
+    pub fn resident_pages(&self, offset: u64, length: u64) -> Option<ResidentPages> {
+        let region = self.region.as_ref()?;
+        let told = *self.residency_is_told.get_or_init(|| residency::kernel_tells_truth(self.file()));
+        let page_bytes = os::page_bytes() as u64;
+        let first = offset / page_bytes;
+        let count = offset.checked_add(length)?.div_ceil(page_bytes).checked_sub(first)?;
+        let pages =
+            if told { residency::mincore(region, first as usize, count as usize)? } else { return None };
+        Some(ResidentPages { page_bytes, first, pages })
     }
 
     /// Best effort: a page that another process maps stays in the cache.

@@ -9,6 +9,7 @@ mod identity;
 mod ladder;
 pub mod open_files;
 mod place;
+mod random;
 mod reading;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,10 +26,12 @@ use crate::os::map::{Mapping, Region};
 pub use crate::os::advise::Advice;
 pub use crate::os::pread::{Identity, Kind};
 use care::Care;
-pub use care::{LetGo, Progress};
+pub use care::{LetGo, Progress, ResidentPages};
 pub use identity::{NOT_FOUND, identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
 pub use place::{Folder, Place, is_directory, is_refusal, own_kind};
+use random::DescriptorAdvice;
+pub use random::RandomReads;
 pub use reading::Reader;
 
 /// How many descriptors this process may have.
@@ -74,6 +77,7 @@ pub struct Opened {
     facts: Facts,
     region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
+    descriptor_advice: DescriptorAdvice,
     /// Whether the kernel tells this user which pages are cached.
     residency_is_told: OnceLock<bool>,
 }
@@ -230,6 +234,7 @@ impl Opened {
             facts: Facts { mode: access.mode, reason: access.reason, identity },
             region: access.region.map(Arc::new),
             copy_on_write: OnceLock::new(),
+            descriptor_advice: DescriptorAdvice::default(),
             residency_is_told: OnceLock::new(),
         })
     }

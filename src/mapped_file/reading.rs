@@ -4,12 +4,11 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
-use crate::os::advise::{Advice, advise_file};
 use crate::os::errno::Code;
 use crate::os::pread::{self, Short};
 use crate::os::{self, fault};
 
-use super::Opened;
+use super::{Opened, RandomReads};
 
 /// How long after an I/O error the one further try is made: time for a server to come back.
 const IO_RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -20,8 +19,8 @@ pub struct Reader<'a> {
     opened: &'a Opened,
     /// Whether the mapping is used.
     guarded: bool,
-    /// Whether the descriptor's advice was changed for it.
-    is_advised: bool,
+    /// Where more than what is asked for may not be read.
+    random: Option<RandomReads<'a>>,
 }
 
 impl Reader<'_> {
@@ -38,27 +37,20 @@ impl Reader<'_> {
 
     /// To be called last: were the bytes the file's?
     pub fn finish(self) -> Result<()> {
-        if self.is_advised {
-            let _ = advise_file(self.opened.file(), 0, self.opened.size(), Advice::Normal);
-        }
+        drop(self.random);
         self.opened.verify()
     }
 }
 
 impl Opened {
     pub fn reader(&self) -> Reader<'_> {
-        Reader { opened: self, guarded: fault::ready(), is_advised: false }
+        Reader { opened: self, guarded: fault::ready(), random: None }
     }
 
     /// For a few bytes of a file of which nothing else may be wanted: past the mapping, where a fault would
     /// bring in all that the disk reads ahead (megabytes of each of a thousand shards).
     pub fn sparse_reader(&self) -> Reader<'_> {
-        // The advice of a descriptor holds for reads alone, and is the caller's where nothing is mapped.
-        let is_advised = self.region.is_some();
-        if is_advised {
-            let _ = advise_file(self.file(), 0, self.size(), Advice::Random);
-        }
-        Reader { opened: self, guarded: false, is_advised }
+        Reader { opened: self, guarded: false, random: Some(self.random_reads()) }
     }
 
     /// Fills `out` with the file's bytes from `offset`.

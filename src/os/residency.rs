@@ -109,7 +109,9 @@ pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
     owner || capable() || writable()
 }
 
-fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
+/// Which of `count` pages, the first being `first`, are in the cache; `None` where mincore fails. To be asked only
+/// where [`kernel_tells_truth`].
+pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
     let page = super::page_bytes();
     let mut pages = Vec::with_capacity(count);
     let mut answer = vec![0_u8; count.min(CHUNK_PAGES)];

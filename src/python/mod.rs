@@ -12,6 +12,7 @@ mod loader;
 mod mapped_file;
 mod sampling;
 mod staging;
+mod stored_tensor;
 mod tokens;
 mod weights;
 
@@ -29,6 +30,8 @@ mod _native {
     use super::sampling::{PyPermutation, PySchedule};
     #[pymodule_export]
     use super::staging::PyStagingBuffer;
+    #[pymodule_export]
+    use super::stored_tensor::PyStoredTensor;
     #[pymodule_export]
     use super::tokens::PyTokenCorpus;
     #[pymodule_export]

@@ -12,6 +12,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
 use super::mapped_file::{audit_open, path_of};
+use super::stored_tensor::PyStoredTensor;
 use crate::dtype::Dtype;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
@@ -250,6 +251,11 @@ impl PyWeightFile {
         let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
         let Some(buffer) = self.buffer(py, writable)? else { return Ok(None) };
         array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
+    }
+
+    /// A tensor that can be read in parts, also after this is closed.
+    fn stored(&self, name: &Bound<'_, PyString>) -> PyResult<PyStoredTensor> {
+        Ok(PyStoredTensor::new(self.weights.stored(&self.entry(name)?)?))
     }
 
     /// Why there are no copy-on-write pages of this file; None if there are.

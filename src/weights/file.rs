@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
 
 use super::header::{self, Header, HeaderError, Strictness, TensorEntry};
+use super::tensor::StoredTensor;
 
 /// The header's length stands in the first bytes.
 const PREFIX_BYTES: u64 = 8;
@@ -65,6 +66,11 @@ impl WeightFile {
     pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
         self.header.byte_range(entry)
     }
+
+    /// A tensor that stays readable when this is closed.
+    pub fn stored(&self, entry: &TensorEntry<'_>) -> Result<StoredTensor> {
+        Ok(StoredTensor::new(self.file.opened()?, entry.dtype, entry.shape, self.byte_range(entry)))
+    }
 }
 
 /// Reads the header, from a private copy: what is checked is what is used, whatever others do to the file
@@ -76,8 +82,9 @@ pub fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> 
         path: file.path().into(),
         detail: format!("Error while deserializing header: {error}"),
     };
-    let prefix = opened.read(0, size.min(PREFIX_BYTES))?;
+    // Of a file whose tensors may never be wanted, or a few rows of them: nothing is read ahead.
+    let prefix = opened.peek(0, size.min(PREFIX_BYTES))?;
     let length = header::header_bytes(&prefix, size).map_err(wrong)?;
-    let json = opened.read(PREFIX_BYTES, length)?;
+    let json = opened.peek(PREFIX_BYTES, length)?;
     Header::parse(&json, size, strictness).map_err(wrong)
 }

@@ -1,4 +1,4 @@
-//! safetensors files: the header from bytes, and checkpoints over mapped files.
+//! safetensors files: the header from bytes, one file of weights, parts of its tensors.
 
 pub mod checkpoint;
 pub mod file;
@@ -9,3 +9,5 @@ pub mod natural;
 mod problems;
 pub mod source;
 mod table;
+pub mod slice;
+pub mod tensor;

@@ -37,6 +37,7 @@ PYTHON_MAY_USE = {
     "_progress": set(),
     "_closing": set(),
     "_dtypes": {"errors"},
+    "_selection": set(),
     "mapping": {"_native", "_environment", "_progress", "_closing", "errors"},
     "staging": {"_native"},
     "_token_paths": {"mapping"},
@@ -63,8 +64,8 @@ PYTHON_MAY_USE = {
         "mixture",
         "tokens",
     },
-    "weights": {"_native", "_environment", "_closing", "_dtypes", "errors", "mapping"},
-    "safetensors": {"_native", "_environment", "_dtypes", "errors", "mapping"},
+    "weights": {"_native", "_environment", "_closing", "_dtypes", "_selection", "errors", "mapping"},
+    "safetensors": {"_native", "_environment", "_dtypes", "_selection", "errors", "mapping"},
     "torch": {
         "_native",
         "_arguments",

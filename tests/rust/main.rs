@@ -13,3 +13,4 @@ mod tokens_documents;
 mod weights_checkpoint;
 mod weights_header;
 mod weights_index;
+mod weights_slice;

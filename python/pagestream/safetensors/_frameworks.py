@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream._dtypes import SUB_BYTE_BITS, numpy_dtype, unpack
+from pagestream import _arrays
+from pagestream._dtypes import numpy_dtype
 from pagestream.errors import FormatError, SafetensorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
+
+    from pagestream._arrays import Align
 
     # A framework's tensor out of (element type, shape, bytes, where they begin in the buffer, buffer, a
     # function that fills memory of our own with them). There is no buffer where there is no mapping.
@@ -53,8 +56,8 @@ def framework_named(word: str) -> str:
     raise SafetensorError(message)
 
 
-def maker(framework: str, device: Any) -> Maker:  # noqa: ANN401 - a str, an int or a torch.device
-    """The function that makes tensors of a framework on a device.
+def maker(framework: str, device: Any, align: Align = "copy") -> Maker:  # noqa: ANN401
+    """The function that makes tensors of a framework on a device, a str, an int or a torch.device.
 
     Raises:
         SafetensorError: The device is not one of the framework.
@@ -63,43 +66,26 @@ def maker(framework: str, device: Any) -> Maker:  # noqa: ANN401 - a str, an int
     if framework == "torch":
         from pagestream.safetensors.torch import _maker_on
 
-        return _maker_on(device)
+        return _maker_on(device, align)
     if device != "cpu" and framework != "paddle":
         message = f"arrays of {framework} are on the device 'cpu', not {device!r}"
         raise SafetensorError(message)
     if framework == "numpy":
-        return numpy_array
+        return partial(numpy_array, align=align)
     convert = converter(framework, device)
 
     def make(dtype: str, *place: Any) -> Any:  # noqa: ANN401
-        return convert(dtype, numpy_array(dtype, *place))
+        return convert(dtype, numpy_array(dtype, *place, align=align))
 
     return make
 
 
-def numpy_array(
-    dtype: str,
-    shape: tuple[int, ...],
-    nbytes: int,
-    offset: int,
-    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-    read_into: Callable[[Any], None],
-) -> npt.NDArray[Any]:
-    """An array over `buffer`; a copy if there is none, or if it is misaligned for the type."""
+def numpy_array(*place: Any, align: Align = "copy") -> npt.NDArray[Any]:  # noqa: ANN401
+    """`_arrays.over`, whose errors come out as `SafetensorError`."""
     try:
-        numpy_type = numpy_dtype(dtype)
+        return _arrays.over(*place, align=align)
     except FormatError as error:
         raise SafetensorError(*error.args) from error
-    if dtype in SUB_BYTE_BITS:
-        packed = np.empty(nbytes, np.uint8)
-        read_into(packed)
-        return unpack(packed, dtype, shape)
-    if buffer is not None and offset % numpy_type.itemsize == 0:
-        return np.ndarray(shape, numpy_type, buffer, offset)
-    array = np.empty(shape, numpy_type)
-    if nbytes:
-        read_into(array.reshape(-1).view(np.uint8))
-    return array
 
 
 def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN401

@@ -12,18 +12,19 @@ import numpy as np
 from pagestream import _arguments, _dtypes, _environment, _native
 from pagestream.errors import SafetensorError
 from pagestream.safetensors._frameworks import framework_named, maker
+from pagestream.safetensors._slice import PySafeSlice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import IO, Self
 
+    from pagestream._arrays import Align
     from pagestream._environment import Mode
     from pagestream.mapping import StrPath
 
-__all__ = ["Align", "Backend", "TensorMeta", "safe_open"]
+__all__ = ["Backend", "TensorMeta", "safe_open"]
 
 Backend = Literal["mmap", "pread"]
-Align = Literal["copy", "view", "error"]
 
 _COPY_ON_WRITE = "arrays and tensors can be written: they lie on copy-on-write pages"
 
@@ -72,7 +73,8 @@ class safe_open:  # noqa: N801 - upstream's name
         raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes.
             For element types that a framework does not have.
         align: What to do with a tensor that begins where elements of its type must not (a writer need not
-            align them): ``"copy"`` it; give an unaligned ``"view"``, for NumPy alone; raise an ``"error"``.
+            align them): ``"copy"`` it; give an unaligned ``"view"``, for NumPy alone; raise an ``"error"``
+            instead of copying it.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -102,14 +104,13 @@ class safe_open:  # noqa: N801 - upstream's name
         """Opens the file and reads its header."""
         self._mode = _mode(backend, mmap_mode)
         self._framework = framework_named(framework)
-        self._make = maker(self._framework, device)
         self._copy = _arguments.yes_or_no("copy", copy)
         self._raw = _arguments.yes_or_no("raw", raw)
         _arguments.one_of("align", align, ("copy", "view", "error"))
-        self._align = align
         if align == "view" and self._framework != "numpy":
             message = f'align="view" is for NumPy; tensors of {self._framework} must be aligned'
             raise ValueError(message)
+        self._make = maker(self._framework, device, align)
         self._read_only = self._mode == "shared" and self._framework == "numpy"
         self._file = self._opened(filename, _arguments.yes_or_no("strict", strict))
         self._refusal = None if self._read_only else self._file.copy_on_write_refusal()
@@ -200,17 +201,11 @@ class safe_open:  # noqa: N801 - upstream's name
         if self._raw:
             dtype, shape = "U8", _dtypes.raw_shape(dtype, shape, nbytes)
         buffer = None if self._copy else file.buffer(not self._read_only)
-        if self._align != "copy" and offset % _dtypes.itemsize(dtype):
-            if self._align == "error":
-                message = (
-                    f"{file.path}: tensor {name!r} begins at byte {offset}, which no {dtype} element may; "
-                    'align="copy" copies it'
-                )
-                raise SafetensorError(message)
-            if buffer is not None:
-                array: Any = np.ndarray(shape, _dtypes.numpy_dtype(dtype), buffer, offset)
-                return array
-        tensor = self._make(dtype, shape, nbytes, offset, buffer, partial(file.read_into, name))
+        try:
+            tensor = self._make(dtype, shape, nbytes, offset, buffer, partial(file.read_into, name))
+        except SafetensorError as error:
+            message = f"{file.path}: tensor {name!r} at byte {offset}: {error}"
+            raise SafetensorError(message) from error
         if self._read_only and not self._copy:
             tensor.flags.writeable = False  # also where it had to be a copy, for being misaligned
         return tensor
@@ -228,6 +223,30 @@ class safe_open:  # noqa: N801 - upstream's name
             ['weight', 'bias']
         """
         return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    def get_slice(self, name: str) -> PySafeSlice:
+        """One tensor, of which only the part is read that is then asked for in brackets.
+
+        Raises:
+            SafetensorError: No tensor of that name, or the file is closed.
+
+        Example:
+            >>> from pagestream.safetensors import safe_open
+            >>> safe_open("model.safetensors", "np").get_slice("weight")[0, ::-2]
+            array([1., 1.])
+        """
+        try:
+            stored = self._open().stored(name)
+        except KeyError:
+            raise self._missing(name) from None
+        return PySafeSlice(
+            stored,
+            self._make,
+            views=not self._copy,
+            read_only=self._read_only,
+            raw=self._raw,
+            counts_pairs=self._framework == "torch",
+        )
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """What the header says of a tensor.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagestream import _dtypes
+from pagestream import _arrays, _dtypes
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _upstream
 from pagestream.safetensors._open import Backend, deserialize, safe_open
@@ -14,6 +14,7 @@ from pagestream.safetensors._open import Backend, deserialize, safe_open
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from pagestream._arrays import Align
     from pagestream._environment import Mode
     from pagestream.mapping import StrPath
     from pagestream.safetensors._frameworks import Maker
@@ -275,7 +276,7 @@ def _view2torch(safeview: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, 
     return tensors
 
 
-def _maker_on(device: str | int | torch.device) -> Maker:
+def _maker_on(device: str | int | torch.device, align: Align = "copy") -> Maker:
     """Makes tensors on a device, which is checked when the file is opened and not at the first tensor."""
     try:
         place = torch.device(device)
@@ -293,11 +294,18 @@ def _maker_on(device: str | int | torch.device) -> Maker:
         read_into: Callable[[Any], None],
     ) -> torch.Tensor:
         dtype = _TYPES.get(dtype_name) or _dtype(dtype_name)
-        if buffer is None or offset % _dtypes.itemsize(dtype_name):
-            buffer, offset = torch.empty(nbytes, dtype=torch.uint8).numpy(), 0
+        tensor = None
+        if buffer is not None:
+            tensor = _over(dtype, dtype_name, shape, nbytes, offset, buffer)
+            if tensor.data_ptr() % dtype.itemsize:
+                if align == "error":
+                    raise SafetensorError(_arrays.misaligned(dtype_name))
+                tensor = None
+        if tensor is None:
+            copied = torch.empty(nbytes, dtype=torch.uint8).numpy()
             if nbytes:
-                read_into(buffer)
-        tensor = _over(dtype, dtype_name, shape, nbytes, offset, buffer)
+                read_into(copied)
+            tensor = _over(dtype, dtype_name, shape, nbytes, 0, copied)
         return tensor if is_cpu else tensor.to(place)
 
     return make
@@ -318,7 +326,7 @@ def _over(
     offset: int,
     buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
 ) -> torch.Tensor:
-    """A tensor over writable memory, in which it is aligned."""
+    """A tensor over writable memory."""
     if dtype_name == "F4":
         if not shape or shape[-1] % 2:
             message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"

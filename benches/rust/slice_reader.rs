@@ -1,0 +1,72 @@
+//! What the rule for gaps makes of evenly spaced runs of a file: time, reads, and bytes from the disk.
+//!
+//! ```text
+//! slice_reader FILE --run BYTES --step BYTES [--mode shared] [--gap 4096] [--evict 1] [--rounds 1]
+//! ```
+//!
+//! Reads `run` bytes out of each `step`, as a slice of a tensor that fills the file would. `--evict 1` drops the
+//! file from the page cache before each round, and fails if more than one page in a hundred stays. Prints a line
+//! of JSON with the best round.
+
+use std::path::Path;
+use std::time::Instant;
+
+use pagestream::mapped_file::{MappedFile, RequestedMode};
+use pagestream::os::room;
+use pagestream::weights::slice::{GAP_BYTES, Plan, Selection, fill};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// What this process had read from disks so far.
+fn device_bytes() -> Outcome<u64> {
+    let text = std::fs::read_to_string("/proc/self/io")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    Ok(line.ok_or("no read_bytes")?.trim().parse()?)
+}
+
+fn main() -> Outcome<()> {
+    let mut words = std::env::args().skip(1);
+    let path = words.next().ok_or("which file?")?;
+    let (mut run, mut step, mut gap) = (0, 0, GAP_BYTES);
+    let (mut mode, mut evict, mut rounds) = (RequestedMode::Auto, true, 1);
+    while let (Some(name), Some(value)) = (words.next(), words.next()) {
+        match name.as_str() {
+            "--run" => run = value.parse()?,
+            "--step" => step = value.parse()?,
+            "--gap" => gap = value.parse()?,
+            "--mode" => mode = RequestedMode::from_word(&value)?,
+            "--evict" => evict = value == "1",
+            "--rounds" => rounds = value.parse()?,
+            _ => return Err(format!("{name}?").into()),
+        }
+    }
+    let size = std::fs::metadata(&path)?.len();
+    let count = size / step;
+    let mut best = f64::INFINITY;
+    let (mut bytes, mut extents, mut checksum) = (0, 0, 0);
+    for _ in 0..rounds {
+        let file = MappedFile::open(Path::new(&path), mode)?;
+        if evict {
+            file.evict()?;
+            let left = file.residency(0, size, 0)?.fraction;
+            if left > 0.01 {
+                return Err(format!("{left} of the file stays in the page cache").into());
+            }
+        }
+        let mut out = vec![1_u8; (count * run) as usize];
+        let before = device_bytes()?;
+        let begin = Instant::now();
+        let selection = Selection::new(0, &[count, run], &[i64::try_from(step)?, 1], 1, size)?;
+        let plan = Plan::with_gap(selection, gap);
+        let opened = file.opened()?;
+        fill(&opened, 0, &plan, room(&mut out), &mut || true)?;
+        best = best.min(begin.elapsed().as_secs_f64());
+        bytes = device_bytes()? - before;
+        extents = plan.extents().count();
+        checksum = out.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+    }
+    println!(
+        "{{\"seconds\": {best}, \"device_bytes\": {bytes}, \"reads\": {extents}, \"checksum\": {checksum}}}"
+    );
+    Ok(())
+}

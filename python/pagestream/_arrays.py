@@ -1,0 +1,113 @@
+"""NumPy arrays over, or copied out of, the bytes of a safetensors file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pagestream import _selection
+from pagestream._dtypes import SUB_BYTE_BITS, numpy_dtype, unpack
+from pagestream.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from pagestream import _native
+    from pagestream._selection import Index
+
+    # Fills a writable buffer.
+    Filler = Callable[[Any], None]
+
+__all__ = ["Align", "misaligned", "over", "reader", "unpacked_part"]
+
+# What to do with a tensor that begins where elements of its type must not.
+Align = Literal["copy", "view", "error"]
+
+
+def over(
+    dtype: str,
+    shape: tuple[int, ...],
+    nbytes: int,
+    offset: int,
+    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
+    read_into: Filler,
+    *,
+    align: Align = "copy",
+) -> npt.NDArray[Any]:
+    """An array over `buffer`, or a copy.
+
+    Args:
+        dtype: The element type by its safetensors name.
+        shape: In elements.
+        nbytes: What the elements take in the file.
+        offset: Where they begin in the buffer, in bytes.
+        buffer: Memory with the elements; None makes a copy.
+        read_into: Fills memory of `nbytes` with the elements, for a copy.
+        align: What becomes of elements that are misaligned in `buffer`.
+
+    Raises:
+        FormatError: NumPy has no such type; or they are misaligned, and that is to be an error.
+    """
+    numpy_type = numpy_dtype(dtype)
+    if dtype in SUB_BYTE_BITS:
+        packed = np.empty(nbytes, np.uint8)
+        if nbytes:
+            read_into(packed)
+        return unpack(packed, dtype, shape)
+    if buffer is not None:
+        array: npt.NDArray[Any] = np.ndarray(shape, numpy_type, buffer, offset)
+        if array.flags.aligned or align == "view":
+            return array
+        if align == "error":
+            raise FormatError(misaligned(dtype))
+    array = np.empty(shape, numpy_type)
+    if nbytes:
+        # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
+        read_into(array.reshape(-1).view(np.uint8))
+    return array
+
+
+def misaligned(dtype: str) -> str:
+    """What is said where ``align="error"``."""
+    return f'it begins where {dtype} elements must not; align="copy" copies it'
+
+
+def unpacked_part(
+    stored: _native.StoredTensor,
+    index: Index,
+    make: Callable[..., Any],
+    error: type[Exception] = IndexError,
+) -> Any:  # noqa: ANN401 - what `make` makes
+    """A part of a tensor of elements smaller than a byte, whole rows of which are read.
+
+    Args:
+        stored: The tensor.
+        index: What of it.
+        make: As `over`, or what makes another framework's tensor by it.
+        error: As for `_selection.select`.
+    """
+    dtype, shape = stored.dtype, stored.shape
+    _selection.select(shape, index, error)  # refuses what the steps below would not
+    parts = _selection.parts(shape, index, error)
+    bits = SUB_BYTE_BITS[dtype]
+    last = max((place for place, part in enumerate(parts) if part is not None), default=-1)
+    if last < 0 or shape[-1] * bits % 8:
+        # Rows that do not end with a byte.
+        whole = _selection.select((stored.nbytes,), ..., error)
+        return make(dtype, shape, stored.nbytes, 0, None, reader(stored, whole, 1))[index]
+    rows = _selection.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)), error)
+    elements = make(dtype, (*rows.shape[:-1], shape[-1]), rows.count, 0, None, reader(stored, rows, 1))
+    return elements[(..., *parts[last:])]
+
+
+def reader(stored: _native.StoredTensor, part: _selection.Selection, item_bytes: int) -> Filler:
+    """The function that fills memory with a part of a tensor."""
+
+    def read(room: Any) -> None:  # noqa: ANN401
+        strides = [stride * item_bytes for stride in part.strides]
+        stored.read_selection(part.first * item_bytes, part.shape, strides, item_bytes, room)
+
+    return read

@@ -1,0 +1,190 @@
+"""NumPy's basic indexing as arithmetic: what of a tensor an index means, without the tensor.
+
+Ints, slices of any step, ``...`` and None, in the meaning that NumPy gives them
+(https://numpy.org/doc/stable/user/basics.indexing.html#basic-indexing). Arrays, lists and bools, which index
+in another way there, are refused; of lists safetensors knows the empty one, which selects nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+    from typing import SupportsIndex, TypeAlias
+
+    # One part of an index, and an index.
+    Part: TypeAlias = "SupportsIndex | slice | EllipsisType | None"
+    Index: TypeAlias = "Part | tuple[Part, ...] | list[Any]"
+
+_ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Elements of a contiguous tensor. All counts are in elements.
+
+    Attributes:
+        first: The place of the result's first element.
+        shape: The result's shape.
+        strides: From one index to the next along each of its axes.
+    """
+
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its elements follow each other in the tensor; so do those of an empty one."""
+        if 0 in self.shape:
+            return True
+        expected = 1
+        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if length > 1 and stride != expected:
+                return False
+            expected *= length
+        return True
+
+
+def select(
+    shape: tuple[int, ...], index: Index, error: type[Exception] = IndexError, *, name: str = "tensor"
+) -> Selection:
+    """What `index` selects of a contiguous tensor.
+
+    Args:
+        shape: The tensor's shape.
+        index: What stands in the brackets.
+        error: What is raised for a bad one.
+        name: What a message calls the tensor where it names it.
+
+    Returns:
+        The selection, which is empty where the result is.
+
+    Raises:
+        IndexError: Or `error`: an int is out of range, there are too many parts, or one of a kind that is not
+            basic indexing.
+
+    Example:
+        >>> from pagestream._selection import select
+        >>> select((4, 6), (slice(None), slice(None, None, -2)))
+        Selection(first=5, shape=(4, 3), strides=(6, -2))
+    """
+    selected = parts(shape, index, error, name)
+    first, lengths, strides = 0, [], []
+    dimension, stride = 0, math.prod(shape)
+    for part in selected:
+        if part is None:
+            lengths.append(1)
+            strides.append(0)
+            continue
+        size = shape[dimension]
+        # A length of 0 makes every stride after it 0: nothing is selected, whatever the strides are.
+        stride = stride // size if size else 0
+        if isinstance(part, slice):
+            start, length, step = _narrow(part, size, dimension, error)
+            first += start * stride
+            lengths.append(length)
+            strides.append(step * stride)
+        else:
+            first += _place(part, dimension, selected, shape, error) * stride
+        dimension += 1
+    if 0 in lengths:
+        first = 0
+    return Selection(first, tuple(lengths), tuple(strides))
+
+
+def parts(
+    shape: tuple[int, ...], index: Index, error: type[Exception] = IndexError, name: str = "tensor"
+) -> list[Any]:
+    """The parts of an index, one for each dimension, and None for each new one.
+
+    The arguments are those of `select`.
+    """
+    if isinstance(index, list):
+        if index:
+            message = "Non empty lists are not implemented"
+            raise error(message)
+        index = slice(0, 0)
+    given = index if isinstance(index, tuple) else (index,)
+    used = sum(part is not None and part is not ... for part in given)
+    if sum(part is ... for part in given) > 1:
+        message = "Only one ellipsis (...) is allowed in slice index"
+        raise error(message)
+    if used > len(shape):
+        message = (
+            f"too many indices: {name} is {len(shape)}-dimensional, of shape {list(shape)}, "
+            f"but {used} were given"
+        )
+        raise error(message)
+    for position, part in enumerate(given):
+        if not _is_basic(part):
+            message = (
+                f"Unsupported slice index at position {position}: expected slice, int, ellipsis or None, "
+                f"found {_described(part)}"
+            )
+            raise error(message)
+    found: list[Any] = []
+    for part in given if any(part is ... for part in given) else (*given, ...):
+        found += [_ALL] * (len(shape) - used) if part is ... else [part]
+    return found
+
+
+def _is_basic(part: Any) -> bool:  # noqa: ANN401
+    if part is None or part is ... or isinstance(part, slice):
+        return True
+    if isinstance(part, np.generic):
+        return isinstance(part, np.integer)
+    # What has a shape is an array, if of one element; torch's bools of that kind would pass for ints.
+    return hasattr(part, "__index__") and not isinstance(part, bool) and not hasattr(part, "shape")
+
+
+def _described(part: Any) -> str:  # noqa: ANN401
+    if isinstance(part, bool | np.bool_):
+        return f"the bool {part}, which NumPy takes for a mask"
+    text = repr(part)
+    return f"{text if len(text) < 50 else text[:46] + ' ...'}, of type {type(part).__name__}"  # noqa: PLR2004
+
+
+def _narrow(part: slice, size: int, dimension: int, error: type[Exception]) -> tuple[int, int, int]:
+    """Where a slice begins, how many it takes, and its step. It is clipped to the size, as in NumPy."""
+    try:
+        start, stop, step = part.indices(size)
+    except (TypeError, ValueError) as cause:
+        message = f"{part} for dimension {dimension} of size {size}: {cause}"
+        raise error(message) from cause
+    return start, len(range(start, stop, step)), step
+
+
+def _place(
+    part: SupportsIndex, dimension: int, parts: list[Any], shape: tuple[int, ...], error: type[Exception]
+) -> int:
+    index, size = operator.index(part), shape[dimension]
+    if -size <= index < size:
+        return index if index >= 0 else index + size
+    if index < 0:
+        message = f"Invalid index {index} for dimension {dimension} of size {size}"
+        raise error(message)
+    message = (
+        f"Error during slicing [{', '.join(map(_text, parts))}] with shape {list(shape)}: "
+        f"index {index} out of bounds for tensor dimension #{dimension} of size {size}"
+    )
+    raise error(message)
+
+
+def _text(part: Any) -> str:  # noqa: ANN401
+    """A part of an index as it is written."""
+    if not isinstance(part, slice):
+        return str(part)
+    ends = ["" if end is None else str(end) for end in (part.start, part.stop)]
+    return ":".join(ends if part.step in (None, 1) else [*ends, str(part.step)])

@@ -1,0 +1,137 @@
+"""`PySafeSlice`: a tensor of which a part is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pagestream import _selection
+from pagestream._arrays import reader, unpacked_part
+from pagestream._dtypes import SUB_BYTE_BITS, itemsize, raw_shape
+from pagestream.errors import SafetensorError, SliceError
+
+if TYPE_CHECKING:
+    from pagestream import _native
+    from pagestream._selection import Index
+    from pagestream.safetensors._frameworks import Maker
+
+__all__ = ["PySafeSlice"]
+
+
+class PySafeSlice:
+    """A tensor that is read by parts. Upstream's class of that name; made by ``safe_open.get_slice``.
+
+    Its brackets take what NumPy's basic indexing takes, in NumPy's meaning, whatever the framework: ints,
+    slices with any step (negative ones give a reversed copy in torch as well), ``...`` and None. A slice
+    that reaches beyond the end is clipped (upstream refuses ``[:20]`` of ten rows; NumPy and torch do not).
+
+    Only the bytes that are needed are read. What lies in the file as one run is not copied at all where
+    the file is mapped, as with ``get_tensor``; anything else gets memory of its own, which can be written.
+    It keeps the file open, also when the `safe_open` is closed.
+
+    Example:
+        >>> from pagestream.safetensors import safe_open
+        >>> with safe_open("model.safetensors", "np") as f:
+        ...     weight = f.get_slice("weight")
+        >>> weight.get_shape(), weight[:, 1]
+        ([2, 3], array([1., 1.]))
+    """
+
+    def __init__(
+        self,
+        stored: _native.StoredTensor,
+        make: Maker,
+        *,
+        views: bool,
+        read_only: bool,
+        raw: bool,
+        counts_pairs: bool,
+    ) -> None:
+        """A tensor of which parts are made by `make`.
+
+        Args:
+            stored: The tensor.
+            make: Makes the framework's tensors.
+            views: Whether they may stand on the mapping.
+            read_only: Whether those that do are read-only.
+            raw: Whether it is bytes that are indexed, and given.
+            counts_pairs: Whether the framework has a type for pairs of elements of 4 bits, and not for one.
+        """
+        self._stored = stored
+        self._make = make
+        self._views = views
+        self._read_only = read_only
+        self._raw = raw
+        self._counts_pairs = counts_pairs
+
+    def get_shape(self) -> list[int]:
+        """The whole tensor's dimensions, as they stand in the file.
+
+        Example:
+            >>> from pagestream.safetensors import safe_open
+            >>> safe_open("model.safetensors", "np").get_slice("weight").get_shape()
+            [2, 3]
+        """
+        return list(self._stored.shape)
+
+    def get_dtype(self) -> str:
+        """The element type by its safetensors name.
+
+        Example:
+            >>> from pagestream.safetensors import safe_open
+            >>> safe_open("model.safetensors", "np").get_slice("bias").get_dtype()
+            'F32'
+        """
+        return self._stored.dtype
+
+    def __getitem__(self, index: Index) -> Any:  # noqa: ANN401 - an array or a tensor
+        """The part that `index` selects.
+
+        Two F4 elements share a byte: torch counts the pairs, and so does an index along the last dimension. To
+        other frameworks a row of such elements is read as a whole.
+
+        Raises:
+            SliceError: The index is out of range or not basic indexing; a `SafetensorError` and an
+                ``IndexError``.
+            SafetensorError: The framework has no type for the elements.
+            MappedReadError: The file was cut or its storage failed.
+            FileChangedError: The file was rewritten since it was opened.
+        """
+        dtype_name, shape = self._stored.dtype, self._stored.shape
+        if self._raw:
+            return self._part("U8", raw_shape(dtype_name, shape, self._stored.nbytes), index)
+        if dtype_name not in SUB_BYTE_BITS:
+            return self._part(dtype_name, shape, index)
+        if self._counts_pairs:
+            return self._pairs(dtype_name, shape, index)
+        return unpacked_part(self._stored, index, self._make, SliceError)
+
+    def _part(self, dtype_name: str, shape: tuple[int, ...], index: Index) -> Any:  # noqa: ANN401
+        item_bytes = itemsize(dtype_name)
+        found = _selection.select(shape, index, SliceError)
+        nbytes, read = found.count * item_bytes, reader(self._stored, found, item_bytes)
+        if not (found.is_run and self._views and nbytes):
+            return self._make(dtype_name, found.shape, nbytes, 0, None, read)
+        buffer = self._stored.view(found.first * item_bytes, nbytes, not self._read_only)
+        tensor = self._make(dtype_name, found.shape, nbytes, 0, buffer, read)
+        if self._read_only:
+            tensor.flags.writeable = False  # also where it had to be a copy, for being misaligned
+        return tensor
+
+    def _pairs(self, dtype_name: str, shape: tuple[int, ...], index: Index) -> Any:  # noqa: ANN401
+        """Elements smaller than a byte: bytes, seen as the framework's type for what is in them."""
+        kind = self._make(dtype_name, (0,), 0, 0, None, _nothing).dtype  # refused where there is no such type
+        if not shape or shape[-1] % 2 or kind.itemsize != 1:
+            message = (
+                f"{self._stored.path}: slices of {dtype_name} elements are of whole pairs, but the last "
+                f"dimension of {list(shape)} is odd"
+            )
+            raise SafetensorError(message)
+        return self._part("U8", (*shape[:-1], shape[-1] // 2), index).view(kind)
+
+    def __repr__(self) -> str:
+        """Type and shape."""
+        return f"<{type(self).__name__} {self._stored.dtype} {self.get_shape()} of {self._stored.path!r}>"
+
+
+def _nothing(_buffer: object) -> None:
+    """For a tensor without elements."""

@@ -1,0 +1,100 @@
+//! One tensor of an open file. `Checkpoint.read` and the slices of `safetensors/` stand on this.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::buffer::{self, Access, WritableBuffer, drop_detached};
+use super::error::text;
+use crate::weights::tensor::StoredTensor;
+
+#[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
+pub struct PyStoredTensor {
+    /// Taken in `drop` alone.
+    tensor: Option<StoredTensor>,
+}
+
+/// It may be the last that keeps the file mapped.
+impl Drop for PyStoredTensor {
+    fn drop(&mut self) {
+        drop_detached(self.tensor.take());
+    }
+}
+
+impl PyStoredTensor {
+    pub fn new(tensor: StoredTensor) -> Self {
+        Self { tensor: Some(tensor) }
+    }
+
+    fn tensor(&self) -> PyResult<&StoredTensor> {
+        self.tensor.as_ref().ok_or_else(|| pyo3::exceptions::PyValueError::new_err("gone"))
+    }
+}
+
+#[pymethods]
+impl PyStoredTensor {
+    #[getter]
+    fn dtype(&self) -> PyResult<&'static str> {
+        Ok(self.tensor()?.dtype().name())
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.tensor()?.shape())
+    }
+
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.tensor()?.bytes())
+    }
+
+    #[getter]
+    fn path(&self) -> PyResult<OsString> {
+        Ok(text(self.tensor()?.path()))
+    }
+
+    /// A buffer over `length` of its bytes; None where there is no mapping. With `writable` it lies on pages
+    /// that are copied when written.
+    fn view<'py>(
+        &self,
+        py: Python<'py>,
+        first: u64,
+        length: u64,
+        writable: bool,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = self.tensor()?;
+        let (view, access) = if writable {
+            (py.detach(|| tensor.copy_on_write_view(first, length))?, Access::Writable)
+        } else {
+            (tensor.view(first, length)?, Access::ReadOnly)
+        };
+        view.map(|view| buffer::view_object(py, view, access)).transpose()
+    }
+
+    /// Fills a buffer, which has room for just that, with the elements that begin at the byte `first` of the
+    /// tensor, of this shape and these strides in bytes.
+    fn read_selection(
+        &self,
+        py: Python<'_>,
+        first: u64,
+        shape: Vec<u64>,
+        strides: Vec<i64>,
+        item_bytes: u64,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let tensor = self.tensor()?;
+        let selection = tensor.select(first, &shape, &strides, item_bytes)?;
+        let mut out = WritableBuffer::of(out)?;
+        let room = out.room(usize::try_from(selection.result_bytes())?)?;
+        let mut raised = Ok(());
+        let done = py.detach(|| {
+            tensor.read(selection, room, &mut || {
+                raised = Python::attach(|py| py.check_signals());
+                raised.is_ok()
+            })
+        });
+        raised?;
+        Ok(done?)
+    }
+}

@@ -1,0 +1,28 @@
+//! Parts of a tensor by NumPy's basic indexing: which bytes of the file they are, and reading just those.
+//!
+//! A [`Selection`] is what indexing gives: the first byte, a shape, and strides in bytes, which may be
+//! negative. It is turned into a [`Plan`], pure arithmetic that sees no file:
+//!
+//! ```text
+//! drop axes of length 1; merge neighbours that are evenly spaced as one, with the element's bytes as the
+//! innermost axis                                                          -> a few axes, outermost first
+//! find the innermost axes whose gaps are all below GAP_BYTES              -> a block: read in one go
+//! cut blocks that are longer than PIECE_BYTES, along the outermost axis that gives small enough pieces
+//! walk the outer axes in order of the file, lazily; join blocks with gaps below GAP_BYTES -> extents
+//! ```
+//!
+//! [`fill()`] reads the extents: straight into the result where an extent is one run of it, else into a
+//! scratch block, from which the elements are copied to their places.
+//!
+//! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is read, too, unless the extent
+//! would grow beyond [`PIECE_BYTES`]; a larger gap never is.
+
+mod copy;
+mod fill;
+mod plan;
+mod rooms;
+mod selection;
+
+pub use fill::{KeepGoing, fill};
+pub use plan::{Block, Blocks, Extent, Extents, GAP_BYTES, PIECE_BYTES, Plan};
+pub use selection::Selection;

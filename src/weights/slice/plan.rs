@@ -1,0 +1,201 @@
+//! Which ranges of the file are read for a selection, in order of the file.
+
+use super::selection::{Axis, Selection};
+
+/// Gaps smaller than this are read through. A page: the kernel reads, and the page cache keeps, whole pages, so
+/// that a smaller gap costs no page of its own, and each read that is saved is a system call, or a request
+/// to a server. Measured in `benches/README.md`.
+pub const GAP_BYTES: u64 = 4096;
+
+/// No extent is longer than this, and so no thread needs more memory of its own. Large enough that a server
+/// is asked seldom, small enough that it stays in the processor's cache until its elements are copied.
+pub const PIECE_BYTES: u64 = 1 << 20;
+
+/// The way through a selection.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    selection: Selection,
+    gap_bytes: u64,
+    /// A block is up to `step` indices of this axis, with all of the axes further in.
+    cut: usize,
+    step: u64,
+}
+
+/// A range of the file that is read in one go, and the part of the result that it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// In bytes from the tensor's beginning.
+    pub offset: u64,
+    /// With the gaps in it.
+    pub len: u64,
+    /// Indices of the axis that is cut.
+    pub count: u64,
+}
+
+impl Plan {
+    pub fn new(selection: Selection) -> Self {
+        Self::with_gap(selection, GAP_BYTES)
+    }
+
+    /// With another rule for gaps, to compare.
+    pub fn with_gap(selection: Selection, gap_bytes: u64) -> Self {
+        let (cut, step) = cut_of(&selection.axes, gap_bytes);
+        Self { selection, gap_bytes, cut, step }
+    }
+
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// How many blocks there are.
+    pub fn block_count(&self) -> u64 {
+        let Some(cut) = self.selection.axes.get(self.cut) else { return 0 };
+        let outer = self.selection.axes[..self.cut].iter().map(|axis| axis.count).product::<u64>();
+        outer * cut.count.div_ceil(self.step)
+    }
+
+    /// The blocks in order of the file.
+    pub fn blocks(&self) -> Blocks<'_> {
+        let is_empty = self.selection.axes.is_empty();
+        Blocks { plan: self, at: if is_empty { Vec::new() } else { vec![0; self.cut + 1] } }
+    }
+
+    /// The ranges that are read, in order of the file.
+    pub fn extents(&self) -> Extents<Blocks<'_>> {
+        self.join(self.blocks())
+    }
+
+    /// Joins parts that come in order of the file, by the gap rule.
+    pub(super) fn join<I: Iterator<Item: Ranged>>(&self, parts: I) -> Extents<I> {
+        Extents { parts, pending: None, gap_bytes: self.gap_bytes }
+    }
+
+    /// The axes of a block: the one that is cut comes first.
+    pub(super) fn block_axes(&self) -> &[Axis] {
+        &self.selection.axes[self.cut..]
+    }
+
+    pub(super) fn outer_axes(&self) -> &[Axis] {
+        &self.selection.axes[..self.cut]
+    }
+
+    /// Whether a block has its bytes in the order of the result, without gaps.
+    pub(super) fn is_run(&self, block: &Block) -> bool {
+        match self.block_axes() {
+            [_bytes] => true,
+            [_outer, _bytes] => block.count == 1,
+            _ => false,
+        }
+    }
+}
+
+/// Which axis blocks are cut along, and how many of its indices a block has.
+fn cut_of(axes: &[Axis], gap_bytes: u64) -> (usize, u64) {
+    let sparse = axes.iter().rposition(|axis| axis.gap() > 0 && axis.gap() >= gap_bytes);
+    let dense = sparse.map_or(0, |axis| axis + 1);
+    let Some(first) = axes.get(dense) else { return (0, 1) };
+    if first.span_of(first.count) <= PIECE_BYTES {
+        return if dense == 0 { (0, first.count) } else { (dense - 1, 1) };
+    }
+    // The innermost axis is of single bytes: there is one.
+    let fits = axes[dense..].iter().position(|axis| axis.span <= PIECE_BYTES).unwrap_or(0);
+    let cut = dense + fits;
+    (cut, (PIECE_BYTES - axes[cut].span) / axes[cut].stride + 1)
+}
+
+/// Walks the outer axes like the digits of a number.
+#[derive(Debug, Clone)]
+pub struct Blocks<'p> {
+    plan: &'p Plan,
+    /// The index along each axis in order of the file; empty at the end.
+    at: Vec<u64>,
+}
+
+impl Iterator for Blocks<'_> {
+    type Item = Block;
+
+    fn next(&mut self) -> Option<Block> {
+        let (&last, _) = self.at.split_last()?;
+        let axes = &self.plan.selection.axes;
+        let cut = axes[self.plan.cut];
+        let count = self.plan.step.min(cut.count - last);
+        let steps = axes.iter().zip(&self.at).map(|(axis, &index)| axis.stride * index);
+        let offset = self.plan.selection.start + steps.sum::<u64>();
+        self.advance(count);
+        Some(Block { offset, len: cut.span_of(count), count })
+    }
+}
+
+impl Blocks<'_> {
+    fn advance(&mut self, count: u64) {
+        let mut step = count;
+        for axis in (0..self.at.len()).rev() {
+            self.at[axis] += step;
+            if self.at[axis] < self.plan.selection.axes[axis].count {
+                return;
+            }
+            self.at[axis] = 0;
+            step = 1;
+        }
+        self.at.clear();
+    }
+}
+
+/// Something that is read from a range of the file.
+pub trait Ranged {
+    fn block(&self) -> &Block;
+}
+
+impl Ranged for Block {
+    fn block(&self) -> &Block {
+        self
+    }
+}
+
+/// One read: blocks with gaps that are smaller than the rule says.
+#[derive(Debug)]
+pub struct Extent<T> {
+    /// In bytes from the tensor's beginning.
+    pub offset: u64,
+    pub len: u64,
+    pub first: T,
+    /// Seldom any: mostly all that can be joined is in one block already.
+    pub others: Vec<T>,
+}
+
+/// Joins neighbours.
+#[derive(Debug)]
+pub struct Extents<I: Iterator> {
+    parts: I,
+    pending: Option<I::Item>,
+    gap_bytes: u64,
+}
+
+impl<I: Iterator<Item: Ranged>> Extents<I> {
+    /// The first block of the next extent, if it is known already.
+    pub(super) fn upcoming(&self) -> Option<&Block> {
+        self.pending.as_ref().map(Ranged::block)
+    }
+}
+
+impl<I: Iterator<Item: Ranged>> Iterator for Extents<I> {
+    type Item = Extent<I::Item>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let first = self.pending.take().or_else(|| self.parts.next())?;
+        let Block { offset, mut len, .. } = *first.block();
+        let mut others = Vec::new();
+        for part in self.parts.by_ref() {
+            let &Block { offset: next, len: more, .. } = part.block();
+            let gap = next - (offset + len);
+            let joined = next + more - offset;
+            if (gap > 0 && gap >= self.gap_bytes) || joined > PIECE_BYTES {
+                self.pending = Some(part);
+                break;
+            }
+            others.push(part);
+            len = joined;
+        }
+        Some(Extent { offset, len, first, others })
+    }
+}

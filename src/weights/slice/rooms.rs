@@ -1,0 +1,67 @@
+//! The result's memory, handed out a block at a time in order of the file.
+
+use std::mem::{MaybeUninit, take};
+
+use super::plan::{Block, Blocks, Plan, Ranged};
+
+/// A block and the part of the result that it fills.
+#[derive(Debug)]
+pub(super) struct Part<'a> {
+    pub block: Block,
+    pub room: &'a mut [MaybeUninit<u8>],
+}
+
+impl Ranged for Part<'_> {
+    fn block(&self) -> &Block {
+        &self.block
+    }
+}
+
+/// The blocks with their rooms. The result is split along the outer axes, from the front where an axis has
+/// the direction of the file and from the back where it is reversed: no two rooms overlap.
+#[derive(Debug)]
+pub(super) struct Rooms<'p, 'a> {
+    plan: &'p Plan,
+    blocks: Blocks<'p>,
+    /// For each axis up to the one that is cut, what is left of the room of the present index outside of it.
+    rest: Vec<&'a mut [MaybeUninit<u8>]>,
+}
+
+impl<'p, 'a> Rooms<'p, 'a> {
+    /// `out` is as long as the result.
+    pub fn new(plan: &'p Plan, out: &'a mut [MaybeUninit<u8>]) -> Self {
+        let mut rest = vec![out];
+        rest.extend(plan.outer_axes().iter().map(|_| <&mut [_]>::default()));
+        Self { plan, blocks: plan.blocks(), rest }
+    }
+
+    /// Takes `count` indices of an axis from what is left of it.
+    fn take(&mut self, axis: usize, count: u64) -> &'a mut [MaybeUninit<u8>] {
+        let axes = &self.plan.selection().axes;
+        let bytes = (axes[axis].room * count) as usize;
+        let rest = take(&mut self.rest[axis]);
+        let (taken, left) = if axes[axis].is_reversed {
+            let (left, taken) = rest.split_at_mut(rest.len() - bytes);
+            (taken, left)
+        } else {
+            rest.split_at_mut(bytes)
+        };
+        self.rest[axis] = left;
+        taken
+    }
+}
+
+impl<'a> Iterator for Rooms<'_, 'a> {
+    type Item = Part<'a>;
+
+    fn next(&mut self) -> Option<Part<'a>> {
+        let block = self.blocks.next()?;
+        let cut = self.rest.len() - 1;
+        // The axes whose index is used up begin anew, inside the next index of the axis outside of them.
+        let used_up = self.rest.iter().rev().take_while(|rest| rest.is_empty()).count();
+        for axis in cut + 1 - used_up..=cut {
+            self.rest[axis] = self.take(axis - 1, 1);
+        }
+        Some(Part { block, room: self.take(cut, block.count) })
+    }
+}

@@ -1,0 +1,113 @@
+//! What was selected, checked, in the fewest axes that describe it.
+
+use crate::error::{Error, Result};
+
+/// One axis, in terms of the file and of the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Axis {
+    pub count: u64,
+    /// Bytes of the file from one index to the next.
+    pub stride: u64,
+    /// Bytes of the file from the first to the last byte of one index.
+    pub span: u64,
+    /// Bytes of the result that one index takes.
+    pub room: u64,
+    /// Whether the result has the indices in the opposite order of the file.
+    pub is_reversed: bool,
+}
+
+impl Axis {
+    /// Bytes of the file that `count` indices take, with the gaps between them.
+    pub fn span_of(&self, count: u64) -> u64 {
+        (count - 1) * self.stride + self.span
+    }
+
+    /// Bytes that lie unused between two indices.
+    pub fn gap(&self) -> u64 {
+        self.stride - self.span
+    }
+}
+
+/// A part of a tensor as indexing gives it: elements of a contiguous tensor, in the order in which the result
+/// has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// The lowest byte of the tensor that is wanted.
+    pub(super) start: u64,
+    /// Outermost first; the last are the bytes of a run. Empty for an empty result.
+    pub(super) axes: Vec<Axis>,
+    result_bytes: u64,
+}
+
+impl Selection {
+    /// `first` is the place in the tensor of the result's first element, `strides` are in bytes. What is
+    /// selected must lie in the tensor's `tensor_bytes`, and no byte may be selected twice.
+    pub fn new(
+        first: u64,
+        shape: &[u64],
+        strides: &[i64],
+        item_bytes: u64,
+        tensor_bytes: u64,
+    ) -> Result<Self> {
+        if shape.len() != strides.len() || item_bytes == 0 {
+            return Err(Error::argument(format!(
+                "a selection of {} lengths, {} strides and elements of {item_bytes} bytes",
+                shape.len(),
+                strides.len()
+            )));
+        }
+        if shape.contains(&0) {
+            return Ok(Self { start: 0, axes: Vec::new(), result_bytes: 0 });
+        }
+        let outside = || {
+            Error::argument(format!(
+                "a selection from byte {first} on, of shape {shape:?} and strides {strides:?} in bytes, does \
+                 not lie inside a tensor of {tensor_bytes} bytes"
+            ))
+        };
+        let bytes = Axis { count: item_bytes, stride: 1, span: 1, room: 1, is_reversed: false };
+        let (mut start, mut axes, mut room) = (first, vec![bytes], item_bytes);
+        for (&count, &stride) in shape.iter().zip(strides).rev().filter(|&(&count, _)| count > 1) {
+            let distance = stride.unsigned_abs();
+            let reach = distance.checked_mul(count - 1).ok_or_else(outside)?;
+            let is_reversed = stride < 0;
+            if is_reversed {
+                start = start.checked_sub(reach).ok_or_else(outside)?;
+            }
+            let inner = *axes.last().unwrap_or(&bytes);
+            let span = inner.span_of(inner.count);
+            if distance < span {
+                return Err(Error::argument(format!(
+                    "a stride of {stride} bytes over parts of {span}: such strides are not made by indexing"
+                )));
+            }
+            span.checked_add(reach).filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
+            let axis = Axis { count, stride: distance, span, room, is_reversed };
+            // What the result has fits in the tensor, by the check above: no product overflows.
+            room *= count;
+            match axes.last_mut() {
+                Some(inner) if continues(&axis, inner) => inner.count *= count,
+                _ => axes.push(axis),
+            }
+        }
+        axes.reverse();
+        let end = axes[0].span_of(axes[0].count).checked_add(start);
+        end.filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
+        Ok(Self { start, axes, result_bytes: room })
+    }
+
+    pub fn result_bytes(&self) -> u64 {
+        self.result_bytes
+    }
+
+    /// Whether it is one run of bytes, in their order; an empty one is.
+    pub fn is_run(&self) -> bool {
+        self.axes.len() <= 1
+    }
+}
+
+/// Whether two neighbouring axes are evenly spaced, in the file and in the result, as one.
+fn continues(outer: &Axis, inner: &Axis) -> bool {
+    let is_same_way = outer.is_reversed == inner.is_reversed;
+    is_same_way && inner.stride.checked_mul(inner.count) == Some(outer.stride)
+}

@@ -1,0 +1,333 @@
+//! Slices against a naive reading of what indexing means: element by element, byte by byte.
+
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pagestream::error::{Error, ReadCause};
+use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
+use pagestream::os;
+use pagestream::weights::slice::{GAP_BYTES, PIECE_BYTES, Plan, Selection, fill};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+/// What indexing made of a tensor: as [`Selection::new`] takes it.
+#[derive(Debug, Clone)]
+struct Indexed {
+    first: u64,
+    shape: Vec<u64>,
+    strides: Vec<i64>,
+    item: u64,
+    tensor_bytes: u64,
+}
+
+impl Indexed {
+    /// Of a contiguous tensor, by (start, count, step) for each dimension.
+    fn new(dimensions: &[u64], parts: &[(u64, u64, i64)], item: u64) -> Self {
+        let tensor_bytes = dimensions.iter().product::<u64>() * item;
+        let (mut first, mut stride, mut strides) = (0, item, Vec::new());
+        for (&size, &(start, _, step)) in dimensions.iter().zip(parts).rev() {
+            first += start * stride;
+            strides.insert(0, step * stride as i64);
+            stride *= size;
+        }
+        let shape = parts.iter().map(|&(_, count, _)| count).collect();
+        Self { first, shape, strides, item, tensor_bytes }
+    }
+
+    fn selection(&self) -> Result<Selection, Error> {
+        Selection::new(self.first, &self.shape, &self.strides, self.item, self.tensor_bytes)
+    }
+
+    fn plan(&self, gap_bytes: u64) -> Plan {
+        Plan::with_gap(self.selection().expect("made by indexing"), gap_bytes)
+    }
+
+    /// The place in the tensor of each byte of the result.
+    fn places(&self) -> Vec<u64> {
+        let mut starts = vec![self.first as i64];
+        for (&count, &stride) in self.shape.iter().zip(&self.strides) {
+            let indices = |start: i64| (0..count as i64).map(move |index| start + index * stride);
+            starts = starts.into_iter().flat_map(indices).collect();
+        }
+        let item = self.item as i64;
+        starts.into_iter().flat_map(|start| (start..start + item).map(|byte| byte as u64)).collect()
+    }
+}
+
+fn indexed() -> impl Strategy<Value = Indexed> {
+    let part = (1_u64..12).prop_flat_map(|size| {
+        (Just(size), 0..size, -4_i64..=4).prop_flat_map(|(size, start, step)| {
+            let step = if step == 0 { 1 } else { step };
+            let room = if step > 0 { size - start } else { start + 1 };
+            let most = room.div_ceil(step.unsigned_abs());
+            // Whole dimensions often: they are what merges.
+            let count = prop_oneof![3 => Just(most), 1 => Just(1), 1 => 0..=most];
+            let whole = Just((size, (0, size, 1)));
+            prop_oneof![1 => whole, 2 => count.prop_map(move |count| (size, (start, count, step)))]
+        })
+    });
+    let items = prop_oneof![Just(1_u64), Just(2), Just(3), Just(4), Just(8), Just(16)];
+    (prop::collection::vec(part, 0..5), items).prop_map(|(parts, item)| {
+        let (dimensions, parts): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        Indexed::new(&dimensions, &parts, item)
+    })
+}
+
+/// Bytes that tell their place.
+fn content(len: u64) -> Vec<u8> {
+    (0..len).map(|place| (place.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+}
+
+fn file_of(folder: &TempDir, bytes: &[u8]) -> std::path::PathBuf {
+    let path = folder.path().join("weights");
+    std::fs::write(&path, bytes).expect("room on the disk");
+    path
+}
+
+fn open(path: &Path, mode: Mode) -> MappedFile {
+    MappedFile::open(path, RequestedMode::Pinned(mode)).expect("a file")
+}
+
+fn read(file: &MappedFile, data_offset: u64, plan: &Plan) -> Result<Vec<u8>, Error> {
+    let mut out = vec![0xAA; plan.selection().result_bytes() as usize];
+    fill(&*file.opened()?, data_offset, plan, os::room(&mut out), &mut || true)?;
+    Ok(out)
+}
+
+/// What the module promises of a plan.
+fn check_extents(indexed: &Indexed, gap_bytes: u64) {
+    let plan = indexed.plan(gap_bytes);
+    let extents: Vec<(u64, u64)> = plan.extents().map(|extent| (extent.offset, extent.len)).collect();
+    let mut wanted = indexed.places();
+    wanted.sort_unstable();
+    assert!(wanted.windows(2).all(|pair| pair[0] < pair[1]), "no byte twice");
+    let mut found = Vec::new();
+    let mut rest = wanted.as_slice();
+    for &(offset, len) in &extents {
+        assert!(0 < len && len <= PIECE_BYTES);
+        let inside = rest.partition_point(|&place| place < offset + len);
+        let (now, later) = rest.split_at(inside);
+        // It begins and ends with a byte that is wanted, and has no gap that the rule does not allow.
+        assert_eq!((now[0], now[now.len() - 1]), (offset, offset + len - 1));
+        assert!(now.windows(2).all(|pair| pair[1] - pair[0] == 1 || pair[1] - pair[0] - 1 < gap_bytes));
+        found.extend_from_slice(now);
+        rest = later;
+    }
+    assert_eq!(found, wanted);
+    // What the rule allows to be joined is joined.
+    for pair in extents.windows(2) {
+        let end = pair[0].0 + pair[0].1;
+        let gap = pair[1].0 - end;
+        let joined = pair[1].0 + pair[1].1 - pair[0].0;
+        assert!((gap > 0 && gap >= gap_bytes) || joined > PIECE_BYTES, "{extents:?} {gap_bytes}");
+    }
+    assert!(plan.block_count() >= extents.len() as u64);
+    assert_eq!(plan.blocks().count() as u64, plan.block_count());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_plan_covers_what_is_needed_and_no_gap_beyond_the_rule(
+        indexed in indexed(),
+        gap_bytes in prop_oneof![Just(0_u64), Just(1), 2..64_u64, Just(GAP_BYTES)],
+    ) {
+        check_extents(&indexed, gap_bytes);
+    }
+
+    #[test]
+    fn what_is_read_is_what_indexing_means(
+        indexed in indexed(),
+        gap_bytes in prop_oneof![Just(0_u64), 1..64_u64, Just(GAP_BYTES)],
+        data_offset in 0_u64..9,
+    ) {
+        let folder = TempDir::new().expect("a folder");
+        let bytes = content(data_offset + indexed.tensor_bytes);
+        let path = file_of(&folder, &bytes);
+        let places = indexed.places();
+        let expected: Vec<u8> =
+            places.iter().map(|&place| bytes[(data_offset + place) as usize]).collect();
+        for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+            let found = read(&open(&path, mode), data_offset, &indexed.plan(gap_bytes));
+            prop_assert_eq!(found.as_ref(), Ok(&expected));
+        }
+    }
+}
+
+/// Selections that are larger than a piece: cut along rows, along columns, inside of a run, with blocks joined.
+fn large() -> Vec<Indexed> {
+    let (rows, columns) = (13, 100_003);
+    vec![
+        Indexed::new(&[rows, columns], &[(0, rows, 1), (0, columns, 1)], 1),
+        Indexed::new(&[rows, columns], &[(0, rows, 1), (0, columns / 2, 2)], 1),
+        Indexed::new(&[rows, columns], &[(rows - 1, rows, -1), (columns - 1, columns, -1)], 1),
+        Indexed::new(&[rows, columns], &[(rows - 1, rows, -1), (1, columns - 1, 1)], 1),
+        Indexed::new(&[rows, columns], &[(0, rows / 2, 2), (7, columns - 8, 1)], 1),
+        Indexed::new(&[2, 1_200_000], &[(1, 2, -1), (3, 1_199_990, 1)], 1),
+        Indexed::new(&[2, 150_000], &[(1, 2, -1), (149_999, 75_000, -2)], 8),
+        Indexed::new(&[50, 3, 3000], &[(0, 50, 1), (0, 2, 2), (0, 3000, 1)], 4),
+        Indexed::new(&[50, 3, 3000], &[(49, 50, -1), (2, 2, -2), (0, 3000, 1)], 4),
+    ]
+}
+
+#[test]
+fn what_is_larger_than_a_piece_is_cut() {
+    let folder = TempDir::new().expect("a folder");
+    let bytes = content(2_400_000);
+    let path = file_of(&folder, &bytes);
+    for indexed in large() {
+        for gap_bytes in [512, GAP_BYTES] {
+            check_extents(&indexed, gap_bytes);
+        }
+        let expected: Vec<u8> = indexed.places().iter().map(|&place| bytes[place as usize]).collect();
+        for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+            let found = read(&open(&path, mode), 0, &indexed.plan(GAP_BYTES)).expect("readable");
+            assert!(found == expected, "{indexed:?} {mode}");
+        }
+    }
+}
+
+/// Half of the last and half of the first row of two matrices: gaps that are small though those between the rows
+/// of one matrix are not.
+#[test]
+fn neighbours_along_an_outer_axis_are_joined() {
+    let indexed = Indexed::new(&[3, 4, 8192], &[(0, 3, 1), (0, 2, 3), (0, 8192, 1)], 1);
+    let extents: Vec<_> = indexed.plan(GAP_BYTES).extents().map(|found| (found.offset, found.len)).collect();
+    let row = 8192;
+    assert_eq!(extents, [(0, row), (3 * row, 2 * row), (7 * row, 2 * row), (11 * row, row)]);
+}
+
+#[test]
+fn a_plan_of_a_huge_tensor_takes_no_memory() {
+    // 2^40 rows of 2^20 bytes, of which every other is wanted a few bytes at a time.
+    let (rows, columns) = (1 << 40, 1 << 20);
+    let indexed = Indexed::new(&[rows, columns], &[(0, rows / 2, 2), (5, columns / 8192, 8192)], 1);
+    let plan = indexed.plan(GAP_BYTES);
+    assert_eq!(plan.block_count(), (rows / 2) * (columns / 8192));
+    assert_eq!(plan.selection().result_bytes(), plan.block_count());
+    let places: Vec<_> = plan.extents().take(130).map(|extent| (extent.offset, extent.len)).collect();
+    assert_eq!(places[..2], [(5, 1), (8197, 1)]);
+    assert_eq!(places[128..], [(2 * columns + 5, 1), (2 * columns + 8197, 1)]);
+}
+
+#[test]
+fn what_is_no_selection_of_the_tensor_is_refused() {
+    let refused = |first, shape: &[u64], strides: &[i64], item| {
+        matches!(Selection::new(first, shape, strides, item, 100), Err(Error::Argument { .. }))
+    };
+    assert!(!refused(0, &[10, 10], &[10, 1], 1));
+    assert!(refused(1, &[10, 10], &[10, 1], 1), "beyond the end");
+    assert!(refused(0, &[10, 10], &[-10, 1], 1), "before the beginning");
+    assert!(refused(100, &[], &[], 1));
+    assert!(refused(0, &[2], &[1, 1], 1), "lengths and strides");
+    assert!(refused(0, &[2], &[1], 0), "no bytes");
+    assert!(refused(0, &[2, 2], &[1, 1], 1), "bytes twice");
+    assert!(refused(0, &[3], &[0], 1), "bytes twice");
+    assert!(refused(0, &[10, 10], &[1, 10], 1), "axes in another order");
+    for huge in [u64::MAX, u64::MAX / 2, 1 << 63] {
+        assert!(refused(0, &[huge], &[1], 1));
+        assert!(refused(huge, &[2], &[1], 1));
+        assert!(refused(0, &[huge, huge], &[i64::MAX, 1], 1));
+        assert!(refused(0, &[2], &[i64::MIN], 1));
+        assert!(refused(0, &[2], &[1], huge));
+        assert!(!refused(huge, &[huge, 0, huge], &[i64::MIN, 0, 7], 1), "empty");
+    }
+}
+
+#[test]
+fn an_empty_selection_reads_nothing() {
+    let folder = TempDir::new().expect("a folder");
+    let path = file_of(&folder, b"abc");
+    let file = open(&path, Mode::Read);
+    std::fs::write(&path, b"").expect("writable");
+    let empty = Plan::new(Selection::new(0, &[3, 0], &[1, 1], 1, 3).expect("in the tensor"));
+    assert_eq!((empty.blocks().count(), empty.extents().count(), empty.block_count()), (0, 0, 0));
+    assert_eq!(read(&file, 0, &empty), Ok(Vec::new()));
+}
+
+#[test]
+fn room_of_another_size_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let file = open(&file_of(&folder, b"abc"), Mode::Shared);
+    let plan = Plan::new(Selection::new(0, &[3], &[1], 1, 3).expect("in the tensor"));
+    let opened = file.opened().expect("open");
+    let found = fill(&opened, 0, &plan, &mut [MaybeUninit::uninit(); 2], &mut || true);
+    assert!(matches!(found, Err(Error::Argument { .. })));
+}
+
+#[test]
+fn a_file_that_was_cut_is_an_error_in_every_mode() {
+    let wanted = Indexed::new(&[64, 65_536], &[(0, 64, 1), (0, 8, 8192)], 1);
+    for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+        for size in [0, 100, 65_536 * 63 + 65_536 - 8] {
+            let folder = TempDir::new().expect("a folder");
+            let path = file_of(&folder, &content(64 * 65_536));
+            let file = open(&path, mode);
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.set_len(size))
+                .expect("cut");
+            let found = read(&file, 0, &wanted.plan(GAP_BYTES));
+            let Err(Error::MappedRead { cause: ReadCause::Truncated { size_now, .. }, .. }) = found else {
+                panic!("{mode} {size}: {found:?}")
+            };
+            assert_eq!(size_now, size);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_rewritten_is_an_error_in_every_mode() {
+    let wanted = Indexed::new(&[64, 4096], &[(0, 64, 1), (0, 8, 1)], 1);
+    for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+        let folder = TempDir::new().expect("a folder");
+        let path = file_of(&folder, &content(64 * 4096));
+        let file = open(&path, mode);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(&path, content(64 * 4096)).expect("writable");
+        let found = read(&file, 0, &wanted.plan(GAP_BYTES));
+        assert!(matches!(found, Err(Error::FileChanged { .. })), "{mode}: {found:?}");
+    }
+}
+
+#[test]
+fn it_stops_when_it_is_told_to() {
+    let folder = TempDir::new().expect("a folder");
+    let rows = 200_000;
+    let path = folder.path().join("sparse");
+    std::fs::File::create(&path).and_then(|file| file.set_len(rows * 8192)).expect("a sparse file");
+    let wanted = Indexed::new(&[rows, 8192], &[(0, rows, 1), (0, 1, 1)], 1);
+    let calls = AtomicUsize::new(0);
+    let mut out = vec![MaybeUninit::new(1_u8); rows as usize];
+    let file = open(&path, Mode::Read);
+    let stop = &mut || {
+        calls.fetch_add(1, Ordering::Relaxed);
+        false
+    };
+    let opened = file.opened().expect("open");
+    fill(&opened, 0, &wanted.plan(0), &mut out, stop).expect("no failure");
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+}
+
+/// Threads that read slices of one file at once share its descriptor and what the kernel was told about it.
+#[test]
+fn many_threads_read_at_once() {
+    let folder = TempDir::new().expect("a folder");
+    let bytes = content(512 * 16_384);
+    let file = open(&file_of(&folder, &bytes), Mode::Shared);
+    std::thread::scope(|scope| {
+        for column in 0..8_u64 {
+            let (file, bytes) = (&file, &bytes);
+            scope.spawn(move || {
+                let wanted = Indexed::new(&[512, 16_384], &[(511, 512, -1), (column * 1000, 700, 1)], 1);
+                let expected: Vec<u8> = wanted.places().iter().map(|&place| bytes[place as usize]).collect();
+                for _ in 0..20 {
+                    assert!(read(file, 0, &wanted.plan(GAP_BYTES)) == Ok(expected.clone()));
+                }
+            });
+        }
+    });
+}
