@@ -1,13 +1,13 @@
 //! The page cache of an open file: hints, residency, warming, evicting, locking.
 
 use std::mem::MaybeUninit;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use crate::error::{Error, Result};
 use crate::os::advise::{self, Advice};
 use crate::os::errno::Code;
 use crate::os::residency::{self, Residency};
-use crate::os::{self, fault, limits, map::Region};
+use crate::os::{self, fault, fork, limits, map::Region};
 
 use super::{MappedFile, Mode, Opened};
 
@@ -19,7 +19,7 @@ const WARM_CHUNK_BYTES: u64 = 8 << 20;
 const AHEAD_CHUNK_BYTES: u64 = 128 << 10;
 
 /// What was asked for the whole file, to be asked again of a larger mapping.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Care {
     advice: Option<Advice>,
     locked: bool,
@@ -36,7 +36,7 @@ impl MappedFile {
         let lasting =
             matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
         if lasting && (offset, length) == (0, opened.size()) {
-            self.care().advice = Some(advice);
+            self.with_care(|care| care.advice = Some(advice));
             if opened.region.is_none() {
                 opened.descriptor_advice.ask(advice);
             }
@@ -50,7 +50,7 @@ impl MappedFile {
         let region = opened.region.as_deref();
         let found = residency::residency(opened.file(), region, offset, length, seed);
         // Sampling turns read-ahead of the descriptor off and on.
-        if let (Some(advice), None) = (self.care().advice, region) {
+        if let (Some(advice), None) = (self.with_care(|care| care.advice), region) {
             opened.advise(advice, 0, opened.size());
         }
         Ok(found)
@@ -58,7 +58,7 @@ impl MappedFile {
 
     /// After the file grew: what was asked of the old mapping holds for the new one.
     pub(super) fn care_again(&self, opened: &Opened) -> Result<()> {
-        let care = self.care();
+        let care = self.with_care(|care| *care);
         if let Some(advice) = care.advice {
             opened.advise(advice, 0, opened.size());
         }
@@ -68,8 +68,10 @@ impl MappedFile {
         }
     }
 
-    fn care(&self) -> MutexGuard<'_, Care> {
-        self.care.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A child of a fork must not inherit the lock from a thread that it has not.
+    fn with_care<T>(&self, act: impl FnOnce(&mut Care) -> T) -> T {
+        let _section = fork::section();
+        act(&mut self.care.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Reads a range so that it is in the page cache.
@@ -106,12 +108,12 @@ impl MappedFile {
     /// mlock(2): reads the file into memory and keeps it there.
     pub fn lock(&self) -> Result<()> {
         self.with_region("lock", Opened::lock)?;
-        self.care().locked = true;
+        self.with_care(|care| care.locked = true);
         Ok(())
     }
 
     pub fn unlock(&self) -> Result<()> {
-        self.care().locked = false;
+        self.with_care(|care| care.locked = false);
         self.with_region("unlock", |opened, region| {
             region.unlock().map_err(|errno| opened.system("cannot unlock the mapping", errno, String::new()))
         })
@@ -172,14 +174,14 @@ impl Opened {
     /// Whether a range is wholly in the page cache; `None` where that cannot be known cheaply.
     pub fn is_resident(&self, offset: u64, length: u64) -> Option<bool> {
         let region = self.region.as_ref()?;
-        let told = *self.residency_is_told.get_or_init(|| residency::kernel_tells_truth(self.file()));
+        let told = *fork::get_or_make(&self.residency_is_told, || residency::kernel_tells_truth(self.file()));
         if told { residency::is_resident(region, offset as usize, length as usize) } else { None }
     }
 
     /// Which pages of a range are in the page cache; `None` where that cannot be known cheaply.
     pub fn resident_pages(&self, offset: u64, length: u64) -> Option<ResidentPages> {
         let region = self.region.as_ref()?;
-        let told = *self.residency_is_told.get_or_init(|| residency::kernel_tells_truth(self.file()));
+        let told = *fork::get_or_make(&self.residency_is_told, || residency::kernel_tells_truth(self.file()));
         let page_bytes = os::page_bytes() as u64;
         let first = offset / page_bytes;
         let count = offset.checked_add(length)?.div_ceil(page_bytes).checked_sub(first)?;

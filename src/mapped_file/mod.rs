@@ -183,8 +183,8 @@ impl MappedFile {
         if let Some(known) = self.file_system.get() {
             return Ok(known);
         }
-        let found = fsinfo::file_system(self.opened()?.file.as_fd());
-        Ok(self.file_system.get_or_init(|| found))
+        let opened = self.opened()?;
+        Ok(fork::get_or_make(&self.file_system, || fsinfo::file_system(opened.file.as_fd())))
     }
 
     /// The file grew: maps the new length and returns the new size. Views that are out keep the old
@@ -302,7 +302,7 @@ impl Opened {
     }
 
     fn copy_on_write_region(&self) -> &Result<Arc<Region>, Code> {
-        self.copy_on_write.get_or_init(|| {
+        fork::get_or_make(&self.copy_on_write, || {
             Region::map(self.file(), self.size() as usize, Mapping::CopyOnWrite).map(Arc::new)
         })
     }

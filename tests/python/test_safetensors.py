@@ -101,9 +101,6 @@ def test_pairs_of_four_bits_come_as_upstream_gives_them(tmp_path):
 @pytest.mark.parametrize(
     ("framework", "dtype", "shape", "nbytes"),
     [
-        ("np", "F4", [2, 2], 2),
-        ("np", "F6_E2M3", [4], 3),
-        ("np", "F6_E3M2", [4], 3),
         ("pt", "F6_E2M3", [4], 3),
         ("pt", "F6_E3M2", [4], 3),
         ("pt", "F4", [2, 1], 1),

@@ -117,9 +117,7 @@ def test_a_type_that_a_framework_lacks_is_a_safetensor_error_with_its_name(tmp_p
             print(error)
     """
     write(tmp_path / "t", weight_file({"t": entry("F8_E4M3", [2], 0, 2)}, 2))
-    assert output_of(code, tmp_path / "t").startswith(
-        "mlx cannot make a tensor of F8_E4M3 elements and shape (2,)"
-    )
+    assert "mlx cannot make a tensor of F8_E4M3 elements and shape (2,)" in output_of(code, tmp_path / "t")
 
 
 # Bytes in memory
@@ -296,7 +294,7 @@ def test_align_says_what_becomes_of_a_misaligned_tensor(tmp_path, remainder):
     assert place_in_file(viewed, path) is not None
     strict = safe_open(path, "np", align="error")
     if offset % 4:
-        with pytest.raises(SafetensorError, match=f"'floats' begins at byte {offset}"):
+        with pytest.raises(SafetensorError, match=f"tensor 'floats' at byte {offset}: .*align"):
             strict.get_tensor("floats")
     else:
         np.testing.assert_array_equal(strict.get_tensor("floats"), FLOATS)

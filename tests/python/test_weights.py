@@ -237,17 +237,6 @@ def test_values_of_every_type_are_those_that_torch_wrote(tmp_path, mode, code, t
     np.testing.assert_array_equal(weights.read("t"), array)
 
 
-@pytest.mark.parametrize(("dtype", "count", "nbytes"), [("F4", 4, 2), ("F6_E2M3", 4, 3), ("F6_E3M2", 8, 6)])
-def test_types_smaller_than_a_byte_are_in_the_info_and_refused_as_arrays(tmp_path, dtype, count, nbytes):
-    content = weight_file({"t": entry(dtype, [count], 0, nbytes)}, nbytes)
-    weights = open_checkpoint(write(tmp_path / "w", content))
-    info = weights.info("t")
-    assert (info.dtype, info.shape, info.nbytes) == (dtype, (count,), nbytes)
-    for ask in (weights.__getitem__, weights.read):
-        with pytest.raises(FormatError, match=f"{dtype}.*smaller than a byte"):
-            ask("t")
-
-
 @every_mode
 @pytest.mark.parametrize("remainder", range(8))
 def test_a_tensor_comes_as_an_aligned_array_wherever_it_lies(tmp_path, remainder, mode):

@@ -64,14 +64,14 @@ class PySafeSlice:
         self._counts_pairs = counts_pairs
 
     def get_shape(self) -> list[int]:
-        """The whole tensor's dimensions, as they stand in the file.
+        """The whole tensor's dimensions, in elements; with ``raw=True`` in bytes.
 
         Example:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").get_slice("weight").get_shape()
             [2, 3]
         """
-        return list(self._stored.shape)
+        return list(self._shape())
 
     def get_dtype(self) -> str:
         """The element type by its safetensors name.
@@ -81,7 +81,11 @@ class PySafeSlice:
             >>> safe_open("model.safetensors", "np").get_slice("bias").get_dtype()
             'F32'
         """
-        return self._stored.dtype
+        return "U8" if self._raw else self._stored.dtype
+
+    def _shape(self) -> tuple[int, ...]:
+        stored = self._stored
+        return raw_shape(stored.dtype, stored.shape, stored.nbytes) if self._raw else stored.shape
 
     def __getitem__(self, index: Index) -> Any:  # noqa: ANN401 - an array or a tensor
         """The part that `index` selects.
@@ -96,9 +100,7 @@ class PySafeSlice:
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
         """
-        dtype_name, shape = self._stored.dtype, self._stored.shape
-        if self._raw:
-            return self._part("U8", raw_shape(dtype_name, shape, self._stored.nbytes), index)
+        dtype_name, shape = self.get_dtype(), self._shape()
         if dtype_name not in SUB_BYTE_BITS:
             return self._part(dtype_name, shape, index)
         if self._counts_pairs:
@@ -130,7 +132,7 @@ class PySafeSlice:
 
     def __repr__(self) -> str:
         """Type and shape."""
-        return f"<{type(self).__name__} {self._stored.dtype} {self.get_shape()} of {self._stored.path!r}>"
+        return f"<{type(self).__name__} {self.get_dtype()} {self.get_shape()} of {self._stored.path!r}>"
 
 
 def _nothing(_buffer: object) -> None:

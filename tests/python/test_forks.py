@@ -1,0 +1,93 @@
+"""Forks of a process whose threads are in the middle of things: no child waits for a thread that it has not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.process import output_of
+
+
+pytestmark = pytest.mark.timeout(240)
+
+# A child that hangs is killed by its alarm, and its status tells.
+FORKING = """
+import os, signal, sys, threading, time
+import numpy as np
+from pagestream import TokenLoader, open_tokens
+
+def forked(act):
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            act()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+BATCHES = """
+statuses = []
+for turn in range(60):
+    tokens = open_tokens(sys.argv[1])
+    loader = TokenLoader(tokens, sequence_length=64, batch_size=16, threads=4)
+    time.sleep(turn % 6 / 1000)
+    def act():
+        for _ in range(40):
+            next(loader)
+        loader.close()
+        tokens.close()
+    statuses.append(forked(act))
+    loader.close()
+    tokens.close()
+print(statuses.count(0), len(statuses))
+"""
+
+CLOSE = """
+tokens = open_tokens(sys.argv[1])
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        tokens.read(0, 20_000)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+statuses = [forked(tokens.close) for _ in range(150)]
+stop.set()
+for thread in threads: thread.join()
+print(statuses.count(0), len(statuses))
+"""
+
+TENSORS = """
+from pagestream.safetensors import safe_open
+from pagestream.safetensors.numpy import save_file
+path = sys.argv[1] + "/weights.safetensors"
+save_file({str(i): np.zeros(1000) for i in range(10)}, path)
+statuses = []
+for turn in range(150):
+    with safe_open(path, "np") as file:
+        thread = threading.Thread(target=lambda: [file.get_tensor(str(i)) for i in range(10)])
+        thread.start()
+        statuses.append(forked(lambda: [file.get_tensor(str(i)) for i in range(10)] and file.__exit__()))
+        thread.join()
+print(statuses.count(0), len(statuses))
+"""
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """400 files of 5,000 tokens."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(400):
+        np.arange(5000, dtype="u2").tofile(folder / f"{number}.bin")
+    return folder
+
+
+@pytest.mark.parametrize("code", [BATCHES, CLOSE, TENSORS], ids=["batches", "close", "tensors"])
+def test_a_child_can_go_on_with_what_its_parents_threads_use(shards, code):
+    found, count = output_of(FORKING + code, shards, timeout_seconds=200).splitlines()[-1].split()
+    assert found == count
