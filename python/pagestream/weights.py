@@ -317,8 +317,8 @@ def open_checkpoint(
             counts, or else the last; `Checkpoint.warnings` tells.
         cache_root: Another folder that links may lead into. With it, files that are named here are
             confined too: to their folder and to this one.
-        raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes. For
-            element types that NumPy has only with ml_dtypes.
+        raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes.
+            For element types that NumPy has only with ml_dtypes.
 
     Returns:
         The mapping.

@@ -1,4 +1,4 @@
-"""Forks of a process whose threads are in the middle of things: no child waits for a thread that it has not."""
+"""Forks of a process whose threads are in the middle of things: no child waits for one of those."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from support.process import output_of
-
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -18,10 +18,11 @@ VERSION = version("safetensors")
 
 # What we fail on purpose, and why.
 ON_PURPOSE = {
-    "test_simple.ErrorsTestCase.test_file_not_found": "the error has errno and filename, and Python's own text, "
-    "where upstream gives every failure of open(2) the text of ENOENT",
-    "test_simple.ReadmeTestCase.test_numpy_slice": "[:20] on ten rows is refused there; here it clips, as NumPy "
-    "does, and as upstream does for torch",
+    # The error has errno and filename, and Python's own text; upstream gives every failure of open(2) that of
+    # ENOENT.
+    "test_simple.ErrorsTestCase.test_file_not_found",
+    # [:20] of ten rows is refused there. Here it clips, as NumPy does, and as upstream does for torch.
+    "test_simple.ReadmeTestCase.test_numpy_slice",
 }
 # What cannot pass without a GPU, with upstream's code neither.
 GPU = {
@@ -57,7 +58,8 @@ import sys
 import pagestream.safetensors
 pagestream.safetensors.install()
 import pytest
-sys.exit(pytest.main([sys.argv[1], "-q", "-p", "no:cacheprovider", "-W", "ignore", "--junitxml", sys.argv[2]]))
+options = ["-q", "-p", "no:cacheprovider", "-W", "ignore"]
+sys.exit(pytest.main([sys.argv[1], *options, "--junitxml", sys.argv[2]]))
 """
 
 

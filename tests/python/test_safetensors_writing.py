@@ -14,7 +14,7 @@ import torch
 
 import pagestream.safetensors as ours
 import pagestream.safetensors.numpy
-import pagestream.safetensors.torch
+import pagestream.safetensors.torch  # noqa: F401 - as `ours.torch`
 from pagestream.safetensors import SafetensorError
 
 from support.process import output_of

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from pagestream import TensorInfo, open_checkpoint
-from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
+from pagestream.errors import FileChangedError, MappedReadError, SafetensorError
 
 from support.mappings import mappings_of, place_in_file
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write

@@ -25,7 +25,7 @@ from hypothesis.extra import numpy as arrays
 
 from pagestream import open_checkpoint
 from pagestream._selection import select
-from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError, SliceError
+from pagestream.errors import FileChangedError, MappedReadError, SafetensorError, SliceError
 from pagestream.safetensors import safe_open
 
 from support import real
@@ -181,7 +181,10 @@ def test_elements_smaller_than_a_byte_are_indexed_one_by_one_in_numpy(tmp_path, 
     raw = np.random.default_rng(0).integers(0, 256, nbytes, "u1").tobytes()
     path = write(tmp_path / "t", weight_file({"t": entry(code, list(shape), 0, nbytes)}, raw))
     whole = safe_open(path, "np").get_tensor("t")
-    part, weights = safe_open(path, "np", mmap_mode=mode).get_slice("t"), open_checkpoint(path, mmap_mode=mode)
+    part, weights = (
+        safe_open(path, "np", mmap_mode=mode).get_slice("t"),
+        open_checkpoint(path, mmap_mode=mode),
+    )
     for index in (
         np.s_[1],
         np.s_[1:, ::-1, 1:7:2],

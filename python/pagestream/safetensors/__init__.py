@@ -48,7 +48,7 @@ class _Upstreams(type):
 
 
 class TensorSpec(metaclass=_Upstreams):
-    """Where one tensor lies in memory, for `serialize`. Upstream's class of that name.
+    r"""Where one tensor lies in memory, for `serialize`. Upstream's class of that name.
 
     Args:
         dtype: The element type by its name in NumPy or torch, such as ``"float32"``.
@@ -75,10 +75,10 @@ class TensorSpec(metaclass=_Upstreams):
 
 
 def serialize(tensor_dict: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """A safetensors file as bytes, from addresses. Upstream's function of that name.
+    r"""A safetensors file as bytes, from addresses. Upstream's function of that name.
 
     Args:
-        tensor_dict: A `TensorSpec` for each name. The memory that they point to must live as long as this runs.
+        tensor_dict: A `TensorSpec` for each name. The memory that they point to must outlive the call.
         metadata: What to put into ``__metadata__``.
 
     Raises:
@@ -87,7 +87,7 @@ def serialize(tensor_dict: Mapping[str, Any], metadata: dict[str, str] | None = 
     Example:
         >>> from pagestream.safetensors import serialize
         >>> serialize({})
-        b'\\x08\\x00\\x00\\x00\\x00\\x00\\x00\\x00{}      '
+        b'\x08\x00\x00\x00\x00\x00\x00\x00{}      '
     """
     _upstream.check_names(tensor_dict)
     with _upstream.errors_as_ours():

@@ -96,7 +96,12 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
     Raises:
         ModuleNotFoundError: The framework is not installed.
     """
-    makers = {"flax": _flax, "tensorflow": _tensorflow, "mlx": _mlx, "paddle": partial(_paddle, device)}
+    makers: dict[str, Callable[[], Callable[[str, npt.NDArray[Any]], Any]]] = {
+        "flax": _flax,
+        "tensorflow": _tensorflow,
+        "mlx": _mlx,
+        "paddle": partial(_paddle, device),
+    }
     make = makers[framework]()
 
     def convert(dtype: str, array: npt.NDArray[Any]) -> Any:  # noqa: ANN401

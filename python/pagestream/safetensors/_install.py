@@ -54,8 +54,8 @@ def install() -> Installed:
 
     ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
     were imported before and have upstream's functions or classes under names of their own (``from safetensors
-    import safe_open``) get ours under these names too. What upstream's code is bound to otherwise, as a default
-    argument or in a closure, stays.
+    import safe_open``) get ours under these names too. What is bound otherwise, as a default argument or in a
+    closure, stays upstream's.
 
     Calls nest: as many of `uninstall` undo it.
 
@@ -179,10 +179,10 @@ def _is_upstreams(name: str) -> bool:
 def _replacements(found: dict[str, ModuleType], ours: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
     """By identity: each of upstream's modules, functions and classes, and ours for it.
 
-    Not the error class: ours is derived from upstream's, so a handler of upstream's catches both, and a handler
-    of ours would miss what upstream's own code raises.
+    Not the error class: ours is derived from upstream's, so a handler of upstream's catches both, and one of
+    ours would miss what upstream's own code raises.
     """
-    replacements = {}
+    replacements: dict[int, tuple[Any, Any]] = {}
     for name, module in ours.items():
         theirs = found[name]
         replacements[id(theirs)] = (theirs, module)

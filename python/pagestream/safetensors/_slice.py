@@ -90,8 +90,8 @@ class PySafeSlice:
     def __getitem__(self, index: Index) -> Any:  # noqa: ANN401 - an array or a tensor
         """The part that `index` selects.
 
-        Two F4 elements share a byte: torch counts the pairs, and so does an index along the last dimension. To
-        other frameworks a row of such elements is read as a whole.
+        Two F4 elements share a byte: torch counts the pairs, and so does an index along the last dimension.
+        For other frameworks whole rows of such elements are read.
 
         Raises:
             SliceError: The index is out of range or not basic indexing; a `SafetensorError` and an

@@ -59,7 +59,8 @@ def _missing(name: str) -> ModuleNotFoundError:
 def _load(name: str) -> ModuleType:
     """A module of upstream's, from its file. What it imports under upstream's name is ours meanwhile."""
     package = taken.get(NAME)
-    spec = package and importlib.machinery.PathFinder.find_spec(name, package.__path__)
+    finder = importlib.machinery.PathFinder
+    spec = None if package is None else finder.find_spec(name, package.__path__)
     if spec is None or spec.loader is None:
         raise _missing(name)
     made = importlib.util.module_from_spec(spec)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
 # Types that this torch does not have are left out, and refused when a file holds them.
-_TYPES = {
+_TYPES: dict[str, torch.dtype] = {
     code: getattr(torch, name)
     for code, name in {
         "BOOL": "bool",
@@ -146,7 +146,7 @@ def load_model(
         mmap_mode: See `safe_open`.
 
     Returns:
-        The names in the model that the file does not have, and those in the file that the model does not have.
+        The names in the model that the file does not have, and those in the file that the model has not.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.

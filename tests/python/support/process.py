@@ -16,8 +16,9 @@ def run_python(
     """Runs `code`; its `sys.argv[1:]` are `arguments`."""
     command = [*wrapper, sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     variables = {**os.environ, **environment}
-    options = {"capture_output": True, "text": True, "check": False}
-    return subprocess.run(command, timeout=timeout_seconds, env=variables, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=timeout_seconds, env=variables
+    )
 
 
 def output_of(
