@@ -90,7 +90,7 @@ impl PyStoredTensor {
         let mut raised = Ok(());
         let done = py.detach(|| {
             tensor.read(selection, room, &mut || {
-                raised = Python::attach(|py| py.check_signals());
+                raised = Python::attach(Python::check_signals);
                 raised.is_ok()
             })
         });
