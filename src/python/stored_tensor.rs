@@ -87,10 +87,13 @@ impl PyStoredTensor {
         let selection = tensor.select(first, &shape, &strides, item_bytes)?;
         let mut out = WritableBuffer::of(out)?;
         let room = out.room(usize::try_from(selection.result_bytes())?)?;
-        let mut raised = Ok(());
+        let mut raised: PyResult<()> = Ok(());
         let done = py.detach(|| {
             tensor.read(selection, room, &mut || {
-                raised = Python::attach(|py| py.check_signals());
+                raised = Python::attach(|py| {
+                    py.check_signals()?;
+                    Ok(())
+                });
                 raised.is_ok()
             })
         });

@@ -74,8 +74,9 @@ fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &Bytes, tar
         // Most common, and with a step that is known the compiler shuffles whole vectors.
         (false, 2) => {
             let (pairs, rest) = elements.as_chunks::<2>();
-            let wanted = pairs.iter().map(|[element, _]| element).chain(rest);
-            rooms.iter_mut().zip(wanted).for_each(|(room, element)| *room = *element);
+            let (rooms, last) = rooms.split_at_mut(pairs.len());
+            rooms.iter_mut().zip(pairs).for_each(|(room, [element, _])| *room = *element);
+            last.iter_mut().zip(rest).for_each(|(room, element)| *room = *element);
         }
         (false, _) => {
             let wanted = elements.iter().step_by(step);

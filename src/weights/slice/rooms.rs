@@ -3,6 +3,7 @@
 use std::mem::{MaybeUninit, take};
 
 use super::plan::{Block, Blocks, Plan, Ranged};
+use super::selection::Axis;
 
 /// A block and the part of the result that it fills.
 #[derive(Debug)]
@@ -37,10 +38,10 @@ impl<'p, 'a> Rooms<'p, 'a> {
 
     /// Takes `count` indices of an axis from what is left of it.
     fn take(&mut self, axis: usize, count: u64) -> &'a mut [MaybeUninit<u8>] {
-        let axes = &self.plan.selection().axes;
-        let bytes = (axes[axis].room * count) as usize;
+        let Axis { room, is_reversed, .. } = self.plan.selection().axes[axis];
+        let bytes = (room * count) as usize;
         let rest = take(&mut self.rest[axis]);
-        let (taken, left) = if axes[axis].is_reversed {
+        let (taken, left) = if is_reversed {
             let (left, taken) = rest.split_at_mut(rest.len() - bytes);
             (taken, left)
         } else {

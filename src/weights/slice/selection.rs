@@ -82,12 +82,12 @@ impl Selection {
                 )));
             }
             span.checked_add(reach).filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
-            let axis = Axis { count, stride: distance, span, room, is_reversed };
+            let outer = Axis { count, stride: distance, span, room, is_reversed };
             // What the result has fits in the tensor, by the check above: no product overflows.
             room *= count;
             match axes.last_mut() {
-                Some(inner) if continues(&axis, inner) => inner.count *= count,
-                _ => axes.push(axis),
+                Some(inner) if continues(&outer, inner) => inner.count *= count,
+                _ => axes.push(outer),
             }
         }
         axes.reverse();
