@@ -69,7 +69,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
 
     def __init__(self, path: StrPath, mode: str, strict: bool) -> None:  # noqa: FBT001
         """Opens the file and reads its header."""
-        self._file = _native.WeightFile(os.fsencode(path), mode, strict)
+        self._file = _environment.logged(_native.WeightFile(os.fsencode(path), mode, strict))
         self._arguments = (mode, strict)
 
     @property

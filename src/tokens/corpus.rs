@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
+use crate::os::fork;
 
 use super::documents::DocumentTable;
 use super::fingerprint;
@@ -216,6 +217,15 @@ impl TokenCorpus {
         shards.into_iter().try_for_each(|shard| self.opened(shard)?.verify())
     }
 
+    /// [`Self::verify`] at the end of a batch. Files that are not mapped are asked for anew, not told by what
+    /// the kernel still believes.
+    pub fn verify_now(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
+        shards.into_iter().try_for_each(|shard| {
+            let opened = self.opened(shard)?;
+            if opened.region().is_some() { opened.verify() } else { opened.verify_now() }
+        })
+    }
+
     /// Is every file still the one that was opened?
     pub fn check(&self) -> Result<()> {
         let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();
@@ -229,6 +239,8 @@ impl TokenCorpus {
         }
         let parts = in_parallel(self.shards.len(), |shard| fingerprint::of_shard(self, shard))?;
         let found = fingerprint::of_corpus(self, &parts);
+        // A fork in the middle of it would leave the child waiting for ever.
+        let _section = fork::section();
         Ok(*self.fingerprint.get_or_init(|| found))
     }
 

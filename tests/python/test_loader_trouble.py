@@ -207,7 +207,7 @@ def test_half_of_a_place_among_ranks_is_refused(tmp_path, monkeypatch):
     corpus = write(tmp_path / "tokens.bin", 100)
     for set_to, message in (
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
-        ({"RANK": "1"}, "WORLD_SIZE is 1, but RANK is 1"),
+        ({"RANK": "1"}, "WORLD_SIZE is not set, but RANK is 1"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is 2"),
     ):
         with monkeypatch.context() as patch:
