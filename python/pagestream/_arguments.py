@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def at_least(least: int, name: str, value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         message = f"{name} must be an integer, not {value!r}"
         raise TypeError(message)
-    number = operator.index(value)  # type: ignore[call-overload]
+    number = operator.index(value)
     if not least <= number < 1 << 63:
         limit = f"at least {least}" if number < least else "below 2^63"
         message = f"{name} must be {limit}, not {number}"
@@ -39,7 +39,7 @@ def one_of(name: str, value: object, words: tuple[str, ...]) -> None:
         raise (ValueError if isinstance(value, str) else TypeError)(message)
 
 
-def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of three literals
+def batch_dtype(value: object) -> Any:  # noqa: ANN401 - a BatchDtype
     """The word for a type of batches; NumPy's own name for it is as good."""
     if isinstance(value, type) and issubclass(value, np.generic):
         value = np.dtype(value)

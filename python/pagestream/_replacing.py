@@ -64,7 +64,7 @@ class Replacement:
         self._names.append(name)
         try:
             # One call: an interrupt between a descriptor and its file would leave it open.
-            return name, open(name, "x+b")  # noqa: SIM115 - closed by __exit__
+            return name, open(name, "x+b")
         except OSError as error:
             # The name is ours; what the caller can do something about is its directory.
             error.filename = folder or os.curdir

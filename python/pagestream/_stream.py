@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 _CLOSED = "the loader is closed"
 _IN_A_TURN = (
-    "this thread is in the middle of next() or load_state_dict() of this loader: a signal handler can close() "
-    "it, but not go on with it; set a flag, and do it once that call has returned"
+    "this thread is in the middle of next() or load_state_dict() of this loader: a signal handler can "
+    "close() it, but not go on with it; set a flag, and do it once that call has returned"
 )
 # What `metrics` tells of the present, beside counters.
 _PRESENT = ("depth_batches", "ring_batches", "threads", "buffers_allocated")
@@ -94,14 +94,14 @@ class BatchStream(ClosedByWith):
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
         """
-        # Python hears an interrupt after a call. So none is made between the last line that can still be undone
-        # and `return`, but for the lock's own release; that is undone.
+        # Python hears an interrupt after a call. So none is made between counting the batch and `return`, but
+        # for the release of the lock; after that the count is undone.
         found, before, is_counted = None, 0, False
         turns = self._turns
         try:
             with turns.lock:
                 if turns.taken:
-                    raise RuntimeError(_IN_A_TURN)
+                    raise RuntimeError(_IN_A_TURN)  # noqa: TRY301 - nothing is to be undone
                 turns.taken = True
                 try:
                     before = self._consumed

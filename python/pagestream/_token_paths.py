@@ -51,7 +51,7 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
                 "use sorted() on what has no order"
             )
             raise TypeError(message)
-        return list(path)
+        return [*path]
     plain = os.fspath(path)
     if os.path.isdir(plain):
         return _in_directory(plain)

@@ -27,6 +27,7 @@ from pagestream.tokens import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
     from pagestream._environment import Mode
     from pagestream._loader_options import BatchDtype
     from pagestream.mapping import StrPath

@@ -120,9 +120,8 @@ class MappedFile(_native.MappedFile, ClosedByWith):
 
     def __new__(cls, path: StrPath, *, mode: Mode | None = None) -> Self:
         """Opens the file."""
-        return _environment.logged(
-            super().__new__(cls, os.fsencode(path), _environment.mmap_mode(mode, "mode"))
-        )
+        word = _environment.mmap_mode(mode, "mode")
+        return _environment.logged(super().__new__(cls, os.fsencode(path), word))
 
     @property
     def path(self) -> str:

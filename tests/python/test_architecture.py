@@ -64,7 +64,7 @@ PYTHON_MAY_USE = {
         "tokens",
     },
     "weights": {"_native", "_environment", "_closing", "_dtypes", "errors", "mapping"},
-    "safetensors": {"_native", "_environment", "_dtypes", "errors", "mapping"},
+    "safetensors": {"_native", "_arguments", "_environment", "_dtypes", "errors", "mapping"},
     "torch": {
         "_native",
         "_arguments",
@@ -72,6 +72,7 @@ PYTHON_MAY_USE = {
         "batches",
         "errors",
         "_loader_options",
+        "_loader_state",
         "loader",
         "mapping",
         "mixture",

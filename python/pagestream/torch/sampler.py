@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DistributedSampler
 
 from pagestream import _native
 from pagestream._arguments import at_least, place
+from pagestream._loader_state import a_state
 from pagestream.errors import StateMismatchError
 
 if TYPE_CHECKING:
@@ -173,16 +173,14 @@ class DistributedTokenSampler(DistributedSampler[int]):
             >>> list(sampler)
             [3, 4]
         """
-        if not isinstance(state, Mapping):
-            message = f"a state is what state_dict() returned, not {state!r}"
-            raise StateMismatchError(message)
+        found = a_state(state)
         for name, value in self._settings().items():
-            if state.get(name) != value:
-                message = f"the state was taken with {name} {state.get(name)!r}, but here it is {value!r}"
+            if found.get(name) != value:
+                message = f"the state was taken with {name} {found.get(name)!r}, but here it is {value!r}"
                 raise StateMismatchError(message)
         try:
-            epoch = at_least(0, "epoch", state.get("epoch"))
-            yielded = at_least(0, "yielded", state.get("yielded"))
+            epoch = at_least(0, "epoch", found.get("epoch"))
+            yielded = at_least(0, "yielded", found.get("yielded"))
         except (TypeError, ValueError) as error:
             message = f"this is no state of a sampler: {error}"
             raise StateMismatchError(message) from None
