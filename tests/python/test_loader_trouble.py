@@ -3,8 +3,6 @@
 import itertools
 import os
 import pickle
-import random
-import signal
 import threading
 
 import numpy as np
@@ -22,31 +20,6 @@ def write(path, windows):
     """Tokens that are their own positions."""
     np.arange(windows * LENGTH + 1, dtype="u4").tofile(path)
     return open_tokens(path, dtype="uint32")
-
-
-def test_an_interrupt_loses_no_batch(tmp_path):
-    windows = 1 << 14
-    corpus = write(tmp_path / "tokens.bin", windows)
-    chance = random.Random(0)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    main = threading.get_ident()
-    try:
-        with TokenLoader(corpus, sequence_length=LENGTH, batch_size=4, order="sequential") as loader:
-            for _ in range(40):
-                timer = threading.Timer(chance.random() / 100, signal.pthread_kill, (main, signal.SIGUSR1))
-                with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come anywhere
-                    timer.start()
-                    while True:
-                        next(loader)
-                timer.join()
-                position = loader.state_dict()["samples_consumed"]
-                assert next(loader).x[0, 0] == position % windows * LENGTH
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_threads_that_share_a_loader_over_errors_get_each_batch_once(tmp_path):

@@ -74,7 +74,7 @@ def test_items_are_the_naive_slices(lengths, source, format, mode, length, strid
         corpus = open_tokens(paths, dtype=source, format=format, mmap_mode=mode)
         options = {"target": target, "dtype": dtype, "stride": stride}
         if not expected:
-            with pytest.raises(ValueError, match=f"the corpus has {len(tokens)}"):
+            with pytest.raises(ValueError, match=f"> has {len(tokens)};"):
                 TokenDataset(corpus, length, **options)
             return
         dataset = TokenDataset(corpus, length, **options)
