@@ -23,7 +23,7 @@ class Replacement:
 
     def __init__(self) -> None:
         self._files: list[tuple[str, str, IO[bytes]]] = []
-        self._scratch: list[IO[bytes]] = []
+        self._open: list[IO[bytes]] = []
         # Known before the file is made, so that an interruption in between leaves nothing.
         self._names: list[str] = []
 
@@ -54,7 +54,6 @@ class Replacement:
         """A file without a name, next to the first one."""
         name, file = self._create(self._files[0][1])
         os.unlink(name)
-        self._scratch.append(file)
         return file
 
     def _create(self, target: str) -> tuple[str, IO[bytes]]:
@@ -63,8 +62,9 @@ class Replacement:
         name = os.path.join(folder, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
         self._names.append(name)
         try:
-            # One call: an interrupt between a descriptor and its file would leave it open.
-            return name, open(name, "x+b")
+            # One call, which no interrupt can come into: a file is in the list as soon as it is open.
+            self._open.extend(map(open, (name,), ("x+b",)))
+            return name, self._open[-1]
         except OSError as error:
             # The name is ours; what the caller can do something about is its directory.
             error.filename = folder or os.curdir
@@ -80,7 +80,7 @@ class Replacement:
                 # The disk is full and the like: say which file.
                 error.filename = self._files[0][1]
         finally:
-            for file in [*self._scratch, *(file for _, _, file in self._files)]:
+            for file in self._open:
                 try:
                     file.close()
                 except OSError:
