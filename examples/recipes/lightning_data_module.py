@@ -18,7 +18,8 @@ class TokenDataModule(LightningDataModule):
 
     Rank and world size come from torch.distributed or the environment when the loader is made, which
     Lightning does after it has set them up. ``trainer.fit(model, data, ckpt_path=...)`` goes on with the
-    next window, also on another number of ranks.
+    next window, also on another number of ranks. So do a second `fit`, and loaders that
+    ``reload_dataloaders_every_n_epochs`` asks for.
 
     Lightning's epoch is ``len(loader)`` batches. A `Mixture` that repeats has no length: then pass
     `Trainer` a number as ``limit_train_batches``. Without it Lightning takes a batch ahead to see whether
@@ -37,7 +38,8 @@ class TokenDataModule(LightningDataModule):
         self._state: dict[str, Any] | None = None
 
     def train_dataloader(self) -> TokenLoader:
-        """Starts reading, where a state was loaded from there on."""
+        """Starts reading, where the last loader stopped or a state was loaded from there on."""
+        self._stop()
         self._loader = TokenLoader(self.tokens, **self.arguments)
         if self._state is not None:
             self._loader.load_state_dict(self._state)
@@ -45,13 +47,20 @@ class TokenDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """What Lightning saves under this class's name: where the stream stands, equal on all ranks."""
-        return {} if self._loader is None else self._loader.state_dict()
+        return (self._state or {}) if self._loader is None else self._loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the state for the loader that is made next."""
+        self._stop()
         self._state = state_dict or None
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Stops the loader's threads."""
+        """Stops the loader's threads; another fit goes on from here."""
+        self._stop()
+
+    def _stop(self) -> None:
+        """Closes the loader. The next one goes on where it stopped."""
         if self._loader is not None:
+            self._state = self._loader.state_dict()
             self._loader.close()
+            self._loader = None

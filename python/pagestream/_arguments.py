@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
 
 from pagestream import _environment
+from pagestream._loader_options import BatchDtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
 
+    from pagestream.tokens import TokenCorpus
 
-def at_least(least: int, name: str, value: SupportsIndex) -> int:
+
+def at_least(least: int, name: str, value: object) -> int:
     """The integer, if it is one and in range."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         message = f"{name} must be an integer, not {value!r}"
@@ -25,11 +31,36 @@ def at_least(least: int, name: str, value: SupportsIndex) -> int:
     return number
 
 
-def one_of(name: str, value: str, words: tuple[str, ...]) -> None:
-    """Refuses other words."""
-    if value not in words:
+def one_of(name: str, value: object, words: tuple[str, ...]) -> None:
+    """Refuses other words, and what is no word."""
+    if not isinstance(value, str) or value not in words:
         listed = ", ".join(f'"{word}"' for word in words)
         message = f"{name} is one of {listed}, not {value!r}"
+        raise (ValueError if isinstance(value, str) else TypeError)(message)
+
+
+def batch_dtype(value: object) -> Any:  # noqa: ANN401 - a BatchDtype
+    """The word for a type of batches; NumPy's own name for it is as good."""
+    if isinstance(value, type) and issubclass(value, np.generic):
+        value = np.dtype(value)
+    word = value.name if isinstance(value, np.dtype) and value.isnative else value
+    one_of("dtype", word, get_args(BatchDtype))
+    return word
+
+
+def let_go_of(drop_behind: object, corpora: Iterable[TokenCorpus]) -> None:
+    """Refuses a ``drop_behind`` that there is not, or that would have no effect."""
+    if drop_behind is None:
+        return
+    one_of("drop_behind", drop_behind, ("resident", "cache"))
+    # Where "auto" had to step down, the same program has an effect on another mount.
+    if drop_behind == "resident" and all(
+        shard.mode == "read" and shard.reason is None for corpus in corpora for shard in corpus.shards
+    ):
+        message = (
+            'drop_behind="resident" has no effect with mmap_mode="read": nothing is mapped; '
+            'use "cache", or leave it out'
+        )
         raise ValueError(message)
 
 
@@ -79,6 +110,7 @@ def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     own = _environment.number("RANK", 0 if ranks == 1 else -1, least=0)
     if not 0 <= own < ranks:
         found = "is not set" if own < 0 else f"is {own}"
-        message = f"WORLD_SIZE is {ranks}, but RANK {found}; set both, or pass rank and world_size"
+        given = f"is {ranks}" if "WORLD_SIZE" in os.environ else "is not set"
+        message = f"WORLD_SIZE {given}, but RANK {found}; set both, or pass rank and world_size"
         raise ValueError(message)
     return own, ranks

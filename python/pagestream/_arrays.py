@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     # Fills a writable buffer.
     Filler = Callable[[Any], None]
 
-__all__ = ["Align", "misaligned", "over", "reader", "unpacked_part"]
-
 # What to do with a tensor that begins where elements of its type must not.
 Align = Literal["copy", "view", "error"]
 

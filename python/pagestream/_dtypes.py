@@ -14,8 +14,6 @@ from pagestream.errors import FormatError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["KNOWN", "SUB_BYTE_BITS", "itemsize", "numpy_dtype", "raw_shape", "unpack"]
-
 # NumPy types by name, those of ml_dtypes from their first use on.
 KNOWN: dict[str, np.dtype[Any]] = {
     name: np.dtype(kind)

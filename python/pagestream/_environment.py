@@ -5,25 +5,91 @@ A value that cannot be parsed is a `ValueError` that names the variable.
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
-from typing import Literal, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 from pagestream import _native
 
 Mode = Literal["auto", "shared", "private", "read"]
 
+_log = logging.getLogger("pagestream.files")
+_LOG_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
-def mmap_mode(explicit: Mode | None) -> str:
+
+def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> str:
     """The mode to open with: the argument, else ``PAGESTREAM_MMAP_MODE``, else ``"auto"``."""
+    words = get_args(Mode)
     if explicit is not None:
-        return explicit
+        if isinstance(explicit, str) and explicit in words:
+            return explicit
+        listed = ", ".join(f'"{word}"' for word in words)
+        message = f"{argument} is one of {listed}, or None, not {explicit!r}"
+        raise (ValueError if isinstance(explicit, str) else TypeError)(message)
     value = os.environ.get("PAGESTREAM_MMAP_MODE", "auto")
-    if value not in get_args(Mode):
-        words = ", ".join(get_args(Mode))
-        message = f"PAGESTREAM_MMAP_MODE is {value!r}; it must be one of {words}"
+    if value not in words:
+        message = f"PAGESTREAM_MMAP_MODE is {value!r}; it must be one of {', '.join(words)}"
         raise ValueError(message)
     return value
+
+
+def apply_log() -> None:
+    """Heeds ``PAGESTREAM_LOG``: without it the library is silent, unless the program sets up logging.
+
+    With it, messages of that level and above go to standard error.
+    """
+    logger = logging.getLogger("pagestream")
+    value = os.environ.get("PAGESTREAM_LOG")
+    if value is None:
+        logger.addHandler(logging.NullHandler())
+        return
+    if value not in _LOG_LEVELS:
+        message = f"PAGESTREAM_LOG is {value!r}; it must be one of {', '.join(_LOG_LEVELS)}"
+        raise ValueError(message)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(name)s: %(levelname)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(_LOG_LEVELS[value])
+
+
+def apply() -> None:
+    """What is heeded once, when the package is imported."""
+    apply_fault_guard()
+    apply_log()
+
+
+class _Opened(Protocol):
+    """A file, with its mode and why that is not the first choice."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def reason(self) -> str | None: ...
+
+
+_OpenedFile = TypeVar("_OpenedFile", bound=_Opened)
+
+
+def logged(file: _OpenedFile) -> _OpenedFile:
+    """The file; how it was opened is told, and why not in the first choice."""
+    log_opening(file.path, file.mode, file.reason)
+    return file
+
+
+def log_opening(what: str, mode: str, reason: str | None) -> None:
+    """Tells in which mode something was opened, and why not in the first choice."""
+    if reason is None:
+        _log.debug("opened %s: %s", what, mode)
+    else:
+        _log.info("opened %s: %s, because %s", what, mode, reason)
 
 
 def apply_fault_guard() -> None:
@@ -52,6 +118,10 @@ def number(name: str, default: int, *, least: int) -> int:
 
 def threads(explicit: int | None) -> int | None:
     """Gathering threads: the argument, else ``PAGESTREAM_THREADS``, else None."""
+    most = _native.MAX_THREADS
+    if explicit is None and number("PAGESTREAM_THREADS", 1, least=1) > most:
+        message = f"PAGESTREAM_THREADS is {os.environ['PAGESTREAM_THREADS']!r}; it must be at most {most}"
+        raise ValueError(message)
     return _positive("threads", explicit, "PAGESTREAM_THREADS")
 
 
@@ -63,11 +133,10 @@ def memory_bytes(explicit: int | None) -> int | None:
 def _positive(name: str, explicit: int | None, variable: str) -> int | None:
     if explicit is None:
         return number(variable, 0, least=1) or None
-    try:
-        value = operator.index(explicit)
-    except TypeError:
+    if isinstance(explicit, bool) or not hasattr(explicit, "__index__"):
         message = f"{name} must be an integer, not {explicit!r}"
-        raise TypeError(message) from None
+        raise TypeError(message)
+    value = operator.index(explicit)
     if not 1 <= value < 1 << 63:
         limit = "at least 1" if value < 1 else "below 2^63"
         message = f"{name} must be {limit}, not {value}"

@@ -11,6 +11,18 @@ STATE_VERSION = 1
 _POSITIONS = 1 << 63
 
 
+def a_state(state: object) -> Mapping[str, Any]:
+    """The state, if it is one at all.
+
+    Raises:
+        StateMismatchError: It is no mapping.
+    """
+    if not isinstance(state, Mapping):
+        message = f"a state is what state_dict() returned, not {state!r}"
+        raise StateMismatchError(message)
+    return state
+
+
 def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) -> int:
     """The samples that a stream had given out when the state was taken.
 
@@ -27,9 +39,7 @@ def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) 
         >>> saved_position({"version": 1, "seed": 0, "samples_consumed": 40}, {"seed": 0}, strict=True)
         40
     """
-    if not isinstance(state, Mapping):
-        message = f"a state is what state_dict() returned, not {state!r}"
-        raise StateMismatchError(message)
+    state = a_state(state)
     if state.get("version") != STATE_VERSION:
         message = f"the state has version {state.get('version')!r}; this release reads {STATE_VERSION}"
         raise StateMismatchError(message)

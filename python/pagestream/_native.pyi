@@ -6,6 +6,7 @@ import numpy as np
 from typing_extensions import Buffer, disjoint_base
 
 __all__ = [
+    "MAX_THREADS",
     "ORDER_VERSION",
     "Checkpoint",
     "Exporter",
@@ -23,6 +24,7 @@ __all__ = [
     "set_fault_guard",
 ]
 
+MAX_THREADS: int
 ORDER_VERSION: int
 __version__: str
 debug_build: bool

@@ -6,10 +6,11 @@ import errno
 import glob
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from pagestream.mapping import StrPath
 
@@ -38,11 +39,19 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
         Their paths. Those of a pattern or a directory are in natural order: ``shard2`` before ``shard10``.
 
     Raises:
+        TypeError: Neither a path nor a sequence.
         FileNotFoundError: A pattern that nothing matches, or a directory without token files.
         OSError: The directory cannot be listed.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
-        return list(path)
+        # A set has another order in each process, and a dict is a mistake.
+        if not isinstance(path, Sequence) or isinstance(path, (bytearray, memoryview, range)):
+            message = (
+                f"token files are named by a path or a list of paths, whose order counts, not by {path!r}; "
+                "use sorted() on what has no order"
+            )
+            raise TypeError(message)
+        return [*path]
     plain = os.fspath(path)
     if os.path.isdir(plain):
         return _in_directory(plain)

@@ -8,13 +8,18 @@ import weakref
 
 
 class Turns:
-    """Has a `lock` for a ``with`` block; after a fork another, as nobody is there to release the old one."""
+    """Has a `lock` for a ``with`` block; after a fork another, as nobody is there to release the old one.
 
-    __slots__ = ("__weakref__", "lock")
+    A signal handler runs in the middle of the main thread's turn, and gets the lock too. `taken` is how it
+    sees that: who gets the lock and finds it set is inside a turn of its own thread.
+    """
+
+    __slots__ = ("__weakref__", "lock", "taken")
 
     def __init__(self) -> None:
         # Used as it is: an interrupt cannot come between its taking and the block, as in methods of ours.
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.taken = False
         _ALL.add(self)
 
 
@@ -23,7 +28,8 @@ _ALL: weakref.WeakSet[Turns] = weakref.WeakSet()
 
 def _renew_all() -> None:
     for turns in _ALL:
-        turns.lock = threading.Lock()
+        turns.lock = threading.RLock()
+        turns.taken = False
 
 
 os.register_at_fork(after_in_child=_renew_all)

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from pagestream import _environment, _native
-from pagestream._arguments import at_least, longer_than, one_of, only_with, place, radius, yes_or_no
-from pagestream._closing import ClosedByWith
+from pagestream._arguments import (
+    at_least,
+    batch_dtype,
+    let_go_of,
+    longer_than,
+    one_of,
+    only_with,
+    place,
+    radius,
+    yes_or_no,
+)
+from pagestream._loader_options import Order, Target
 from pagestream._loader_state import STATE_VERSION, saved_position
-from pagestream._turns import Turns
+from pagestream._stream import BatchStream
 from pagestream.batches import Batch, PackedBatch, document_bounds
 from pagestream.mixture import Mixture
 from pagestream.tokens import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
 
     from pagestream._environment import Mode
-    from pagestream._loader_options import BatchDtype, Order, Target
+    from pagestream._loader_options import BatchDtype
     from pagestream.mapping import StrPath
 
 __all__ = ["TokenLoader"]
 
-_CLOSED = "the loader is closed"
-# What `metrics` tells of the present, beside counters.
-_PRESENT = ("depth_batches", "ring_batches", "threads", "buffers_allocated")
 
-
-class TokenLoader(ClosedByWith):
+class TokenLoader(BatchStream):
     """One stream of batches over a corpus, epoch after epoch, read ahead by native threads.
 
     The order is a function of seed and position alone, so the loader knows what comes: it asks the
@@ -127,7 +132,10 @@ class TokenLoader(ClosedByWith):
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.rank, self.world_size = place(rank, world_size)
         one_of("documents", documents, ("ignore", "boundaries"))
-        one_of("dtype", dtype, ("int64", "int32", "raw"))
+        one_of("order", order, get_args(Order))
+        one_of("target", target, get_args(Target))
+        dtype = batch_dtype(dtype)
+        let_go_of(drop_behind, self._corpora)
         if documents == "boundaries" and any(corpus.documents is None for corpus in self._corpora):
             message = 'documents="boundaries" needs files that record them (Megatron, datatrove)'
             raise ValueError(message)
@@ -164,13 +172,8 @@ class TokenLoader(ClosedByWith):
             "memory_bytes": _environment.memory_bytes(memory_bytes),
             "drop_behind": drop_behind,
         }
-        self._closed = False
-        self._consumed = 0
-        self._counted: dict[str, int] = {}
-        # Threads that share a loader take turns.
-        self._turns = Turns()
-        self._pipeline: _native.TokenPipeline | None = self._start()
-        self._epoch_samples: int | None = self._pipeline.epoch_samples
+        super().__init__()
+        self._epoch_samples: int | None = self._running().epoch_samples
 
     def _start(self) -> _native.TokenPipeline:
         mixture = self.tokens if isinstance(self.tokens, Mixture) else None
@@ -182,59 +185,9 @@ class TokenLoader(ClosedByWith):
             **self._settings,
         )
 
-    def _next_position(self) -> int:
-        """Where reading goes on."""
-        return self._consumed
-
-    def _forget(self) -> None:
-        """Drops batches that were taken and not handed out."""
-
-    def _running(self) -> _native.TokenPipeline:
-        if self._closed:
-            raise ValueError(_CLOSED)
-        # A fork has none of the threads: it starts its own, at the same place.
-        if self._pipeline is None or not self._pipeline.alive:
-            self._pipeline = self._start()
-        return self._pipeline
-
-    def _stop(self) -> None:
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None and pipeline.alive:
-            for name, value in pipeline.metrics():
-                if name not in _PRESENT:
-                    self._counted[name] = self._counted.get(name, 0) + value
-            pipeline.close()
-
-    def __iter__(self) -> Self:
-        """Itself: iteration goes on where it stopped."""
-        return self
-
-    def __next__(self) -> Any:  # noqa: ANN401 - a Batch, a PackedBatch or x alone
-        """The next batch.
-
-        Raises:
-            StopIteration: The epochs are over.
-            MappedReadError: A file was cut or its storage failed.
-            FileChangedError: A file was rewritten or replaced since it was opened.
-        """
-        with self._turns.lock:
-            try:
-                batch = self._next()
-            except BaseException:  # an interrupt as well
-                # The next call begins with this batch once more.
-                self._stop()
-                raise
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def _next(self) -> Any:  # noqa: ANN401 - a batch, or None at the end
-        """The next batch, which counts as consumed from now on."""
-        found = self._take()
-        if found is None:
-            return None
-        batch, self._consumed = found
-        return batch
+    def _next(self) -> tuple[Any, int] | None:
+        """The next batch, and the position after it."""
+        return self._take()
 
     def _take(self) -> tuple[Any, int] | None:
         """The next batch of the pipeline as arrays, and the position after it."""
@@ -326,38 +279,7 @@ class TokenLoader(ClosedByWith):
             pagestream.errors.StateMismatchError: the state does not belong to this loader: seed is 7 ...
             >>> loader.close()
         """
-        position = saved_position(state, self._identity(), strict=strict)
-        with self._turns.lock:
-            self._stop()
-            self._forget()
-            self._consumed = position
-            self._running()
-
-    def metrics(self) -> dict[str, float]:
-        """What the loader did so far, and how deep it looks ahead now.
-
-        Returns:
-            Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched
-            ahead; of files that are not mapped, what was read), ``lookahead_hits`` and
-            ``lookahead_misses`` (windows gathered without and with a wait for storage),
-            ``already_cached`` (ranges found in the cache), ``major_faults``,
-            ``stalls``, ``stall_seconds`` (time that `next` waited for other threads). And of the present:
-            ``depth_batches``, ``ring_batches``, ``threads``, ``buffers_allocated``.
-
-        Example:
-            >>> from pagestream import TokenLoader
-            >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
-            ...     batch = next(loader)
-            ...     loader.metrics()["windows"]
-            4
-        """
-        pipeline = self._pipeline
-        now = {} if pipeline is None else dict(pipeline.metrics())
-        counted: dict[str, float] = dict.fromkeys(_PRESENT, 0)
-        for name in (*self._counted, *now):
-            counted[name] = now.get(name, 0) + self._counted.get(name, 0)
-        counted["stall_seconds"] = counted.pop("stall_nanoseconds", 0) / 1e9
-        return counted
+        self._go_to(saved_position(state, self._identity(), strict=strict))
 
     def check(self) -> None:
         """Raises if a file is no longer what was opened; see `MappedFile.check`.
@@ -371,26 +293,6 @@ class TokenLoader(ClosedByWith):
             ...     loader.check()
         """
         self.tokens.check()
-
-    def close(self) -> None:
-        """Stops the threads. Batches that are out stay valid, and so does the corpus.
-
-        Example:
-            >>> from pagestream import TokenLoader
-            >>> TokenLoader("tokens.bin", sequence_length=32, batch_size=4).close()
-        """
-        self._closed = True
-        pipeline = self._pipeline
-        if pipeline is not None and pipeline.alive:
-            pipeline.close()  # also wakes those who wait for a batch
-        with self._turns.lock:
-            self._stop()
-            self._forget()
-
-    def __getstate__(self) -> object:
-        """Refuses: two loaders with one position would each give out half of the batches."""
-        message = "a TokenLoader cannot be copied or pickled; make another and use state_dict()"
-        raise TypeError(message)
 
     def __repr__(self) -> str:
         """What it reads, and where it stands."""

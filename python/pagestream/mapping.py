@@ -26,7 +26,7 @@ __all__ = ["FileSystem", "MappedFile", "Residency"]
 Advice = Literal["normal", "random", "sequential", "willneed", "dontneed", "cold", "hugepage"]
 StrPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_environment.apply_fault_guard()
+_environment.apply()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ class MappedFile(_native.MappedFile, ClosedByWith):
 
     def __new__(cls, path: StrPath, *, mode: Mode | None = None) -> Self:
         """Opens the file."""
-        return super().__new__(cls, os.fsencode(path), _environment.mmap_mode(mode))
+        word = _environment.mmap_mode(mode, "mode")
+        return _environment.logged(super().__new__(cls, os.fsencode(path), word))
 
     @property
     def path(self) -> str:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pagestream._closing import ClosedByWith
+from pagestream.tokens import TokenCorpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +52,7 @@ class Mixture(ClosedByWith):
     Raises:
         ValueError: No source or too many, a weight that cannot be used, corpora of different types, or an
             unknown word.
+        TypeError: A source that is no pair, is no corpus (a mixture is none), or whose weight is no number.
 
     Example:
         >>> from pagestream import Mixture, open_tokens
@@ -63,7 +65,7 @@ class Mixture(ClosedByWith):
     __slots__ = ("_exhausted", "_sources", "_whole_weights")
 
     def __init__(self, sources: Iterable[tuple[Any, float]], *, exhausted: Exhausted = "repeat") -> None:
-        pairs = list(sources)
+        pairs = _pairs(sources)
         if not 1 <= len(pairs) <= _MAX_SOURCES:
             message = f"a mixture has 1 to {_MAX_SOURCES} sources, not {len(pairs)}"
             raise ValueError(message)
@@ -71,10 +73,12 @@ class Mixture(ClosedByWith):
             message = f'exhausted must be "repeat", "stop" or "drop", not {exhausted!r}'
             raise ValueError(message)
         for number, (corpus, _) in enumerate(pairs):
-            if not hasattr(corpus, "fingerprint"):
+            if not isinstance(corpus, TokenCorpus):
                 message = (
                     f"source {number} of a mixture must be a corpus, as from open_tokens, not {corpus!r}"
                 )
+                if isinstance(corpus, Mixture):
+                    message += "; give its sources, with weights of your own"
                 raise TypeError(message)
         dtypes = [str(corpus.dtype) for corpus, _ in pairs]
         if len(set(dtypes)) > 1:
@@ -154,8 +158,24 @@ def _again(
     return cls(zip(sources, weights, strict=True), exhausted=exhausted)
 
 
+def _pairs(sources: Iterable[tuple[Any, float]]) -> list[tuple[Any, float]]:
+    # Iterating a corpus would give all its tokens.
+    listed: list[Any] = [sources] if isinstance(sources, (TokenCorpus, Mixture)) else list(sources)
+    for number, pair in enumerate(listed):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004 - a pair
+            message = (
+                f"the sources of a mixture are pairs of a corpus and its weight, [(tokens, 0.7), ...]; "
+                f"source {number} is {pair!r}"
+            )
+            raise TypeError(message)
+    return [(corpus, weight) for corpus, weight in listed]
+
+
 def _exact(number: int, weight: float) -> Fraction:
     """The number that was written: 0.7 is seven tenths, not the nearest binary fraction."""
+    if isinstance(weight, (str, bytes, bool)) or not hasattr(weight, "__float__"):
+        message = f"the weight of source {number} must be a number, not {weight!r}"
+        raise TypeError(message)
     try:
         exact = Fraction(str(weight))
     except ValueError:

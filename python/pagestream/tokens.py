@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pagestream.mapping import StrPath
 
 __all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
+
+_log = logging.getLogger(__name__)
 
 Format = Literal["raw", "npy", "llmc", "megatron", "datatrove"]
 
@@ -83,6 +86,11 @@ class TokenCorpus(_native.TokenCorpus):
         name = None if dtype is None else _dtype_name(np.dtype(dtype))
         corpus = super().__new__(cls, [os.fsencode(path) for path in paths], name, format, mode)
         corpus._arguments = (name, format, mode)
+        # The facts of thousands of files are not gathered for nobody.
+        if _log.isEnabledFor(logging.INFO):
+            for shard in corpus.shards:
+                _environment.logged(shard)
+            _log.info("opened %r", corpus)
         return corpus
 
     @property
@@ -182,6 +190,33 @@ class TokenCorpus(_native.TokenCorpus):
         out = np.empty(stop - start, self.dtype)
         super().read_into(start, stop, out)
         return out
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001 - NumPy's protocol
+        """All tokens as an array, for ``np.asarray(tokens)``: read natively, not token by token.
+
+        Args:
+            dtype: Another type to convert to; None for that of the files.
+            copy: None or True for an array of the caller's own. False for a read-only view without a copy,
+                which there is of one mapped file alone.
+
+        Raises:
+            ValueError: ``copy=False``, and a copy is needed.
+            MappedReadError: A file was cut or its storage failed.
+
+        Example:
+            >>> import numpy as np
+            >>> from pagestream import open_tokens
+            >>> np.asarray(open_tokens("tokens.bin"))[-2:]
+            array([4094, 4095], dtype=uint16)
+        """
+        wanted = self.dtype if dtype is None else np.dtype(dtype)
+        if copy is False:
+            view = super().view(0, len(self)) if wanted == self.dtype else None
+            if view is None:
+                message = "copy=False: only the tokens of one mapped file, in its own type, need no copy"
+                raise ValueError(message)
+            return np.frombuffer(view, self.dtype)
+        return self.read(0, len(self)).astype(wanted, copy=False)
 
     def check(self) -> None:
         """Raises if any file is no longer the one that was opened; see `MappedFile.check`.

@@ -89,6 +89,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         paths = [os.fsencode(each) for each in (path if listed else [path])]  # type: ignore[union-attr, arg-type]
         root = None if cache_root is None else os.fsencode(cache_root)
         self._files = _native.Checkpoint(paths, listed, mode, strict, root)
+        _environment.log_opening(repr(self), self._files.mode, self._files.reason)
         absolute = [_absolute(each) for each in paths]
         self._arguments = (
             absolute if listed else absolute[0],

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
-import secrets
-import stat
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pagestream._progress import reporting
+from pagestream._replacing import Replacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import TracebackType
-    from typing import Self
 
     import numpy.typing as npt
 
@@ -52,7 +46,7 @@ def write_tokens(
 
     The file appears whole or not at all: it is written under another name in the same directory, flushed
     to the disk (fsync), and renamed. On an error or Ctrl-C nothing is left behind. Symbolic links are
-    followed.
+    followed. A file that takes the place of another gets its permissions.
 
     Args:
         path: The file. For ``"megatron"`` the ``.bin``, the ``.idx``, or their common stem; the ``.idx``
@@ -134,7 +128,7 @@ class _Stream:
 
 def _write_one(path: StrPath, stream: _Stream, format: str) -> None:
     header_bytes = {"raw": 0, "npy": _NPY_HEADER_BYTES, "llmc": _LLMC_HEADER_BYTES}[format]
-    with _Replacement() as replacement:
+    with Replacement() as replacement:
         file = replacement.open(path)
         file.write(bytes(header_bytes))
         for _ in stream.write_to(file, _INT32_MAX if format == "llmc" else None):
@@ -159,7 +153,7 @@ def _npy_header(dtype: np.dtype[Any], tokens: int) -> bytes:
 def _write_megatron(path: StrPath, stream: _Stream, bounds: npt.NDArray[np.int64] | None) -> None:
     stem, suffix = os.path.splitext(os.fsdecode(path))
     name = stem if suffix in {".bin", ".idx"} else stem + suffix
-    with _Replacement() as replacement:
+    with Replacement() as replacement:
         data = replacement.open(f"{name}.bin")
         index = _MegatronIndex(replacement.scratch(), replacement.scratch())
         for length in stream.write_to(data):
@@ -218,103 +212,6 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     while block := file.read(8 * _CHUNK_TOKENS):
         yield block
-
-
-class _Replacement:
-    """Files that take their names at the end of a ``with`` block, all of them or none."""
-
-    def __init__(self) -> None:
-        self._files: list[tuple[str, str, IO[bytes]]] = []
-        self._scratch: list[IO[bytes]] = []
-        # Known before the file is made, so that an interruption in between leaves nothing.
-        self._names: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def open(self, path: StrPath) -> IO[bytes]:
-        # A symbolic link stays one: what it leads to is replaced.
-        target = os.path.realpath(os.fsdecode(path)) if os.path.islink(path) else os.fsdecode(path)
-        with contextlib.suppress(FileNotFoundError):
-            kind = stat.S_IFMT(os.stat(target).st_mode)
-            if kind == stat.S_IFDIR:
-                message = "tokens are written to a file, but this is a directory"
-                raise IsADirectoryError(errno.EISDIR, message, target)
-            if kind != stat.S_IFREG:
-                message = "tokens are written to a file that takes the place of an old one, not to a device"
-                raise OSError(errno.EINVAL, f"{message}, FIFO or socket", target)
-        name, file = self._create(target)
-        self._files.append((name, target, file))
-        return file
-
-    def scratch(self) -> IO[bytes]:
-        """A file without a name, next to the first one."""
-        name, file = self._create(self._files[0][1])
-        os.unlink(name)
-        self._scratch.append(file)
-        return file
-
-    def _create(self, target: str) -> tuple[str, IO[bytes]]:
-        folder, base = os.path.split(target)
-        # A name of any length may become too long; its beginning says enough.
-        name = os.path.join(folder, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
-        self._names.append(name)
-        # The mode follows the umask, as that of a file made by open().
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        return name, os.fdopen(descriptor, "w+b")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._finish()
-            elif isinstance(error, OSError) and error.filename is None and error.errno and self._files:
-                # The disk is full and the like: say which file.
-                error.filename = self._files[0][1]
-        finally:
-            for file in [*self._scratch, *(file for _, _, file in self._files)]:
-                try:
-                    file.close()
-                except OSError:
-                    # What could not be flushed was reported before, or belongs to a file that is dropped.
-                    continue
-            for name in self._names:
-                if os.path.lexists(name):
-                    os.unlink(name)
-
-    def _finish(self) -> None:
-        for name, target, file in self._files:
-            try:
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError as error:
-                error.filename = error.filename or target or name
-                raise
-        folders = sorted({os.path.dirname(target) or os.curdir for _, target, _ in self._files})
-        with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(_locked_folder(folder)) for folder in folders]
-            # Last is what says what the others are. While they are replaced there is none, rather than
-            # one that does not fit.
-            *_, (_, last, _) = self._files
-            if len(self._files) > 1 and os.path.lexists(last):
-                os.unlink(last)
-            for name, target, _ in self._files:
-                os.replace(name, target)
-            for descriptor in held:
-                os.fsync(descriptor)
-
-
-@contextlib.contextmanager
-def _locked_folder(folder: str) -> Iterator[int]:
-    """A folder's descriptor, locked as far as the file system can: two writers of a pair take turns."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:

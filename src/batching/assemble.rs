@@ -44,7 +44,7 @@ pub fn assemble(
         let window = windows.tokens(index)?;
         gatherer.row(corpus, window, has_targets, element, &mut room.x[place], y_row)?;
     }
-    gatherer.verify(corpus)
+    corpus.verify_now(gatherer.take_touched(corpus)?)
 }
 
 /// Bytes of a mapping that are worked on at a time, so that they stay in the first-level cache.
@@ -120,15 +120,21 @@ impl Gatherer {
     }
 
     /// Looks once at each file that was read since the last time: one that was cut or rewritten meanwhile
-    /// is an error.
-    pub fn verify(&mut self, corpus: &TokenCorpus) -> Result<()> {
+    /// is an error. Gives out which they were, for [`TokenCorpus::verify_now`] at the end of the batch.
+    pub fn verify(&mut self, corpus: &TokenCorpus) -> Result<Vec<usize>> {
+        let touched = self.take_touched(corpus)?;
+        corpus.verify(touched.iter().copied())?;
+        Ok(touched)
+    }
+
+    fn take_touched(&mut self, corpus: &TokenCorpus) -> Result<Vec<usize>> {
         let Reader { of, mut touched, .. } = std::mem::take(&mut self.reader);
         if of.is_some_and(|of| of != address(corpus)) {
             return Err(another_corpus());
         }
         touched.sort_unstable();
         touched.dedup();
-        corpus.verify(touched)
+        Ok(touched)
     }
 
     /// Straight from the file to x and to y: the second time the tokens come from the first-level cache.

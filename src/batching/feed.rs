@@ -1,9 +1,11 @@
 //! Which windows the batches of one rank consist of: from a place in the stream to token ranges.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::Mode;
+use crate::os::errno::Code;
 use crate::sampling::mixture::Mixture;
 use crate::sampling::order::Order;
 use crate::sampling::schedule::{self, Draw, Schedule};
@@ -52,6 +54,8 @@ pub struct Feed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
     pub source: usize,
+    /// Of its source.
+    pub epoch: u64,
     /// Tokens on the corpus's axis, targets included.
     pub start: u64,
     pub stop: u64,
@@ -144,9 +148,9 @@ impl Feed {
         self.sources.iter().any(|source| opened(source).is_ok_and(|file| file.facts().mode == Mode::Read))
     }
 
-    /// Between epochs: are the files still what was opened, and do their paths still lead to them?
-    pub fn check(&self) -> Result<()> {
-        self.sources.iter().try_for_each(|source| source.corpus.check())
+    /// Between epochs of a source: are its files still what was opened, and do their paths still lead to them?
+    pub fn check(&self, source: usize) -> Result<()> {
+        self.sources[source].corpus.check()
     }
 
     /// The batch whose global batch begins at `position`; `None` at the end of the stream.
@@ -164,10 +168,13 @@ impl Feed {
         let (each, more) = (global_rows / world_size, global_rows % world_size);
         let first = rank * each + rank.min(more);
         let count = each + u64::from(rank < more);
-        let mut draws = Vec::with_capacity(count as usize);
+        let mut draws = Vec::new();
         self.schedule.draws(position + first, count as usize, &mut draws)?;
-        let rows: Result<Vec<Row>> = draws.iter().map(|draw| self.row(draw)).collect();
-        Ok(Some(Plan { position, global_rows, rows: rows? }))
+        let mut rows = room_for(draws.len())?;
+        for draw in &draws {
+            rows.push(self.row(draw)?);
+        }
+        Ok(Some(Plan { position, global_rows, rows }))
     }
 
     fn row(&self, draw: &Draw) -> Result<Row> {
@@ -176,6 +183,18 @@ impl Feed {
             Order::Random => windows.tokens_from(draw.index)?,
             _ => windows.tokens(draw.index)?,
         };
-        Ok(Row { source: draw.source, start, stop })
+        Ok(Row { source: draw.source, epoch: draw.epoch, start, stop })
     }
+}
+
+/// Memory for something of each window of a batch, of which there may be millions.
+pub(super) fn room_for<T>(windows: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(windows).map_err(|_| Error::System {
+        operation: "cannot allocate the plan of a batch",
+        path: PathBuf::new(),
+        errno: Code::NOMEM.raw_os_error(),
+        advice: format!("it has {windows} windows; use a smaller batch_size"),
+    })?;
+    Ok(room)
 }

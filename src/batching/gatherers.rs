@@ -10,21 +10,23 @@ use crate::os::parts::Whole;
 
 use super::feed::{Feed, Plan};
 use super::lookahead::{PageRange, is_resident};
-use super::shared::{Shared, Slot, State, Storage, spawn};
-use super::worker::{Chunk, Outcome, Worker};
+use super::shared::{Piece, Shared, Slot, State, Storage, Task, spawn};
+use super::worker::{Outcome, Worker};
 
 /// After this many rows the number of threads is looked at.
 const LOOK_AFTER_ROWS: usize = 32;
 /// A piece of work while nobody waits for storage: long enough that taking and finishing it costs nothing
 /// beside it.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Pieces of a batch at most: more would keep no more threads busy, and each takes memory.
+const MAX_CHUNKS: usize = 1024;
 
 /// A piece of a batch that was taken.
 #[derive(Debug)]
 pub(super) struct Claim {
     number: u64,
     plan: Arc<Plan>,
-    chunk: Result<Chunk>,
+    piece: Result<Piece>,
 }
 
 /// A gatherer. An extra one ends when storage is not waited for.
@@ -49,11 +51,11 @@ pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
                 return;
             }
         } else if shared.options.threads.is_none() {
-            let more = more_threads(shared, &mut state);
+            let more = more_threads(&mut state, shared.max_gatherers);
             drop(state);
             for _ in 0..more {
                 // With those that there are it goes on as well.
-                let _ = spawn(shared, "pagestream-gather", |shared| gather_until_stopped(shared, true));
+                let _ = spawn(shared, Task::Gather, |shared| gather_until_stopped(shared, true));
             }
             state = shared.lock();
         }
@@ -63,16 +65,20 @@ pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
 impl Claim {
     /// Whether all that it needs is known to be in the page cache.
     pub fn is_resident(&self, feed: &Feed) -> bool {
-        let Ok(chunk) = &self.chunk else { return true };
-        is_resident(feed, &self.plan.rows[chunk.rows.clone()])
+        match &self.piece {
+            Ok(Piece::Rows(chunk)) => is_resident(feed, &self.plan.rows[chunk.rows.clone()]),
+            // A server may be asked, and may not answer.
+            Ok(Piece::Check(_)) => false,
+            Err(_) => true,
+        }
     }
 
     /// Leaves it to another.
     pub fn give_back(self, shared: &Shared, state: &mut State) {
         let index = self.number.checked_sub(state.first);
         let slot = index.and_then(|index| state.ring.get_mut(index as usize));
-        if let (Some(slot), Ok(chunk)) = (slot, self.chunk) {
-            slot.chunks.push(chunk);
+        if let (Some(slot), Ok(piece)) = (slot, self.piece) {
+            slot.pieces.push(piece);
             shared.wake_gatherers(state, 1);
         }
     }
@@ -81,13 +87,17 @@ impl Claim {
 /// Fills what was claimed, without the lock, which it returns.
 pub(super) fn work_on<'a>(
     shared: &'a Shared,
-    Claim { number, plan, chunk }: Claim,
+    Claim { number, plan, piece }: Claim,
     worker: &mut Worker,
 ) -> MutexGuard<'a, State> {
-    let outcome = match chunk {
-        Ok(mut chunk) => {
+    let outcome = match piece {
+        Ok(Piece::Rows(mut chunk)) => {
             let element = shared.options.element;
             (chunk.rows.len(), worker.gather(&shared.feed, &plan, &mut chunk, element, &shared.metrics))
+        }
+        Ok(Piece::Check((source, shard))) => {
+            let checked = shared.feed.sources()[source].corpus.verify_now([shard]);
+            (0, checked.map(|()| Outcome::default()))
         }
         Err(error) => (0, Err(error)),
     };
@@ -105,8 +115,8 @@ pub(super) fn work_on<'a>(
 pub(super) fn claim(shared: &Shared, state: &mut State) -> Option<Claim> {
     let first = state.first;
     let open = state.ring.iter_mut().enumerate().find_map(|(index, slot)| {
-        let chunk = slot.chunks.pop()?;
-        Some(Claim { number: first + index as u64, plan: slot.plan.clone(), chunk: Ok(chunk) })
+        let piece = slot.pieces.pop()?;
+        Some(Claim { number: first + index as u64, plan: slot.plan.clone(), piece: Ok(piece) })
     });
     if open.is_some() || state.ring.len() >= state.ring_limit.now() {
         return open;
@@ -116,12 +126,11 @@ pub(super) fn claim(shared: &Shared, state: &mut State) -> Option<Claim> {
     let number = first + state.ring.len() as u64;
     let mut slot = Slot::new(planned);
     let rows = slot.plan.rows.len();
-    // Where threads wait for storage each takes one row, so that many wait at the same time.
     let row_bytes = shared.layout.buffer_bytes.div_ceil(shared.layout.rows.max(1));
-    let chunk_rows = if state.storage.is_slow { 1 } else { (CHUNK_BYTES / row_bytes.max(1)).max(1) };
+    let chunk_rows = chunk_rows(rows, row_bytes, state.storage.is_slow);
     let made = shared.pool.take().and_then(|block| shared.layout.chunks(block, rows, chunk_rows));
     let plan = slot.plan.clone();
-    let chunk = match made {
+    let piece = match made {
         Ok((whole, chunks)) if chunks.is_empty() => {
             // This rank has no row of a short last batch.
             slot.finished = whole.join().ok().map(|block| Ok(shared.pool.lease(block)));
@@ -130,19 +139,23 @@ pub(super) fn claim(shared: &Shared, state: &mut State) -> Option<Claim> {
             shared.wake_consumers(state);
             return claim(shared, state);
         }
-        Ok((whole, mut chunks)) => {
+        Ok((whole, chunks)) => {
             slot.open = chunks.len();
-            chunks.reverse();
             slot.whole = Some(whole);
-            let chunk = chunks.pop();
-            slot.chunks = chunks;
-            chunk.ok_or_else(|| Error::argument("a batch without rows"))
+            slot.pieces = chunks.into_iter().rev().map(Piece::Rows).collect();
+            slot.pieces.pop().ok_or_else(|| Error::argument("a batch without rows"))
         }
         Err(error) => Err(error),
     };
-    shared.wake_gatherers(state, slot.chunks.len());
+    shared.wake_gatherers(state, slot.pieces.len());
     state.ring.push_back(slot);
-    Some(Claim { number, plan, chunk })
+    Some(Claim { number, plan, piece })
+}
+
+/// Rows of a piece. Where threads wait for storage each takes one, so that many wait at the same time.
+fn chunk_rows(rows: usize, row_bytes: usize, is_slow: bool) -> usize {
+    let wanted = if is_slow { 1 } else { (CHUNK_BYTES / row_bytes.max(1)).max(1) };
+    wanted.max(rows.div_ceil(MAX_CHUNKS))
 }
 
 /// Takes note of a piece that is done. Where that was the last of its batch: what can be let go of.
@@ -159,6 +172,7 @@ fn finish(
         Ok(outcome) => {
             slot.waited |= outcome.waited;
             slot.documents.extend(outcome.documents);
+            slot.unmapped.extend(outcome.unmapped);
             state.storage.rows += rows;
             if outcome.waited {
                 state.storage.waited_rows += rows;
@@ -170,6 +184,17 @@ fn finish(
         }
     }
     if slot.open > 0 {
+        return None;
+    }
+    if slot.finished.is_none() && !slot.unmapped.is_empty() {
+        let mut files = std::mem::take(&mut slot.unmapped);
+        files.sort_unstable();
+        files.dedup();
+        slot.open = files.len();
+        slot.pieces = files.into_iter().map(Piece::Check).collect();
+        // The caller goes on with one of them.
+        let others = slot.open - 1;
+        shared.wake_gatherers(state, others);
         return None;
     }
     if slot.finished.is_none() {
@@ -204,9 +229,38 @@ fn look_at_storage(state: &mut State) {
 }
 
 /// How many threads to start, which are counted from now on: as many as there are.
-fn more_threads(shared: &Shared, state: &mut State) -> usize {
-    let gatherers = state.threads.saturating_sub(1);
-    let more = gatherers.min(shared.max_gatherers.saturating_sub(gatherers));
-    state.threads += more;
+fn more_threads(state: &mut State, most: usize) -> usize {
+    let more = state.gatherers.min(most.saturating_sub(state.gatherers));
+    state.count_in(Task::Gather, more);
     more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shared::Length;
+    use super::*;
+
+    #[test]
+    fn a_batch_has_a_bounded_number_of_pieces() {
+        for rows in [1, 7, 1024, 1025, 100_000, 1 << 24] {
+            for (row_bytes, is_slow) in [(16, true), (4096, true), (16, false), (8 << 20, false)] {
+                let each = chunk_rows(rows, row_bytes, is_slow);
+                assert!(rows.div_ceil(each) <= MAX_CHUNKS, "{rows} rows of {row_bytes} bytes");
+            }
+        }
+        assert_eq!(chunk_rows(64, 4096, true), 1);
+        assert_eq!(chunk_rows(1000, 4096, false), 256);
+    }
+
+    #[test]
+    fn gatherers_multiply_by_themselves_alone() {
+        let mut state = State::new(Length::new(1, 1), Length::new(1, 1));
+        state.count_in(Task::Plan, 1);
+        state.count_in(Task::Fingerprint, 1);
+        state.count_in(Task::Gather, 3);
+        assert_eq!(more_threads(&mut state, 64), 3);
+        assert_eq!((state.gatherers, state.threads), (6, 8));
+        assert_eq!(more_threads(&mut state, 8), 2);
+        assert_eq!(more_threads(&mut state, 8), 0);
+    }
 }

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::mapped_file::Mode;
 use crate::os;
 
-use super::feed::{Feed, Row};
+use super::feed::{Feed, Row, room_for};
 use super::metrics::Metrics;
 
 /// A cache that has held this many ranges in a row is taken for warm: then one range a batch is looked
@@ -40,7 +40,7 @@ pub struct Lookahead {
 pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> Result<Vec<PageRange>> {
     let page = os::page_bytes() as u64;
     let rows = rows.into_iter();
-    let mut ranges = Vec::with_capacity(rows.size_hint().0);
+    let mut ranges = room_for(rows.size_hint().0)?;
     for row in rows {
         let corpus = &feed.sources()[row.source].corpus;
         for piece in corpus.pieces(row.start, row.stop)? {

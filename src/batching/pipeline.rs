@@ -22,12 +22,12 @@ use super::layout::Layout;
 use super::metrics::Metrics;
 use super::planner::plan_ahead;
 use super::pool::Lease;
-use super::shared::{EndOnPanic, Shared, spawn};
+use super::shared::{EndOnPanic, Shared, Task, spawn};
 use super::sizes::Sizes;
 use super::worker::Worker;
 
 /// Gathering threads that can be asked for; by itself a loader starts fewer.
-const MAX_GIVEN_THREADS: usize = 1024;
+pub const MAX_GIVEN_THREADS: usize = 1024;
 /// Corpora of more files are left for when the fingerprint is asked for: not all of them stay open.
 const MAX_FINGERPRINTED_SHARDS: usize = 1024;
 /// How long closing waits for threads that are in the middle of a read.
@@ -84,17 +84,17 @@ impl Pipeline {
         let sizes = Sizes::new(&feed, &options, layout.buffer_bytes as u64);
         let shared = Arc::new(Shared::new(feed, options, layout, &sizes));
         let pipeline = Self { shared: shared.clone(), worker: Mutex::default(), process: std::process::id() };
-        shared.lock().threads += 1;
-        spawn(&shared, "pagestream-plan", move |shared| {
+        shared.lock().count_in(Task::Plan, 1);
+        spawn(&shared, Task::Plan, move |shared| {
             plan_ahead(shared, position, sizes.max_block_batches);
         })?;
         for _ in 0..sizes.first_gatherers {
-            shared.lock().threads += 1;
-            spawn(&shared, "pagestream-gather", |shared| gather_until_stopped(shared, false))?;
+            shared.lock().count_in(Task::Gather, 1);
+            spawn(&shared, Task::Gather, |shared| gather_until_stopped(shared, false))?;
         }
-        shared.lock().threads += 1;
+        shared.lock().count_in(Task::Fingerprint, 1);
         // Without it the fingerprints are worked out when they are asked for.
-        let _ = spawn(&shared, "pagestream-print", |shared| work_out_fingerprints(shared));
+        let _ = spawn(&shared, Task::Fingerprint, |shared| work_out_fingerprints(shared));
         Ok(pipeline)
     }
 
@@ -106,6 +106,9 @@ impl Pipeline {
     /// The next batch, waiting for it at most so long. An error is that of this batch; the stream is to be
     /// started anew after it.
     pub fn next(&self, patience: Duration) -> Result<Next> {
+        if !self.is_of_this_process() {
+            return Err(Error::argument("the loader's threads belong to the process that this one was forked from"));
+        }
         let begun = Instant::now();
         let mut state = self.shared.lock();
         let (mut stalled, mut may_help) = (false, true);
@@ -179,6 +182,9 @@ impl Pipeline {
 
     /// Whether [`Self::next`] would not wait.
     pub fn is_ready(&self) -> bool {
+        if !self.is_of_this_process() {
+            return true; // It would refuse.
+        }
         let state = self.shared.lock();
         let ended = state.ended.is_some() && state.ring.is_empty() && state.planned.is_empty();
         state.stop || ended || state.ring.front().is_some_and(|slot| slot.finished.is_some())
@@ -197,9 +203,13 @@ impl Pipeline {
         self.shared.layout
     }
 
-    /// Counters, and the present depth, ring, threads and buffers.
+    /// Counters, and the present depth, ring, threads and buffers. In a fork of the process the counters alone,
+    /// as they stood then: there are no threads, and one of them may have held the lock.
     pub fn metrics(&self) -> Vec<(&'static str, u64)> {
         let mut list = self.shared.metrics.list();
+        if !self.is_of_this_process() {
+            return list;
+        }
         let state = self.shared.lock();
         list.extend([
             ("depth_batches", state.depth.now() as u64),
@@ -212,6 +222,9 @@ impl Pipeline {
 
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
+        if !self.is_of_this_process() {
+            return;
+        }
         let mut state = self.shared.lock();
         if state.stop {
             return; // Whoever did so waited.

@@ -1,6 +1,6 @@
 //! The planning thread: which windows come next, and fetching their pages ahead.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::error::Result;
@@ -52,8 +52,7 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_block_batches: usiz
 struct Planner {
     /// Of the next batch that is worked out.
     position: u64,
-    /// The epoch of the last batch that was given out.
-    epoch: Option<u64>,
+    epochs: Epochs,
     max_block_batches: usize,
     lookahead: Lookahead,
     /// Where whole extents are read: the batches that are read together, and those after them.
@@ -72,15 +71,34 @@ struct Block {
     asked: usize,
 }
 
-impl Planner {
-    /// Looks at all files when an epoch begins, or in its middle where the stream goes on: what has vanished
-    /// or was replaced is not read for another.
-    fn checked(&mut self, shared: &Shared, next: Option<Planned>) -> Result<Option<Planned>> {
-        if let (Some(planned), Some(samples)) = (&next, shared.feed.epoch_samples()) {
-            let epoch = planned.plan.position / samples.max(1);
-            if self.epoch.replace(epoch) != Some(epoch) && planned.plan.position > 0 {
-                shared.feed.check()?;
+/// Of each source, the epoch of its last window; `None` before the first.
+#[derive(Debug, Default)]
+struct Epochs(Vec<Option<u64>>);
+
+impl Epochs {
+    /// Sources that begin an epoch in this batch; all of them in the first batch of a stream that goes on.
+    /// Nothing for its own beginning: the files have just been opened.
+    fn sources_to_check(&mut self, plan: &Plan, sources: usize) -> BTreeSet<usize> {
+        let goes_on = self.0.is_empty() && plan.position > 0;
+        let mut begun: BTreeSet<usize> = if goes_on { (0..sources).collect() } else { BTreeSet::new() };
+        self.0.resize(sources, None);
+        for row in &plan.rows {
+            let before = self.0[row.source].replace(row.epoch);
+            if before.is_some_and(|epoch| epoch != row.epoch) {
+                begun.insert(row.source);
             }
+        }
+        begun
+    }
+}
+
+impl Planner {
+    /// Looks at a source's files when its epoch begins, and at all files where a stream goes on that began
+    /// before: what has vanished or was replaced is not read for another.
+    fn checked(&mut self, shared: &Shared, next: Option<Planned>) -> Result<Option<Planned>> {
+        let Some(planned) = &next else { return Ok(next) };
+        for source in self.epochs.sources_to_check(&planned.plan, shared.feed.sources().len()) {
+            shared.feed.check(source)?;
         }
         Ok(next)
     }
@@ -146,4 +164,34 @@ impl Planner {
 fn pieces(range: PageRange) -> impl Iterator<Item = PageRange> {
     let starts = (range.start..range.stop).step_by(PIECE_BYTES as usize);
     starts.map(move |start| PageRange { start, stop: range.stop.min(start + PIECE_BYTES), ..range })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::feed::Row;
+    use super::*;
+
+    fn batch(position: u64, rows: &[(usize, u64)]) -> Plan {
+        let rows = rows.iter().map(|&(source, epoch)| Row { source, epoch, start: 0, stop: 1 }).collect();
+        Plan { position, global_rows: 1, rows }
+    }
+
+    #[test]
+    fn each_source_is_looked_at_when_its_own_epoch_begins() {
+        let mut epochs = Epochs::default();
+        let mut of = |position, rows: &[(usize, u64)]| -> Vec<usize> {
+            epochs.sources_to_check(&batch(position, rows), 3).into_iter().collect()
+        };
+        assert_eq!(of(0, &[(0, 0), (1, 0)]), []);
+        assert_eq!(of(2, &[(0, 0), (1, 1), (1, 2), (2, 0)]), [1]);
+        assert_eq!(of(6, &[(0, 1), (2, 1)]), [0, 2]);
+        assert_eq!(of(8, &[(0, 1), (1, 2)]), []);
+    }
+
+    #[test]
+    fn a_stream_that_goes_on_looks_at_all_of_them_once() {
+        let mut epochs = Epochs::default();
+        assert_eq!(epochs.sources_to_check(&batch(5, &[(1, 3)]), 2).len(), 2);
+        assert_eq!(epochs.sources_to_check(&batch(6, &[(0, 3), (1, 3)]), 2).len(), 0);
+    }
 }

@@ -16,7 +16,7 @@ use super::metrics::Metrics;
 use super::pipeline::Options;
 use super::pool::{Lease, Pool};
 use super::sizes::Sizes;
-use super::worker::Chunk;
+use super::worker::{Chunk, FileOfFeed};
 
 const THREAD_STACK_BYTES: usize = 512 << 10;
 /// Buffers that a consumer can hold and still give back to the pool, not to the system: a device loader
@@ -58,8 +58,10 @@ pub(super) struct State {
     pub depth: Length,
     /// Batches that are being filled or are full.
     pub ring_limit: Length,
-    /// Threads alive, the planner included.
+    /// Threads alive, of all kinds.
     pub threads: usize,
+    /// Those of them that gather.
+    pub gatherers: usize,
     pub storage: Storage,
     /// Whether the planner finds everything in the page cache.
     pub warm: bool,
@@ -124,22 +126,33 @@ pub(super) struct Planned {
     pub done_with: Arc<Vec<PageRange>>,
 }
 
+/// What one thread does of a batch in one go.
+#[derive(Debug)]
+pub(super) enum Piece {
+    Rows(Chunk),
+    /// Is the file still the one that was opened? Comes when all rows have been read. A piece of its own for
+    /// each file, as each is a request to a server.
+    Check(FileOfFeed),
+}
+
 #[derive(Debug)]
 pub(super) struct Slot {
     pub plan: Arc<Plan>,
     pub done_with: Arc<Vec<PageRange>>,
     pub whole: Option<Whole>,
-    /// In reverse order.
-    pub chunks: Vec<Chunk>,
-    /// Chunks that are not finished.
+    /// What nobody has taken yet, in reverse order.
+    pub pieces: Vec<Piece>,
+    /// Pieces that are not finished.
     pub open: usize,
+    /// Files that are to be looked at when all rows are there.
+    pub unmapped: Vec<FileOfFeed>,
     pub waited: bool,
     pub documents: Vec<(usize, Vec<u64>)>,
     pub finished: Option<Result<Lease>>,
 }
 
 impl State {
-    fn new(depth: Length, ring_limit: Length) -> Self {
+    pub fn new(depth: Length, ring_limit: Length) -> Self {
         Self {
             stop: false,
             planned: VecDeque::new(),
@@ -149,6 +162,7 @@ impl State {
             depth,
             ring_limit,
             threads: 0,
+            gatherers: 0,
             // Until rows have been seen that need not wait: the first ones are given to many threads.
             storage: Storage { rows: 0, waited_rows: 0, is_slow: true },
             warm: false,
@@ -171,8 +185,9 @@ impl Slot {
             plan,
             done_with,
             whole: None,
-            chunks: Vec::new(),
+            pieces: Vec::new(),
             open: 1,
+            unmapped: Vec::new(),
             waited: false,
             documents: Vec::new(),
             finished: None,
@@ -289,30 +304,60 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
+/// What a thread is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    Plan,
+    Gather,
+    Fingerprint,
+}
+
+impl State {
+    /// Comes before [`spawn`]: so many threads of a kind.
+    pub fn count_in(&mut self, task: Task, threads: usize) {
+        self.threads += threads;
+        if task == Task::Gather {
+            self.gatherers += threads;
+        }
+    }
+
+    fn count_out(&mut self, task: Task) {
+        self.threads -= 1;
+        if task == Task::Gather {
+            self.gatherers -= 1;
+        }
+    }
+}
+
 /// A thread, counted out when it ends, however it does.
-struct Alive(Arc<Shared>);
+struct Alive(Arc<Shared>, Task);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.0.lock().threads -= 1;
+        self.0.lock().count_out(self.1);
         self.0.gone.notify_all();
     }
 }
 
-/// Starts a thread that is counted in [`State::threads`] already.
+/// Starts a thread that is counted in already.
 pub(super) fn spawn(
     shared: &Arc<Shared>,
-    name: &str,
+    task: Task,
     body: impl FnOnce(&Arc<Shared>) + Send + 'static,
 ) -> Result<()> {
+    let name = match task {
+        Task::Plan => "pagestream-plan",
+        Task::Gather => "pagestream-gather",
+        Task::Fingerprint => "pagestream-print",
+    };
     let ours = shared.clone();
     let thread = Builder::new().name(name.into()).stack_size(THREAD_STACK_BYTES).spawn(move || {
-        let alive = Alive(ours);
+        let alive = Alive(ours, task);
         let _end = EndOnPanic(&alive.0);
         body(&alive.0);
     });
     thread.map(drop).map_err(|error| {
-        shared.lock().threads -= 1;
+        shared.lock().count_out(task);
         Error::System {
             operation: "cannot start a thread",
             path: std::path::PathBuf::new(),

@@ -2,7 +2,8 @@
 
 use crate::os::{self, limits};
 
-use super::feed::Feed;
+use super::feed::{Feed, Row};
+use super::lookahead::PageRange;
 use super::pipeline::Options;
 use super::shared::Length;
 
@@ -56,8 +57,16 @@ impl Sizes {
             Some(given) => given.clamp(1, fitting(u64::MAX, windows_bytes).clamp(1, MAX_DEPTH)),
             None => FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth),
         };
-        let first_ring = options.depth.map_or(FIRST_RING, |given| given.clamp(1, FIRST_RING)).min(max_ring);
-        let (first_gatherers, max_gatherers) = if feed.is_read_without_mapping() {
+        let is_unmapped = feed.is_read_without_mapping();
+        let (first_ring, max_ring) = match options.depth {
+            // The kernel is not asked for anything: reading ahead is filling buffers ahead.
+            Some(given) if is_unmapped => {
+                let given = given.clamp(1, fitting(u64::MAX, buffer_bytes).clamp(2, MAX_DEPTH));
+                (given, given)
+            }
+            given => (given.map_or(FIRST_RING, |given| given.clamp(1, FIRST_RING)).min(max_ring), max_ring),
+        };
+        let (first_gatherers, max_gatherers) = if is_unmapped {
             (FIRST_READERS, MAX_READERS)
         } else {
             (cores().saturating_sub(1).clamp(1, FIRST_GATHERERS), MAX_GATHERERS)
@@ -74,11 +83,12 @@ impl Sizes {
     }
 }
 
-/// Cached bytes that one batch's windows need.
+/// Cached bytes that one batch's windows need, and what is noted of them.
 fn ahead_bytes(feed: &Feed) -> u64 {
     let page = os::page_bytes() as u64;
+    let noted = (size_of::<Row>() + size_of::<PageRange>()) as u64;
     let window = feed.sources().iter().map(|source| {
-        source.windows.sequence_length().saturating_mul(source.corpus.item_bytes()).saturating_add(page)
+        source.windows.sequence_length().saturating_mul(source.corpus.item_bytes()).saturating_add(page + noted)
     });
     window.max().unwrap_or(page).saturating_mul(feed.share().batch_size)
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::gather::Element;
+use crate::mapped_file::Mode;
 use crate::os::parts::Part;
 use crate::os::usage::Usage;
 
@@ -29,7 +30,12 @@ pub(super) struct Outcome {
     pub documents: Vec<(usize, Vec<u64>)>,
     /// Whether the thread had to wait for storage.
     pub waited: bool,
+    /// Files that were read without a mapping: they are to be looked at once more when the batch is whole.
+    pub unmapped: Vec<FileOfFeed>,
 }
+
+/// (source, shard).
+pub(super) type FileOfFeed = (usize, usize);
 
 /// What a thread keeps from chunk to chunk.
 #[derive(Debug, Default)]
@@ -74,8 +80,12 @@ impl Worker {
                 outcome.documents.push((chunk.rows.start + number, starts));
             }
         }
-        for (gatherer, source) in self.gatherers.iter_mut().zip(feed.sources()) {
-            gatherer.verify(&source.corpus)?;
+        for (number, (gatherer, source)) in self.gatherers.iter_mut().zip(feed.sources()).enumerate() {
+            for shard in gatherer.verify(&source.corpus)? {
+                if source.corpus.facts(shard).mode == Mode::Read {
+                    outcome.unmapped.push((number, shard));
+                }
+            }
             Metrics::add(&metrics.bytes_read, gatherer.take_read_bytes());
         }
         let item_bytes = |row: &Row| feed.sources()[row.source].corpus.item_bytes();

@@ -52,19 +52,38 @@ impl Opened {
         self.verify_copied(0, self.size())
     }
 
+    /// [`Self::verify`] that asks the server in any case, for the end of a batch: what the kernel knows of a
+    /// file that is not mapped may be as old as its time limit for attributes.
+    pub fn verify_now(&self) -> Result<()> {
+        let known = self.facts.identity;
+        match pread::size_and_change_now(self.file()) {
+            Ok(now) if now == (known.size, known.modified) => Ok(()),
+            Ok(_) => {
+                // What the kernel knows is fresh now: this says what is wrong with it.
+                self.verify()?;
+                Err(self.rewritten(&self.identity_now()?))
+            }
+            Err(errno) => Err(self.cannot_stat(errno)),
+        }
+    }
+
     /// What the descriptor that is kept refers to.
     pub fn identity_now(&self) -> Result<Identity> {
         match pread::identity(self.file()) {
             Ok((identity, _)) => Ok(identity),
-            Err(Code::STALE) => {
-                Err(self.file_changed("the server has deleted or replaced it (ESTALE)".into()))
-            }
-            Err(errno) => Err(Error::System {
-                operation: "cannot stat the open file",
-                path: self.path.clone(),
-                errno: errno.raw_os_error(),
-                advice: "the storage behind the file failed; open it again once it is back".into(),
-            }),
+            Err(errno) => Err(self.cannot_stat(errno)),
+        }
+    }
+
+    fn cannot_stat(&self, errno: Code) -> Error {
+        if errno == Code::STALE {
+            return self.file_changed("the server has deleted or replaced it (ESTALE)".into());
+        }
+        Error::System {
+            operation: "cannot stat the open file",
+            path: self.path.clone(),
+            errno: errno.raw_os_error(),
+            advice: "the storage behind the file failed; open it again once it is back".into(),
         }
     }
 
@@ -108,12 +127,16 @@ impl MappedFile {
     pub fn check(&self) -> Result<()> {
         let opened = self.opened()?;
         let now = opened.identity_now()?;
+        let at_path = pread::identity_at(&self.absolute);
+        // First: the old file has no name left then, and that would pass for a deletion.
+        if at_path.is_ok_and(|found| (found.device, found.inode) != (now.device, now.inode)) {
+            return Err(opened.file_changed("its path now names another file; open it again".into()));
+        }
         if let Some(error) = opened.changed(&now) {
             return Err(error);
         }
-        match pread::identity_at(&self.absolute) {
-            Ok(at_path) if (at_path.device, at_path.inode) == (now.device, now.inode) => Ok(()),
-            Ok(_) => Err(opened.file_changed("its path now names another file; open it again".into())),
+        match at_path {
+            Ok(_) => Ok(()),
             Err(errno) => {
                 Err(opened.file_changed(format!("its path no longer leads to it: {}", describe(errno))))
             }

@@ -73,13 +73,23 @@ pub fn identity(file: BorrowedFd<'_>) -> Result<(Identity, Kind), Errno> {
 /// The size and time of change that the kernel knows, which on FUSE and NFS may be a second old or so, without
 /// a request to a server for each read.
 pub fn known_size_and_change(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
+    size_and_change(file, AtFlags::empty())
+}
+
+fn size_and_change(file: BorrowedFd<'_>, sync: AtFlags) -> Result<(u64, (i64, i64)), Errno> {
     let asked = StatxFlags::SIZE | StatxFlags::MTIME;
-    match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, asked)) {
+    match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH | sync, asked)) {
         Ok(found) => Ok((found.stx_size, (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)))),
         // Before Linux 4.11, or forbidden by a sandbox.
         Err(Errno::NOSYS) => identity(file).map(|(now, _)| (now.size, now.modified)),
         Err(errno) => Err(errno),
     }
+}
+
+/// What the file is now, for certain: FUSE and NFS ask the server, whatever they know and for how long they
+/// would trust it.
+pub fn size_and_change_now(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
+    size_and_change(file, AtFlags::STATX_FORCE_SYNC)
 }
 
 /// The identity of whatever `path` names now.

@@ -150,7 +150,7 @@ impl PyTokenPipeline {
     fn close(&self, py: Python<'_>) {
         let pipeline = self.lock().clone();
         py.detach(|| {
-            if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_of_this_process()) {
+            if let Some(pipeline) = pipeline {
                 pipeline.close();
             }
         });

@@ -47,7 +47,9 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::weights::prepare(module.py());
         module.add("debug_build", cfg!(debug_assertions))?;
+        module.add("MAX_THREADS", crate::batching::pipeline::MAX_GIVEN_THREADS)?;
         module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -47,10 +47,19 @@ impl From<WeightFile> for PyWeightFile {
     }
 }
 
-/// Names of element types as Python's strings, which are made once.
+/// Names of element types as Python's strings.
+static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock::new() }; Dtype::ALL.len()];
+
 fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
-    static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock::new() }; Dtype::ALL.len()];
     WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
+}
+
+/// Makes what is made once, while the module is imported: a fork in the midst of it, later, would leave the child
+/// waiting for a thread that it has not.
+pub fn prepare(py: Python<'_>) {
+    for &dtype in Dtype::ALL {
+        dtype_word(py, dtype);
+    }
 }
 
 impl PyWeightFile {

@@ -217,6 +217,15 @@ impl TokenCorpus {
         shards.into_iter().try_for_each(|shard| self.opened(shard)?.verify())
     }
 
+    /// [`Self::verify`] at the end of a batch. Files that are not mapped are asked for anew, not told by what
+    /// the kernel still believes.
+    pub fn verify_now(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
+        shards.into_iter().try_for_each(|shard| {
+            let opened = self.opened(shard)?;
+            if opened.region().is_some() { opened.verify() } else { opened.verify_now() }
+        })
+    }
+
     /// Is every file still the one that was opened?
     pub fn check(&self) -> Result<()> {
         let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();

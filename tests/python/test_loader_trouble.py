@@ -1,18 +1,19 @@
 """`TokenLoader` in trouble: interrupts, errors among threads, forks, replaced files, useless arguments."""
 
+import gc
 import itertools
 import os
 import pickle
-import random
-import signal
 import threading
 
 import numpy as np
 import pytest
 
-from pagestream import Mixture, TokenLoader, open_tokens
+from pagestream import MappedFile, Mixture, TokenLoader, open_tokens
 from pagestream.errors import FileChangedError, StateMismatchError
+from pagestream.torch import TokenDataset
 
+from support import real
 from support.process import output_of
 
 LENGTH = 16
@@ -22,31 +23,6 @@ def write(path, windows):
     """Tokens that are their own positions."""
     np.arange(windows * LENGTH + 1, dtype="u4").tofile(path)
     return open_tokens(path, dtype="uint32")
-
-
-def test_an_interrupt_loses_no_batch(tmp_path):
-    windows = 1 << 14
-    corpus = write(tmp_path / "tokens.bin", windows)
-    chance = random.Random(0)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    main = threading.get_ident()
-    try:
-        with TokenLoader(corpus, sequence_length=LENGTH, batch_size=4, order="sequential") as loader:
-            for _ in range(40):
-                timer = threading.Timer(chance.random() / 100, signal.pthread_kill, (main, signal.SIGUSR1))
-                with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come anywhere
-                    timer.start()
-                    while True:
-                        next(loader)
-                timer.join()
-                position = loader.state_dict()["samples_consumed"]
-                assert next(loader).x[0, 0] == position % windows * LENGTH
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_threads_that_share_a_loader_over_errors_get_each_batch_once(tmp_path):
@@ -122,7 +98,8 @@ def test_a_file_that_is_not_there_for_the_next_epoch_is_an_error(tmp_path, mode,
             other = tmp_path / "other"
             np.zeros(2000 * LENGTH + 1, "u4").tofile(other)
             other.rename(path)
-        with pytest.raises(FileChangedError, match=r"tokens\.bin"):  # noqa: PT012 - at the epoch's end
+        told = "no longer leads|deleted" if trouble == "unlink" else "its path now names another file"
+        with pytest.raises(FileChangedError, match=rf"({told}).*tokens\.bin"):  # noqa: PT012 - at the epoch's end
             for x, _ in loader:
                 # This epoch is read to its end, from the file that was opened.
                 assert x[0, 0] == (loader.state_dict()["samples_consumed"] - 7) * LENGTH
@@ -130,6 +107,125 @@ def test_a_file_that_is_not_there_for_the_next_epoch_is_an_error(tmp_path, mode,
         assert 2000 - 7 < consumed < 2000 + 7
         with pytest.raises(FileChangedError):
             next(loader)
+
+
+def test_a_source_of_a_mixture_that_repeats_is_looked_at_when_its_own_epoch_begins(tmp_path):
+    small, large = write(tmp_path / "small.bin", 40), write(tmp_path / "large.bin", 4000)
+    mixture = Mixture([(small, 1), (large, 1)])
+    options = {"sequence_length": LENGTH, "batch_size": 2, "order": "sequential", "lookahead": 1}
+    with TokenLoader(mixture, **options) as loader:
+        next(loader)
+        (tmp_path / "small.bin").unlink()
+        seen = 1
+        with pytest.raises(FileChangedError, match=r"small\.bin"):  # noqa: PT012 - at its epoch's end
+            for _ in loader:
+                seen += 1
+                assert seen <= 40
+        assert seen == 40
+        state = loader.state_dict()
+        assert state["samples_consumed"] == 80
+    # One that goes on looks at all of its files first, wherever it is in their epochs.
+    with TokenLoader(mixture, **options) as loader:
+        with pytest.raises(FileChangedError, match=r"small\.bin"):  # noqa: PT012 - either of them
+            loader.load_state_dict(state | {"samples_consumed": 2})
+            next(loader)
+
+
+@pytest.mark.parametrize("dtype", ["raw", "int64"])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes(tmp_path, dtype, rows):
+    """A mount on which attributes count as known for an hour, and a file that is as long as before."""
+    source = tmp_path / "source"
+    source.mkdir()
+    tokens = np.arange(1, 1 + 4000 * LENGTH, dtype="u2")
+    tokens[tokens == 0] = 1
+    tokens.tofile(source / "tokens.bin")
+    timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
+    with real.bindfs(source, tmp_path / "mount", "direct_io", *timeouts) as mount:
+        options = {"order": "sequential", "epochs": 1, "dtype": dtype, "mmap_mode": "read", "lookahead": 1}
+        loader = TokenLoader(mount / "tokens.bin", sequence_length=LENGTH, batch_size=rows, **options)
+        with loader:
+            next(loader)
+            os.truncate(source / "tokens.bin", 0)
+            os.truncate(source / "tokens.bin", tokens.nbytes)
+            with pytest.raises(FileChangedError, match="written to"):  # noqa: PT012 - after what was ready
+                for x, _ in loader:
+                    assert x.all()
+        # And the dataset's batches.
+        corpus = open_tokens(mount / "tokens.bin", mmap_mode="read")
+        dataset = TokenDataset(corpus, LENGTH)
+        assert not dataset[0][0].any()
+        os.truncate(source / "tokens.bin", 0)
+        tokens.tofile(source / "tokens.bin")
+        with pytest.raises(FileChangedError, match="written to"):
+            dataset[5]
+
+
+def test_each_file_of_an_unmapped_batch_is_asked_about_once(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for shard in range(4):
+        np.full(100 * LENGTH, shard, "u2").tofile(source / f"{shard}.bin")
+    requests = {}
+    for batch_size in (10, 100):
+        with real.slow_fuse(source, tmp_path / f"mount{batch_size}", direct_io=True) as slow:
+            loader = TokenLoader(
+                slow.path,
+                sequence_length=LENGTH,
+                batch_size=batch_size,
+                order="sequential",
+                target="none",
+                epochs=1,
+                mmap_mode="read",
+            )
+            with loader:
+                assert sum(len(x) for x in loader) == 400
+            del loader
+            gc.collect()
+        requests[batch_size] = slow.counts["attribute_requests"]
+    # 40 batches of one file each, and 4.
+    assert requests[10] - requests[100] == 36
+
+
+def test_a_given_lookahead_is_how_many_buffers_are_filled_where_nothing_is_mapped(tmp_path):
+    write(tmp_path / "tokens.bin", 1000).close()
+    corpus = open_tokens(tmp_path / "tokens.bin", dtype="uint32", mmap_mode="read")
+    options = {"sequence_length": LENGTH, "batch_size": 4}
+    for lookahead in (1, 3, 40):
+        with TokenLoader(corpus, lookahead=lookahead, **options) as loader:
+            next(loader)
+            assert loader.metrics()["ring_batches"] == lookahead
+    batch_bytes = 4 * LENGTH * 8 * 2
+    with TokenLoader(corpus, lookahead=40, memory_bytes=20 * batch_bytes, **options) as loader:
+        next(loader)
+        assert loader.metrics()["ring_batches"] == 10
+    mapped = write(tmp_path / "tokens.bin", 1000)
+    with TokenLoader(mapped, lookahead=40, **options) as loader:
+        next(loader)
+        assert (loader.metrics()["depth_batches"], loader.metrics()["ring_batches"]) == (40, 4)
+
+
+LARGE_BATCH = """
+import resource, sys
+from pagestream import TokenLoader, open_tokens
+tokens = open_tokens(sys.argv[1], mmap_mode=sys.argv[2])
+held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) << 10
+resource.setrlimit(resource.RLIMIT_AS, (held + (int(sys.argv[3]) << 20), -1))
+loader = TokenLoader(tokens, sequence_length=1, batch_size=1 << 24, dtype="raw", threads=1, memory_bytes=1 << 20)
+try:
+    print(next(loader).x.shape)
+except (OSError, ValueError) as error:
+    print(type(error).__name__, "16777216 " in str(error))
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("mode", ["shared", "read"])
+@pytest.mark.parametrize("mib", [300, 700, 1200])
+def test_a_batch_that_memory_has_no_room_for_is_an_error(tmp_path, mode, mib):
+    np.zeros(1000, "u2").tofile(tmp_path / "tokens.bin")
+    found = output_of(LARGE_BATCH, tmp_path / "tokens.bin", mode, mib)
+    assert found.startswith(("OSError", "ValueError", "(16777216, 1)"))
 
 
 FORKS = """
@@ -195,6 +291,16 @@ def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
         ({"threads": "2"}, TypeError, "threads must be an integer, not '2'"),
         ({"threads": 1 << 70}, ValueError, "threads must be below 2"),
         ({"batch_size": 1 << 31}, ValueError, "batch_size is 2147483648; it must be at most 16777216"),
+        ({"threads": True}, TypeError, "threads must be an integer, not True"),
+        ({"memory_bytes": True}, TypeError, "memory_bytes must be an integer, not True"),
+        ({"order": None}, TypeError, 'order is one of "shuffled", .*, not None'),
+        ({"order": 3}, TypeError, "order is one of .*, not 3"),
+        ({"target": None}, TypeError, 'target is one of "shift", .*, not None'),
+        ({"drop_behind": True}, TypeError, 'drop_behind is one of "resident", "cache", not True'),
+        ({"documents": None}, TypeError, "documents is one of .*, not None"),
+        ({"dtype": None}, TypeError, "dtype is one of .*, not None"),
+        ({"dtype": np.dtype("float32")}, ValueError, "dtype is one of .*, not 'float32'"),
+        ({"dtype": np.dtype(">i8")}, TypeError, "dtype is one of .*, not dtype"),
     ],
 )
 def test_arguments_without_effect_or_sense_are_refused(tmp_path, options, error, message):
@@ -203,11 +309,48 @@ def test_arguments_without_effect_or_sense_are_refused(tmp_path, options, error,
         TokenLoader(corpus, **{"sequence_length": LENGTH, "batch_size": 1, **options})
 
 
+@pytest.mark.parametrize("dtype", [np.dtype("int32"), np.int32, "int32"])
+def test_a_type_may_be_numpys_own(tmp_path, dtype):
+    corpus = write(tmp_path / "tokens.bin", 100)
+    with TokenLoader(corpus, sequence_length=LENGTH, batch_size=1, dtype=dtype) as loader:
+        assert next(loader).x.dtype == np.int32
+    assert TokenDataset(corpus, LENGTH, dtype=dtype)[0][0].numpy().dtype == np.int32
+
+
+def test_what_cannot_be_let_go_of_is_refused(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.zeros(1000, "u2").tofile(path)
+    options = {"sequence_length": LENGTH, "batch_size": 1}
+    with pytest.raises(ValueError, match='drop_behind="resident" has no effect with mmap_mode="read"'):
+        TokenLoader(path, mmap_mode="read", drop_behind="resident", **options)
+    for mode, what in (("read", "cache"), ("shared", "resident"), ("private", "cache")):
+        with TokenLoader(path, mmap_mode=mode, drop_behind=what, **options) as loader:
+            next(loader)
+
+
+@pytest.mark.parametrize(("mode", "error"), [("mapped", ValueError), (3, TypeError)])
+def test_a_mode_that_there_is_not_is_named_as_it_was_given(tmp_path, mode, error):
+    write(tmp_path / "tokens.bin", 10)
+    with pytest.raises(error, match=f'^mmap_mode is one of "auto", .*, not {mode!r}'):
+        open_tokens(tmp_path / "tokens.bin", mmap_mode=mode)
+    with pytest.raises(error, match=f'^mode is one of "auto", .*, not {mode!r}'):
+        MappedFile(tmp_path / "tokens.bin", mode=mode)
+
+
+def test_too_many_threads_of_the_environment_are_told_by_its_name(tmp_path, monkeypatch):
+    corpus = write(tmp_path / "tokens.bin", 100)
+    monkeypatch.setenv("PAGESTREAM_THREADS", "5000")
+    with pytest.raises(ValueError, match="PAGESTREAM_THREADS is '5000'; it must be at most 1024"):
+        TokenLoader(corpus, sequence_length=LENGTH, batch_size=1)
+    with TokenLoader(corpus, sequence_length=LENGTH, batch_size=1, threads=2) as loader:
+        next(loader)
+
+
 def test_half_of_a_place_among_ranks_is_refused(tmp_path, monkeypatch):
     corpus = write(tmp_path / "tokens.bin", 100)
     for set_to, message in (
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
-        ({"RANK": "1"}, "WORLD_SIZE is 1, but RANK is 1"),
+        ({"RANK": "1"}, "WORLD_SIZE is not set, but RANK is 1"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is 2"),
     ):
         with monkeypatch.context() as patch:

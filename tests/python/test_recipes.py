@@ -305,7 +305,7 @@ def test_trainer_resumes_with_the_next_batch(path, tmp_path):
 # --- Lightning ------------------------------------------------------------------------------------
 
 
-def fitted(tokens, folder, *, batch_size, ckpt_path=None, **limits):
+def fitted(tokens, folder, *, batch_size=5, ckpt_path=None, **limits):
     """The windows that a tiny model was given."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -327,7 +327,9 @@ def fitted(tokens, folder, *, batch_size, ckpt_path=None, **limits):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    model, data = Model(), TokenDataModule(tokens, sequence_length=LENGTH, batch_size=batch_size, seed=3)
+    model, data = Model(), tokens
+    if not isinstance(data, TokenDataModule):
+        data = TokenDataModule(tokens, sequence_length=LENGTH, batch_size=batch_size, seed=3)
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)],
@@ -378,6 +380,40 @@ class TestLightning:
             checkpoint = tmp_path / f"whole/step={step}.ckpt"
             rest = fitted(mixture(), tmp_path / "whole", ckpt_path=checkpoint, max_epochs=2, **options)
             assert rest == whole[5 * step :]
+
+    def test_reloaded_and_second_fits_carry_on(self, path, tmp_path):
+        whole = fitted(path, tmp_path / "whole", batch_size=5, max_epochs=4)
+        reloaded = fitted(
+            path, tmp_path / "reloaded", batch_size=5, max_epochs=4, reload_dataloaders_every_n_epochs=1
+        )
+        assert reloaded == whole
+
+        from lightning_data_module import TokenDataModule
+
+        data = TokenDataModule(path, sequence_length=LENGTH, batch_size=5, seed=3)
+        first = fitted(data, tmp_path / "first", max_epochs=1)
+        second = fitted(data, tmp_path / "second", max_epochs=1)
+        assert first + second == whole[: 2 * WINDOWS]
+
+    def test_a_state_is_kept_until_reading_starts_and_old_loaders_are_closed(self, path):
+        from lightning_data_module import TokenDataModule
+
+        data = TokenDataModule(path, sequence_length=LENGTH, batch_size=5, seed=3)
+        assert data.state_dict() == {}
+        old = data.train_dataloader()
+        next(old)
+        state = data.state_dict()
+        new = data.train_dataloader()
+        with pytest.raises(ValueError, match="closed"):
+            next(old)
+        next(new)
+        assert data.state_dict()["samples_consumed"] == 10
+        data.load_state_dict(state)
+        assert data.state_dict() == state
+        data.train_dataloader()
+        assert data.state_dict() == state
+        data.teardown("fit")
+        assert data.state_dict() == state
 
     def test_the_state_in_a_checkpoint_also_serves_without_a_trainer(self, path, tmp_path):
         from lightning_data_module import TokenDataModule

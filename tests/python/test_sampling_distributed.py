@@ -145,6 +145,8 @@ def test_it_is_a_distributed_sampler_also_of_nothing():
 def test_a_negative_epoch_is_refused():
     with pytest.raises(ValueError, match="-1"):
         DistributedTokenSampler(range(2), 1, 0).set_epoch(-1)
+    with pytest.raises(ValueError, match="epoch must be below"):
+        DistributedTokenSampler(range(2), 1, 0).set_epoch(1 << 64)
 
 
 def test_a_sampler_as_long_as_can_be_begins_at_once():
@@ -199,3 +201,28 @@ def test_a_permutation_refuses_what_lies_outside():
         permutation.take(1, (1 << 64) - 1, 3)
     with pytest.raises(ValueError, match="2\\^63"):
         _native.Permutation(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: None, "a state is what state_dict.. returned, not None"),
+        (lambda _: [1], "a state is what state_dict.. returned, not "),
+        (lambda _: {}, "the state was taken with version None"),
+        (
+            lambda state: {name: state[name] for name in state if name != "epoch"},
+            "epoch must be an integer, not None",
+        ),
+        (
+            lambda state: {name: state[name] for name in state if name != "yielded"},
+            "yielded must be .* not None",
+        ),
+        (lambda state: state | {"epoch": 1 << 64}, "epoch must be below"),
+        (lambda state: state | {"yielded": "3"}, "yielded must be an integer, not '3'"),
+    ],
+)
+def test_what_is_no_state_is_refused_and_changes_nothing(change, message):
+    sampler = DistributedTokenSampler(range(10), 1, 0, shuffle=False)
+    with pytest.raises(StateMismatchError, match=message):
+        sampler.load_state_dict(change(sampler.state_dict()))
+    assert list(sampler) == list(range(10))

@@ -1,26 +1,33 @@
 """`Mixture`: weights, what is refused, and that the native schedule takes what it gives."""
 
 import pickle
+import tempfile
 import warnings
 from collections import Counter
 from fractions import Fraction
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagestream import Mixture, _native, open_tokens
+from pagestream import Mixture, TokenCorpus, _native, open_tokens
 
 
-class Corpus:
-    """What a mixture asks of a corpus."""
+class Corpus(TokenCorpus):
+    """A corpus that says of itself what it is told to."""
 
-    def __init__(self, name="a", dtype="uint16"):
-        self.fingerprint = name
-        self.dtype = np.dtype(dtype)
-        self.calls = []
+    fingerprint = dtype = None
+
+    def __new__(cls, name="a", dtype="uint16"):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(64))
+            file.flush()
+            corpus = super().__new__(cls, [file.name], None, "raw", "auto")
+        corpus.fingerprint = name
+        corpus.dtype = np.dtype(dtype)
+        corpus.calls = []
+        return corpus
 
     def check(self):
         self.calls.append("check")
@@ -80,9 +87,15 @@ def test_rounded_weights_are_near_those_that_were_asked_for(weights):
         assert used == pytest.approx(asked / sum(weights), abs=len(weights) / (1 << 16))
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 0.0, "much", None])
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), 0.0])
 def test_a_weight_that_cannot_be_used_is_refused_with_its_source(weight):
     with pytest.raises(ValueError, match="source 1"):
+        mixture(1, weight)
+
+
+@pytest.mark.parametrize("weight", ["much", "1/0", "0.5", b"1", None, True, [1], 1j])
+def test_a_weight_that_is_no_number_is_refused_with_its_source(weight):
+    with pytest.raises(TypeError, match="the weight of source 1 must be a number"):
         mixture(1, weight)
 
 
@@ -137,6 +150,28 @@ def test_the_native_schedule_draws_in_these_shares():
         _native.Schedule([(1, 1)] * 2, [1], "repeat", "shuffled", 1, 0)
 
 
-def test_a_source_is_any_object_that_has_what_is_needed():
-    corpus = SimpleNamespace(dtype="uint16", fingerprint="x")
-    assert Mixture([(corpus, 1)]).sources == (corpus,)
+def test_a_mixture_is_made_without_a_read():
+    class Unread(Corpus):
+        @property
+        def fingerprint(self):
+            pytest.fail("fingerprints are for states")
+
+        @fingerprint.setter
+        def fingerprint(self, _):
+            pass
+
+    assert Mixture([(Unread(), 1)]).whole_weights == (1,)
+
+
+def test_what_is_no_pair_or_no_corpus_is_refused_by_its_number():
+    tokens, pairs = Corpus(), "the sources of a mixture are pairs of a corpus and its weight"
+    for wrong, message in (
+        ([tokens, tokens], f"{pairs}.*source 0 is"),
+        ([(tokens, 1), (tokens,)], f"{pairs}.*source 1 is"),
+        (tokens, f"{pairs}.*source 0 is"),
+        ({"web": 0.5}, pairs),
+        ([(mixture(1), 1)], "source 0 of a mixture must be a corpus.*; give its sources"),
+        ([("tokens.bin", 1)], "source 0 of a mixture must be a corpus, as from open_tokens"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Mixture(wrong)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagestream import TokenShard, open_tokens
+from pagestream import TokenCorpus, TokenShard, open_tokens
 from pagestream.errors import FileChangedError, FormatError, MappedReadError
 
 from support.mappings import mappings_of, place_in_file
@@ -185,6 +185,29 @@ def test_slices_cannot_be_written(path, mode):
     for part in (corpus[:10], corpus[4990:5010], corpus[::-1], corpus[:0]):
         with pytest.raises(ValueError, match="read-only"):
             part[...] = 0
+
+
+@every_mode
+@pytest.mark.parametrize("lengths", [[500], [200, 0, 300]])
+def test_numpy_makes_an_array_of_a_corpus_natively(tmp_path, mode, lengths, monkeypatch):
+    tokens = tokens_of("<u2", sum(lengths))
+    corpus = open_tokens(write_shards(tmp_path, tokens, lengths), mmap_mode=mode)
+    monkeypatch.setattr(TokenCorpus, "__getitem__", None)  # token by token would take for ever
+    for array in (np.asarray(corpus), np.array(corpus), np.array(corpus, copy=True)):
+        np.testing.assert_array_equal(array, tokens, strict=True)
+        assert array.flags.writeable
+        assert array.flags.owndata
+    np.testing.assert_array_equal(np.asarray(corpus, "i8"), tokens.astype("i8"), strict=True)
+    if mode != "read" and len(lengths) == 1:
+        view = np.asarray(corpus, copy=False)
+        np.testing.assert_array_equal(view, tokens, strict=True)
+        assert not view.flags.writeable
+        assert not view.flags.owndata
+    else:
+        with pytest.raises(ValueError, match="copy=False"):
+            np.asarray(corpus, copy=False)
+    with pytest.raises(ValueError, match="copy=False"):
+        np.asarray(corpus, "i8", copy=False)
 
 
 def test_only_a_range_across_files_is_copied(tmp_path):

@@ -78,6 +78,15 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path):
     assert names(open_tokens(tmp_path / "t[1].bin")) == ["t[1].bin"]
 
 
+@pytest.mark.parametrize("wrong", [set, frozenset, dict.fromkeys, iter, bytearray, None, 3])
+def test_what_has_no_order_names_no_files(tmp_path, wrong):
+    (tmp_path / "a.bin").write_bytes(bytes(64))
+    names = wrong([os.fspath(tmp_path / "a.bin")]) if callable(wrong) and wrong is not bytearray else wrong
+    names = bytearray(b"a.bin") if wrong is bytearray else names
+    with pytest.raises(TypeError, match="a path or a list of paths, whose order counts"):
+        open_tokens(names)
+
+
 def test_a_list_keeps_its_order_and_has_files_alone(tmp_path):
     put(tmp_path, "b.bin", "a.bin")
     assert names(open_tokens([tmp_path / "b.bin", tmp_path / "a.bin"])) == ["b.bin", "a.bin"]

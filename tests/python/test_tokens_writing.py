@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import resource
 import stat
 import struct
+import sys
 import threading
 
 import numpy as np
@@ -285,8 +287,52 @@ def test_a_directory_and_a_missing_folder_are_os_errors_with_the_path(tmp_path):
     with pytest.raises(IsADirectoryError) as caught:
         write_tokens(tmp_path, [[1]], dtype="u2")
     assert caught.value.filename == os.fspath(tmp_path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         write_tokens(tmp_path / "missing" / "t", [[1]], dtype="u2")
+    # What is missing is the folder, and not the name under which it would have been written first.
+    assert caught.value.filename == os.fspath(tmp_path / "missing")
+
+
+@every_format
+def test_an_old_files_permissions_are_kept(tmp_path, kind):
+    write_tokens(tmp_path / "t.bin", [[1]], dtype="u2", format=kind)
+    for mode in (0o600, 0o640, 0o666):
+        for name in files(tmp_path):
+            os.chmod(tmp_path / name, mode)
+        write_tokens(tmp_path / "t.bin", [[2]], dtype="u2", format=kind)
+        assert {stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in files(tmp_path)} == {mode}
+
+
+@every_format
+def test_an_interrupt_when_a_file_was_just_opened_leaves_none_open(tmp_path, kind):
+    """Python hears a signal when a call has returned: here after each call that gives out a descriptor."""
+
+    def interrupted_after(number):
+        calls = iter(range(100))
+
+        def profile(_frame, event, function):
+            opens = event == "c_return" and function.__name__ in ("open", "fdopen", "extend")
+            if opens and next(calls) == number:
+                raise KeyboardInterrupt
+
+        sys.setprofile(profile)
+        try:
+            write_tokens(tmp_path / "t.bin", [[1, 2], [3]], dtype="u2", format=kind)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    write_tokens(tmp_path / "t.bin", [[1, 2], [3]], dtype="u2", format=kind)
+    before, names = os.listdir("/proc/self/fd"), files(tmp_path)
+    number = 0
+    while interrupted_after(number):
+        gc.collect()
+        assert os.listdir("/proc/self/fd") == before, number
+        assert files(tmp_path) == names, number
+        number += 1
+    assert number >= 1
 
 
 def test_progress_is_told_in_bytes(tmp_path, monkeypatch):

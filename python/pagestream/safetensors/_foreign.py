@@ -15,6 +15,24 @@ if TYPE_CHECKING:
     from pagestream.mapping import StrPath
 
 
+_EXAMPLES = (
+    """>>> from pathlib import Path
+>>> from {home} import load
+>>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
+(3,)""",
+    """>>> from {home} import load_file
+>>> tuple(load_file("model.safetensors")["bias"].shape)
+(3,)""",
+    """>>> from {home} import load, load_file, save
+>>> sorted(load(save(load_file("model.safetensors"))))
+['bias', 'weight']""",
+    """>>> from {home} import load_file, save_file
+>>> save_file(load_file("model.safetensors"), "again.safetensors")
+>>> sorted(load_file("again.safetensors"))
+['bias', 'weight']""",
+)
+
+
 def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
     """``load``, ``load_file``, ``save`` and ``save_file`` of a framework, for the module `home`."""
 
@@ -55,7 +73,11 @@ def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
         _upstream.write(lambda path: writer(dict(tensors), path, metadata), filename)
 
     made = (load, load_file, save, save_file)
-    for function in made:
+    for function, example in zip(made, _EXAMPLES, strict=True):
+        lines = example.format(home=home).splitlines()
+        function.__doc__ = "\n".join(
+            [function.__doc__ or "", "", "Example:", *(f"    {line}" for line in lines)]
+        )
         function.__module__ = home
         function.__qualname__ = function.__name__
     return made

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
         Any,
     ]
 
-__all__ = ["converter", "framework_named", "maker", "numpy_array", "to_numpy"]
-
 # By upstream's words, which are not all of them modules' names.
 _WORDS = {
     "pt": "torch",

@@ -306,6 +306,16 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
     Args:
         f: Something with ``fileno()``, open for reading.
         framework: As for `safe_open`, like all that follows.
+
+    Raises:
+        OSError: As `safe_open`; or `f` has no descriptor.
+        SafetensorError: As `safe_open`.
+
+    Example:
+        >>> from pagestream.safetensors import _safe_open_handle
+        >>> with open("model.safetensors", "rb") as f:
+        ...     _safe_open_handle(f, "np").keys()
+        ['bias', 'weight']
     """
 
     def __init__(self, f: IO[Any], framework: str, device: Any = "cpu", **options: Any) -> None:  # noqa: ANN401

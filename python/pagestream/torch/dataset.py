@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Literal, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex, get_args
 
 import torch
 from torch.utils.data import Dataset
 
-from pagestream._arguments import at_least
+from pagestream._arguments import at_least, batch_dtype, longer_than, one_of
+from pagestream._loader_options import BatchDtype, Target
 from pagestream.tokens import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenDataset"]
 
-Target = Literal["shift", "block", "none"]
-BatchDtype = Literal["int64", "int32", "raw"]
 Item = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
@@ -66,15 +65,14 @@ class TokenDataset(Dataset[Item]):
         """Counts the windows."""
         self.tokens = tokens if isinstance(tokens, TokenCorpus) else open_tokens(tokens)
         self.sequence_length = at_least(1, "sequence_length", sequence_length)
+        one_of("target", target, get_args(Target))
+        longer_than(self.sequence_length + (target != "none"), (self.tokens,))
         default_stride = self.sequence_length + 1 if target == "block" else 1
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.target = target
-        self.dtype = dtype
+        self.dtype: BatchDtype = batch_dtype(dtype)
         self._length = self.tokens.windows(self.sequence_length, self.stride, target)
-        if dtype not in ("int64", "int32", "raw"):
-            message = f'dtype is "int64", "int32" or "raw", not {dtype!r}'
-            raise ValueError(message)
-        self._torch_dtype = getattr(torch, str(self.tokens.dtype) if dtype == "raw" else dtype)
+        self._torch_dtype = getattr(torch, str(self.tokens.dtype) if self.dtype == "raw" else self.dtype)
 
     def __len__(self) -> int:
         """The number of windows; ``len(tokens) - sequence_length`` with stride 1."""

@@ -75,12 +75,16 @@ class TokenLoader(NumpyTokenLoader):
             self._position_dtype = np.dtype("int32")
         return super()._start()
 
-    def _next(self) -> Any:  # noqa: ANN401 - a batch, or None at the end
+    def _next(self) -> tuple[Any, int] | None:
         staging = self._staging
         if staging is None:
-            batch = super()._next()
-            return None if batch is None else converted(batch, torch.from_numpy, torch.from_numpy)
-        staging.drop_until(self._consumed)  # one that an interrupt came after
+            found = self._take()
+            if found is None:
+                return None
+            batch, position = found
+            return converted(batch, torch.from_numpy, torch.from_numpy), position
+        # Only now: until it was returned, an interrupt would have lost it.
+        staging.drop_until(self._consumed)
         while not staging.is_full:
             # One that is on its way is not kept back until the next one is gathered.
             if len(staging) and not self._running().is_ready:
@@ -102,9 +106,7 @@ class TokenLoader(NumpyTokenLoader):
             staging.send(host, position, self._wanted)
         if not len(staging):
             return None
-        batch, self._consumed = staging.first()
-        staging.drop_until(self._consumed)
-        return batch
+        return staging.first()
 
     def _stop(self) -> None:
         try:

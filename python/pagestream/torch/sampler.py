@@ -9,6 +9,7 @@ from torch.utils.data import DistributedSampler
 
 from pagestream import _native
 from pagestream._arguments import at_least, place
+from pagestream._loader_state import a_state
 from pagestream.errors import StateMismatchError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         """Takes another order. Call it before each epoch, with the same number on all ranks.
 
         Args:
-            epoch: The epoch's number, at least 0.
+            epoch: The epoch's number, at least 0 and below 2**63.
 
         Example:
             >>> from pagestream.torch import DistributedTokenSampler
@@ -135,10 +136,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
             >>> first == list(sampler), sorted(first) == sorted(sampler)
             (False, True)
         """
-        epoch = operator.index(epoch)
-        if epoch < 0:
-            message = f"epoch must be at least 0, not {epoch}"
-            raise ValueError(message)
+        epoch = at_least(0, "epoch", epoch)
         if epoch != self.epoch:
             # A loaded position belongs to its epoch.
             self._yielded, self._resume = 0, False
@@ -166,7 +164,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
             state: From `state_dict`, of any rank.
 
         Raises:
-            StateMismatchError: It was taken with other settings, which the message names.
+            StateMismatchError: It was taken with other settings, which the message names, or it is no state.
 
         Example:
             >>> from pagestream.torch import DistributedTokenSampler
@@ -175,12 +173,18 @@ class DistributedTokenSampler(DistributedSampler[int]):
             >>> list(sampler)
             [3, 4]
         """
+        found = a_state(state)
         for name, value in self._settings().items():
-            if state.get(name) != value:
-                message = f"the state was taken with {name} {state.get(name)!r}, but here it is {value!r}"
+            if found.get(name) != value:
+                message = f"the state was taken with {name} {found.get(name)!r}, but here it is {value!r}"
                 raise StateMismatchError(message)
-        epoch, yielded = operator.index(state["epoch"]), operator.index(state["yielded"])
-        if epoch < 0 or not 0 <= yielded <= self.num_samples:
+        try:
+            epoch = at_least(0, "epoch", found.get("epoch"))
+            yielded = at_least(0, "yielded", found.get("yielded"))
+        except (TypeError, ValueError) as error:
+            message = f"this is no state of a sampler: {error}"
+            raise StateMismatchError(message) from None
+        if yielded > self.num_samples:
             message = f"a state at index {yielded} of {self.num_samples} in epoch {epoch}"
             raise StateMismatchError(message)
         self.epoch = epoch

@@ -1,0 +1,302 @@
+"""`TokenLoader` and what comes in between: interrupts, signal handlers, forks."""
+
+import contextlib
+import random
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import pagestream.torch
+from pagestream import TokenLoader
+from pagestream.torch import loader as torch_loader
+
+from support.process import output_of
+
+LENGTH = 16
+WINDOWS = 1 << 14
+
+
+class Staged(pagestream.torch.TokenLoader):
+    """Takes the way to a device, with the CPU for one."""
+
+    def _is_staged(self):
+        return True
+
+
+KINDS = [TokenLoader, pagestream.torch.TokenLoader, Staged]
+
+
+def sequential(kind, path, **options):
+    return kind(path, **{"sequence_length": LENGTH, "batch_size": 4, "order": "sequential", **options})
+
+
+def first_of(batch):
+    return int(batch[0][0, 0])
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Tokens that are their own positions."""
+    np.save(tmp_path / "tokens.npy", np.arange(WINDOWS * LENGTH + 1, dtype="u4"))
+    return tmp_path / "tokens.npy"
+
+
+@contextlib.contextmanager
+def handler_of(number, handler):
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+# --- no batch is lost -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_loses_no_batch(path, kind):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    chance, main = random.Random(0), threading.get_ident()
+    received = []
+    with handler_of(signal.SIGUSR1, interrupt), sequential(kind, path) as loader:
+        for _ in range(40):
+            timer = threading.Timer(chance.random() / 100, signal.pthread_kill, (main, signal.SIGUSR1))
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come anywhere
+                timer.start()
+                # A `for` statement has each batch as soon as it is handed out, and `append` takes it.
+                for batch in loader:
+                    received.append(batch)
+            timer.join()
+            received[:] = [first_of(batch) if isinstance(batch, tuple) else batch for batch in received]
+            assert loader.state_dict()["samples_consumed"] == 4 * len(received)
+    expected = [4 * number % WINDOWS * LENGTH for number in range(len(received))]
+    assert received == expected
+
+
+@contextlib.contextmanager
+def interrupt_after(function_name, owner):
+    """Raises once, where Python hears a signal: when that method of C has returned."""
+    raised = []
+
+    def profile(_frame, event, function):
+        if (
+            event == "c_return"
+            and not raised
+            and function.__name__ == function_name
+            and isinstance(getattr(function, "__self__", None), owner)
+        ):
+            raised.append(function)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield raised
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_while_the_lock_is_released_loses_no_batch(path, kind):
+    with sequential(kind, path) as loader:
+        next(loader)
+        with (
+            interrupt_after("__exit__", type(loader._turns.lock)) as raised,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            next(loader)
+        assert raised
+        assert loader.state_dict()["samples_consumed"] == 4
+        assert first_of(next(loader)) == 4 * LENGTH
+        assert first_of(next(loader)) == 8 * LENGTH
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_an_interrupt_while_a_batch_becomes_tensors_loses_none(path, kind, monkeypatch):
+    # The module is that in which the loader or its staging looks the function up.
+    module = torch_loader if kind is not Staged else sys.modules["pagestream.torch._staging"]
+    convert, calls = module.converted, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return convert(*arguments)
+
+    monkeypatch.setattr(module, "converted", interrupted)
+    found = []
+    with sequential(kind, path) as loader:
+        while len(found) < 6:
+            with contextlib.suppress(KeyboardInterrupt):
+                found.append(first_of(next(loader)))
+            assert loader.state_dict()["samples_consumed"] == 4 * len(found)
+    assert found == [4 * LENGTH * number for number in range(6)]
+
+
+def test_an_interrupt_after_a_batch_was_staged_loses_none(path, monkeypatch):
+    staging = pagestream.torch._staging.Staging
+    first, calls = staging.first, []
+
+    def interrupted(self):
+        calls.append(self)
+        found = first(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(staging, "first", interrupted)
+    with sequential(Staged, path) as loader:
+        assert first_of(next(loader)) == 0
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+        assert [first_of(next(loader)) for _ in range(3)] == [64, 128, 192]
+
+
+# --- signal handlers ------------------------------------------------------------------------------
+
+
+class InTheMiddle:
+    """A pipeline during whose `next` something happens in this thread, as in a signal handler."""
+
+    def __init__(self, pipeline, happens):
+        self._pipeline = pipeline
+        self._happens = happens
+
+    def __getattr__(self, name):
+        return getattr(self._pipeline, name)
+
+    def next(self):
+        self._happens()
+        return self._pipeline.next()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(30)
+def test_a_loader_is_closed_by_a_handler_that_interrupts_next(path, kind):
+    loader = sequential(kind, path)
+    next(loader)
+    loader._pipeline = InTheMiddle(loader._pipeline, loader.close)
+    with pytest.raises(ValueError, match="closed"):
+        for _ in range(3):
+            next(loader)
+    assert loader._pipeline is None
+    assert loader.metrics()["threads"] == 0
+    with pytest.raises(ValueError, match="closed"):
+        next(loader)
+    loader.close()
+
+
+@pytest.mark.timeout(30)
+def test_a_loader_is_closed_by_a_real_signal_in_its_loop(path):
+    with handler_of(signal.SIGUSR1, lambda *_: loader.close()):
+        for _ in range(20):
+            loader = sequential(TokenLoader, path)
+            main = threading.get_ident()
+            timer = threading.Timer(0.005, signal.pthread_kill, (main, signal.SIGUSR1))
+            timer.start()
+            with pytest.raises(ValueError, match="closed"):
+                while True:
+                    next(loader)
+            timer.join()
+            assert loader._pipeline is None
+
+
+@pytest.mark.timeout(30)
+def test_a_handler_cannot_go_on_with_what_it_interrupts(path):
+    with sequential(TokenLoader, path) as loader:
+        next(loader)
+        state = loader.state_dict()
+        errors = []
+
+        def happens():
+            for call in (lambda: loader.load_state_dict(state), lambda: next(loader)):
+                with pytest.raises(RuntimeError, match="in the middle of next") as caught:
+                    call()
+                errors.append(caught)
+
+        loader._pipeline = InTheMiddle(loader._pipeline, happens)
+        assert first_of(next(loader)) == 4 * LENGTH
+        assert len(errors) == 2
+        # And afterwards it goes on as ever.
+        loader.load_state_dict(state)
+        assert first_of(next(loader)) == 4 * LENGTH
+
+
+def test_a_loader_is_true_also_without_a_length(tmp_path):
+    np.arange(100, dtype="u2").tofile(tmp_path / "tokens.bin")
+    with TokenLoader(tmp_path / "tokens.bin", sequence_length=LENGTH, batch_size=64) as loader:
+        assert len(loader) == 0
+        assert loader
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+METRICS_IN_FORKS = """
+import os, signal, sys, threading
+from pagestream import TokenLoader
+loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=1, threads=4)
+stop = threading.Event()
+def consume():
+    while not stop.is_set():
+        next(loader)
+thread = threading.Thread(target=consume)
+thread.start()
+before = 0
+for turn in range(150):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # a child that hangs is killed, and seen
+        found = loader.metrics()
+        assert found["batches"] >= before
+        assert (found["threads"], found["ring_batches"]) == (0, 0), found
+        kept = next(loader)
+        assert loader.metrics()["batches"] == found["batches"] + 1
+        assert loader.metrics()["threads"] > 0
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, turn
+    before = loader.metrics()["batches"]
+stop.set()
+thread.join()
+loader.close()
+print("all came back")
+"""
+
+
+def test_metrics_in_a_fork_are_what_the_parent_had_counted(path):
+    assert output_of(METRICS_IN_FORKS, path) == "all came back"
+
+
+BATCHES_IN_FORKS = """
+import os, signal, sys, threading
+from pagestream import TokenLoader
+loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=1, threads=4)
+stop = threading.Event()
+kept = []
+def consume():
+    while not stop.is_set():
+        kept[:] = [next(loader) for _ in range(8)]
+thread = threading.Thread(target=consume)
+thread.start()
+for turn in range(100):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        kept.clear()  # the parent's arrays die here
+        for _ in range(5):
+            next(loader)
+        loader.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, turn
+stop.set()
+thread.join()
+loader.close()
+print("all came back")
+"""
+
+
+def test_batches_of_the_parent_die_in_a_fork(path):
+    assert output_of(BATCHES_IN_FORKS, path) == "all came back"
