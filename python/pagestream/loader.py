@@ -42,6 +42,11 @@ class TokenLoader(BatchStream):
     kernel for the pages of later batches, gathers batches in threads of its own, and hands out arrays
     on buffers that are used again once nothing refers to them. No batch ever changes under its user.
 
+    Each file is looked at when a batch is whole; one that was rewritten is an error then. Of files that are
+    not mapped the server is asked. Of mapped ones on NFS the kernel tells what it knows, which may be as old
+    as the mount's ``acregmin`` to ``acregmax`` (3 to 60 s; see nfs(5)): so long may a file that is rewritten
+    there go unnoticed.
+
     A loader is an iterator. It goes on where it stopped, also in a second ``for`` loop, and after the
     end it stays at the end; `load_state_dict` takes it elsewhere. An exception from storage leaves it at
     the batch that failed, which is tried again by the next call.
@@ -66,8 +71,10 @@ class TokenLoader(BatchStream):
             from ``RANK`` and ``WORLD_SIZE``, else 0 of 1. Rank r gets rows ``[r * batch_size,
             (r + 1) * batch_size)`` of each global batch.
         world_size: See `rank`; both or none.
-        dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
-        lookahead: Batches whose pages are asked for ahead, or ``"auto"`` to adapt.
+        dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
+            files.
+        lookahead: Batches whose pages are asked for ahead, or ``"auto"`` to adapt. Where files are not
+            mapped: batches that are read ahead.
         threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).
         memory_bytes: What buffers and pages asked for ahead may take together, but two batches of each at
             least; None for an eighth of the available memory and at most 1 GiB
@@ -75,7 +82,8 @@ class TokenLoader(BatchStream):
         mmap_mode: How to open files; see `MappedFile`.
         mixing_radius: Windows within which ``"blocked"`` mixes; None for about 64 MiB.
         drop_behind: What is let go of once gathered: ``"resident"`` takes pages out of this process's
-            resident set, ``"cache"`` also out of the page cache; None lets the kernel decide.
+            resident set, ``"cache"`` also out of the page cache; None lets the kernel decide. With
+            ``mmap_mode="read"`` nothing is resident.
 
     Raises:
         ValueError: An argument is out of range, or the corpus is shorter than one window.

@@ -95,8 +95,8 @@ pub(super) fn work_on<'a>(
             let element = shared.options.element;
             (chunk.rows.len(), worker.gather(&shared.feed, &plan, &mut chunk, element, &shared.metrics))
         }
-        Ok(Piece::Check((source, shard))) => {
-            let checked = shared.feed.sources()[source].corpus.verify_now([shard]);
+        Ok(Piece::Check(file)) => {
+            let checked = shared.feed.sources()[file.0].corpus.verify_now([file.1]);
             (0, checked.map(|()| Outcome::default()))
         }
         Err(error) => (0, Err(error)),

@@ -107,7 +107,9 @@ impl Pipeline {
     /// started anew after it.
     pub fn next(&self, patience: Duration) -> Result<Next> {
         if !self.is_of_this_process() {
-            return Err(Error::argument("the loader's threads belong to the process that this one was forked from"));
+            return Err(Error::argument(
+                "the loader's threads belong to the process that this one was forked from",
+            ));
         }
         let begun = Instant::now();
         let mut state = self.shared.lock();

@@ -182,10 +182,10 @@ mod tests {
         let mut of = |position, rows: &[(usize, u64)]| -> Vec<usize> {
             epochs.sources_to_check(&batch(position, rows), 3).into_iter().collect()
         };
-        assert_eq!(of(0, &[(0, 0), (1, 0)]), []);
+        assert!(of(0, &[(0, 0), (1, 0)]).is_empty());
         assert_eq!(of(2, &[(0, 0), (1, 1), (1, 2), (2, 0)]), [1]);
         assert_eq!(of(6, &[(0, 1), (2, 1)]), [0, 2]);
-        assert_eq!(of(8, &[(0, 1), (1, 2)]), []);
+        assert!(of(8, &[(0, 1), (1, 2)]).is_empty());
     }
 
     #[test]

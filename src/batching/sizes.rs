@@ -88,7 +88,11 @@ fn ahead_bytes(feed: &Feed) -> u64 {
     let page = os::page_bytes() as u64;
     let noted = (size_of::<Row>() + size_of::<PageRange>()) as u64;
     let window = feed.sources().iter().map(|source| {
-        source.windows.sequence_length().saturating_mul(source.corpus.item_bytes()).saturating_add(page + noted)
+        source
+            .windows
+            .sequence_length()
+            .saturating_mul(source.corpus.item_bytes())
+            .saturating_add(page + noted)
     });
     window.max().unwrap_or(page).saturating_mul(feed.share().batch_size)
 }

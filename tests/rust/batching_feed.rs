@@ -33,7 +33,7 @@ fn rows_of_a_rank_and_the_end_of_the_stream() {
     let part = feed(&folder, share, extent);
     let plan = part.plan(64).expect("valid").expect("not the end");
     assert_eq!((plan.position, plan.global_rows), (64, 64));
-    assert_eq!(plan.rows[0], Row { source: 0, start: 8000, stop: 8100 });
+    assert_eq!(plan.rows[0], Row { source: 0, epoch: 0, start: 8000, stop: 8100 });
     // 22 rows are left: 6, 6, 5, 5.
     let last = part.plan(128).expect("valid").expect("not the end");
     assert_eq!((last.global_rows, last.rows.len(), last.rows[0].start), (22, 6, 13_400));
