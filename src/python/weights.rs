@@ -221,7 +221,8 @@ impl PyWeightFile {
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
         let opened = self.weights.file().opened()?;
         let known = |buffers: &mut Buffers| {
-            if writable { buffers.writable.as_ref() } else { buffers.read_only.as_ref() }.map(|b| b.clone_ref(py))
+            if writable { buffers.writable.as_ref() } else { buffers.read_only.as_ref() }
+                .map(|b| b.clone_ref(py))
         };
         if let Some(buffer) = known(&mut self.buffers()) {
             return Ok(Some(buffer.into_bound(py)));

@@ -7,7 +7,7 @@ pub mod index;
 mod merge;
 pub mod natural;
 mod problems;
+pub mod slice;
 pub mod source;
 mod table;
-pub mod slice;
 pub mod tensor;

@@ -15,8 +15,9 @@ impl NameOrder {
     pub fn new<'t, T>(items: &[T], key: impl Fn(&T) -> &'t str) -> Self {
         let name = |index: u32| key(&items[index as usize]).as_bytes();
         let shared_bytes = shared_prefix(items.iter().map(|item| key(item).as_bytes()));
-        let mut order: Vec<(u64, u32)> =
-            (0..items.len() as u32).map(|index| (leading_bytes(&name(index)[shared_bytes..]), index)).collect();
+        let mut order: Vec<(u64, u32)> = (0..items.len() as u32)
+            .map(|index| (leading_bytes(&name(index)[shared_bytes..]), index))
+            .collect();
         order.sort_unstable_by(|&(a_bytes, a), &(b_bytes, b)| {
             a_bytes.cmp(&b_bytes).then_with(|| name(a).cmp(name(b))).then_with(|| a.cmp(&b))
         });
