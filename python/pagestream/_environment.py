@@ -29,8 +29,8 @@ def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> str:
     if explicit is not None:
         if isinstance(explicit, str) and explicit in words:
             return explicit
-        listed = ", ".join(f'"{word}"' for word in words)
-        message = f"{argument} is one of {listed}, or None, not {explicit!r}"
+        found = f'"{explicit}"' if isinstance(explicit, str) else repr(explicit)
+        message = f'{argument} is "auto", "shared", "private" or "read", not {found}'
         raise (ValueError if isinstance(explicit, str) else TypeError)(message)
     value = os.environ.get("PAGESTREAM_MMAP_MODE", "auto")
     if value not in words:

@@ -140,18 +140,21 @@ def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes
     tokens = np.arange(1, 1 + 4000 * LENGTH, dtype="u2")
     tokens[tokens == 0] = 1
     tokens.tofile(source / "tokens.bin")
+    # What is written from now on is written at another time, however coarse the clock.
+    os.utime(source / "tokens.bin", ns=(1, 1))
     timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
     with real.bindfs(source, tmp_path / "mount", "direct_io", *timeouts) as mount:
         options = {"order": "sequential", "epochs": 1, "dtype": dtype, "mmap_mode": "read", "lookahead": 1}
         loader = TokenLoader(mount / "tokens.bin", sequence_length=LENGTH, batch_size=rows, **options)
         with loader:
             next(loader)
-            os.truncate(source / "tokens.bin", 0)
-            os.truncate(source / "tokens.bin", tokens.nbytes)
+            with open(source / "tokens.bin", "r+b") as file:
+                file.write(bytes(tokens.nbytes))
             with pytest.raises(FileChangedError, match="written to"):  # noqa: PT012 - after what was ready
                 for x, _ in loader:
                     assert x.all()
         # And the dataset's batches.
+        os.utime(source / "tokens.bin", ns=(1, 1))
         corpus = open_tokens(mount / "tokens.bin", mmap_mode="read")
         dataset = TokenDataset(corpus, LENGTH)
         assert not dataset[0][0].any()
@@ -329,12 +332,13 @@ def test_what_cannot_be_let_go_of_is_refused(tmp_path):
             next(loader)
 
 
-@pytest.mark.parametrize(("mode", "error"), [("mapped", ValueError), (3, TypeError)])
-def test_a_mode_that_there_is_not_is_named_as_it_was_given(tmp_path, mode, error):
+@pytest.mark.parametrize(("mode", "error", "told"), [("mapped", ValueError, '"mapped"'), (3, TypeError, "3")])
+def test_a_mode_that_there_is_not_is_named_as_it_was_given(tmp_path, mode, error, told):
     write(tmp_path / "tokens.bin", 10)
-    with pytest.raises(error, match=f'^mmap_mode is one of "auto", .*, not {mode!r}'):
+    words = 'is "auto", "shared", "private" or "read", not'
+    with pytest.raises(error, match=f"^mmap_mode {words} {told}"):
         open_tokens(tmp_path / "tokens.bin", mmap_mode=mode)
-    with pytest.raises(error, match=f'^mode is one of "auto", .*, not {mode!r}'):
+    with pytest.raises(error, match=f"^mode {words} {told}"):
         MappedFile(tmp_path / "tokens.bin", mode=mode)
 
 
