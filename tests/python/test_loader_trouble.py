@@ -139,9 +139,10 @@ def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes
     source.mkdir()
     tokens = np.arange(1, 1 + 4000 * LENGTH, dtype="u2")
     tokens[tokens == 0] = 1
-    tokens.tofile(source / "tokens.bin")
-    # What is written from now on is written at another time, however coarse the clock.
-    os.utime(source / "tokens.bin", ns=(1, 1))
+    for name in ("tokens.bin", "others.bin"):
+        tokens.tofile(source / name)
+        # What is written from now on is written at another time, however coarse the clock.
+        os.utime(source / name, ns=(1, 1))
     timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
     with real.bindfs(source, tmp_path / "mount", "direct_io", *timeouts) as mount:
         options = {"order": "sequential", "epochs": 1, "dtype": dtype, "mmap_mode": "read", "lookahead": 1}
@@ -154,12 +155,10 @@ def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes
                 for x, _ in loader:
                     assert x.all()
         # And the dataset's batches.
-        os.utime(source / "tokens.bin", ns=(1, 1))
-        corpus = open_tokens(mount / "tokens.bin", mmap_mode="read")
-        dataset = TokenDataset(corpus, LENGTH)
-        assert not dataset[0][0].any()
-        os.truncate(source / "tokens.bin", 0)
-        tokens.tofile(source / "tokens.bin")
+        dataset = TokenDataset(open_tokens(mount / "others.bin", mmap_mode="read"), LENGTH)
+        assert dataset[0][0].all()
+        with open(source / "others.bin", "r+b") as file:
+            file.write(bytes(tokens.nbytes))
         with pytest.raises(FileChangedError, match="written to"):
             dataset[5]
 
