@@ -82,6 +82,7 @@ fn strictness(strict: bool) -> Strictness {
 /// What the header of a file that is in memory says: (name, dtype, shape, begin, end) of each tensor in
 /// order of the data, where begin and end count from the file's first byte. `head` has at least the header.
 #[pyfunction]
+#[expect(clippy::type_complexity, reason = "a tuple for Python")]
 pub fn parse_weights<'py>(
     py: Python<'py>,
     head: &[u8],

@@ -123,6 +123,14 @@ def test_data_loaders_of_two_ranks_share_the_windows(path, monkeypatch):
 # --- Grain ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _flags():
+    """Grain's workers want absl's flags parsed where jax is installed, as `absl.app.run` does."""
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()
+
+
 def map_dataset(path, workers):
     import grain
 
@@ -146,6 +154,7 @@ def grain_data_loader(path, workers):
     )
 
 
+@pytest.mark.usefixtures("_flags")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("pipeline", [map_dataset, grain_data_loader])
 def test_grain_reads_each_window_once_and_goes_on_from_a_checkpoint(path, pipeline, workers):
