@@ -21,9 +21,9 @@ class TokenSource:
     Grain's shuffle of 2^k + 1 elements, with an even k of 16 or more, gives one of them twice and leaves
     out the last (seen in Grain 0.2.18); a source of such a length wants one element less.
 
-    It may be read by Grain's threads and shipped to its worker processes: a pickle holds paths. (Where jax is
-    installed, Grain's workers want absl's flags parsed, by `absl.app.run` or ``FLAGS.mark_as_parsed()``.) It has
-    the methods of `grain.sources.RandomAccessDataSource`, which is a protocol and needs no base class.
+    It may be read by Grain's threads and shipped to its worker processes: a pickle holds paths. It has
+    the methods of `grain.sources.RandomAccessDataSource`, which is a protocol and needs no base class. Where
+    jax is installed, Grain's workers want absl's flags parsed: `absl.app.run` or ``FLAGS.mark_as_parsed()``.
     """
 
     def __init__(self, path: StrPath, sequence_length: int) -> None:

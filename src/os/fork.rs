@@ -36,9 +36,9 @@ pub fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     if let Some(known) = cell.get() {
         return known;
     }
-    let made = make();
+    let value = make();
     let _section = section();
-    cell.get_or_init(|| made)
+    cell.get_or_init(|| value)
 }
 
 extern "C" fn prepare() {

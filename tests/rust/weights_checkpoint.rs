@@ -147,8 +147,8 @@ fn a_descriptor_becomes_a_file_of_its_own() {
     let handle = std::fs::File::open(&path).expect("opened");
     std::fs::remove_file(&path).expect("removed");
     let open = |of: &std::fs::File, mode| {
-        use std::os::fd::AsFd;
-        MappedFile::from_descriptor(of.as_fd(), Path::new("the name"), mode)
+        use std::os::fd::AsRawFd;
+        MappedFile::from_descriptor(of.as_raw_fd(), Path::new("the name"), mode)
     };
     for mode in [Mode::Shared, Mode::Private, Mode::Read] {
         let file = open(&handle, RequestedMode::Pinned(mode)).expect("opened");
