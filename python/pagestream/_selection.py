@@ -140,6 +140,20 @@ def parts(
     return found
 
 
+def is_advanced(index: Any) -> bool:  # noqa: ANN401
+    """Whether an index has lists, arrays or tensors in it, which are not basic indexing.
+
+    Not so an empty list, and what is a bool: that is refused.
+    """
+    if isinstance(index, list) and not index:
+        return False
+    given = index if isinstance(index, tuple) else (index,)
+    arrays = [part for part in given if hasattr(part, "shape") and not isinstance(part, np.generic)]
+    if any(not len(part.shape) and "bool" in str(part.dtype) for part in arrays):
+        return False
+    return bool(arrays) or any(isinstance(part, list) for part in given)
+
+
 def _is_basic(part: Any) -> bool:  # noqa: ANN401
     if part is None or part is ... or isinstance(part, slice):
         return True

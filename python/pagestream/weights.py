@@ -60,6 +60,9 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
     read when it is used. They keep the mapping alive, beyond `close`. Where a file cannot be mapped,
     and for a tensor whose place in its file does not suit its type, they are copies.
 
+    Views show what the file holds: touching one after its file was cut ends the process, and of a file that
+    is overwritten in place it may show the new bytes (`check` tells). `read` copies, and raises instead.
+
     Names come in the order of the files (``model-00002`` before ``model-00010``) and, in each, of the
     data. A checkpoint can be used by several threads at once, and goes on working in a child after a
     fork. Pickling ships the absolute paths and opens the files again.
@@ -201,6 +204,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             KeyError: There is no such tensor.
             IndexError: `index` is out of range, or not basic indexing.
             ValueError: `out` does not fit; or the file is closed.
+            TypeError: `out` is no array.
             FormatError: NumPy has no type for its elements.
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
@@ -221,6 +225,9 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         part = _selection.select(shape, index, name=repr(name))
         if out is None:
             out = np.empty(part.shape, numpy_type)
+        elif not isinstance(out, np.ndarray):
+            message = f"out must be a NumPy array, not {type(out).__name__}"  # type: ignore[unreachable]
+            raise TypeError(message)
         elif ((out.shape, out.dtype) != (part.shape, numpy_type)) or not out.flags.c_contiguous:
             what = repr(name) if index is ... else f"the part of {name!r}"
             found = f"{out.shape} and {out.dtype}{'' if out.flags.c_contiguous else ', not C-contiguous'}"
@@ -338,6 +345,9 @@ def open_checkpoint(
         >>> open_checkpoint(".").files
         ('./model.safetensors',)
     """
-    return Checkpoint(
-        path, _environment.mmap_mode(mmap_mode), strict, cache_root, _arguments.yes_or_no("raw", raw)
-    )
+    _arguments.yes_or_no("strict", strict)
+    _arguments.yes_or_no("raw", raw)
+    if not isinstance(path, (str, bytes, os.PathLike, Iterable)):
+        message = f"path must be a path or a list of paths, not {path!r}"  # type: ignore[unreachable]
+        raise TypeError(message)
+    return Checkpoint(path, _environment.mmap_mode(mmap_mode), strict, cache_root, raw)

@@ -455,7 +455,7 @@ def test_save_and_save_file_round_trip(tmp_path, framework):
     "save",
     [
         lambda _: pagestream.safetensors.numpy.save({"a": np.zeros(2, "U4")}),
-        lambda path: pagestream.safetensors.numpy.save_file({"a": np.zeros(2, "U4")}, path),
+        lambda path: pagestream.safetensors.numpy.save_file({"a": np.zeros(2, "U4")}, path / "a"),
         lambda path: pagestream.safetensors.numpy.save_file({"a": np.zeros(2)}, path / "no" / "folder"),
         lambda path: pagestream.safetensors.torch.save_file({"a": torch.zeros(2)}, path / "no" / "folder"),
     ],

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import safetensors.torch
 import torch
 
 import pagestream.safetensors as ours
 import pagestream.safetensors.numpy
 import pagestream.safetensors.torch  # noqa: F401 - as `ours.torch`
 from pagestream import open_checkpoint
-from pagestream.errors import FormatError
+from pagestream.errors import FormatError, SliceError
 from pagestream.safetensors import SafetensorError, TensorMeta, safe_open
 
 from support.mappings import place_in_file
@@ -339,3 +340,146 @@ def test_get_tensors_gives_all_in_the_order_of_the_data(path):
 
 def test_format_errors_of_types_are_both_classes(tmp_path):
     assert issubclass(SafetensorError, FormatError)
+
+
+# Words that upstream takes
+
+
+def test_no_device_is_the_cpu(path):
+    for framework in ("np", "pt"):
+        np.testing.assert_array_equal(
+            safe_open(path, framework, None).get_tensor("vector"), WEIGHTS["vector"]
+        )
+    assert ours.torch.load_file(path, None)["matrix"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "pread"}, {"copy": True}], ids=str)
+def test_torchs_default_device_does_not_matter(path, tmp_path, options):
+    odd = odd_file(tmp_path / "odd", 1)
+    with torch.device("meta"):
+        tensors = ours.torch.load_file(path, **options)
+        part = safe_open(path, "pt", **options).get_slice("matrix")[:, ::2]
+        moved = ours.torch.load_file(odd, **options)
+    assert {tensor.device.type for tensor in (*tensors.values(), part, *moved.values())} == {"cpu"}
+    np.testing.assert_array_equal(part, WEIGHTS["matrix"][:, ::2])
+
+
+def test_a_framework_that_is_no_word_is_a_type_error(path):
+    for word in (None, 5):
+        with pytest.raises(TypeError, match="framework"):
+            safe_open(path, word)
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "fread"}, {"backend": "pread", "mmap_mode": "shared"}], ids=str
+)
+def test_a_bad_backend_is_an_error_for_handlers_of_either_class(path, options):
+    for kind in (ValueError, safetensors.SafetensorError):
+        with pytest.raises(kind):
+            safe_open(path, "np", **options)
+
+
+def test_bytes_go_by_upstreams_name():
+    content = ours.numpy.save({"a": np.arange(2)})
+    assert ours.deserialize(bytes=content)[0][0] == "a"
+    with pytest.raises(SafetensorError, match="too small"):
+        ours.deserialize(np.zeros((0, 3)))
+
+
+def test_loads_from_memory_can_be_lenient():
+    content = weight_file('{"__metadata__":null,"a":["U8",[1],[0,1]]}', 1)
+    for load in (ours.numpy.load, ours.torch.load):
+        assert list(load(content, strict=False)) == ["a"]
+        with pytest.raises(SafetensorError):
+            load(content)
+
+
+def test_helpers_of_upstreams_are_found_in_ours():
+    assert ours.torch._SIZE is safetensors.torch._SIZE
+    assert ours.numpy._is_little_endian is safetensors.numpy._is_little_endian
+    assert ours.torch.serialize_file is ours.serialize_file
+    with pytest.raises(AttributeError, match=r"pagestream\.safetensors\.torch.*nothing"):
+        _ = ours.torch.nothing
+
+
+def test_paddles_devices(path):
+    code = """
+        import sys
+        import pagestream.safetensors as ours
+        from pagestream.safetensors.paddle import load, load_file
+        for device in ("cpu", None):
+            tensors = load_file(sys.argv[1], device)
+            assert tensors["vector"].place.is_cpu_place()
+        with open(sys.argv[1], "rb") as file:
+            assert load(file.read(), device="cpu")["vector"].tolist() == [0, 1, 2, 3, 4]
+        for device in ("tpu", "cpu:1", -1, "cuda:x"):
+            try:
+                ours.safe_open(sys.argv[1], "paddle", device)
+            except ours.SafetensorError as error:
+                assert repr(device) in str(error), error
+            else:
+                raise AssertionError(device)
+        try:
+            ours.safe_open(sys.argv[1], "paddle", "cuda").get_tensor("vector")
+        except ours.SafetensorError as error:
+            print("refused", error)  # this paddle has no GPU
+        print("well")
+    """
+    assert output_of(code, path).endswith("well")
+
+
+def test_four_bits_are_sliced_before_tensorflow_gets_them(tmp_path):
+    raw = np.arange(12, dtype="u1")
+    path = write(tmp_path / "t", weight_file({"t": entry("F4", [3, 8], 0, 12)}, raw.tobytes()))
+    code = """
+        import sys
+        import numpy as np
+        import pagestream.safetensors as ours
+        whole = ours.safe_open(sys.argv[1], "np").get_tensor("t")
+        part = ours.safe_open(sys.argv[1], "tf").get_slice("t")
+        for index in (np.s_[...], np.s_[::-1, 1:5], np.s_[None, 2]):
+            assert np.array_equal(np.asarray(part[index]).view("u1"), whole[index].view("u1")), index
+        print("well")
+    """
+    assert output_of(code, path).endswith("well")
+
+
+# Indices that only torch takes
+
+
+LISTS = [
+    [1, 0],
+    [-1],
+    np.s_[:, [0, 2]],
+    np.s_[..., [3, 0, 0]],
+    np.s_[1:, [1], ...],
+    np.s_[[0, 2], 1:],
+    np.s_[[0, 1], [2, 3]],
+    np.s_[0, [1, 2]],
+    np.s_[[2, 0], None],
+    np.array([2, 1]),
+    torch.tensor([1, 0]),
+    torch.tensor(1),
+    torch.tensor([True, False, True]),
+    np.s_[:, torch.tensor([[0, 1], [2, 3]])],
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "pread"}, {"copy": True}], ids=str)
+@pytest.mark.parametrize("index", LISTS, ids=str)
+def test_torch_takes_lists_and_tensors_as_upstream_does(path, index, options):
+    theirs = safetensors.safe_open(path, "pt").get_slice("matrix")
+    assert torch.equal(safe_open(path, "pt", **options).get_slice("matrix")[index], theirs[index])
+
+
+@pytest.mark.parametrize(
+    "index", [[3], [0, -4], np.s_[:, [4]], np.s_[:, :, [0]], torch.tensor([True, False])], ids=str
+)
+def test_lists_that_torch_refuses_are_slice_errors(path, index):
+    with pytest.raises(SliceError):
+        safe_open(path, "pt").get_slice("matrix")[index]
+
+
+def test_numpy_takes_no_lists(path):
+    with pytest.raises(SliceError, match="Non empty lists are not implemented"):
+        safe_open(path, "np").get_slice("matrix")[[0, 1]]

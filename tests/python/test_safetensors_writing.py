@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import safetensors.torch
 import torch
 
 import pagestream.safetensors as ours
@@ -201,3 +202,15 @@ def test_writing_imports_no_torch(tmp_path):
         print(load_file(sys.argv[1])["a"], "torch" in sys.modules)
     """
     assert output_of(code, tmp_path / "a") == "[0 1 2] False"
+
+
+@every_writer
+def test_what_is_no_regular_file_is_left_alone(tmp_path, write):
+    os.mkfifo(tmp_path / "fifo")
+    os.symlink("loop", tmp_path / "loop")
+    with pytest.raises(SafetensorError, match="no regular file"):
+        write(tmp_path / "fifo")
+    with pytest.raises(OSError, match="loop"):
+        write(tmp_path / "loop")
+    assert stat.S_ISFIFO(os.stat(tmp_path / "fifo").st_mode)
+    assert os.readlink(tmp_path / "loop") == "loop"

@@ -16,6 +16,7 @@ from pagestream.errors import SafetensorError
 from pagestream.safetensors import _upstream
 from pagestream.safetensors._install import install, uninstall
 from pagestream.safetensors._open import TensorMeta, _safe_open_handle, deserialize, safe_open
+from pagestream.safetensors._slice import PySafeSlice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pagestream.mapping import StrPath
 
 __all__ = [
+    "PySafeSlice",
     "SafetensorError",
     "TensorMeta",
     "TensorSpec",

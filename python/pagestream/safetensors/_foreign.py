@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pagestream.mapping import StrPath
 
 
+_NAMES = ("load", "load_file", "save", "save_file")
 _EXAMPLES = (
     """>>> from pathlib import Path
 >>> from {home} import load
@@ -36,11 +37,28 @@ _EXAMPLES = (
 def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
     """``load``, ``load_file``, ``save`` and ``save_file`` of a framework, for the module `home`."""
 
-    def load(data: Any) -> dict[str, Any]:  # noqa: ANN401 - anything with the buffer protocol
+    def load_to(data: Any, device: Any = "cpu", *, strict: bool = True) -> dict[str, Any]:  # noqa: ANN401
         """All tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …)."""
-        convert = converter(framework)
-        types = {name: tensor["dtype"] for name, tensor in deserialize(data)}
-        return {name: convert(types[name], array) for name, array in numpy.load(data).items()}
+        convert = converter(framework, device)
+        types = {name: tensor["dtype"] for name, tensor in deserialize(data, strict=strict)}
+        return {name: convert(types[name], array) for name, array in numpy.load(data, strict=strict).items()}
+
+    def load_file_to(
+        filename: StrPath,
+        device: Any = "cpu",  # noqa: ANN401 - a str or an int
+        *,
+        backend: Backend | None = None,
+        mmap_mode: Mode | None = None,
+        strict: bool = True,
+    ) -> dict[str, Any]:
+        """All tensors of a file, in its order. The arguments are those of `safe_open`."""
+        options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
+        with safe_open(filename, framework, device, **options) as file:  # type: ignore[arg-type]
+            return file.get_tensors()
+
+    def load(data: Any, *, strict: bool = True) -> dict[str, Any]:  # noqa: ANN401
+        """All tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …)."""
+        return load_to(data, strict=strict)
 
     def load_file(
         filename: StrPath,
@@ -50,8 +68,7 @@ def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
         strict: bool = True,
     ) -> dict[str, Any]:
         """All tensors of a file, in its order. The arguments are those of `safe_open`."""
-        with safe_open(filename, framework, backend=backend, mmap_mode=mmap_mode, strict=strict) as file:
-            return file.get_tensors()
+        return load_file_to(filename, backend=backend, mmap_mode=mmap_mode, strict=strict)
 
     def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
         """A safetensors file of these tensors, as bytes; see `numpy.save`."""
@@ -72,8 +89,11 @@ def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
         writer = _upstream.module(framework).save_file
         _upstream.write(lambda path: writer(dict(tensors), path, metadata), filename)
 
-    made = (load, load_file, save, save_file)
-    for function, example in zip(made, _EXAMPLES, strict=True):
+    # Only paddle has devices, upstream too.
+    loads = (load_to, load_file_to) if framework == "paddle" else (load, load_file)
+    made = (*loads, save, save_file)
+    for function, name, example in zip(made, _NAMES, _EXAMPLES, strict=True):
+        function.__name__ = name
         lines = example.format(home=home).splitlines()
         function.__doc__ = "\n".join(
             [function.__doc__ or "", "", "Example:", *(f"    {line}" for line in lines)]

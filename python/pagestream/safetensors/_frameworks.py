@@ -47,7 +47,11 @@ def framework_named(word: str) -> str:
 
     Raises:
         SafetensorError: It stands for none.
+        TypeError: It is no word.
     """
+    if not isinstance(word, str):
+        message = f"framework must be a word such as 'pt' or 'np', not {word!r}"  # type: ignore[unreachable]
+        raise TypeError(message)
     if word in _WORDS:
         return _WORDS[word]
     message = f"framework {word} is invalid"
@@ -65,7 +69,7 @@ def maker(framework: str, device: Any, align: Align = "copy") -> Maker:  # noqa:
         from pagestream.safetensors.torch import _maker_on
 
         return _maker_on(device, align)
-    if device != "cpu" and framework != "paddle":
+    if device not in (None, "cpu") and framework != "paddle":
         message = f"arrays of {framework} are on the device 'cpu', not {device!r}"
         raise SafetensorError(message)
     if framework == "numpy":
@@ -106,7 +110,7 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
         try:
             return make(dtype, array)
         # What they raise for types that they do not have has no common class.
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             message = f"{framework} cannot make a tensor of {dtype} elements and shape {array.shape}: {error}"
             raise SafetensorError(message) from error
 
@@ -136,8 +140,7 @@ def _mlx() -> Callable[[str, npt.NDArray[Any]], Any]:
 
 def _paddle(device: Any) -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN401
     paddle = import_module("paddle")
-    # Upstream's words for a GPU are torch's.
-    place = f"gpu:{device}" if isinstance(device, int) else device.replace("cuda", "gpu")
+    place = _paddle_place(device)
     # Bytes that it takes as another type of their size.
     detours = {"F8_E4M3": paddle.float8_e4m3fn, "F8_E5M2": paddle.float8_e5m2}
 
@@ -152,6 +155,21 @@ def _paddle(device: Any) -> Callable[[str, npt.NDArray[Any]], Any]:  # noqa: ANN
         return paddle.to_tensor(values, place=place)
 
     return make
+
+
+def _paddle_place(device: Any) -> str:  # noqa: ANN401
+    """A device in paddle's words; upstream's are torch's.
+
+    Raises:
+        SafetensorError: There is none.
+    """
+    word = f"cuda:{device}" if isinstance(device, int) else str("cpu" if device is None else device)
+    kind, _, number = word.partition(":")
+    kind = {"cuda": "gpu"}.get(kind, kind)
+    if kind not in ("cpu", "gpu", "xpu") or not (number or "0").isdecimal() or (kind == "cpu" and number):
+        message = f"device {device!r} is invalid for paddle: 'cpu', 'cuda', 'cuda:0', 'xpu:0' or a number"
+        raise SafetensorError(message)
+    return kind if kind == "cpu" else f"{kind}:{number or 0}"
 
 
 def to_numpy(framework: str, tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pagestream import _arguments, _dtypes, _environment, _native
 from pagestream.errors import SafetensorError
-from pagestream.safetensors._frameworks import framework_named, maker
+from pagestream.safetensors._frameworks import converter, framework_named, maker
 from pagestream.safetensors._slice import PySafeSlice
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class safe_open:  # noqa: N801 - upstream's name
     neither the file nor another `safe_open` of it changes. Two tensors of one name from one handle
     share their memory, as they do upstream for torch.
 
+    Until then a tensor shows what the file holds, as upstream's do for torch: of a file that is overwritten
+    in place it may show the new bytes (`check` tells), and touching it after the file was cut ends the
+    process. Files that are replaced, by a new one that is renamed over the old, do neither. ``copy=True``
+    and ``mmap_mode="read"`` give copies, and raise where the file was cut or rewritten.
+
     Args:
         filename: The file.
         framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``; and, by way of NumPy and a
@@ -73,13 +78,14 @@ class safe_open:  # noqa: N801 - upstream's name
         raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes.
             For element types that a framework does not have.
         align: What to do with a tensor that begins where elements of its type must not (a writer need not
-            align them): ``"copy"`` it; give an unaligned ``"view"``, for NumPy alone; raise an ``"error"``
-            instead of copying it.
+            align them): ``"copy"`` it; give an unaligned ``"view"``, for NumPy alone; raise an ``"error"``.
+            Tensors that are copied anyway, in ``"read"`` mode or with ``copy=True``, are aligned.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file, or an unknown framework.
-        ValueError: `backend` and `mmap_mode` are at odds, or an unknown word.
+        ValueError: `backend` and `mmap_mode` are at odds (a `SafetensorError` too), or an unknown word.
+        TypeError: An argument of another type.
 
     Example:
         >>> from pagestream.safetensors import safe_open
@@ -110,6 +116,7 @@ class safe_open:  # noqa: N801 - upstream's name
         if align == "view" and self._framework != "numpy":
             message = f'align="view" is for NumPy; tensors of {self._framework} must be aligned'
             raise ValueError(message)
+        self._device = device
         self._make = maker(self._framework, device, align)
         self._read_only = self._mode == "shared" and self._framework == "numpy"
         self._file = self._opened(filename, _arguments.yes_or_no("strict", strict))
@@ -245,7 +252,10 @@ class safe_open:  # noqa: N801 - upstream's name
             views=not self._copy,
             read_only=self._read_only,
             raw=self._raw,
-            counts_pairs=self._framework == "torch",
+            is_torch=self._framework == "torch",
+            convert=None
+            if self._framework in ("torch", "numpy")
+            else converter(self._framework, self._device),
         )
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
@@ -327,11 +337,15 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
         return _native.WeightFile.of_descriptor(filename.fileno(), os.fsencode(path), self._mode, strict)
 
 
-def deserialize(data: Any, *, strict: bool = True) -> list[tuple[str, Mapping[str, Any]]]:  # noqa: ANN401
+def deserialize(
+    bytes: Any,  # noqa: ANN401 - upstream's name; anything with the buffer protocol
+    *,
+    strict: bool = True,
+) -> list[tuple[str, Mapping[str, Any]]]:
     """The tensors of a safetensors file that is in memory, each with a copy of its bytes.
 
     Args:
-        data: The file, as anything with the buffer protocol: bytes, bytearray, memoryview, an array.
+        bytes: The file, as anything with the buffer protocol: bytes, bytearray, memoryview, an array.
         strict: As for `safe_open`.
 
     Returns:
@@ -339,7 +353,7 @@ def deserialize(data: Any, *, strict: bool = True) -> list[tuple[str, Mapping[st
 
     Raises:
         SafetensorError: Not a valid safetensors file.
-        TypeError: `data` has no buffer, or not a contiguous one.
+        TypeError: `bytes` has no buffer, or not a contiguous one.
 
     Example:
         >>> from pathlib import Path
@@ -347,10 +361,10 @@ def deserialize(data: Any, *, strict: bool = True) -> list[tuple[str, Mapping[st
         >>> deserialize(Path("model.safetensors").read_bytes())[1][0]
         'bias'
     """
-    view = memoryview(data).cast("B")
-    head = bytes(
-        view[: _LENGTH_BYTES + min(int.from_bytes(view[:_LENGTH_BYTES], "little"), _MOST_HEADER_BYTES)]
-    )
+    view = memoryview(bytes)
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
+    head = view[: _LENGTH_BYTES + min(length, _MOST_HEADER_BYTES)].tobytes()
     return [
         (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[begin:end])})
         for name, dtype, shape, begin, end in _native.parse_weights(head, len(view), strict)
@@ -367,9 +381,9 @@ def _mode(backend: Backend | None, mmap_mode: Mode | None) -> str:
         return _environment.mmap_mode(mmap_mode)
     if backend not in ("mmap", "pread"):
         message = f'backend is "mmap" or "pread", not {backend!r}'
-        raise ValueError(message)
+        raise SafetensorError(message)
     asked = "auto" if backend == "mmap" else "read"
     if mmap_mode is not None and (mmap_mode == "read") != (asked == "read"):
         message = f"backend={backend!r} and mmap_mode={mmap_mode!r} contradict each other; give one"
-        raise ValueError(message)
+        raise SafetensorError(message)
     return mmap_mode or asked

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 from pagestream import _selection
 from pagestream._arrays import reader, unpacked_part
 from pagestream._dtypes import SUB_BYTE_BITS, itemsize, raw_shape
+from pagestream._selection import is_advanced
 from pagestream.errors import SafetensorError, SliceError
+from pagestream.safetensors._frameworks import numpy_array
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pagestream import _native
     from pagestream._selection import Index
     from pagestream.safetensors._frameworks import Maker
@@ -44,7 +48,8 @@ class PySafeSlice:
         views: bool,
         read_only: bool,
         raw: bool,
-        counts_pairs: bool,
+        is_torch: bool,
+        convert: Callable[[str, Any], Any] | None,
     ) -> None:
         """A tensor of which parts are made by `make`.
 
@@ -54,14 +59,17 @@ class PySafeSlice:
             views: Whether they may stand on the mapping.
             read_only: Whether those that do are read-only.
             raw: Whether it is bytes that are indexed, and given.
-            counts_pairs: Whether the framework has a type for pairs of elements of 4 bits, and not for one.
+            is_torch: Whether the framework is torch, which has a type for pairs of elements of 4 bits and not
+                for one, and takes lists and tensors as an index.
+            convert: Makes the framework's tensor of a NumPy array; None for NumPy and torch themselves.
         """
         self._stored = stored
         self._make = make
         self._views = views
         self._read_only = read_only
         self._raw = raw
-        self._counts_pairs = counts_pairs
+        self._is_torch = is_torch
+        self._convert = convert
 
     def get_shape(self) -> list[int]:
         """The whole tensor's dimensions, in elements; with ``raw=True`` in bytes.
@@ -90,6 +98,9 @@ class PySafeSlice:
     def __getitem__(self, index: Index) -> Any:  # noqa: ANN401 - an array or a tensor
         """The part that `index` selects.
 
+        For torch, lists and tensors of ints and masks are taken too, in torch's meaning, as upstream does: of
+        one list among slices the span from its least to its largest is read, else the whole tensor.
+
         Two F4 elements share a byte: torch counts the pairs, and so does an index along the last dimension.
         For other frameworks whole rows of such elements are read.
 
@@ -100,12 +111,17 @@ class PySafeSlice:
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
         """
+        if self._is_torch and is_advanced(index):
+            from pagestream.safetensors.torch import _advanced_part
+
+            return _advanced_part(self, index)
         dtype_name, shape = self.get_dtype(), self._shape()
         if dtype_name not in SUB_BYTE_BITS:
             return self._part(dtype_name, shape, index)
-        if self._counts_pairs:
+        if self._is_torch:
             return self._pairs(dtype_name, shape, index)
-        return unpacked_part(self._stored, index, self._make, SliceError)
+        array = unpacked_part(self._stored, index, numpy_array, SliceError)
+        return array if self._convert is None else self._convert(dtype_name, array)
 
     def _part(self, dtype_name: str, shape: tuple[int, ...], index: Index) -> Any:  # noqa: ANN401
         item_bytes = itemsize(dtype_name)

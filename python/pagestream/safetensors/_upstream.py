@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import os
 import stat
+import sys
 import threading
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -49,6 +50,25 @@ def module(part: str | None = None) -> ModuleType:
             return import_module(name)
         except ModuleNotFoundError as error:
             raise (_missing(name) if error.name == NAME else error) from error
+
+
+def attribute(part: str, name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
+    """What upstream's part has under a name that ours has not: helpers that others import from there.
+
+    Raises:
+        AttributeError: Nothing; or upstream is not installed.
+    """
+    try:
+        if not name.startswith("__"):
+            ours = sys.modules["pagestream.safetensors"]
+            return vars(ours)[name] if name in vars(ours) else getattr(module(part), name)
+    except ImportError as error:
+        message = f"{NAME}.{part}.{name} is upstream's: {error}"
+        raise AttributeError(message) from error
+    except AttributeError:
+        pass
+    message = f"module 'pagestream.safetensors.{part}' has no attribute {name!r}"
+    raise AttributeError(message)
 
 
 def _missing(name: str) -> ModuleNotFoundError:
@@ -108,13 +128,24 @@ def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:
         filename: Where to.
 
     Raises:
-        SafetensorError: What upstream's class of that name says.
+        SafetensorError: What upstream's class of that name says; or `filename` is a device, FIFO or folder.
+        OSError: `filename` cannot be looked up: a link leads to itself, or a folder may not be searched.
     """
     path = os.path.realpath(filename)
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-    except OSError:
+        found = os.stat(path)
+    except FileNotFoundError:
         mode = 0o666 & ~_umask()
+    else:
+        mode = stat.S_IMODE(found.st_mode)
+        # A renaming would put a file in the place of a device or a FIFO.
+        if not stat.S_ISREG(found.st_mode):
+            from pagestream.errors import SafetensorError
+
+            message = (
+                f"{os.fsdecode(path)}: it is no regular file, and would be replaced by one; name another"
+            )
+            raise SafetensorError(message)
     with errors_as_ours():
         writer(path)
     # File systems without modes refuse to set one; the file is written all the same.

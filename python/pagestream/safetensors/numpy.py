@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
+    return _upstream.attribute("numpy", name)
+
+
 def load_file(
     filename: StrPath,
     *,
@@ -32,7 +36,8 @@ def load_file(
 ) -> dict[str, npt.NDArray[Any]]:
     """All tensors of a file as a dict of arrays, in the order of the file.
 
-    Nothing is read until it is used, unless ``copy=True`` or the file cannot be mapped.
+    Nothing is read until it is used, unless ``copy=True`` or the file cannot be mapped. What that means for a
+    file that is changed meanwhile, see `safe_open`.
 
     Args:
         filename: The file.
@@ -56,11 +61,12 @@ def load_file(
         return file.get_tensors()
 
 
-def load(data: Any) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401 - anything with the buffer protocol
+def load(data: Any, *, strict: bool = True) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
     """All tensors of a file that is in memory, as arrays of their own memory.
 
     Args:
         data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
+        strict: See `safe_open`.
 
     Raises:
         SafetensorError: Not a valid safetensors file.
@@ -71,7 +77,7 @@ def load(data: Any) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401 - anything w
         array([0, 1, 2])
     """
     arrays = {}
-    for name, tensor in deserialize(data):
+    for name, tensor in deserialize(data, strict=strict):
         content = tensor["data"]
 
         def fill(out: npt.NDArray[np.uint8], content: bytearray = content) -> None:

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pagestream import _arrays, _dtypes
-from pagestream.errors import SafetensorError
+from pagestream.errors import SafetensorError, SliceError
 from pagestream.safetensors import _upstream
 from pagestream.safetensors._open import Backend, deserialize, safe_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from types import EllipsisType
 
     from pagestream._arrays import Align
     from pagestream._environment import Mode
     from pagestream.mapping import StrPath
     from pagestream.safetensors._frameworks import Maker
+    from pagestream.safetensors._slice import PySafeSlice
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
@@ -49,32 +51,15 @@ _TYPES: dict[str, torch.dtype] = {
     if hasattr(torch, name)
 }
 
-# Upstream's helpers for its writers, which others import from there.
-_HELPERS = (
-    "_end_ptr",
-    "_evaluate_tensors_for_save",
-    "_filter_shared_not_shared",
-    "_find_shared_tensors",
-    "_flatten_as_ptr",
-    "_is_complete",
-    "_remove_duplicate_names",
-    "_SIZE",
-    "_to_ndarray",
-    "storage_ptr",
-    "storage_size",
-)
-
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-    if name in _HELPERS:
-        return getattr(_upstream.module("torch"), name)
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+    # `storage_ptr`, `_find_shared_tensors` and the like: helpers of upstream's writers, which others import.
+    return _upstream.attribute("torch", name)
 
 
 def load_file(
     filename: StrPath,
-    device: str | int | torch.device = "cpu",
+    device: str | int | torch.device | None = "cpu",
     *,
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
@@ -84,7 +69,8 @@ def load_file(
 ) -> dict[str, torch.Tensor]:
     """All tensors of a file as a dict of tensors, in the order of the file.
 
-    On the CPU nothing is read until it is used, unless ``copy=True`` or the file cannot be mapped.
+    On the CPU nothing is read until it is used, unless ``copy=True`` or the file cannot be mapped. What that
+    means for a file that is changed meanwhile, see `safe_open`.
 
     Args:
         filename: The file.
@@ -109,11 +95,12 @@ def load_file(
         return file.get_tensors()
 
 
-def load(data: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401 - anything with the buffer protocol
+def load(data: Any, *, strict: bool = True) -> dict[str, torch.Tensor]:  # noqa: ANN401
     """All tensors of a file that is in memory, as CPU tensors of their own memory.
 
     Args:
         data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
+        strict: See `safe_open`.
 
     Raises:
         SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
@@ -123,14 +110,14 @@ def load(data: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401 - anything with 
         >>> load(save({"a": torch.arange(3)}))["a"]
         tensor([0, 1, 2])
     """
-    return _view2torch(deserialize(data))
+    return _view2torch(deserialize(data, strict=strict))
 
 
 def load_model(
     model: torch.nn.Module,
     filename: StrPath,
     strict: bool = True,  # noqa: FBT001, FBT002 - upstream's signature
-    device: str | int | torch.device = "cpu",
+    device: str | int | torch.device | None = "cpu",
     *,
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
@@ -276,10 +263,10 @@ def _view2torch(safeview: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, 
     return tensors
 
 
-def _maker_on(device: str | int | torch.device, align: Align = "copy") -> Maker:
+def _maker_on(device: str | int | torch.device | None, align: Align = "copy") -> Maker:
     """Makes tensors on a device, which is checked when the file is opened and not at the first tensor."""
     try:
-        place = torch.device(device)
+        place = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError, ValueError) as error:
         message = f"device {device!r} is invalid: {error}"
         raise SafetensorError(message) from error
@@ -302,13 +289,61 @@ def _maker_on(device: str | int | torch.device, align: Align = "copy") -> Maker:
                     raise SafetensorError(_arrays.misaligned(dtype_name))
                 tensor = None
         if tensor is None:
-            copied = torch.empty(nbytes, dtype=torch.uint8).numpy()
+            # Whatever the default device is.
+            copied = torch.empty(nbytes, dtype=torch.uint8, device="cpu").numpy()
             if nbytes:
                 read_into(copied)
             tensor = _over(dtype, dtype_name, shape, nbytes, 0, copied)
         return tensor if is_cpu else tensor.to(place)
 
     return make
+
+
+def _advanced_part(whole: PySafeSlice, index: Any) -> torch.Tensor:  # noqa: ANN401
+    """A part by torch's own indexing, of no more than it needs where that is simple.
+
+    Raises:
+        SliceError: torch refuses the index.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    narrowed = _narrowed(parts, whole.get_shape())
+    try:
+        if narrowed is None:
+            part: torch.Tensor = whole[...][index]
+        else:
+            basic, dimension, places = narrowed
+            part = whole[basic].index_select(dimension, places)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, SafetensorError):
+            raise
+        message = f"index {index!r} of a tensor of shape {whole.get_shape()}: {error}"
+        raise SliceError(message) from error
+    return part
+
+
+def _narrowed(
+    parts: tuple[Any, ...], shape: list[int]
+) -> tuple[tuple[slice | EllipsisType, ...], int, torch.Tensor] | None:
+    """For one list of ints among slices: the slices that hold it, its dimension, and its places in them.
+
+    None where torch's indexing means more than that.
+    """
+    lists = [place for place, part in enumerate(parts) if not isinstance(part, slice) and part is not ...]
+    dots = sum(part is ... for part in parts)
+    if len(lists) != 1 or dots > 1 or len(parts) > len(shape) + dots:
+        return None
+    places = torch.as_tensor(parts[lists[0]], device="cpu")
+    if places.ndim != 1 or not places.numel() or places.dtype not in (torch.int64, torch.int32):
+        return None
+    behind = len(parts) - 1 - lists[0]
+    dimension = len(shape) - 1 - behind if any(part is ... for part in parts[: lists[0]]) else lists[0]
+    size = shape[dimension]
+    if not bool(((places >= -size) & (places < size)).all()):
+        return None  # torch says what is wrong
+    places = torch.where(places < 0, places + size, places).to(torch.int64)
+    least, largest = int(places.min()), int(places.max())
+    basic = (*parts[: lists[0]], slice(least, largest + 1), *parts[lists[0] + 1 :])
+    return basic, dimension, places - least
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -334,7 +369,7 @@ def _over(
         # Two elements a byte, of which torch counts the pairs.
         shape = (*shape[:-1], shape[-1] // 2)
     if not nbytes:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     count = nbytes // _dtypes.itemsize(dtype_name)
     flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
     return flat if len(shape) == 1 else flat.view(shape)
