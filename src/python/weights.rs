@@ -196,27 +196,6 @@ impl PyWeightFile {
         Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, offset))
     }
 
-    /// (dtype, shape, bytes, buffer over them); the buffer is None where there is no mapping. With
-    /// `writable` it lies on pages that are copied when written.
-    #[expect(clippy::type_complexity, reason = "a tuple for Python")]
-    fn tensor<'py>(
-        &self,
-        py: Python<'py>,
-        name: &Bound<'_, PyString>,
-        writable: bool,
-    ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64, Option<Bound<'py, PyAny>>)> {
-        let entry = self.entry(name)?;
-        let (offset, length) = self.weights.byte_range(&entry);
-        let opened = self.weights.file().opened()?;
-        let (view, access) = if writable {
-            (py.detach(|| opened.copy_on_write_view(offset, length))?, Access::Writable)
-        } else {
-            (opened.view(offset, length)?, Access::ReadOnly)
-        };
-        let buffer = view.map(|view| buffer::view_object(py, view, access)).transpose()?;
-        Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, buffer))
-    }
-
     /// The whole file as a buffer; None where there is no mapping. With `writable` it lies on pages that are
     /// copied when written.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
