@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -236,6 +239,35 @@ def test_the_cache_as_the_hubs_own_helpers_make_it(tmp_path):
     found = try_to_load_from_cache("org/name", INDEX, cache_dir=tmp_path / "hub")
     assert isinstance(found, str)
     assert len(open_checkpoint(found)) == len(open_checkpoint(os.path.dirname(found))) == 48
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["its own", "cache_root"])
+def test_renames_elsewhere_hinder_no_open(tmp_path, wide):
+    """openat2(2) answers EAGAIN to a path with ``..`` when anything was renamed meanwhile, wherever."""
+    files = {
+        f"{number}.safetensors": safetensors.numpy.save({str(number): SECRET["t"]}) for number in range(50)
+    }
+    snapshot = hub_cache(tmp_path / "hub", files)
+    renaming = """
+        import os, sys
+        os.chdir(sys.argv[1])
+        open("one", "w").close()
+        print("begin", flush=True)
+        while os.getppid() == int(sys.argv[2]):
+            os.rename("one", "other")
+            os.rename("other", "one")
+    """
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(renaming), str(tmp_path / "elsewhere"), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as others:
+        try:
+            assert others.stdout is not None
+            others.stdout.readline()
+            for _ in range(100):
+                with open_checkpoint(snapshot, cache_root=tmp_path / "hub" if wide else None) as weights:
+                    assert len(weights) == 50
+        finally:
+            others.kill()
 
 
 def test_a_snapshot_cannot_lead_out_of_its_repository(tmp_path, outside):
