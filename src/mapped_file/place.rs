@@ -70,8 +70,10 @@ impl Folder {
             advice,
         };
         self.opened.open_file(name).map_err(|refusal| match refusal {
-            Refusal::System(Code::AGAIN) => {
-                system(Code::AGAIN, "it is being replaced again and again".into())
+            Refusal::Swapped => {
+                let advice =
+                    format!("it was replaced while it was opened, {} times in a row", beneath::MAX_SWAPS);
+                system(Code::AGAIN, advice)
             }
             Refusal::System(errno) => system(errno, ladder::open_advice(&path, errno)),
             Refusal::NotRegular(Kind::Other(name)) => system(Code::INVAL, ladder::not_regular(name)),

@@ -31,6 +31,14 @@ impl Reader<'_> {
         Ok(bytes)
     }
 
+    /// A copy of `length` bytes. The caller has bounded `length`.
+    pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        self.opened.check_range(offset, length)?;
+        let mut bytes = vec![0; length as usize];
+        self.opened.copy_into(offset, os::room(&mut bytes), self.guarded)?;
+        Ok(bytes)
+    }
+
     pub fn opened(&self) -> &Opened {
         self.opened
     }
@@ -78,10 +86,8 @@ impl Opened {
 
     /// [`Self::read`] by [`Self::sparse_reader`].
     pub fn peek(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
-        self.check_range(offset, length)?;
-        let mut bytes = vec![0; length as usize];
         let reader = self.sparse_reader();
-        self.copy_into(offset, os::room(&mut bytes), reader.guarded)?;
+        let bytes = reader.read(offset, length)?;
         reader.finish()?;
         Ok(bytes)
     }

@@ -3,8 +3,9 @@
 //! A path that was checked is worth nothing: between the check and the opening a link may be put in its way.
 //! So nothing is checked by path. The folder is opened once, everything else by its descriptor, by
 //! openat2(2) with `RESOLVE_BENEATH`, which the kernel vouches for. Where that is missing (before Linux 5.6,
-//! and in sandboxes that answer ENOSYS or EPERM), and for links that leave the folder and may come back to
-//! one that is allowed too, each component is opened by the descriptor of the one before it
+//! and in sandboxes that answer ENOSYS or EPERM), where it cannot vouch for a `..` because something was
+//! renamed or mounted meanwhile, anywhere on the system (EAGAIN), and for links that leave the folder and may
+//! come back to one that is allowed too, each component is opened by the descriptor of the one before it
 //! (`O_PATH | O_NOFOLLOW`), links are read and followed here, and `..` goes back to a descriptor that was
 //! passed on the way in. Of what lies outside nothing is opened, not even to look what it is.
 //!
@@ -20,12 +21,12 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::pread::{self, Identity, Kind, retry};
+use super::pread::{self, Identity, Kind, retry, retry_interrupted};
 
 /// As the kernel follows, path_resolution(7).
 const MAX_LINKS: usize = 40;
 /// A file may be replaced between the two times that it is opened: then it is looked up again.
-const MAX_SWAPS: usize = 3;
+pub const MAX_SWAPS: usize = 3;
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 const READ: OFlags = OFlags::RDONLY
@@ -59,6 +60,8 @@ pub enum Refusal {
     /// Where it would have led, as far as the links themselves tell.
     Outside(PathBuf),
     NotRegular(Kind),
+    /// Each of [`MAX_SWAPS`] times another file was there when it was opened for reading than had been looked at.
+    Swapped,
 }
 
 impl From<Errno> for Refusal {
@@ -101,7 +104,7 @@ impl Folder {
         let list = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = self.roots[0].descriptor.as_fd();
         let folder = match open_beneath(root, &self.base, list) {
-            Err(Errno::NOSYS | Errno::PERM) => match self.walk(&self.base) {
+            Err(errno) if leaves_it_to_the_walk(errno) => match self.walk(&self.base) {
                 Ok(found) => retry(|| rustix::fs::openat(&found.file, c".", list, Mode::empty()))?,
                 Err(Refusal::System(errno)) => return Err(errno),
                 Err(_) => return Err(Errno::XDEV),
@@ -127,24 +130,30 @@ impl Folder {
                 return Ok(file);
             }
         }
-        Err(Refusal::System(Errno::AGAIN))
+        Err(Refusal::Swapped)
     }
 
     /// `None` where the file was replaced meanwhile.
     fn try_open(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
         let root = self.roots[0].descriptor.as_fd();
-        match open_beneath(root, path, LOOK) {
-            // XDEV: a link leads out, or is absolute. The walk knows the other roots, and where it leads.
-            Err(Errno::NOSYS | Errno::PERM | Errno::XDEV) => {
-                let found = self.walk(path)?;
-                let seen = regular(found.file.as_fd())?;
-                let (folder, name) = (found.folder.as_fd(), found.name.as_os_str());
-                same(retry(|| rustix::fs::openat(folder, name, READ, Mode::empty()))?, &seen)
-            }
-            looked => {
-                let seen = regular(looked?.as_fd())?;
-                same(open_beneath(root, path, READ.difference(OFlags::NOFOLLOW))?, &seen)
-            }
+        let looked = match open_beneath(root, path, LOOK) {
+            Err(errno) if leaves_it_to_the_walk(errno) => return self.try_open_by_walking(path),
+            looked => regular(looked?.as_fd())?,
+        };
+        match open_beneath(root, path, READ.difference(OFlags::NOFOLLOW)) {
+            Err(errno) if leaves_it_to_the_walk(errno) => self.try_open_by_walking(path),
+            file => same(file?, &looked),
+        }
+    }
+
+    fn try_open_by_walking(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
+        let found = self.walk(path)?;
+        let seen = regular(found.file.as_fd())?;
+        let (folder, name) = (found.folder.as_fd(), found.name.as_os_str());
+        match retry(|| rustix::fs::openat(folder, name, READ, Mode::empty())) {
+            // Now it is a link, and was a file.
+            Err(Errno::LOOP) => Ok(None),
+            file => same(file?, &seen),
         }
     }
 
@@ -255,7 +264,14 @@ fn components(path: &Path) -> impl Iterator<Item = OsString> {
 fn open_beneath(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    retry(|| rustix::fs::openat2(root, path, flags, Mode::empty(), resolve))
+    // Not tried again after EAGAIN: as long as others go on renaming, every try may end so, and a walk does not.
+    retry_interrupted(|| rustix::fs::openat2(root, path, flags, Mode::empty(), resolve))
+}
+
+/// Whether this answer of openat2(2) says nothing of the path itself, or only that it leaves the root (EXDEV):
+/// the walk knows the other roots, and where it leads.
+fn leaves_it_to_the_walk(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::PERM | Errno::XDEV | Errno::AGAIN)
 }
 
 fn regular(file: BorrowedFd<'_>) -> Result<Identity, Refusal> {
@@ -275,122 +291,4 @@ fn canonical(path: &Path) -> Result<PathBuf, Errno> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Read;
-    use std::os::unix::fs::symlink;
-
-    /// `root/folder` with files and links; `root/outside` with a secret.
-    fn tree() -> (tempfile::TempDir, PathBuf) {
-        let root = tempfile::tempdir().expect("a folder");
-        let folder = root.path().join("folder");
-        std::fs::create_dir_all(folder.join("below/deeper")).expect("made");
-        std::fs::create_dir(root.path().join("outside")).expect("made");
-        for (name, text) in [("folder/a", "a"), ("folder/below/b", "b"), ("outside/secret", "secret")] {
-            std::fs::write(root.path().join(name), text).expect("written");
-        }
-        let outside = root.path().join("outside");
-        for (link, target) in [
-            ("inside", PathBuf::from("below/b")),
-            ("up and back", "below/../below/deeper/../b".into()),
-            ("chain", "inside".into()),
-            ("out", "../outside/secret".into()),
-            ("out and back", "../folder/a".into()),
-            ("chain out", "out".into()),
-            ("absolute out", outside.join("secret")),
-            ("absolute in", folder.join("a")),
-            ("folder out", outside),
-            ("loop", "loop".into()),
-            ("dangling", "nothing".into()),
-            ("magic", "/proc/self/exe".into()),
-            ("null", "/dev/null".into()),
-        ] {
-            symlink(target, folder.join(link)).expect("linked");
-        }
-        (root, folder)
-    }
-
-    fn text(file: OwnedFd) -> String {
-        let mut text = String::new();
-        std::fs::File::from(file).read_to_string(&mut text).expect("read");
-        text
-    }
-
-    #[test]
-    fn both_ways_open_the_same_and_refuse_the_same() {
-        let (root, path) = tree();
-        let folder = Folder::open(&path, &[]).expect("opened");
-        let by_walking = |name: &Path| -> Result<OwnedFd, Refusal> {
-            let found = folder.walk(name)?;
-            let seen = regular(found.file.as_fd())?;
-            let file = rustix::fs::openat(&found.folder, &found.name, READ, Mode::empty())?;
-            same(file, &seen).map(|file| file.expect("not replaced"))
-        };
-        for (name, content) in
-            [("a", "a"), ("below/b", "b"), ("inside", "b"), ("up and back", "b"), ("chain", "b")]
-        {
-            assert_eq!(folder.open_file(Path::new(name)).map(text), Ok(content.into()), "{name}");
-            assert_eq!(by_walking(Path::new(name)).map(text), Ok(content.into()), "{name}");
-        }
-        // To leave and come back is allowed: nothing outside is looked at.
-        for name in ["out and back", "absolute in"] {
-            assert_eq!(folder.open_file(Path::new(name)).map(text), Ok("a".into()), "{name}");
-        }
-        let outside = |name: &str| Refusal::Outside(root.path().join(name));
-        for (name, refusal) in [
-            ("../outside/secret", outside("outside/secret")),
-            ("below/../../outside/secret", outside("outside/secret")),
-            ("out", outside("outside/secret")),
-            ("chain out", outside("outside/secret")),
-            ("absolute out", outside("outside/secret")),
-            ("folder out/secret", outside("outside/secret")),
-            ("magic", Refusal::Outside("/proc/self/exe".into())),
-            ("null", Refusal::Outside("/dev/null".into())),
-            ("..", Refusal::Outside(root.path().into())),
-            ("below", Refusal::NotRegular(Kind::Directory)),
-            (".", Refusal::NotRegular(Kind::Directory)),
-            ("loop", Refusal::System(Errno::LOOP)),
-            ("dangling", Refusal::System(Errno::NOENT)),
-            ("a/b", Refusal::System(Errno::NOTDIR)),
-        ] {
-            assert_eq!(folder.open_file(Path::new(name)).map(text), Err(refusal.clone()), "{name}");
-            assert_eq!(by_walking(Path::new(name)).map(text), Err(refusal), "{name}");
-        }
-    }
-
-    #[test]
-    fn links_may_lead_into_another_root() {
-        let (root, path) = tree();
-        let outside = root.path().join("outside");
-        let folder = Folder::open(&path, std::slice::from_ref(&outside)).expect("opened");
-        for name in ["out", "chain out", "absolute out", "folder out/secret"] {
-            assert_eq!(folder.open_file(Path::new(name)).map(text), Ok("secret".into()), "{name}");
-        }
-        assert_eq!(folder.open_file(Path::new("a")).map(text), Ok("a".into()));
-        assert!(matches!(folder.open_file(Path::new("null")), Err(Refusal::Outside(_))));
-        let wide = Folder::open(&path, &[root.path().into()]).expect("opened");
-        assert_eq!(wide.open_file(Path::new("out")).map(text), Ok("secret".into()));
-        assert_eq!(wide.names().expect("listed").len(), folder.names().expect("listed").len());
-    }
-
-    #[test]
-    fn another_root_may_be_spelled_by_a_link() {
-        let (root, path) = tree();
-        let alias = root.path().join("alias");
-        symlink(root.path().join("outside"), &alias).expect("linked");
-        symlink(alias.join("secret"), path.join("by alias")).expect("linked");
-        let folder = Folder::open(&path, std::slice::from_ref(&alias)).expect("opened");
-        assert_eq!(folder.open_file(Path::new("by alias")).map(text), Ok("secret".into()));
-        assert_eq!(folder.open_file(Path::new("out")).map(text), Ok("secret".into()));
-    }
-
-    #[test]
-    fn the_folder_stays_the_one_that_was_opened() {
-        let (root, path) = tree();
-        let folder = Folder::open(&path, &[]).expect("opened");
-        std::fs::rename(&path, root.path().join("elsewhere")).expect("renamed");
-        symlink(root.path().join("outside"), &path).expect("linked");
-        assert_eq!(folder.open_file(Path::new("a")).map(text), Ok("a".into()));
-        assert_eq!(folder.open_file(Path::new("secret")).map(text), Err(Refusal::System(Errno::NOENT)));
-    }
-}
+mod tests;

@@ -1,16 +1,25 @@
 //! Locks and fork(2): a child inherits a lock that another thread of the parent held, and nobody is left to
 //! release it. Who locks something that a child goes on using does so inside [`section`], and a fork waits
-//! until no thread is in one (pthread_atfork(3)).
+//! until no thread is in one (pthread_atfork(3)). It waits for the list of what is being unmapped as well, as a
+//! child has none of the threads that do it ([`unmap`]).
 
 use std::cell::RefCell;
-use std::sync::{Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::unmap::{self, Pending};
 
 static GATE: RwLock<()> = RwLock::new(());
 static REGISTERED: Once = Once::new();
 
 thread_local! {
     /// Of the thread that forks, in the parent and in the child.
-    static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
+    static FORKING: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+struct Held {
+    // The first to be let go.
+    pending: MutexGuard<'static, Pending>,
+    _guard: RwLockWriteGuard<'static, ()>,
 }
 
 /// While it lives this process does not fork.
@@ -22,11 +31,7 @@ pub struct Section {
 /// Begins a section. It must be short (no read of a file in it), and contain no other: a fork that waits in
 /// between would stop both.
 pub fn section() -> Section {
-    REGISTERED.call_once(|| {
-        // SAFETY: the three functions live as long as the process and take no arguments.
-        let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(after), Some(after)) };
-        debug_assert_eq!(failed, 0);
-    });
+    watch();
     Section { _guard: GATE.read().unwrap_or_else(PoisonError::into_inner) }
 }
 
@@ -41,12 +46,30 @@ pub fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     cell.get_or_init(|| value)
 }
 
-extern "C" fn prepare() {
-    let guard = GATE.write().unwrap_or_else(PoisonError::into_inner);
-    // A thread that is ending has no such place any more: then the fork is as it would be without this.
-    let _ = FORKING.try_with(|held| *held.borrow_mut() = Some(guard));
+/// From now on forks wait, for sections and for what is being unmapped.
+pub fn watch() {
+    REGISTERED.call_once(|| {
+        // SAFETY: the three functions live as long as the process and take no arguments.
+        let failed = unsafe { libc::pthread_atfork(Some(prepare), Some(in_parent), Some(in_child)) };
+        debug_assert_eq!(failed, 0);
+    });
 }
 
-extern "C" fn after() {
-    let _ = FORKING.try_with(|held| held.borrow_mut().take());
+extern "C" fn prepare() {
+    // In this order: the list is locked within sections.
+    let guard = GATE.write().unwrap_or_else(PoisonError::into_inner);
+    let held = Held { pending: unmap::lock(), _guard: guard };
+    // A thread that is ending has no such place any more: then the fork is as it would be without this.
+    let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(held));
+}
+
+extern "C" fn in_parent() {
+    let _ = FORKING.try_with(|forking| forking.borrow_mut().take());
+}
+
+extern "C" fn in_child() {
+    let held = FORKING.try_with(|forking| forking.borrow_mut().take());
+    if let Ok(Some(mut held)) = held {
+        held.pending.adopt();
+    }
 }

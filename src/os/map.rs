@@ -2,12 +2,11 @@
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::io::Errno;
 
-use super::fault;
+use super::{fault, unmap};
 
 /// How a file's pages are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,14 +22,6 @@ pub enum Mapping {
     CopyOnWrite,
 }
 
-/// Mappings of at least this many bytes are unmapped by a thread of their own: munmap(2) of a gigabyte
-/// whose pages were all used takes some 10 ms, and a hundred gigabytes would hold up whoever drops the last array.
-const UNMAP_ASIDE_BYTES: usize = 64 << 20;
-
-/// How many may be under way at once; what goes beyond is unmapped by who drops it.
-const MOST_UNMAPPING: usize = 4;
-static UNMAPPING: AtomicUsize = AtomicUsize::new(0);
-
 /// A mapping of the first `len` bytes of a file. Unmapped when dropped.
 #[derive(Debug)]
 pub struct Region {
@@ -41,27 +32,7 @@ pub struct Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: `self` is going, and nothing else takes it.
-        let raw = unsafe { ManuallyDrop::take(&mut self.raw) };
-        if raw.len() < UNMAP_ASIDE_BYTES {
-            return;
-        }
-        let is_one_too_many = UNMAPPING.fetch_add(1, Ordering::Relaxed) >= MOST_UNMAPPING;
-        let unmapping = Unmapping(Some(raw));
-        if is_one_too_many {
-            return;
-        }
-        // Where there can be no thread, the mapping goes with the closure, here.
-        let _ = std::thread::Builder::new().name("pagestream-unmap".into()).spawn(move || drop(unmapping));
-    }
-}
-
-/// One of [`UNMAPPING`].
-struct Unmapping(Option<MmapRaw>);
-
-impl Drop for Unmapping {
-    fn drop(&mut self) {
-        drop(self.0.take());
-        UNMAPPING.fetch_sub(1, Ordering::Relaxed);
+        unmap::unmap(unsafe { ManuallyDrop::take(&mut self.raw) });
     }
 }
 

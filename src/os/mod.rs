@@ -20,6 +20,7 @@ pub mod map;
 pub mod parts;
 pub mod pread;
 pub mod residency;
+pub mod unmap;
 pub mod usage;
 
 use std::mem::MaybeUninit;

@@ -45,6 +45,17 @@ pub fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> 
     }
 }
 
+/// Calls again after EINTR alone.
+pub fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 0..EINTR_TRIES {
+        match call() {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+    call()
+}
+
 /// What makes a file the file that was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {

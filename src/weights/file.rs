@@ -83,8 +83,17 @@ pub fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> 
         detail: format!("Error while deserializing header: {error}"),
     };
     // Of a file whose tensors may never be wanted, or a few rows of them: nothing is read ahead.
-    let prefix = opened.peek(0, size.min(PREFIX_BYTES))?;
-    let length = header::header_bytes(&prefix, size).map_err(wrong)?;
-    let json = opened.peek(PREFIX_BYTES, length)?;
+    let reader = opened.sparse_reader();
+    let prefix = reader.read(0, size.min(PREFIX_BYTES))?;
+    let length = match header::header_bytes(&prefix, size) {
+        Ok(length) => length,
+        Err(error) => {
+            // A file that is rewritten meanwhile is not to blame for its length.
+            reader.finish()?;
+            return Err(wrong(error));
+        }
+    };
+    let json = reader.read(PREFIX_BYTES, length)?;
+    reader.finish()?;
     Header::parse(&json, size, strictness).map_err(wrong)
 }

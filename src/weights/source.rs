@@ -234,17 +234,24 @@ fn open_folder(path: &Path, cache_root: Option<&Path>) -> Result<Arc<Folder>> {
 }
 
 /// Where the links of a snapshot in the Hugging Face cache lead: `REPO/snapshots/REVISION/...` has links to
-/// `REPO/blobs`, whose entries may be links to `blobs` of the whole cache, which has a marker.
+/// `REPO/blobs`, whose entries may be links to `blobs` of the whole cache, which has a marker. No more than
+/// these: folders may be called `snapshots` and `blobs` for reasons of their own.
 ///
 /// Source: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
 fn hugging_face_roots(folder: &Path) -> Vec<PathBuf> {
     let is_folder = |path: &Path| own_kind(path) == Some(Kind::Directory);
-    let snapshots = folder.ancestors().skip(1).find(|path| path.file_name() == Some("snapshots".as_ref()));
-    let Some(repository) = snapshots.and_then(Path::parent) else { return Vec::new() };
-    if !is_folder(&repository.join("blobs")) {
+    let repository = folder
+        .ancestors()
+        .skip(1)
+        .filter(|path| path.file_name() == Some(OsStr::new("snapshots")))
+        .filter_map(Path::parent)
+        .find(|parent| parent.file_name().is_some_and(is_repository));
+    let Some(repository) = repository else { return Vec::new() };
+    let blobs = repository.join("blobs");
+    if !is_folder(&blobs) {
         return Vec::new();
     }
-    let mut roots = vec![repository.to_owned()];
+    let mut roots = vec![blobs];
     if let Some(store) = repository.parent().map(|cache| cache.join("blobs")) {
         let marker = store.join(".huggingface-shared-blobs");
         if is_folder(&store) && own_kind(&marker) == Some(Kind::Regular) {
@@ -252,6 +259,12 @@ fn hugging_face_roots(folder: &Path) -> Vec<PathBuf> {
         }
     }
     roots
+}
+
+/// As `huggingface_hub` calls the folder of a repository: `models--org--name`.
+fn is_repository(name: &OsStr) -> bool {
+    let kinds: [&[u8]; 3] = [b"models--", b"datasets--", b"spaces--"];
+    kinds.iter().any(|kind| name.as_bytes().strip_prefix(*kind).is_some_and(|rest| !rest.is_empty()))
 }
 
 fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ToOpen {

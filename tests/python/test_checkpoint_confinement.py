@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -238,10 +241,41 @@ def test_the_cache_as_the_hubs_own_helpers_make_it(tmp_path):
     assert len(open_checkpoint(found)) == len(open_checkpoint(os.path.dirname(found))) == 48
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["its own", "cache_root"])
+def test_renames_elsewhere_hinder_no_open(tmp_path, wide):
+    """openat2(2) answers EAGAIN to a path with ``..`` when anything was renamed meanwhile, wherever."""
+    files = {
+        f"{number}.safetensors": safetensors.numpy.save({str(number): SECRET["t"]}) for number in range(50)
+    }
+    snapshot = hub_cache(tmp_path / "hub", files)
+    renaming = """
+        import os, sys
+        os.chdir(sys.argv[1])
+        open("one", "w").close()
+        print("begin", flush=True)
+        while os.getppid() == int(sys.argv[2]):
+            os.rename("one", "other")
+            os.rename("other", "one")
+    """
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(renaming), str(tmp_path / "elsewhere"), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as others:
+        try:
+            assert others.stdout is not None
+            others.stdout.readline()
+            for _ in range(100):
+                with open_checkpoint(snapshot, cache_root=tmp_path / "hub" if wide else None) as weights:
+                    assert len(weights) == 50
+        finally:
+            others.kill()
+
+
 def test_a_snapshot_cannot_lead_out_of_its_repository(tmp_path, outside):
     snapshot = hub_cache(tmp_path / "hub", {"a.safetensors": safetensors.numpy.save({"a": SECRET["t"]})})
     os.symlink(outside / "secret.safetensors", os.path.join(snapshot, "b.safetensors"))
-    with pytest.raises(SafetensorError, match=r"leads to .*outside/secret.*outside .*models--org--name;"):
+    with pytest.raises(
+        SafetensorError, match=r"leads to .*outside/secret.*outside .*5f3c and .*models--org--name/blobs;"
+    ):
         open_checkpoint(snapshot)
     os.unlink(os.path.join(snapshot, "b.safetensors"))
     # Another repository of the same cache is outside, and so is a folder called blobs without the marker.
@@ -255,6 +289,49 @@ def test_a_snapshot_cannot_lead_out_of_its_repository(tmp_path, outside):
     os.symlink("../../../blobs/x", os.path.join(snapshot, "b.safetensors"))
     with pytest.raises(SafetensorError, match="which is outside"):
         open_checkpoint(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "target", "blobs"),
+    [
+        ("home/snapshots/dl/evil", "../../../.private/k", "home/blobs"),
+        ("home/snapshots/dl/evil", "../../../blobs/k", "home/blobs"),
+        ("models--a--b/snapshots/q", "../../secret", "models--a--b/blobs"),
+        ("models--a--b/snapshots/q", "../../refs/secret", "models--a--b/blobs"),
+        ("models--a--b/snapshots/q", "../other/secret", "models--a--b/blobs"),
+        ("models--a--b/snapshots", "../blobs/k", "models--a--b/blobs"),
+        ("models--a--b/other/snapshots/q", "../../../blobs/k", "models--a--b/blobs"),
+        ("models--a--b/folders/q", "../../blobs/k", "models--a--b/blobs"),
+        ("models--/snapshots/q", "../../blobs/k", "models--/blobs"),
+        ("my-models--a--b/snapshots/q", "../../blobs/k", "my-models--a--b/blobs"),
+    ],
+)
+def test_no_other_layout_than_the_caches_leads_anywhere(tmp_path, snapshot, target, blobs):
+    for folder in (snapshot, blobs):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    name = f"{snapshot}/model.safetensors"
+    real_file = tmp_path / os.path.normpath(f"{snapshot}/{target}.safetensors")
+    write_shards(real_file.parent, {real_file.name: SECRET})
+    os.symlink(f"{target}.safetensors", tmp_path / name)
+    assert values(open_checkpoint(tmp_path / name)) == {"t": [7, 7, 7]}  # the caller's own path
+    with pytest.raises(SafetensorError, match=rf"leads to {re.escape(str(real_file))}, which is outside"):
+        open_checkpoint(tmp_path / snapshot)
+
+
+def test_blobs_that_are_a_link_lead_nowhere(tmp_path, outside):
+    snapshot = hub_cache(tmp_path / "hub", {"a.safetensors": safetensors.numpy.save(SECRET)})
+    blobs = tmp_path / "hub" / "models--org--name" / "blobs"
+    os.rename(blobs, outside / "blobs")
+    os.symlink(outside / "blobs", blobs)
+    with pytest.raises(SafetensorError, match="which is outside"):
+        open_checkpoint(snapshot)
+
+
+@pytest.mark.parametrize("kind", ["models", "datasets", "spaces"])
+def test_each_kind_of_repository_has_its_cache(tmp_path, kind):
+    files = {"snapshots/a.safetensors": safetensors.numpy.save(SECRET)}
+    snapshot = hub_cache(tmp_path / "hub", files, repository=f"{kind}--org--name")
+    assert values(open_checkpoint(os.path.join(snapshot, "snapshots"))) == {"t": [7, 7, 7]}
 
 
 @pytest.mark.parametrize("errno", [None, "ENOSYS"])

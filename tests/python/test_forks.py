@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support.process import output_of
+from support.weight_files import entry, weight_file
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -89,4 +90,62 @@ def shards(tmp_path):
 @pytest.mark.parametrize("code", [BATCHES, CLOSE, TENSORS], ids=["batches", "close", "tensors"])
 def test_a_child_can_go_on_with_what_its_parents_threads_use(shards, code):
     found, count = output_of(FORKING + code, shards, timeout_seconds=200).splitlines()[-1].split()
+    assert found == count
+
+
+UNMAPPING = """
+from pagestream.safetensors import safe_open
+
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
+
+def leftovers():
+    return sum(sys.argv[1] in line for line in open("/proc/self/maps"))
+
+def opened(number):
+    with safe_open(f"{sys.argv[1]}/{number}.safetensors", "np", mmap_mode="private") as file:
+        return file.get_tensor("t")
+
+def dirtied():
+    arrays = [opened(number) for number in range(4)]
+    for array in arrays:
+        array[::4096] = 1
+    return arrays
+
+found = []
+for turn in range(20):
+    arrays = dirtied()
+    assert anonymous() >= 400, anonymous()
+    def act():
+        assert (leftovers(), anonymous() < 100) == (0, True), (leftovers(), anonymous())
+        if turn % 5 == 0:
+            # Here threads unmap as they do in the parent, and forks find what they should.
+            arrays = dirtied()
+            del arrays
+            def again():
+                assert (leftovers(), anonymous() < 100) == (0, True), (leftovers(), anonymous())
+            assert forked(again) == 0
+            for _ in range(500):
+                if not leftovers(): break
+                time.sleep(0.01)
+            assert leftovers() == 0
+    del arrays
+    found.append(forked(act))
+    for _ in range(500):
+        if not leftovers(): break
+        time.sleep(0.01)
+    assert leftovers() == 0
+print(found.count(0), len(found))
+"""
+
+
+def test_a_child_keeps_nothing_of_what_its_parents_threads_unmap(tmp_path):
+    size = 100 << 20
+    for number in range(4):
+        path = tmp_path / f"{number}.safetensors"
+        path.write_bytes(weight_file({"t": entry("U8", [size], 0, size)}))
+        with open(path, "r+b") as file:
+            file.truncate(path.stat().st_size + size)
+    found, count = output_of(FORKING + UNMAPPING, tmp_path, timeout_seconds=200).splitlines()[-1].split()
     assert found == count

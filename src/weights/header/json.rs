@@ -161,7 +161,9 @@ impl<'de> Visitor<'de> for RootVisitor<'_, '_> {
 
 fn entry<'de, A: MapAccess<'de>>(reader: &mut Reader, name: Text, map: &mut A) -> Result<Record, A::Error> {
     reader.current = Some(name.span);
-    if reader.strictness == Strictness::Strict && reader.table.text(name.span).contains('\0') {
+    // JSON has it by an escape alone, and of names with escapes the place is not known.
+    let may_have_nul = reader.strictness == Strictness::Strict && name.place.is_none();
+    if may_have_nul && reader.table.text(name.span).contains('\0') {
         return Err(reader.refuse(HeaderErrorKind::InvalidName, "the name has a NUL character"));
     }
     let entry = map.next_value_seed(Any(EntryVisitor(reader)))?;

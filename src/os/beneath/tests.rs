@@ -1,0 +1,163 @@
+use super::*;
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// `root/folder` with files and links; `root/outside` with a secret.
+fn tree() -> (tempfile::TempDir, PathBuf) {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = root.path().join("folder");
+    std::fs::create_dir_all(folder.join("below/deeper")).expect("made");
+    std::fs::create_dir(root.path().join("outside")).expect("made");
+    for (name, text) in [("folder/a", "a"), ("folder/below/b", "b"), ("outside/secret", "secret")] {
+        std::fs::write(root.path().join(name), text).expect("written");
+    }
+    let outside = root.path().join("outside");
+    for (link, target) in [
+        ("inside", PathBuf::from("below/b")),
+        ("up and back", "below/../below/deeper/../b".into()),
+        ("chain", "inside".into()),
+        ("out", "../outside/secret".into()),
+        ("out and back", "../folder/a".into()),
+        ("chain out", "out".into()),
+        ("absolute out", outside.join("secret")),
+        ("absolute in", folder.join("a")),
+        ("folder out", outside),
+        ("loop", "loop".into()),
+        ("dangling", "nothing".into()),
+        ("magic", "/proc/self/exe".into()),
+        ("null", "/dev/null".into()),
+    ] {
+        symlink(target, folder.join(link)).expect("linked");
+    }
+    (root, folder)
+}
+
+fn text(file: OwnedFd) -> String {
+    let mut text = String::new();
+    std::fs::File::from(file).read_to_string(&mut text).expect("read");
+    text
+}
+
+#[test]
+fn both_ways_open_the_same_and_refuse_the_same() {
+    let (root, path) = tree();
+    let folder = Folder::open(&path, &[]).expect("opened");
+    let by_walking = |name: &Path| -> Result<OwnedFd, Refusal> {
+        let found = folder.walk(name)?;
+        let seen = regular(found.file.as_fd())?;
+        let file = rustix::fs::openat(&found.folder, &found.name, READ, Mode::empty())?;
+        same(file, &seen).map(|file| file.expect("not replaced"))
+    };
+    for (name, content) in
+        [("a", "a"), ("below/b", "b"), ("inside", "b"), ("up and back", "b"), ("chain", "b")]
+    {
+        assert_eq!(folder.open_file(Path::new(name)).map(text), Ok(content.into()), "{name}");
+        assert_eq!(by_walking(Path::new(name)).map(text), Ok(content.into()), "{name}");
+    }
+    // To leave and come back is allowed: nothing outside is looked at.
+    for name in ["out and back", "absolute in"] {
+        assert_eq!(folder.open_file(Path::new(name)).map(text), Ok("a".into()), "{name}");
+    }
+    let outside = |name: &str| Refusal::Outside(root.path().join(name));
+    for (name, refusal) in [
+        ("../outside/secret", outside("outside/secret")),
+        ("below/../../outside/secret", outside("outside/secret")),
+        ("out", outside("outside/secret")),
+        ("chain out", outside("outside/secret")),
+        ("absolute out", outside("outside/secret")),
+        ("folder out/secret", outside("outside/secret")),
+        ("magic", Refusal::Outside("/proc/self/exe".into())),
+        ("null", Refusal::Outside("/dev/null".into())),
+        ("..", Refusal::Outside(root.path().into())),
+        ("below", Refusal::NotRegular(Kind::Directory)),
+        (".", Refusal::NotRegular(Kind::Directory)),
+        ("loop", Refusal::System(Errno::LOOP)),
+        ("dangling", Refusal::System(Errno::NOENT)),
+        ("a/b", Refusal::System(Errno::NOTDIR)),
+    ] {
+        assert_eq!(folder.open_file(Path::new(name)).map(text), Err(refusal.clone()), "{name}");
+        assert_eq!(by_walking(Path::new(name)).map(text), Err(refusal), "{name}");
+    }
+}
+
+#[test]
+fn links_may_lead_into_another_root() {
+    let (root, path) = tree();
+    let outside = root.path().join("outside");
+    let folder = Folder::open(&path, std::slice::from_ref(&outside)).expect("opened");
+    for name in ["out", "chain out", "absolute out", "folder out/secret"] {
+        assert_eq!(folder.open_file(Path::new(name)).map(text), Ok("secret".into()), "{name}");
+    }
+    assert_eq!(folder.open_file(Path::new("a")).map(text), Ok("a".into()));
+    assert!(matches!(folder.open_file(Path::new("null")), Err(Refusal::Outside(_))));
+    let wide = Folder::open(&path, &[root.path().into()]).expect("opened");
+    assert_eq!(wide.open_file(Path::new("out")).map(text), Ok("secret".into()));
+    assert_eq!(wide.names().expect("listed").len(), folder.names().expect("listed").len());
+}
+
+#[test]
+fn another_root_may_be_spelled_by_a_link() {
+    let (root, path) = tree();
+    let alias = root.path().join("alias");
+    symlink(root.path().join("outside"), &alias).expect("linked");
+    symlink(alias.join("secret"), path.join("by alias")).expect("linked");
+    let folder = Folder::open(&path, std::slice::from_ref(&alias)).expect("opened");
+    assert_eq!(folder.open_file(Path::new("by alias")).map(text), Ok("secret".into()));
+    assert_eq!(folder.open_file(Path::new("out")).map(text), Ok("secret".into()));
+}
+
+#[test]
+fn the_folder_stays_the_one_that_was_opened() {
+    let (root, path) = tree();
+    let folder = Folder::open(&path, &[]).expect("opened");
+    std::fs::rename(&path, root.path().join("elsewhere")).expect("renamed");
+    symlink(root.path().join("outside"), &path).expect("linked");
+    assert_eq!(folder.open_file(Path::new("a")).map(text), Ok("a".into()));
+    assert_eq!(folder.open_file(Path::new("secret")).map(text), Err(Refusal::System(Errno::NOENT)));
+}
+
+/// openat2(2) answers EAGAIN to a path with `..` when anything was renamed meanwhile, wherever.
+#[test]
+fn renames_elsewhere_hinder_no_open() {
+    let (root, path) = tree();
+    let (one, other) = (root.path().join("outside/one"), root.path().join("outside/other"));
+    std::fs::write(&one, "").expect("written");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                std::fs::rename(&one, &other).and_then(|()| std::fs::rename(&other, &one)).expect("renamed");
+            }
+        });
+        let folder = Folder::open(&path, &[]).expect("opened");
+        let failed: Vec<_> =
+            (0..20_000).filter_map(|_| folder.open_file(Path::new("up and back")).err()).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(failed, []);
+    });
+}
+
+#[test]
+fn a_file_that_never_stays_is_said_to_be_replaced() {
+    let (_root, path) = tree();
+    let folder = Folder::open(&path, &[]).expect("opened");
+    let (name, stop) = (path.join("swapped"), AtomicBool::new(false));
+    std::fs::write(&name, "s").expect("written");
+    let by_link = path.join("by link");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                std::fs::write(&by_link, "s")
+                    .and_then(|()| std::fs::rename(&by_link, &name))
+                    .expect("swapped");
+            }
+        });
+        let found: Vec<_> = (0..5_000).map(|_| folder.open_file(Path::new("swapped")).map(text)).collect();
+        stop.store(true, Ordering::Relaxed);
+        let known = |found: &Result<String, Refusal>| {
+            *found == Ok("s".into()) || *found == Ok(String::new()) || *found == Err(Refusal::Swapped)
+        };
+        assert!(found.iter().all(known), "{found:?}");
+    });
+}
