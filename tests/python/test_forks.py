@@ -42,6 +42,7 @@ for turn in range(60):
         loader.close()
         tokens.close()
     statuses.append(forked(act))
+    if statuses[-1]: print(turn, statuses[-1], flush=True)
     loader.close()
     tokens.close()
 print(statuses.count(0), len(statuses))
@@ -89,8 +90,9 @@ def shards(tmp_path):
 
 @pytest.mark.parametrize("code", [BATCHES, CLOSE, TENSORS], ids=["batches", "close", "tensors"])
 def test_a_child_can_go_on_with_what_its_parents_threads_use(shards, code):
-    found, count = output_of(FORKING + code, shards, timeout_seconds=200).splitlines()[-1].split()
-    assert found == count
+    output = output_of(FORKING + code, shards, timeout_seconds=200)
+    found, count = output.splitlines()[-1].split()
+    assert found == count, output
 
 
 UNMAPPING = """
