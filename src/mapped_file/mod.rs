@@ -24,6 +24,7 @@ use crate::os::limits;
 use crate::os::map::{Mapping, Region};
 
 pub use crate::os::advise::Advice;
+use crate::os::pread;
 pub use crate::os::pread::{Identity, Kind};
 use care::Care;
 pub use care::{LetGo, Progress, ResidentPages};
@@ -226,8 +227,20 @@ impl MappedFile {
 }
 
 impl Opened {
-    fn new(path: &Path, file: Arc<OwnedFd>, identity: Identity, requested: RequestedMode) -> Result<Self> {
+    fn new(
+        path: &Path,
+        file: Arc<OwnedFd>,
+        mut identity: Identity,
+        requested: RequestedMode,
+    ) -> Result<Self> {
         let access = ladder::access(file.as_fd(), path, identity.size, requested)?;
+        // Files that are read are later compared with what the server says, so not with what the kernel may have
+        // remembered from before a rewrite.
+        if access.mode == Mode::Read
+            && let Ok((size, modified)) = pread::size_and_change_now(file.as_fd())
+        {
+            (identity.size, identity.modified) = (size, modified);
+        }
         Ok(Self {
             path: path.into(),
             file,

@@ -388,3 +388,20 @@ def test_a_loader_is_neither_copied_nor_pickled(tmp_path):
 def test_a_mixture_of_paths_is_refused():
     with pytest.raises(TypeError, match="source 0 of a mixture must be a corpus, as from open_tokens"):
         Mixture([("tokens.bin", 1.0)])
+
+
+def test_a_file_that_was_rewritten_just_before_it_is_opened_is_the_one_that_is_read(tmp_path):
+    """The kernel remembers the attributes of before, for an hour."""
+    source = tmp_path / "source"
+    source.mkdir()
+    np.zeros(400 * LENGTH, "u2").tofile(source / "tokens.bin")
+    os.utime(source / "tokens.bin", ns=(1, 1))
+    timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
+    with real.bindfs(source, tmp_path / "mount", "direct_io", *timeouts) as mount:
+        before = os.stat(mount / "tokens.bin").st_mtime_ns
+        with open(source / "tokens.bin", "r+b") as file:
+            file.write(np.ones(400 * LENGTH, "u2").tobytes())
+        assert os.stat(mount / "tokens.bin").st_mtime_ns == before, "the mount should not know yet"
+        options = {"order": "sequential", "epochs": 1, "mmap_mode": "read"}
+        with TokenLoader(mount / "tokens.bin", sequence_length=LENGTH, batch_size=8, **options) as loader:
+            assert sum(len(x) for x, _ in loader if x.all()) == 392
