@@ -6,7 +6,8 @@
 //! 2. cachestat(2) (Linux 6.5) for files that are not mapped; the same rule about permission.
 //! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. True for everybody,
 //!    but each page that is missing is fetched by the question (read-ahead is off during it), so only
-//!    a sample is asked.
+//!    a sample is asked. A question that was interrupted between the fetch and the answer finds the
+//!    page; that it asked a device for it shows in the thread's count of blocks read (getrusage(2)).
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -16,6 +17,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use rustix::thread::CapabilitySet;
 
 use super::map::Region;
+use super::usage::Usage;
 
 /// Pages that the third way asks at most.
 pub const SAMPLE_PAGES: u64 = 1024;
@@ -225,8 +227,9 @@ fn sample(file: BorrowedFd<'_>, first: u64, count: u64, seed: u64) -> Residency 
 
 fn is_cached(file: BorrowedFd<'_>, offset: u64) -> Result<bool, Errno> {
     let mut byte = [0];
+    let before = Usage::of_thread();
     match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT) {
-        Ok(_) => Ok(true),
+        Ok(_) => Ok(Usage::of_thread().since(before).blocks_read == 0),
         Err(Errno::AGAIN) => Ok(false),
         Err(errno) => Err(errno),
     }

@@ -1,4 +1,4 @@
-//! What the calling thread has had to wait for: getrusage(2).
+//! What the calling thread has asked of storage and had to wait for: getrusage(2).
 
 use std::mem::MaybeUninit;
 
@@ -9,6 +9,8 @@ pub struct Usage {
     pub major_faults: u64,
     /// How often the thread slept: for storage, for a lock, for work.
     pub waits: u64,
+    /// Blocks of 512 bytes that block devices were asked for; 0 where the kernel does not count them.
+    pub blocks_read: u64,
 }
 
 impl Usage {
@@ -18,7 +20,11 @@ impl Usage {
         unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
         // SAFETY: zeroed is a valid rusage, whatever the call did.
         let usage = unsafe { usage.assume_init() };
-        Self { major_faults: usage.ru_majflt as u64, waits: usage.ru_nvcsw as u64 }
+        Self {
+            major_faults: usage.ru_majflt as u64,
+            waits: usage.ru_nvcsw as u64,
+            blocks_read: usage.ru_inblock as u64,
+        }
     }
 
     #[must_use]
@@ -26,6 +32,7 @@ impl Usage {
         Self {
             major_faults: self.major_faults.saturating_sub(before.major_faults),
             waits: self.waits.saturating_sub(before.waits),
+            blocks_read: self.blocks_read.saturating_sub(before.blocks_read),
         }
     }
 }
