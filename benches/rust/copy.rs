@@ -19,7 +19,8 @@ fn copies(criterion: &mut Criterion) {
     for block in 0..FILE_BYTES as u64 / 4096 {
         file.write_all(&[block as u8; 4096]).expect("written");
     }
-    let region = Region::map(file.as_fd(), FILE_BYTES, Mapping::Shared).expect("mapped");
+    let region =
+        Region::map(file.as_fd(), std::path::Path::new(""), FILE_BYTES, Mapping::Shared).expect("mapped");
     region.touch(0, FILE_BYTES).expect("readable");
     for (places, spread) in [("hot", 4096), ("random", FILE_BYTES)] {
         let mut group = criterion.benchmark_group(format!("copy/{places}"));

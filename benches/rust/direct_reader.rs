@@ -231,7 +231,8 @@ fn with_threads(file: &File, offsets: &[u64], window_bytes: usize, depth: usize)
 /// One reader on a mapping, with what it wants advised some windows before, by itself or by helpers.
 fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Totals> {
     let size = file.metadata()?.len() as usize;
-    let region = Region::map(file.as_fd(), size, Mapping::Shared).map_err(std::io::Error::from)?;
+    let region = Region::map(file.as_fd(), std::path::Path::new(""), size, Mapping::Shared)
+        .map_err(std::io::Error::from)?;
     advise_map(&region, 0, size, Advice::Random).map_err(std::io::Error::from)?;
     if !fault::ready() {
         return Err("the SIGBUS handler is not in place".into());

@@ -66,7 +66,8 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
         |place: usize| if place % item < 2 { (place.wrapping_mul(0x9E37_79B1) >> 13) as u8 } else { 0 };
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.write_all(&(0..FILE_BYTES).map(byte).collect::<Vec<_>>()).expect("written");
-    let region = Region::map(file.as_file().as_fd(), FILE_BYTES, Mapping::Shared).expect("mapped");
+    let region = Region::map(file.as_file().as_fd(), std::path::Path::new(""), FILE_BYTES, Mapping::Shared)
+        .expect("mapped");
     region.touch(0, FILE_BYTES).expect("readable");
     let tokens = FILE_BYTES / item;
     // SAFETY: the mapping is page-aligned and has as many tokens; nobody changes the file.

@@ -89,9 +89,9 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     ``direct_io`` answers ENODEV), mapped private and read-only; where that fails too, not mapped but
     read by ``pread``. `mode` says which, `reason` why not the first.
 
-    Copies (`read`, `read_into`) survive a file that shrinks or fails while they are made, and raise.
-    A `view` is the mapping itself: touching one after the file was cut ends the process with a bus
-    error, so call `check` first where files may change.
+    Copies (`read`, `read_into`) survive a file that shrinks or fails while they are made, and raise. A
+    `view` is the mapping itself. Touching one after the file was cut gives zeros, and a `MappedReadError`
+    in the main thread at its next instruction and for whoever asks this object for more.
 
     Args:
         path: The file. Not a directory, FIFO or device.

@@ -60,8 +60,9 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
     read when it is used. They keep the mapping alive, beyond `close`. Where a file cannot be mapped,
     and for a tensor whose place in its file does not suit its type, they are copies.
 
-    Views show what the file holds: touching one after its file was cut ends the process, and of a file that
-    is overwritten in place it may show the new bytes (`check` tells). `read` copies, and raises instead.
+    Views show what the file holds. Touching one after its file was cut gives zeros, and a `MappedReadError`
+    in the main thread at its next instruction and for whoever asks for more of that file. Of a file that is
+    overwritten in place it may show the new bytes (`check` tells). `read` copies, and raises instead.
 
     Names come in the order of the files (``model-00002`` before ``model-00010``) and, in each, of the
     data. A checkpoint can be used by several threads at once, and goes on working in a child after a

@@ -136,7 +136,7 @@ impl MappedFile {
             return Err(error);
         }
         match at_path {
-            Ok(_) => Ok(()),
+            Ok(_) => opened.check_views(),
             Err(errno) => {
                 Err(opened.file_changed(format!("its path no longer leads to it: {}", describe(errno))))
             }

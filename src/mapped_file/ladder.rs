@@ -86,7 +86,7 @@ pub(super) fn access(
             verify_last_byte(file, path, size)?;
             Ok(Access { mode: Mode::Read, reason: None, region: None })
         }
-        RequestedMode::Pinned(mode) => match map(file, size, mode) {
+        RequestedMode::Pinned(mode) => match map(file, path, size, mode) {
             Ok(region) => Ok(Access { mode, reason: None, region }),
             Err(errno) => {
                 // A file of /sys can be mapped in no mode, and read in none.
@@ -97,7 +97,7 @@ pub(super) fn access(
         RequestedMode::Auto => {
             let mut reasons = Vec::new();
             for mode in [Mode::Shared, Mode::Private] {
-                match map(file, size, mode) {
+                match map(file, path, size, mode) {
                     Ok(region) => return Ok(Access { mode, reason: join(&reasons), region }),
                     Err(errno) => {
                         reasons.push(why(size, mode, errno));
@@ -115,13 +115,13 @@ pub(super) fn access(
 }
 
 /// Maps the file; an empty one needs no mapping.
-fn map(file: BorrowedFd<'_>, size: u64, mode: Mode) -> Result<Option<Region>, Code> {
+fn map(file: BorrowedFd<'_>, path: &Path, size: u64, mode: Mode) -> Result<Option<Region>, Code> {
     if size == 0 {
         return Ok(None);
     }
     let len = isize::try_from(size).map_err(|_| Code::NOMEM)? as usize;
     let mapping = if mode == Mode::Shared { Mapping::Shared } else { Mapping::Private };
-    pread::retry(|| Region::map(file, len, mapping)).map(Some)
+    pread::retry(|| Region::map(file, path, len, mapping)).map(Some)
 }
 
 fn join(reasons: &[String]) -> Option<String> {

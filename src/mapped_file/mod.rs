@@ -5,6 +5,7 @@
 //! keeps its mapping alive by itself: closing or refreshing the file does not disturb it.
 
 mod care;
+mod damage;
 mod identity;
 mod ladder;
 pub mod open_files;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, describe};
+use crate::os::fault;
 use crate::os::fork::{self, Section};
 use crate::os::fsinfo::{self, FileSystem};
 use crate::os::limits;
@@ -28,6 +30,7 @@ use crate::os::pread;
 pub use crate::os::pread::{Identity, Kind};
 use care::Care;
 pub use care::{LetGo, Progress, ResidentPages};
+pub use damage::{on_damage, untold_damage};
 pub use identity::{NOT_FOUND, identity_at, is_gone};
 pub use ladder::{Mode, RequestedMode};
 pub use place::{Folder, Place, is_directory, is_refusal, own_kind};
@@ -189,15 +192,17 @@ impl MappedFile {
     }
 
     /// The file grew: maps the new length and returns the new size. Views that are out keep the old
-    /// mapping. A file that changed otherwise is refused.
+    /// mapping. A file that changed otherwise is refused. One whose storage failed, and that is the same, is
+    /// mapped again.
     pub fn refresh(&self) -> Result<u64> {
         let before = self.opened()?;
         let now = before.identity_now()?;
         let known = before.facts.identity;
-        if now.size == known.size && now.modified == known.modified {
+        let is_same = now.size == known.size && now.modified == known.modified;
+        if is_same && before.check_views().is_ok() {
             return Ok(known.size);
         }
-        if now.size <= known.size {
+        if now.size <= known.size && !is_same {
             return Err(before.changed(&now).unwrap_or_else(|| before.rewritten(&now)));
         }
         let opened = Opened::new(&self.path, before.file.clone(), now, self.requested)?;
@@ -205,7 +210,9 @@ impl MappedFile {
         let _section = fork::section();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         // Closed, or refreshed further, in the meantime: theirs stands.
-        if state.opened.as_ref().is_some_and(|current| current.facts.identity.size < now.size) {
+        let is_current =
+            |current: &Arc<Opened>| current.facts.identity.size < now.size || Arc::ptr_eq(current, &before);
+        if state.opened.as_ref().is_some_and(is_current) {
             state.facts = opened.facts.clone();
             state.opened = Some(Arc::new(opened));
         }
@@ -273,9 +280,12 @@ impl Opened {
         self.region.as_ref()
     }
 
-    /// A range of the read-only mapping; `None` in `read` mode, where there is nothing to view.
+    /// A range of the read-only mapping; `None` in `read` mode, where there is nothing to view. A fault in it
+    /// does not end the process, if no other library puts its handler in front.
     pub fn view(&self, offset: u64, length: u64) -> Result<Option<View>> {
         self.check_range(offset, length)?;
+        self.check_views()?;
+        fault::stand_in_front();
         Ok(match (&self.region, self.facts.mode) {
             (None, Mode::Read) => None,
             (region, _) => {
@@ -288,6 +298,7 @@ impl Opened {
     /// `read` mode, and where this file cannot be mapped that way.
     pub fn copy_on_write_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
         self.check_range(offset, length)?;
+        self.check_views()?;
         let view = |region| View { region, offset: offset as usize, len: length as usize };
         if self.facts.mode == Mode::Read {
             return Ok(None);
@@ -295,6 +306,7 @@ impl Opened {
         if self.size() == 0 {
             return Ok(Some(view(None)));
         }
+        fault::stand_in_front();
         Ok(self.copy_on_write_region().as_ref().ok().map(|region| view(Some(region.clone()))))
     }
 
@@ -316,7 +328,7 @@ impl Opened {
 
     fn copy_on_write_region(&self) -> &Result<Arc<Region>, Code> {
         fork::get_or_make(&self.copy_on_write, || {
-            Region::map(self.file(), self.size() as usize, Mapping::CopyOnWrite).map(Arc::new)
+            Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite).map(Arc::new)
         })
     }
 

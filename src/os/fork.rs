@@ -1,11 +1,14 @@
 //! Locks and fork(2): a child inherits a lock that another thread of the parent held, and nobody is left to
 //! release it. Who locks something that a child goes on using does so inside [`section`], and a fork waits
 //! until no thread is in one (pthread_atfork(3)). It waits for the list of what is being unmapped as well, as a
-//! child has none of the threads that do it ([`unmap`]).
+//! child has none of the threads that do it ([`unmap`]), and for the list of what is mapped ([`guard`]): both are locked
+//! within sections.
 
 use std::cell::RefCell;
 use std::sync::{MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::fault;
+use super::fault::guard::{self, Paths};
 use super::unmap::{self, Pending};
 
 static GATE: RwLock<()> = RwLock::new(());
@@ -18,8 +21,9 @@ thread_local! {
 
 struct Held {
     // The first to be let go.
+    _paths: MutexGuard<'static, Paths>,
     pending: MutexGuard<'static, Pending>,
-    _guard: RwLockWriteGuard<'static, ()>,
+    _gate: RwLockWriteGuard<'static, ()>,
 }
 
 /// While it lives this process does not fork.
@@ -56,9 +60,10 @@ pub fn watch() {
 }
 
 extern "C" fn prepare() {
-    // In this order: the list is locked within sections.
-    let guard = GATE.write().unwrap_or_else(PoisonError::into_inner);
-    let held = Held { pending: unmap::lock(), _guard: guard };
+    // In this order: the lists are locked within sections.
+    let gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
+    let pending = unmap::lock();
+    let held = Held { _paths: guard::paths(), pending, _gate: gate };
     // A thread that is ending has no such place any more: then the fork is as it would be without this.
     let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(held));
 }
@@ -71,5 +76,6 @@ extern "C" fn in_child() {
     let held = FORKING.try_with(|forking| forking.borrow_mut().take());
     if let Ok(Some(mut held)) = held {
         held.pending.adopt();
+        fault::forked();
     }
 }

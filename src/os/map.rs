@@ -2,10 +2,12 @@
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::io::Errno;
 
+use super::fault::guard::{Damage, Guard};
 use super::{fault, unmap};
 
 /// How a file's pages are mapped.
@@ -27,18 +29,20 @@ pub enum Mapping {
 pub struct Region {
     raw: ManuallyDrop<MmapRaw>,
     mapping: Mapping,
+    guard: Guard,
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
+        self.guard.end();
         // SAFETY: `self` is going, and nothing else takes it.
         unmap::unmap(unsafe { ManuallyDrop::take(&mut self.raw) });
     }
 }
 
 impl Region {
-    /// Maps `len` bytes from the start of the file. `len` must not be 0.
-    pub fn map(file: BorrowedFd<'_>, len: usize, mapping: Mapping) -> Result<Self, Errno> {
+    /// Maps `len` bytes from the start of the file, `path` being for messages. `len` must not be 0.
+    pub fn map(file: BorrowedFd<'_>, path: &Path, len: usize, mapping: Mapping) -> Result<Self, Errno> {
         use std::os::fd::AsRawFd;
         let mut options = MmapOptions::new();
         options.len(len);
@@ -55,7 +59,8 @@ impl Region {
             }
         };
         let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
-        Ok(Self { raw: ManuallyDrop::new(raw), mapping })
+        let guard = Guard::new(raw.as_ptr(), len, mapping == Mapping::CopyOnWrite, path);
+        Ok(Self { raw: ManuallyDrop::new(raw), mapping, guard })
     }
 
     pub fn len(&self) -> usize {
@@ -82,7 +87,8 @@ impl Region {
         (end <= self.len()).then(|| (self.as_ptr().wrapping_add(offset), len))
     }
 
-    /// Copies `out.len()` bytes at `offset`. On a fault gives the number of bytes that are good.
+    /// Copies `out.len()` bytes at `offset`. On a fault gives the number of bytes that are good, and none of a mapping
+    /// that is damaged.
     ///
     /// [`fault::ready`] must have been asked in this thread: without the handler a fault kills.
     pub fn copy_out(&self, offset: usize, out: &mut [MaybeUninit<u8>]) -> Result<(), usize> {
@@ -90,7 +96,17 @@ impl Region {
         // SAFETY: `range` checked that the source lies inside the mapping, which `self` keeps
         // mapped; `out` is exclusively borrowed and `len` long.
         let left = unsafe { fault::copy(out.as_mut_ptr().cast(), source, len) };
-        if left == 0 { Ok(()) } else { Err(len - left) }
+        match left {
+            // What took the place of damaged pages is no data.
+            _ if self.guard.is_damaged() => Err(0),
+            0 => Ok(()),
+            _ => Err(len - left),
+        }
+    }
+
+    /// What could not be read when the memory was used by those who have it.
+    pub fn damage(&self) -> Option<Damage> {
+        self.guard.damage()
     }
 
     /// Tells the processor that bytes are wanted soon. Never faults and brings in no page: what is in memory

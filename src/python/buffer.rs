@@ -58,8 +58,9 @@ pub enum Access {
 }
 
 impl Export {
-    pub fn of_view(view: View, access: Access) -> Self {
-        Self { address: view.as_ptr(), len: view.len(), access, keeper: Box::new(view) }
+    pub fn of_view(view: View, access: Access) -> PyResult<Self> {
+        view.check()?;
+        Ok(Self { address: view.as_ptr(), len: view.len(), access, keeper: Box::new(view) })
     }
 }
 
@@ -75,7 +76,7 @@ pub trait Source: Send + Sync {
 /// A range of a mapping.
 impl Source for (View, Access) {
     fn export(&self) -> PyResult<Export> {
-        Ok(Export::of_view(self.0.clone(), self.1))
+        Export::of_view(self.0.clone(), self.1)
     }
 
     fn is_last(&self) -> bool {

@@ -25,7 +25,9 @@ fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::MappedRead { path, offset, length, cause } => {
             let errno = match cause {
                 ReadCause::Io { errno } => *errno,
-                ReadCause::Truncated { .. } | ReadCause::EndedEarly { .. } => libc::EIO,
+                ReadCause::Truncated { .. } | ReadCause::EndedEarly { .. } | ReadCause::Damaged { .. } => {
+                    libc::EIO
+                }
             };
             let exception = class(py, "MappedReadError")?.call1((errno, message, text(path)))?;
             exception.setattr("offset", offset)?;

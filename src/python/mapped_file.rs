@@ -26,7 +26,7 @@ impl Source for Arc<MappedFile> {
     fn export(&self) -> PyResult<Export> {
         let opened = self.opened().map_err(|error| PyBufferError::new_err(full_text(&error)))?;
         if let Some(view) = opened.view(0, opened.size())? {
-            return Ok(Export::of_view(view, Access::ReadOnly));
+            return Export::of_view(view, Access::ReadOnly);
         }
         let why = opened.facts().reason.as_deref().unwrap_or("as was asked for");
         let mut message = text(self.path());

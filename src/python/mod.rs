@@ -7,6 +7,7 @@
 
 mod buffer;
 mod checkpoint;
+mod damage;
 mod error;
 mod loader;
 mod mapped_file;
@@ -48,6 +49,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::weights::prepare(module.py());
+        super::damage::watch();
         module.add("debug_build", cfg!(debug_assertions))?;
         module.add("MAX_THREADS", crate::batching::pipeline::MAX_GIVEN_THREADS)?;
         module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;

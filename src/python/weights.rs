@@ -200,6 +200,7 @@ impl PyWeightFile {
     /// copied when written.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
         let opened = self.weights.file().opened()?;
+        opened.check_views()?;
         let known = |buffers: &mut Buffers| {
             if writable { buffers.writable.as_ref() } else { buffers.read_only.as_ref() }
                 .map(|b| b.clone_ref(py))

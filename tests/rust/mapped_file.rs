@@ -125,8 +125,13 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
     let (_folder, path, bytes) = numbered(64 << 10);
     assert!(os::fault::ready());
     let file = File::open(&path).expect("open");
-    let region = os::map::Region::map(std::os::fd::AsFd::as_fd(&file), 64 << 10, os::map::Mapping::Shared)
-        .expect("map");
+    let region = os::map::Region::map(
+        std::os::fd::AsFd::as_fd(&file),
+        std::path::Path::new(""),
+        64 << 10,
+        os::map::Mapping::Shared,
+    )
+    .expect("map");
     OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(16 << 10)).expect("cut");
     // From all alignments, for each routine's lengths: what is called good is good, and within one
     // block of what could have been copied.

@@ -2,13 +2,14 @@
 //! benchmarks of what network storage does.
 //!
 //! ```text
-//! slow_fuse SOURCE MOUNT [--delay-ms 0] [--direct-io] [--fail-after N] [--errno 5] [--short-reads]
-//!           [--threads 64]
+//! slow_fuse SOURCE MOUNT [--delay-ms 0] [--direct-io] [--fail-after N] [--fail-range FROM-TO]
+//!           [--errno 5] [--short-reads] [--threads 64]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
 //! * `--direct-io`: no page cache, and MAP_SHARED is refused with ENODEV.
 //! * `--fail-after`: read requests after the first N fail with `--errno`.
+//! * `--fail-range`: so do read requests for any of these bytes of a file.
 //! * `--short-reads`: each read gives half of what is asked for. Without `--direct-io` the kernel takes that for
 //!   the end of the file.
 //!
@@ -20,6 +21,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,6 +47,7 @@ struct Options {
     delay: Duration,
     direct_io: bool,
     fail_after: u64,
+    fail_range: Range<u64>,
     errno: i32,
     short_reads: bool,
     threads: u16,
@@ -58,6 +61,7 @@ fn options() -> Outcome<Options> {
         delay: Duration::ZERO,
         direct_io: false,
         fail_after: u64::MAX,
+        fail_range: 0..0,
         errno: libc::EIO,
         short_reads: false,
         threads: 64,
@@ -75,6 +79,11 @@ fn options() -> Outcome<Options> {
             "--delay-ms" => options.delay = Duration::try_from_secs_f64(value()?.parse::<f64>()? / 1e3)?,
             "--direct-io" => options.direct_io = true,
             "--fail-after" => options.fail_after = value()?.parse()?,
+            "--fail-range" => {
+                let value = value()?;
+                let (from, to) = value.split_once('-').ok_or("a range is FROM-TO")?;
+                options.fail_range = from.parse()?..to.parse()?;
+            }
             "--errno" => options.errno = value()?.parse()?,
             "--short-reads" => options.short_reads = true,
             "--threads" => options.threads = value()?.parse()?,
@@ -170,7 +179,9 @@ impl Mirror {
     fn bytes(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let number = self.counts.requests.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(self.options.delay);
-        if number >= self.options.fail_after {
+        let broken = &self.options.fail_range;
+        let is_broken = offset < broken.end && broken.start < offset + u64::from(size);
+        if number >= self.options.fail_after || is_broken {
             return Err(Errno::from_i32(self.options.errno));
         }
         let file = locked(&self.open).get(&u64::from(handle)).cloned().ok_or(Errno::EBADF)?;

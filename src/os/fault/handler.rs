@@ -3,11 +3,15 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 
-use super::copy;
+use super::{copy, guard};
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
+
+/// Of [`stay_in_front`].
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+const CALLS_PER_LOOK: usize = 64;
 
 /// How many different handlers we can stand in front of, each with an entry of ours.
 const ENTRIES: usize = 8;
@@ -37,7 +41,25 @@ pub fn set_enabled(enabled: bool) {
 ///
 /// To be asked before each read or batch; two system calls.
 pub fn ready() -> bool {
-    ENABLED.load(Ordering::Relaxed) && in_front() && !blocked()
+    stand_in_front() && !blocked()
+}
+
+/// Half of [`ready`], for memory that is handed out: which threads will touch it is not known. One system call.
+pub fn stand_in_front() -> bool {
+    ENABLED.load(Ordering::Relaxed) && in_front()
+}
+
+/// [`stand_in_front`] for calls that have no time for one: looks at the first after a fork (torch's workers install a
+/// handler of their own as they begin) and then now and again.
+pub fn stay_in_front() {
+    if CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_LOOK) {
+        stand_in_front();
+    }
+}
+
+/// In a child that was just forked.
+pub fn forked() {
+    CALLS.store(0, Ordering::Relaxed);
 }
 
 fn blocked() -> bool {
@@ -131,7 +153,8 @@ fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
 
 extern "C" fn on_sigbus<const ENTRY: usize>(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
-    let is_fault = unsafe { (*info).si_code } > 0;
+    let cause = unsafe { &*info };
+    let is_fault = cause.si_code > 0;
     if is_fault && redirect(context.cast()) {
         return;
     }
@@ -139,7 +162,11 @@ extern "C" fn on_sigbus<const ENTRY: usize>(signal: c_int, info: *mut libc::sigi
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
-    chain(ENTRY, signal, info, context, is_fault);
+    // SAFETY: a fault comes with its address.
+    let address = || unsafe { cause.si_addr() }.addr();
+    if !(cause.si_code == libc::BUS_ADRERR && guard::replace(address())) {
+        chain(ENTRY, signal, info, context, is_fault);
+    }
     // SAFETY: as above.
     unsafe { *errno = saved };
 }

@@ -2,8 +2,9 @@
 //! failed) raises SIGBUS in whoever touches it. [`copy()`] survives that; this module has the handler
 //! that makes it so, and its manners towards other handlers in the process:
 //!
-//! 1. It acts only on a fault (`si_code > 0`) at an instruction of our copy routine. Everything else,
-//!    signals sent by hand above all, goes to the handler that was there before.
+//! 1. It acts only on a fault (`si_code > 0`) at an instruction of our copy routine, or in a mapping of ours whose
+//!    memory others have ([`guard`]). Everything else, signals sent by hand above all, goes to the handler that was
+//!    there before.
 //! 2. It stands in front: [`ready`] looks before each read or batch, and steps in front of a handler
 //!    that came later (`faulthandler.enable()`, `signal.signal`, the one that torch's `DataLoader`
 //!    puts into its workers). Behind any of these a fault would kill or loop for ever.
@@ -16,13 +17,14 @@
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod copy;
+pub mod guard;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod handler;
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub use self::{
     copy::copy,
-    handler::{ready, set_enabled},
+    handler::{forked, ready, set_enabled, stand_in_front, stay_in_front},
 };
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
@@ -37,7 +39,12 @@ mod unsupported {
     pub fn ready() -> bool {
         false
     }
+    pub fn stand_in_front() -> bool {
+        false
+    }
+    pub fn stay_in_front() {}
+    pub fn forked() {}
     pub fn set_enabled(_enabled: bool) {}
 }
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-pub use self::unsupported::{copy, ready, set_enabled};
+pub use self::unsupported::{copy, forked, ready, set_enabled, stand_in_front, stay_in_front};

@@ -132,6 +132,7 @@ def slow_fuse(
     delay_ms: float = 0,
     direct_io: bool = False,
     fail_after: int | None = None,
+    fail_range: tuple[int, int] | None = None,
     errno: int | None = None,
     short_reads: bool = False,
     threads: int = 64,
@@ -139,7 +140,8 @@ def slow_fuse(
 ) -> Iterator[SlowMount]:
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
 
-    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO).
+    `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
+    those for any of the bytes in `fail_range`.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `read_bytes` and `attribute_requests`.
     """
@@ -151,6 +153,7 @@ def slow_fuse(
     command += ["--direct-io"] if direct_io else []
     command += ["--short-reads"] if short_reads else []
     command += [] if fail_after is None else ["--fail-after", str(fail_after)]
+    command += [] if fail_range is None else ["--fail-range", f"{fail_range[0]}-{fail_range[1]}"]
     command += [] if errno is None else ["--errno", str(errno)]
     mount.mkdir(exist_ok=True)
     pipe = subprocess.PIPE

@@ -1,0 +1,49 @@
+//! Mappings of which a page could not be read when those used it who have the memory. What they find there are
+//! zeros ([`crate::os::fault::guard`]); nothing more of such a mapping is handed out.
+
+use crate::error::{Error, ReadCause, Result};
+use crate::os::fault::{self, guard};
+use crate::os::pread;
+
+use super::{Opened, View};
+
+impl View {
+    /// To be called each time that the memory is handed out.
+    pub fn check(&self) -> Result<()> {
+        fault::stay_in_front();
+        match self.region.as_ref().and_then(|region| region.damage()) {
+            Some(damage) => Err(error_of(damage)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Opened {
+    /// Whether its mappings are what they were.
+    pub fn check_views(&self) -> Result<()> {
+        let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
+        let damage = self.region.iter().chain(copy_on_write).find_map(|region| region.damage());
+        damage.map_or(Ok(()), |damage| Err(error_of(damage)))
+    }
+}
+
+/// Damage to any mapping, each told once.
+pub fn untold_damage() -> Option<Error> {
+    guard::untold_damage().map(error_of)
+}
+
+/// What is called by the signal's handler when a mapping is damaged, so async-signal-safe.
+pub fn on_damage(hook: extern "C" fn()) {
+    guard::set_hook(hook);
+}
+
+/// The file may be closed: what there is to know about it, its path tells.
+fn error_of(damage: guard::Damage) -> Error {
+    let size_now = pread::identity_at(&damage.path).ok().map(|found| found.size);
+    Error::MappedRead {
+        offset: damage.offset,
+        length: damage.bytes.min(damage.mapped_bytes.saturating_sub(damage.offset)),
+        cause: ReadCause::Damaged { size_at_open: damage.mapped_bytes, size_now },
+        path: damage.path,
+    }
+}

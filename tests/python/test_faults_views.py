@@ -1,0 +1,461 @@
+"""Arrays and views of a file that is cut or fails while they are used: an exception, and no dead process."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pagestream import MappedFile
+from pagestream.errors import MappedReadError
+
+from support import real
+from support.process import output_of, run_python
+
+# Each 8 bytes of the 16 MiB hold their own number. What is gone is used within `use`.
+VIEW = """
+import errno, os, signal, sys, threading
+import numpy as np
+from pagestream import MappedFile
+from pagestream.errors import FileChangedError, MappedReadError
+path, mode = sys.argv[1], sys.argv[2]
+f = MappedFile(path, mode=mode)
+array = np.frombuffer(f, "u8")
+
+def use(function):
+    try:
+        function()
+        for _ in range(100): pass
+    except MappedReadError as error:
+        assert error.errno == errno.EIO and error.filename == path, error
+        return error
+    raise AssertionError("nothing was raised")
+
+def refused(function):
+    try:
+        function()
+    except (MappedReadError, FileChangedError) as error:
+        assert error.filename == path
+    else:
+        raise AssertionError("nothing was raised")
+"""
+
+
+@pytest.fixture(params=["shared", "private"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_an_array_of_a_cut_file_raises_where_it_is_used_and_from_then_on(big_file: Path, mode: str) -> None:
+    code = (
+        VIEW
+        + """
+os.truncate(path, 4096)
+error = use(lambda: array.sum())
+assert (error.offset, error.length) == (4096, 16777216 - 4096), (error.offset, error.length)
+assert "truncated from 16777216 to 4096 bytes while arrays or views of it were used" in str(error)
+assert array[511] == 511 and array[512] == 0
+for call in (lambda: np.frombuffer(f), lambda: f.view(0, 8), lambda: memoryview(f), f.check,
+             lambda: f.read(0, 8), lambda: f.read(1 << 20, 8)):
+    refused(call)
+array[1 << 20]; array.sum()
+for _ in range(100): pass
+print("once")
+"""
+    )
+    assert output_of(code, big_file, mode) == "once"
+
+
+def test_on_tmpfs_and_fuse_as_well(big_file: Path, cached_mount: Path, mode: str) -> None:
+    code = VIEW + "os.truncate(path, 4096)\nprint(use(lambda: array.sum()).offset)\n"
+    places = {"tmpfs": Path(f"/dev/shm/pagestream-{os.getpid()}-views-{mode}"), "fuse": cached_mount / "f"}
+    for kind, path in places.items():
+        assert real.file_system_type(path.parent).startswith(kind)
+        path.write_bytes(big_file.read_bytes())
+        try:
+            assert output_of(code, path, mode) == "4096"
+        finally:
+            path.unlink()
+
+
+def test_on_a_fuse_mount_without_a_page_cache_as_well(big_file: Path, direct_mount: Path) -> None:
+    path = direct_mount / "f"
+    path.write_bytes(big_file.read_bytes())
+    code = (
+        VIEW + "assert f.mode == 'private'\nos.truncate(path, 4096)\nprint(use(lambda: array.sum()).offset)\n"
+    )
+    assert output_of(code, path, "auto") == "4096"
+
+
+@pytest.mark.parametrize(
+    "order", ["array", "array[::-1]", "array[np.random.default_rng(0).permutation(2 << 20)]"]
+)
+def test_a_cut_costs_few_mappings_in_whatever_order_pages_are_used(
+    big_file: Path, mode: str, order: str
+) -> None:
+    """A mapping for each page ends at vm.max_map_count, 65530."""
+    code = (
+        VIEW
+        + f"""
+def mappings(): return sum(1 for _ in open("/proc/self/maps"))
+first_use = array.size  # so that NumPy has all that it maps itself
+np.random.default_rng(0).permutation(1 << 10)
+before = mappings()
+os.truncate(path, 4096)
+use(lambda: ({order}).sum())
+print(mappings() - before)
+"""
+    )
+    assert int(output_of(code, big_file, mode)) <= 8
+
+
+def test_what_replaces_a_page_has_its_protection(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"x": np.arange(1 << 20, dtype="f4")}, path)
+    code = """
+    import os, sys
+    import numpy as np
+    import pagestream
+    from pagestream.errors import MappedReadError
+    from pagestream.safetensors import safe_open
+    path = sys.argv[1]
+    def protection(array):
+        address = array.ctypes.data + array.nbytes - 1
+        for line in open("/proc/self/maps"):
+            start, end = (int(word, 16) for word in line.split()[0].split("-"))
+            if start <= address < end: return line.split()[1], "w.safetensors" in line
+    written, read_only = safe_open(path, "np").get_tensor("x"), pagestream.open_checkpoint(path)["x"]
+    written[:1000] = 7
+    assert (protection(written), protection(read_only)) == (("rw-p", True), ("r--s", True))
+    os.truncate(path, 8192)
+    for array in (written, read_only):
+        try:
+            array.sum()
+            for _ in range(100): pass
+        except MappedReadError as error:
+            assert error.filename == path
+        else:
+            raise AssertionError("nothing was raised")
+    assert (protection(written), protection(read_only)) == (("rw-p", False), ("r--p", False))
+    assert (written[:1000] == 7).all()
+    written[-1] = 5
+    assert written[-1] == 5
+    try:
+        read_only[-1] = 5
+    except ValueError:
+        print("read-only")
+    """
+    assert output_of(code, path) == "read-only"
+
+
+# What is opened, and what is taken out of it.
+WAYS = {
+    "numpy": ("safe_open(path, 'np')", "opened.get_tensor('x')"),
+    "torch": ("safe_open(path, 'pt')", "opened.get_tensor('x')"),
+    "load_file": (
+        "__import__('pagestream.safetensors.torch').safetensors.torch.load_file(path)",
+        "opened['x']",
+    ),
+    "checkpoint": ("pagestream.open_checkpoint(path)", "opened['x']"),
+    "slice": ("safe_open(path, 'np')", "opened.get_slice('x')[10:]"),
+    "torch slice": ("safe_open(path, 'pt')", "opened.get_slice('x')[10:]"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("end", ["", "del opened; gc.collect()"], ids=["open", "closed"])
+def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(
+    tmp_path: Path, way: str, end: str
+) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"x": np.ones(1 << 20, "f4")}, path)
+    opener, tensor = WAYS[way]
+    code = f"""
+    import gc, os, sys
+    import pagestream
+    from pagestream.errors import MappedReadError
+    from pagestream.safetensors import safe_open
+    path = sys.argv[1]
+    opened = {opener}
+    tensor = {tensor}
+    {end}
+    os.truncate(path, 4096)
+    try:
+        tensor.sum()
+        for _ in range(100): pass
+    except MappedReadError as error:
+        print(error.filename == path, error.offset >= 4096)  # where one of torch's threads met it first
+    """
+    assert output_of(code, path) == "True True"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path: Path, way: str) -> None:
+    """Others of the same file raise when they are asked for; `load_file` finds it too short."""
+    path = tmp_path / "w.safetensors"
+    save_file({"x": np.ones(1 << 20, "f4")}, path)
+    opener, tensor = WAYS[way]
+    again = tensor if way != "load_file" else opener
+    code = f"""
+    import os, sys
+    import pagestream
+    from pagestream.errors import MappedReadError, SafetensorError
+    from pagestream.safetensors import safe_open
+    path = sys.argv[1]
+    opened = {opener}
+    tensor = {tensor}
+    os.truncate(path, 4096)
+    raised = 0
+    try:
+        tensor.sum()
+        for _ in range(100): pass
+    except MappedReadError as error:
+        raised += 1
+    try:
+        {again}
+    except (MappedReadError, SafetensorError) as error:
+        raised += path in str(error)
+    print(raised)
+    """
+    assert output_of(code, path) == "2"
+
+
+def test_threads_that_use_a_cut_file_go_on_and_the_main_thread_hears_of_it(big_file: Path, mode: str) -> None:
+    code = (
+        VIEW
+        + """
+done = []
+def worker(seed):
+    order = np.random.default_rng(seed).permutation(array.size)
+    for _ in range(3):
+        array[order].sum()
+    done.append(seed)
+threads = [threading.Thread(target=worker, args=(seed,)) for seed in range(4)]
+def work():
+    for thread in threads: thread.start()
+    os.truncate(path, 4096)
+    while len(done) < 4: pass
+use(work)
+for thread in threads: thread.join()
+for _ in range(100): pass
+print(len(done))
+"""
+    )
+    assert output_of(code, big_file, mode) == "4"
+
+
+HANDLERS = {
+    "faulthandler": "import faulthandler; faulthandler.enable()",
+    "a Python handler": "signal.signal(signal.SIGBUS, lambda *_: None)",
+    "the default": "signal.signal(signal.SIGBUS, signal.SIG_DFL)",
+    "torch's worker handler": "import torch; torch._C._set_worker_signal_handlers()",
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_handler_that_comes_later_is_passed_when_the_next_view_is_taken(
+    big_file: Path, handler: str
+) -> None:
+    code = (
+        VIEW
+        + f"{HANDLERS[handler]}\nf.view(0, 8)\nos.truncate(path, 4096)\nuse(array.sum)\nprint('raised')\n"
+    )
+    assert output_of(code, big_file, "shared") == "raised"
+
+
+def test_torch_workers_survive_a_cut_file(tmp_path: Path) -> None:
+    """They put a handler of their own in front as they begin."""
+    path = tmp_path / "w.safetensors"
+    save_file({f"x{number}": np.ones(1 << 18, "f4") for number in range(8)}, path)
+    code = """
+    import os, sys
+    import torch.utils.data
+    from pagestream.errors import MappedReadError
+    from pagestream.safetensors import safe_open
+    path = sys.argv[1]
+    file = safe_open(path, "pt")
+    file.get_tensor("x0")
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, index):
+            tensor = file.get_tensor(f"x{index}")
+            if index == 0: os.truncate(path, 4096)
+            return tensor.sum()
+    try:
+        list(torch.utils.data.DataLoader(Rows(), num_workers=1, batch_size=None))
+    except Exception as error:
+        print(type(error).__name__, path in str(error))
+    """
+    assert output_of(code, path) == "MappedReadError True"
+
+
+def test_a_forked_child_survives_and_its_parent_is_not_touched(big_file: Path, mode: str) -> None:
+    code = (
+        VIEW
+        + """
+os.truncate(path, 4096)
+child = os.fork()
+if child == 0:
+    use(array.sum)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+use(array.sum)
+print("both")
+"""
+    )
+    assert output_of(code, big_file, mode) == "both"
+
+
+def test_with_the_guard_off_a_cut_file_ends_the_process(big_file: Path) -> None:
+    code = VIEW + "os.truncate(path, 4096)\narray.sum()\nprint('alive')\n"
+    done = run_python(code, big_file, "shared", PAGESTREAM_FAULT_GUARD="off")
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+
+
+def test_a_mapping_of_somebody_else_is_not_guarded(big_file: Path) -> None:
+    """Where one of ours lay before, too: its place is given back with it."""
+    code = (
+        VIEW
+        + """
+del array
+f.close()
+foreign = np.memmap(path, "u8", "r")
+os.truncate(path, 4096)
+foreign.sum()
+print("alive")
+"""
+    )
+    done = run_python(code, big_file, "shared")
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+
+
+def test_of_many_mappings_the_right_one_is_damaged(tmp_path: Path) -> None:
+    """More than one block of slots."""
+    code = """
+    import os, sys
+    import numpy as np
+    from pagestream import MappedFile
+    from pagestream.errors import MappedReadError
+    files, arrays = [], []
+    for number in range(700):
+        path = f"{sys.argv[1]}/{number}"
+        np.full(2048, number, "u8").tofile(path)
+        files.append(MappedFile(path))
+        arrays.append(np.frombuffer(files[-1], "u8"))
+    for number in (3, 300, 699):
+        os.truncate(files[number].path, 100)
+        try:
+            arrays[number].sum()
+            for _ in range(100): pass
+        except MappedReadError as error:
+            assert error.filename == files[number].path
+        else:
+            raise AssertionError("nothing was raised")
+    assert all((array == number).all() for number, array in enumerate(arrays) if number not in (3, 300, 699))
+    print("right")
+    """
+    assert output_of(code, tmp_path) == "right"
+
+
+def test_pages_that_a_disk_cannot_read_are_replaced_and_no_others(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    pages = np.repeat(np.arange(1, 257, dtype="u8"), 512)
+    pages.tofile(source / "f")
+    code = """
+    import os, sys
+    import numpy as np
+    from pagestream import MappedFile
+    from pagestream.errors import MappedReadError
+    path = sys.argv[1]
+    f = MappedFile(path)
+    f.advise("random")  # a page a request
+    array = np.frombuffer(f, "u8").reshape(256, 512)
+    assert [array[page, 0] for page in (97, 102)] == [98, 103]
+    try:
+        array[100, 0]
+        for _ in range(100): pass
+    except MappedReadError as error:
+        assert error.filename == path and error.offset <= 100 * 4096 < error.offset + error.length
+        assert error.length <= 65536, error.length
+        assert "storage failed" in str(error), error
+        broken = range(error.offset // 4096, (error.offset + error.length) // 4096)
+    else:
+        raise AssertionError("nothing was raised")
+    assert 97 not in broken and 102 not in broken, broken
+    whole = [page for page in range(256) if page not in broken]
+    assert (array[whole] == np.array(whole)[:, None] + 1).all() and not array[list(broken)].any()
+    assert f.read(0, 4096) == array[0].tobytes()
+    try:
+        f.read(100 * 4096, 10)
+    except MappedReadError as error:
+        assert error.errno == 5 and "Input/output error" in str(error)
+        print("raised")
+    """
+    with real.slow_fuse(source, tmp_path / "mount", fail_range=(100 * 4096, 101 * 4096)) as slow:
+        assert output_of(code, slow.path / "f") == "raised"
+
+
+def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
+    code = """
+    import os, sys
+    from pagestream.errors import MappedReadError
+    from pagestream.safetensors import safe_open
+    path = sys.argv[1]
+    x = safe_open(path, "np").get_tensor("x").reshape(-1, 1024)
+    x[95:98] = 7
+    x[103:106] = 8
+    try:
+        x[100].sum()
+        for _ in range(100): pass
+    except MappedReadError as error:
+        print(bool((x[96] == 7).all() and (x[104] == 8).all() and (x[100, 512:] == 0).all()))
+    """
+    with real.slow_fuse(source, tmp_path / "mount", fail_range=(100 * 4096, 102 * 4096)) as slow:
+        assert output_of(code, slow.path / "f") == "True"
+
+
+def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path: Path) -> None:
+    """`refresh` gives a mapping without the zeros; what stands on the old one keeps them."""
+    path = tmp_path / "f"
+    np.ones(1 << 16, "u8").tofile(path)
+    before = os.stat(path)
+    f = MappedFile(path)
+    old = np.frombuffer(f, "u8")
+    os.truncate(path, 4096)
+    with pytest.raises(MappedReadError):
+        sum(int(old[place]) for place in range(0, old.size, 512))
+    np.ones(1 << 16, "u8").tofile(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(MappedReadError):
+        np.frombuffer(f, "u8")
+    assert f.read(1 << 16, 8) == (1).to_bytes(8, "little")  # copies do not go by the mapping any more
+    assert f.refresh() == 1 << 19
+    assert (np.frombuffer(f, "u8") == 1).all()
+    f.check()
+    assert old[-1] == 0
+
+
+def test_opening_and_closing_leaves_no_slot_taken(tmp_path: Path) -> None:
+    """Else these would take 40 blocks of slots, of 20 KiB each, and a path each."""
+    code = """
+    import sys
+    import numpy as np
+    from pagestream import MappedFile
+    path = sys.argv[1]
+    np.ones(512, "u8").tofile(path)
+    def resident():
+        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    def turn():
+        with MappedFile(path) as f: np.frombuffer(f, "u8").sum()
+    for _ in range(200): turn()
+    before = resident()
+    for _ in range(10_000): turn()
+    print(resident() - before)
+    """
+    assert int(output_of(code, tmp_path / "f")) < 512
