@@ -7,6 +7,7 @@ pub mod index;
 mod merge;
 pub mod natural;
 mod problems;
+mod scan;
 pub mod slice;
 pub mod source;
 mod table;

@@ -3,6 +3,7 @@
 //! Format: <https://github.com/huggingface/safetensors#format>. A file is the header's length N
 //! (8 bytes, little endian), N bytes of JSON, and the tensors' data.
 
+mod canonical;
 mod entry;
 mod error;
 mod json;
@@ -91,7 +92,10 @@ impl Header {
                 format!("invalid UTF-8 in header: {error}"),
             )
         })?;
-        let mut table = json::parse(text, strictness)?;
+        let mut table = match canonical::parse(text) {
+            Some(table) => table,
+            None => json::parse(text, strictness)?,
+        };
         let by_name = validate::unique_names(&mut table, strictness)?;
         let by_offset = validate::offset_order(&table);
         validate::check_layout(&table, &by_offset, data_start, file_size)?;

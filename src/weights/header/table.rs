@@ -7,7 +7,7 @@ use crate::dtype::Dtype;
 
 /// A range in [`Table::text`] or [`Table::shapes`]. 32 bits suffice, because neither grows longer
 /// than the header, and that ends at [`super::MAX_HEADER_BYTES`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub start: u32,
     pub end: u32,
@@ -24,7 +24,7 @@ impl Span {
 }
 
 /// A string of the header and its place in the file, which is unknown where the JSON has escapes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Text {
     pub span: Span,
     pub place: Option<NonZeroU32>,
@@ -36,7 +36,7 @@ impl Text {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub name: Text,
     pub shape: Span,
@@ -46,13 +46,13 @@ pub(super) struct Record {
 }
 
 /// One key of `__metadata__`.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pair {
     pub key: Text,
     pub value: Span,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
     pub text: String,
     pub shapes: Vec<u64>,
