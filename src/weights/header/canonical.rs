@@ -94,7 +94,7 @@ mod tests {
         let dtype = prop::sample::select(Dtype::ALL.to_vec());
         let entry = ("[a-z.0-9\u{e9}]{0,12}", dtype, numbers(), any::<u32>(), any::<u64>());
         let pair = ("[a-z ]{0,6}", "[a-z/0-9]{0,9}");
-        let metadata = prop::option::of(prop::collection::vec(pair, 0..3));
+        let metadata = prop::collection::vec(prop::collection::vec(pair, 0..3), 0..3);
         (prop::collection::vec(entry, 0..5), metadata, "[ \n]{0,3}").prop_map(|(entries, metadata, end)| {
             let mut parts: Vec<String> = entries
                 .iter()
@@ -104,7 +104,7 @@ mod tests {
                     )
                 })
                 .collect();
-            if let Some(pairs) = metadata {
+            for pairs in metadata {
                 let pairs: Vec<_> =
                     pairs.iter().map(|(key, value)| format!(r#""{key}":"{value}""#)).collect();
                 parts.insert(0, format!(r#""__metadata__":{{{}}}"#, pairs.join(",")));

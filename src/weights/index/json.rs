@@ -282,24 +282,23 @@ mod tests {
 
     fn index() -> impl Strategy<Value = String> {
         let pair = ("[a-z.0-9\u{e9}]{0,12}", "[ab]{1,2}[.]safetensors");
-        let metadata = prop::option::of(prop::sample::select(vec![
+        let metadata = prop::sample::select(vec![
             r#"{"total_size": 17}"#,
             r#"{"total_size": 1.5, "a": null}"#,
             r#"{"a": {"b": []}}"#,
             "{}",
             "null",
-        ]));
-        (prop::collection::vec(pair, 0..6), metadata, any::<bool>()).prop_map(
-            |(pairs, metadata, is_first)| {
-                let pairs: Vec<_> =
-                    pairs.iter().map(|(name, file)| format!("    \"{name}\": \"{file}\"")).collect();
-                let mut parts = vec![format!("  \"weight_map\": {{\n{}\n  }}", pairs.join(",\n"))];
-                if let Some(metadata) = metadata {
-                    parts.insert(usize::from(is_first), format!("  \"metadata\": {metadata}"));
-                }
-                format!("{{\n{}\n}}\n", parts.join(",\n"))
-            },
-        )
+        ]);
+        let field = (any::<bool>(), prop::collection::vec(pair, 0..6), metadata);
+        let field = field.prop_map(|(is_map, pairs, metadata)| {
+            if !is_map {
+                return format!("  \"metadata\": {metadata}");
+            }
+            let pairs: Vec<_> =
+                pairs.iter().map(|(name, file)| format!("    \"{name}\": \"{file}\"")).collect();
+            format!("  \"weight_map\": {{\n{}\n  }}", pairs.join(",\n"))
+        });
+        prop::collection::vec(field, 1..4).prop_map(|fields| format!("{{\n{}\n}}\n", fields.join(",\n")))
     }
 
     proptest! {
