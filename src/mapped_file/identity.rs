@@ -90,7 +90,7 @@ impl Opened {
     /// What differs between the file at opening and `now`, as an error.
     pub(super) fn changed(&self, now: &Identity) -> Option<Error> {
         let known = &self.facts.identity;
-        let detail = if now.links == 0 {
+        let detail = if now.links == 0 && known.links > 0 {
             format!("it was deleted while it was open; expected a file of {} bytes of that name", known.size)
         } else if now.size < known.size {
             format!("it was truncated from {} to {} bytes while it was open", known.size, now.size)
@@ -127,6 +127,10 @@ impl MappedFile {
     pub fn check(&self) -> Result<()> {
         let opened = self.opened()?;
         let now = opened.identity_now()?;
+        if opened.facts.identity.links == 0 {
+            // It had no name from the beginning (memfd_create(2), O_TMPFILE), so none can lead elsewhere.
+            return opened.changed(&now).map_or_else(|| opened.check_views(), Err);
+        }
         let at_path = pread::identity_at(&self.absolute);
         // First: the old file has no name left then, and that would pass for a deletion.
         if at_path.is_ok_and(|found| (found.device, found.inode) != (now.device, now.inode)) {

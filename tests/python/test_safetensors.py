@@ -16,8 +16,8 @@ import torch
 
 import pagestream.safetensors.numpy
 import pagestream.safetensors.torch
-from pagestream.errors import MappedReadError, PagestreamError
-from pagestream.safetensors import SafetensorError, safe_open
+from pagestream.errors import FileChangedError, MappedReadError, PagestreamError
+from pagestream.safetensors import SafetensorError, _safe_open_handle, safe_open
 
 from support.mappings import mappings_of, place_in_file
 from support.process import output_of
@@ -526,3 +526,17 @@ def test_checkpoints_are_equal_to_themselves(tmp_path):
     assert one == one  # noqa: PLR0124 - that is the point
     assert one != other
     assert len({one, other}) == 2
+
+
+def test_a_file_without_a_name_is_checked_by_what_it_holds():
+    """`memfd_create`: deleted it was not."""
+    descriptor = os.memfd_create("weights")
+    with open(descriptor, "wb") as file:
+        file.write(safetensors.numpy.save({"x": np.arange(3, dtype="f4")}))
+        file.flush()
+        with _safe_open_handle(file, "np") as opened:
+            opened.check()
+            assert opened.get_tensor("x").tolist() == [0, 1, 2]
+            os.truncate(descriptor, 10)
+            with pytest.raises(FileChangedError, match="truncated"):
+                opened.check()

@@ -178,3 +178,35 @@ def test_eight_threads_import_while_it_comes_and_goes():
         print(errors)
     """)
     assert output_of(code) == "[]"
+
+
+def test_headers_are_taken_as_the_last_install_says_where_a_call_does_not(tmp_path):
+    """Code that is not one's own has no other way to be lenient."""
+    entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    header = f'{{"x":{entry},"x":{entry}}}'.encode()
+    path = tmp_path / "repeated.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\7")
+
+    def accepted(**strict: bool) -> bool:
+        import safetensors.numpy
+
+        try:
+            found = (
+                safetensors.numpy.load_file(path, **strict),
+                safetensors.numpy.load(path.read_bytes(), **strict),
+            )
+        except pagestream.safetensors.SafetensorError:
+            return False
+        assert [part["x"].tolist() for part in found] == [[7], [7]]
+        return True
+
+    assert accepted()  # by upstream
+    with install():
+        assert not accepted()
+        assert accepted(strict=False)
+        with install(strict=False):
+            assert accepted()
+            assert not accepted(strict=True)
+            with pytest.raises(TypeError, match="strict"):
+                install(strict=None)
+        assert not accepted()

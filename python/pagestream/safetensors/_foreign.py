@@ -37,7 +37,7 @@ _EXAMPLES = (
 def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
     """``load``, ``load_file``, ``save`` and ``save_file`` of a framework, for the module `home`."""
 
-    def load_to(data: Any, device: Any = "cpu", *, strict: bool = True) -> dict[str, Any]:  # noqa: ANN401
+    def load_to(data: Any, device: Any = "cpu", *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
         """All tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …)."""
         convert = converter(framework, device)
         types = {name: tensor["dtype"] for name, tensor in deserialize(data, strict=strict)}
@@ -49,14 +49,14 @@ def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
         *,
         backend: Backend | None = None,
         mmap_mode: Mode | None = None,
-        strict: bool = True,
+        strict: bool | None = None,
     ) -> dict[str, Any]:
         """All tensors of a file, in its order. The arguments are those of `safe_open`."""
         options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
         with safe_open(filename, framework, device, **options) as file:  # type: ignore[arg-type]
             return file.get_tensors()
 
-    def load(data: Any, *, strict: bool = True) -> dict[str, Any]:  # noqa: ANN401
+    def load(data: Any, *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
         """All tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …)."""
         return load_to(data, strict=strict)
 
@@ -65,7 +65,7 @@ def functions(framework: str, home: str) -> tuple[Callable[..., Any], ...]:
         *,
         backend: Backend | None = None,
         mmap_mode: Mode | None = None,
-        strict: bool = True,
+        strict: bool | None = None,
     ) -> dict[str, Any]:
         """All tensors of a file, in its order. The arguments are those of `safe_open`."""
         return load_file_to(filename, backend=backend, mmap_mode=mmap_mode, strict=strict)

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pagestream.safetensors import _upstream
+from pagestream._arguments import yes_or_no
+from pagestream.safetensors import _strictness, _upstream
 from pagestream.safetensors._upstream import NAME
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _OURS = "pagestream.safetensors"
 # Upstream's compiled module; who imports from it wants what the package has.
 _COMPILED = f"{NAME}._safetensors_rust"
 
-_depth = 0
 # Names in modules that were imported before, with what they were.
 _rebound: list[tuple[dict[str, Any], str, Any]] = []
 
@@ -49,7 +49,7 @@ class Installed:
         uninstall()
 
 
-def install() -> Installed:
+def install(*, strict: bool = True) -> Installed:
     """Puts `pagestream.safetensors` in the place of ``safetensors`` for the whole process.
 
     ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
@@ -58,6 +58,10 @@ def install() -> Installed:
     closure, stays upstream's.
 
     Calls nest: as many of `uninstall` undo it.
+
+    Args:
+        strict: Whether to refuse headers that upstream accepts though the format disallows them, wherever
+            a call does not say: code that is not yours cannot. Of nested calls the last one counts.
 
     Returns:
         Something that uninstalls at the end of a ``with`` block.
@@ -70,10 +74,9 @@ def install() -> Installed:
         'pagestream.safetensors.numpy'
         >>> pagestream.safetensors.uninstall()
     """
-    global _depth  # noqa: PLW0603 - one process, one state
     with _upstream.lock:
-        _depth += 1
-        if _depth == 1:
+        _strictness.installed.append(yes_or_no("strict", strict))
+        if len(_strictness.installed) == 1:
             _put_in_place()
     return Installed()
 
@@ -94,13 +97,12 @@ def uninstall() -> None:
         >>> safetensors.__name__
         'safetensors'
     """
-    global _depth  # noqa: PLW0603
     with _upstream.lock:
-        if _depth == 0:
+        if not _strictness.installed:
             message = "pagestream.safetensors is not installed in the place of safetensors"
             raise RuntimeError(message)
-        _depth -= 1
-        if _depth == 0:
+        _strictness.installed.pop()
+        if not _strictness.installed:
             _put_back()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from pagestream import _arguments, _dtypes, _environment, _native
 from pagestream.errors import SafetensorError
+from pagestream.safetensors import _strictness
 from pagestream.safetensors._frameworks import converter, framework_named, maker
 from pagestream.safetensors._slice import PySafeSlice
 
@@ -59,9 +60,10 @@ class safe_open:  # noqa: N801 - upstream's name
     share their memory, as they do upstream for torch.
 
     Until then a tensor shows what the file holds, as upstream's do for torch: of a file that is overwritten
-    in place it may show the new bytes (`check` tells), and touching it after the file was cut ends the
-    process. Files that are replaced, by a new one that is renamed over the old, do neither. ``copy=True``
-    and ``mmap_mode="read"`` give copies, and raise where the file was cut or rewritten.
+    in place it may show the new bytes (`check` tells). Touching it after the file was cut gives zeros, and a
+    `MappedReadError` in the main thread at its next instruction and for whoever asks for more of the file.
+    Files that are replaced, by a new one that is renamed over the old, do neither. ``copy=True`` and
+    ``mmap_mode="read"`` give copies, and raise where the file was cut or rewritten.
 
     Args:
         filename: The file.
@@ -72,7 +74,8 @@ class safe_open:  # noqa: N801 - upstream's name
             ``mmap_mode="read"``.
         mmap_mode: How to open; see `MappedFile`. With ``"shared"``, NumPy arrays are read-only views of
             the page cache; torch tensors, which have no read-only flag, still get pages of their own.
-        strict: Whether to refuse headers that the format disallows though upstream accepts them.
+        strict: Whether to refuse headers that the format disallows though upstream accepts them. None is
+            True, or what was said to `install`.
         copy: Whether to copy tensors into memory of their own, which no later fault of the file can
             reach.
         raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes.
@@ -102,7 +105,7 @@ class safe_open:  # noqa: N801 - upstream's name
         *,
         backend: Backend | None = None,
         mmap_mode: Mode | None = None,
-        strict: bool = True,
+        strict: bool | None = None,
         copy: bool = False,
         raw: bool = False,
         align: Align = "copy",
@@ -119,7 +122,7 @@ class safe_open:  # noqa: N801 - upstream's name
         self._device = device
         self._make = maker(self._framework, device, align)
         self._read_only = self._mode == "shared" and self._framework == "numpy"
-        self._file = self._opened(filename, _arguments.yes_or_no("strict", strict))
+        self._file = self._opened(filename, _strictness.chosen(strict))
         self._refusal = None if self._read_only else self._file.copy_on_write_refusal()
         # What `get_tensor` can leave to one native call, unless the tensor is an odd one.
         self._is_plain = self._framework == "numpy" and self.mode != "read" and not raw
@@ -340,7 +343,7 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
 def deserialize(
     bytes: Any,  # noqa: ANN401 - upstream's name; anything with the buffer protocol
     *,
-    strict: bool = True,
+    strict: bool | None = None,
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """The tensors of a safetensors file that is in memory, each with a copy of its bytes.
 
@@ -367,7 +370,9 @@ def deserialize(
     head = view[: _LENGTH_BYTES + min(length, _MOST_HEADER_BYTES)].tobytes()
     return [
         (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[begin:end])})
-        for name, dtype, shape, begin, end in _native.parse_weights(head, len(view), strict)
+        for name, dtype, shape, begin, end in _native.parse_weights(
+            head, len(view), _strictness.chosen(strict)
+        )
     ]
 
 

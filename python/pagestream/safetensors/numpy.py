@@ -30,7 +30,7 @@ def load_file(
     *,
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
-    strict: bool = True,
+    strict: bool | None = None,
     copy: bool = False,
     raw: bool = False,
 ) -> dict[str, npt.NDArray[Any]]:
@@ -61,7 +61,7 @@ def load_file(
         return file.get_tensors()
 
 
-def load(data: Any, *, strict: bool = True) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
+def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
     """All tensors of a file that is in memory, as arrays of their own memory.
 
     Args:
