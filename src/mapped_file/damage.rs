@@ -42,7 +42,7 @@ fn error_of(damage: guard::Damage) -> Error {
     let size_now = pread::identity_at(&damage.path).ok().map(|found| found.size);
     Error::MappedRead {
         offset: damage.offset,
-        length: damage.bytes.min(damage.mapped_bytes.saturating_sub(damage.offset)),
+        length: damage.bytes,
         cause: ReadCause::Damaged { size_at_open: damage.mapped_bytes, size_now },
         path: damage.path,
     }

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::{MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::fault;
-use super::fault::guard::{self, Paths};
+use super::fault::guard::{self, Mapped};
 use super::unmap::{self, Pending};
 
 static GATE: RwLock<()> = RwLock::new(());
@@ -21,7 +21,7 @@ thread_local! {
 
 struct Held {
     // The first to be let go.
-    _paths: MutexGuard<'static, Paths>,
+    _mapped: MutexGuard<'static, Mapped>,
     pending: MutexGuard<'static, Pending>,
     _gate: RwLockWriteGuard<'static, ()>,
 }
@@ -63,7 +63,7 @@ extern "C" fn prepare() {
     // In this order: the lists are locked within sections.
     let gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
     let pending = unmap::lock();
-    let held = Held { _paths: guard::paths(), pending, _gate: gate };
+    let held = Held { _mapped: guard::mapped(), pending, _gate: gate };
     // A thread that is ending has no such place any more: then the fork is as it would be without this.
     let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(held));
 }

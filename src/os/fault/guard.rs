@@ -1,14 +1,10 @@
 //! Mappings whose memory is handed out: NumPy and torch touch it by instructions of their own, which cannot be
-//! led to a landing. When such a page cannot be read, memory of zeros takes its place, with the protection of
-//! what it replaces, so that the instruction goes on; the mapping counts as damaged from then on, for good.
-//! Whoever hands out more of it looks at that first, and a hook lets the program know.
-//!
-//! Where the file was cut, all from the page that failed to the mapping's end is replaced at once: page by page
-//! would take a signal each, and end at the limit of mappings a process may have (vm.max_map_count). After an
-//! I/O error only the pages around are, and of these none that is in memory.
+//! led to a landing. When such a page cannot be read, memory of zeros takes its place (`replace.rs`), so that the
+//! instruction goes on; the mapping counts as damaged from then on, for good. Whoever hands out more of it looks at
+//! that first, and a hook lets the program know.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
@@ -18,20 +14,22 @@ use crate::os;
 
 /// Slots are made this many at a time, and never go: a handler may be reading them.
 const CHUNK_SLOTS: usize = 256;
-/// What is replaced at most after an I/O error.
-const BLOCK_BYTES: usize = 64 << 10;
 /// How often a page that can be read after all is tried again before it is replaced nevertheless.
 const MOST_RETRIES: usize = 1 << 16;
 const NO_DAMAGE: usize = usize::MAX;
 
 static FIRST: Chunk = Chunk::new();
 static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
-/// By address. For messages; the handler does not touch it.
-static PATHS: Mutex<Paths> = Mutex::new(Paths(BTreeMap::new()));
+static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { paths: BTreeMap::new(), untold: Vec::new() });
 
-/// Which file is mapped where.
+/// What messages need to know; the handler does not touch it.
 #[derive(Debug)]
-pub struct Paths(BTreeMap<usize, PathBuf>);
+pub struct Mapped {
+    /// By address.
+    paths: BTreeMap<usize, PathBuf>,
+    /// Damage to mappings that are gone, and that [`untold_damage`] has yet to give out.
+    untold: Vec<Damage>,
+}
 
 struct Chunk {
     slots: [Slot; CHUNK_SLOTS],
@@ -50,7 +48,10 @@ struct Slot {
     writable: AtomicBool,
     /// Where the first page lies that could not be read, from the mapping's start.
     damage: AtomicUsize,
-    damage_bytes: AtomicUsize,
+    /// Where the last one ends.
+    damage_end: AtomicUsize,
+    /// From this address on, up to the mapping's end, all was replaced.
+    tail: AtomicUsize,
     /// Whether [`untold_damage`] gave it out.
     told: AtomicBool,
     retries: AtomicUsize,
@@ -115,7 +116,8 @@ impl Slot {
             len: AtomicUsize::new(0),
             writable: AtomicBool::new(false),
             damage: AtomicUsize::new(NO_DAMAGE),
-            damage_bytes: AtomicUsize::new(0),
+            damage_end: AtomicUsize::new(0),
+            tail: AtomicUsize::new(0),
             told: AtomicBool::new(false),
             retries: AtomicUsize::new(0),
         }
@@ -134,6 +136,8 @@ impl Slot {
         self.len.store(len, Ordering::Relaxed);
         self.writable.store(writable, Ordering::Relaxed);
         self.damage.store(NO_DAMAGE, Ordering::Relaxed);
+        self.damage_end.store(0, Ordering::Relaxed);
+        self.tail.store(usize::MAX, Ordering::Relaxed);
         self.told.store(false, Ordering::Relaxed);
         self.retries.store(0, Ordering::Relaxed);
         self.state.store(state + 2, Ordering::Release);
@@ -163,24 +167,21 @@ impl Slot {
         self.damage.load(Ordering::Acquire) != NO_DAMAGE
     }
 
-    fn note_damage(&self, offset: usize, bytes: usize) -> bool {
-        let first = !self.is_damaged();
-        if first {
-            self.damage_bytes.store(bytes, Ordering::Relaxed);
-            self.damage.store(offset, Ordering::Release);
-        }
-        first
+    /// Whether it is the first.
+    fn note_damage(&self, offset: usize, end: usize) -> bool {
+        self.damage_end.fetch_max(end, Ordering::Relaxed);
+        self.damage.fetch_min(offset, Ordering::AcqRel) == NO_DAMAGE
     }
 
-    fn damage_of(&self, paths: &Paths) -> Option<Damage> {
+    fn damage_of(&self, mapped: &Mapped) -> Option<Damage> {
         let (address, len, _) = self.mapping()?;
         let offset = self.damage.load(Ordering::Acquire);
-        let path = paths.0.get(&address)?.clone();
-        let bytes = self.damage_bytes.load(Ordering::Relaxed);
+        let path = mapped.paths.get(&address)?.clone();
+        let end = self.damage_end.load(Ordering::Relaxed).min(len);
         (offset != NO_DAMAGE).then_some(Damage {
             path,
             offset: offset as u64,
-            bytes: bytes as u64,
+            bytes: end.saturating_sub(offset) as u64,
             mapped_bytes: len as u64,
         })
     }
@@ -190,7 +191,8 @@ impl Guard {
     /// Of `len` bytes of the file at `path`, mapped at `address`.
     pub fn new(address: *const u8, len: usize, writable: bool, path: &Path) -> Self {
         os::fork::watch();
-        paths().0.insert(address.addr(), path.into());
+        os::page_bytes(); // asked of the system once, and not first in the handler
+        mapped().paths.insert(address.addr(), path.into());
         loop {
             let claimed = slots().find(|slot| slot.claim(address.addr(), len, writable));
             if let Some(slot) = claimed {
@@ -204,7 +206,13 @@ impl Guard {
 
     /// To be called before the mapping goes: its addresses may hold something else then.
     pub fn end(&self) {
-        paths().0.remove(&self.slot.address.load(Ordering::Relaxed));
+        let mut mapped = mapped();
+        // Of an array that was made, used and dropped in one expression.
+        if self.is_damaged() && !self.slot.told.swap(true, Ordering::Relaxed) {
+            let damage = self.slot.damage_of(&mapped);
+            mapped.untold.extend(damage);
+        }
+        mapped.paths.remove(&self.slot.address.load(Ordering::Relaxed));
         self.slot.release();
     }
 
@@ -213,22 +221,25 @@ impl Guard {
     }
 
     pub fn damage(&self) -> Option<Damage> {
-        if self.is_damaged() { self.slot.damage_of(&paths()) } else { None }
+        if self.is_damaged() { self.slot.damage_of(&mapped()) } else { None }
     }
 }
 
 /// Never held for long, and by no thread when one forks.
-pub fn paths() -> MutexGuard<'static, Paths> {
-    PATHS.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn mapped() -> MutexGuard<'static, Mapped> {
+    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Damage that was not given out yet.
 pub fn untold_damage() -> Option<Damage> {
-    let paths = paths();
+    let mut mapped = mapped();
+    if let Some(damage) = mapped.untold.pop() {
+        return Some(damage);
+    }
     slots()
         .filter(|slot| slot.mapping().is_some() && slot.is_damaged())
         .find(|slot| !slot.told.swap(true, Ordering::Relaxed))
-        .and_then(|slot| slot.damage_of(&paths))
+        .and_then(|slot| slot.damage_of(&mapped))
 }
 
 /// What the handler calls when a mapping is damaged for the first time; it must be async-signal-safe.
@@ -236,30 +247,46 @@ pub fn set_hook(hook: extern "C" fn()) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
-/// In the handler: puts zeros where `address` lies, if that belongs to a guarded mapping. False if the fault is
-/// not ours, or cannot be helped.
-pub(super) fn replace(address: usize) -> bool {
-    let page = os::page_bytes();
-    let found = slots().find_map(|slot| {
+/// A mapping in use, found by an address in it.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    slot: &'static Slot,
+    /// Whole pages.
+    pub pages: Range<usize>,
+    pub writable: bool,
+}
+
+/// The mapping in which an address lies. For the handler: reads atomics, no more.
+pub(super) fn find(address: usize) -> Option<Found> {
+    slots().find_map(|slot| {
         let (start, len, writable) = slot.mapping()?;
-        let whole = len.checked_next_multiple_of(page)?;
-        (start..start + whole).contains(&address).then_some((slot, start, whole, writable))
-    });
-    let Some((slot, start, len, writable)) = found else { return false };
-    let first = address / page * page;
-    // Another thread was here before, or the storage is back.
-    if is_readable(first) && slot.retries.fetch_add(1, Ordering::Relaxed) < MOST_RETRIES {
-        return true;
+        let end = start.checked_add(len)?.checked_next_multiple_of(os::page_bytes())?;
+        (start..end).contains(&address).then_some(Found { slot, pages: start..end, writable })
+    })
+}
+
+impl Found {
+    /// Whether an access that failed may be tried again as it is.
+    pub fn may_retry(&self) -> bool {
+        self.slot.retries.fetch_add(1, Ordering::Relaxed) < MOST_RETRIES
     }
-    let end = start + len;
-    let range = if is_readable(end - page) { absent_around(first, start, end) } else { first..end };
-    if !map_zeros(range.start, range.len(), writable) {
-        return false;
+
+    /// From where on all was replaced.
+    pub fn tail(&self) -> usize {
+        self.slot.tail.load(Ordering::Relaxed).min(self.pages.end)
     }
-    if slot.note_damage(range.start - start, range.len()) {
-        call_hook();
+
+    pub fn set_tail(&self, start: usize) {
+        self.slot.tail.fetch_min(start, Ordering::Relaxed);
     }
-    true
+
+    /// The first time lets the program know.
+    pub fn note_damage(&self, range: &Range<usize>) {
+        let start = self.pages.start;
+        if self.slot.note_damage(range.start - start, range.end - start) {
+            call_hook();
+        }
+    }
 }
 
 fn call_hook() {
@@ -269,54 +296,6 @@ fn call_hook() {
         let hook = unsafe { std::mem::transmute::<*mut (), extern "C" fn()>(hook) };
         hook();
     }
-}
-
-/// Whether the kernel can read a page. rt_sigprocmask(2) copies its set from there before it finds the question
-/// senseless; where it cannot, it says EFAULT and no signal is raised. It blocks as a fault would.
-fn is_readable(page: usize) -> bool {
-    const NO_SUCH_QUESTION: c_int = -1;
-    const SET_BYTES: usize = 8;
-    let set: *const u8 = ptr::with_exposed_provenance(page);
-    // SAFETY: the kernel checks the address, and with that question it changes nothing.
-    let status = unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            NO_SUCH_QUESTION,
-            set,
-            ptr::null_mut::<libc::sigset_t>(),
-            SET_BYTES,
-        )
-    };
-    // This reads errno, and no more.
-    status == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
-}
-
-/// The pages beside `first`, and in its block, that are not in memory. Others may hold what a user has written.
-fn absent_around(first: usize, start: usize, end: usize) -> std::ops::Range<usize> {
-    const MOST_PAGES: usize = BLOCK_BYTES / 4096;
-    let page = os::page_bytes();
-    let block = BLOCK_BYTES.max(page);
-    let low = (first / block * block).max(start);
-    let high = (first / block * block + block).min(end);
-    let mut present = [1_u8; MOST_PAGES];
-    // SAFETY: the range lies in a mapping that the faulting instruction keeps, and `present` has a byte a page.
-    let status = unsafe {
-        libc::mincore(ptr::with_exposed_provenance_mut(low), high - low, present.as_mut_ptr().cast())
-    };
-    let is_absent = |at: usize| status == 0 && present[(at - low) / page] & 1 == 0;
-    let from = (low..first).step_by(page).rev().take_while(|&at| is_absent(at)).last().unwrap_or(first);
-    let behind = (first + page..high).step_by(page).take_while(|&at| is_absent(at)).last();
-    from..behind.unwrap_or(first) + page
-}
-
-fn map_zeros(start: usize, len: usize, writable: bool) -> bool {
-    let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    let address = ptr::with_exposed_provenance_mut(start);
-    // SAFETY: the pages belong to a guarded mapping that the faulting instruction keeps; no Rust reference is on
-    // them, and they cannot be read anyway.
-    let mapped = unsafe { libc::mmap(address, len, protection, flags, -1, 0) };
-    mapped == address
 }
 
 #[cfg(test)]
@@ -330,8 +309,8 @@ mod tests {
         assert!(slot.claim(1 << 20, 8192, true));
         assert!(!slot.claim(1 << 21, 4096, false));
         assert_eq!(slot.mapping(), Some((1 << 20, 8192, true)));
-        assert!(slot.note_damage(4096, 4096) && !slot.note_damage(0, 8192));
-        assert_eq!(slot.damage.load(Ordering::Relaxed), 4096);
+        assert!(slot.note_damage(4096, 8192) && !slot.note_damage(0, 4096));
+        assert_eq!(slot.damage.load(Ordering::Relaxed), 0);
         slot.release();
         assert_eq!(slot.mapping(), None);
         assert!(slot.claim(1 << 21, 4096, false));
@@ -357,13 +336,5 @@ mod tests {
             (0..bytes.len()).map(|index| Guard::new(address(index), 1, false, path)).collect();
         assert_eq!(chunks().count(), chunks_before);
         again.iter().for_each(Guard::end);
-    }
-
-    #[test]
-    fn what_can_be_read_is_told_without_a_signal() {
-        let page = os::page_bytes();
-        let readable = vec![0_u8; 2 * page];
-        assert!(is_readable(readable.as_ptr().expose_provenance()));
-        assert!(!is_readable(page)); // below vm.mmap_min_addr
     }
 }
