@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
+import types
 
 import pytest
 import safetensors
@@ -92,6 +93,23 @@ def test_a_part_that_nobody_has_is_a_module_not_found_error_with_its_name():
     assert caught.value.name == "safetensors.nothing"
 
 
+def test_a_part_that_upstream_has_and_ours_has_not_is_away_meanwhile(monkeypatch):
+    part = types.ModuleType("safetensors.of_a_later_version")
+    monkeypatch.setitem(sys.modules, part.__name__, part)
+    with install(), pytest.raises(ModuleNotFoundError, match="of_a_later_version"):
+        importlib.import_module(part.__name__)
+    assert importlib.import_module(part.__name__) is part
+
+
+def test_what_upstream_has_from_elsewhere_stays_what_it_is_everywhere(monkeypatch):
+    """A function of another library, under a name that ours has too."""
+    dedent = textwrap.dedent
+    monkeypatch.setattr(safetensors.torch, "load_file", dedent)
+    with install():
+        assert textwrap.dedent is dedent
+        assert safetensors.torch.load_file is pagestream.safetensors.torch.load_file
+
+
 def test_specs_stay_those_of_our_own_names():
     with install():
         import safetensors.numpy
@@ -141,6 +159,8 @@ def test_reading_needs_nothing_of_upstreams(tmp_path):
         with ours.install():
             from safetensors import safe_open
             assert safe_open(sys.argv[1], "np").keys() == ["a"]
+            save_file({}, sys.argv[1])  # by upstream's, which can be imported now
+            assert load_file(sys.argv[1]) == {}
         print("well")
     """
     assert output_of(code, tmp_path / "a") == "well"
