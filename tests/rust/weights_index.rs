@@ -88,6 +88,11 @@ fn without_strictness_the_last_of_two_counts() {
     let index = lenient(r#"{"metadata": {"a": 1}, "weight_map": {"t": "a"}, "weight_map": {"u": "b"}}"#);
     assert_eq!(names(&index), [("u".into(), "b".into())]);
     assert_eq!(index.metadata(), Some(r#"{"a": 1}"#));
+    let index =
+        lenient(r#"{"weight_map": {"t": "a", "u": "b"}, "weight_map": {"v": "b", "w": "a", "x": "b"}}"#);
+    assert_eq!(index.shards(), ["a", "b"]);
+    assert_eq!(names(&index), [("v".into(), "b".into()), ("w".into(), "a".into()), ("x".into(), "b".into())]);
+    assert_eq!(lenient(r#"{"metadata": {"a": 1}, "weight_map": {}, "metadata": [1]}"#).metadata(), None);
 }
 
 #[test]
@@ -118,12 +123,16 @@ fn files_that_are_no_plain_relative_paths_are_refused_together() {
     let all: Vec<_> = wrong.iter().enumerate().map(|(n, (name, _))| format!(r#""{n}": "{name}""#)).collect();
     let message = parse(&format!(r#"{{"weight_map": {{{}}}}}"#, all.join(","))).expect_err("all");
     assert!(message.contains("15 of 15 files' names") && message.contains(", ..."), "{message}");
+    let first = |count: usize| parse(&format!(r#"{{"weight_map": {{{}}}}}"#, all[..count].join(",")));
+    assert!(!first(5).expect_err("five").contains("..."));
+    assert!(first(6).expect_err("six").contains(", ..."));
     assert!(parse(r#"{"weight_map": {"t": "below/deeper/a..b", "u": "..."}}"#).is_ok());
 }
 
 #[test]
 fn natural_order_counts_numbers() {
-    let sorted = ["", "1", "2", "10", "a", "a-1", "a-01", "a-2", "a-10", "a-10b", "b", "\u{e4}"];
+    let sorted =
+        ["", "1", "2", "10", "a", "a1", "a-1", "a-01", "a-01b", "a-2", "a-10", "a-10b", "b", "\u{e4}"];
     for (left, a) in sorted.iter().enumerate() {
         for (right, b) in sorted.iter().enumerate() {
             let found = natural::compare(a.as_bytes(), b.as_bytes());
