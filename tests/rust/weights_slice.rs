@@ -200,6 +200,23 @@ fn neighbours_along_an_outer_axis_are_joined() {
 }
 
 #[test]
+fn a_read_is_as_long_as_a_piece_and_no_longer() {
+    let lengths = |indexed: Indexed| {
+        check_extents(&indexed, GAP_BYTES);
+        indexed.plan(GAP_BYTES).extents().map(|extent| extent.len).collect::<Vec<_>>()
+    };
+    let run = |bytes| Indexed::new(&[bytes], &[(0, bytes, 1)], 1);
+    assert_eq!(lengths(run(PIECE_BYTES)), [PIECE_BYTES]);
+    assert_eq!(lengths(run(PIECE_BYTES + 1)), [PIECE_BYTES, 1]);
+    // The last row of the one matrix and the first of the other, next to each other or a byte apart.
+    let half = PIECE_BYTES / 2;
+    let rows =
+        |bytes, start| Indexed::new(&[2, 4, bytes], &[(0, 2, 1), (0, 2, 3), (start, bytes - start, 1)], 1);
+    assert_eq!(lengths(rows(half, 0)), [half, PIECE_BYTES, half]);
+    assert_eq!(lengths(rows(half + 1, 1)), [half; 4]);
+}
+
+#[test]
 fn a_plan_of_a_huge_tensor_takes_no_memory() {
     // 2^40 rows of 2^20 bytes, of which every other is wanted a few bytes at a time.
     let (rows, columns) = (1 << 40, 1 << 20);
