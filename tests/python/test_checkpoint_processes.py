@@ -16,7 +16,7 @@ import pytest
 from pagestream import open_checkpoint
 from pagestream.errors import SafetensorError
 
-from support.checkpoints import INDEX, shard_name, sharded, write_shards
+from support.checkpoints import INDEX, shard_name, sharded, write_index, write_shards
 from support.process import output_of
 
 
@@ -46,6 +46,19 @@ def test_a_pickle_ships_paths_alone_and_opens_from_anywhere(folder, source, monk
     assert right(again, 1)
     assert pickle.dumps(again) == shipped
     assert again.files[0] == os.path.join(folder, shard_name(2 if source == "list" else 1, 12))
+
+
+def test_a_pickle_opens_as_the_original_was_opened(tmp_path):
+    """By options without which this one does not open, or has other arrays."""
+    write_shards(tmp_path / "root", {"data": {"t": np.arange(3, dtype="f4")}})
+    folder = tmp_path / "model"
+    folder.mkdir()
+    os.symlink("../root/data", folder / "a.safetensors")
+    write_index(folder, {"t": "a.safetensors", "missing": "a.safetensors"})
+    weights = open_checkpoint(folder, strict=False, cache_root=tmp_path / "root", raw=True)
+    again = pickle.loads(pickle.dumps(weights))
+    assert list(again) == ["t"]
+    assert (again["t"].dtype, again["t"].shape) == ("u1", (12,))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -237,6 +250,21 @@ def test_thousands_of_files_need_few_descriptors(tmp_path, mode, limit):
     folder = write_shards(tmp_path / "model", shards)
     printed = output_of(THOUSANDS, folder, mode, limit)
     assert printed == os.path.join(folder, "m-0.safetensors")
+
+
+def test_checkpoints_share_the_descriptors_and_give_them_back(tmp_path):
+    code = """
+        import resource, sys
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        import pagestream
+        for turn in range(3):
+            several = [pagestream.open_checkpoint(sys.argv[1]) for _ in range(8)]
+            print([weights._files.open_files for weights in several])
+            del several
+    """
+    folder = sharded(tmp_path / "model", shards=100, tensors=1)
+    assert output_of(code, folder).splitlines() == [str([64] * 2 + [16] * 6)] * 3
 
 
 def test_opening_does_not_make_a_string_of_each_name(tmp_path):
