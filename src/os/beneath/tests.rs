@@ -3,6 +3,8 @@ use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{CWD, inotify};
+
 /// `root/folder` with files and links; `root/outside` with a secret.
 fn tree() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().expect("a folder");
@@ -37,6 +39,25 @@ fn text(file: OwnedFd) -> String {
     let mut text = String::new();
     std::fs::File::from(file).read_to_string(&mut text).expect("read");
     text
+}
+
+/// Tells whether something was opened, other than by `O_PATH`.
+struct Opens(OwnedFd);
+
+impl Opens {
+    fn of(path: &Path) -> Self {
+        let watch = inotify::init(inotify::CreateFlags::NONBLOCK).expect("made");
+        inotify::add_watch(&watch, path, inotify::WatchFlags::OPEN).expect("watched");
+        Self(watch)
+    }
+
+    /// Since this was asked last.
+    fn any(&self) -> bool {
+        match rustix::io::read(&self.0, &mut [0_u8; 1 << 12]) {
+            Err(Errno::AGAIN) => false,
+            found => found.expect("readable") > 0,
+        }
+    }
 }
 
 #[test]
@@ -160,4 +181,80 @@ fn a_file_that_never_stays_is_said_to_be_replaced() {
         };
         assert!(found.iter().all(known), "{found:?}");
     });
+}
+
+/// Between the two times that it is looked up, that is.
+#[test]
+fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
+    let (root, path) = tree();
+    let (secret, name, next) = (root.path().join("outside/secret"), path.join("swapped"), path.join("next"));
+    let opens = Opens::of(&secret);
+    let folder = Folder::open(&path, &[]).expect("opened");
+    std::fs::write(&name, "s").expect("written");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                symlink(&secret, &next).and_then(|()| std::fs::rename(&next, &name)).expect("swapped");
+                std::fs::write(&next, "s").and_then(|()| std::fs::rename(&next, &name)).expect("swapped");
+            }
+        });
+        let wanted = Path::new("swapped");
+        let found: Vec<_> = (0..20_000)
+            .flat_map(|_| {
+                let walked = folder.try_open_by_walking(wanted).and_then(|file| file.ok_or(Refusal::Swapped));
+                [folder.open_file(wanted).map(text), walked.map(text)]
+            })
+            .collect();
+        stop.store(true, Ordering::Relaxed);
+        let known = [Ok("s".into()), Err(Refusal::Swapped), Err(Refusal::Outside(secret.clone()))];
+        assert_eq!(found.iter().find(|found| !known.contains(found)), None);
+    });
+    assert!(!opens.any());
+    text(std::fs::File::open(&secret).expect("opened").into());
+    assert!(opens.any());
+}
+
+/// To open a FIFO wakes who waits to write to it, and a device may do anything.
+#[test]
+fn what_is_no_file_is_not_opened_for_reading() {
+    let (_root, path) = tree();
+    let pipe = path.join("pipe");
+    rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
+    let opens = Opens::of(&pipe);
+    let folder = Folder::open(&path, &[]).expect("opened");
+    let refusal = Refusal::NotRegular(Kind::Other("a FIFO"));
+    assert_eq!(folder.open_file(Path::new("pipe")).map(text), Err(refusal.clone()));
+    assert_eq!(folder.try_open_by_walking(Path::new("pipe")).map(drop), Err(refusal));
+    assert!(!opens.any());
+    rustix::fs::open(&pipe, READ, Mode::empty()).expect("opened");
+    assert!(opens.any());
+}
+
+#[test]
+fn another_file_than_was_looked_at_is_not_taken() {
+    let (_root, path) = tree();
+    let open = |name: &str| OwnedFd::from(std::fs::File::open(path.join(name)).expect("opened"));
+    let seen = regular(open("a").as_fd()).expect("a file");
+    let elsewhere = Identity { device: seen.device + 1, ..seen };
+    assert_eq!(same(open("a"), &seen).map(|file| file.map(text)), Ok(Some("a".into())));
+    assert_eq!(same(open("below/b"), &seen).map(|file| file.map(text)), Ok(None));
+    assert_eq!(same(open("a"), &elsewhere).map(|file| file.map(text)), Ok(None));
+}
+
+#[test]
+fn as_many_links_are_followed_as_the_kernel_follows() {
+    let (_root, path) = tree();
+    let link = |number: usize| if number == 0 { "a".into() } else { format!("link {number}") };
+    for number in 1..=MAX_LINKS + 1 {
+        symlink(link(number - 1), path.join(link(number))).expect("linked");
+    }
+    let folder = Folder::open(&path, &[]).expect("opened");
+    let by_walking = |name: &Path| folder.walk(name).map(|found| found.name);
+    let (most, too_many) = (link(MAX_LINKS), link(MAX_LINKS + 1));
+    assert_eq!(folder.open_file(most.as_ref()).map(text), Ok("a".into()));
+    assert_eq!(by_walking(most.as_ref()), Ok("a".into()));
+    let refusal = Refusal::System(Errno::LOOP);
+    assert_eq!(folder.open_file(too_many.as_ref()).map(text), Err(refusal.clone()));
+    assert_eq!(by_walking(too_many.as_ref()), Err(refusal));
 }
