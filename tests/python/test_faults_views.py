@@ -1,5 +1,6 @@
 """Arrays and views of a file that is cut or fails while they are used: an exception, and no dead process."""
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -240,6 +241,31 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path: Path, way: str) 
     assert output_of(code, path) == "2"
 
 
+def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path: Path) -> None:
+    """The file is closed: what is asked is the object on which the first array stands."""
+    path = tmp_path / "w.safetensors"
+    save_file({"x": np.ones(1 << 20, "f4")}, path)
+    code = """
+    import os, sys
+    import numpy as np
+    import pagestream
+    from pagestream.errors import MappedReadError
+    path = sys.argv[1]
+    with pagestream.open_checkpoint(path) as weights: array = weights["x"]
+    assert np.frombuffer(array.base, "u1").size == os.path.getsize(path)
+    os.truncate(path, 4096)
+    raised = 0
+    for use in (array.sum, lambda: np.frombuffer(array.base, "u1")):
+        try:
+            use()
+            for _ in range(100): pass
+        except MappedReadError as error:
+            raised += error.filename == path
+    print(raised)
+    """
+    assert output_of(code, path) == "2"
+
+
 def test_threads_that_use_a_cut_file_go_on_and_the_main_thread_hears_of_it(big_file: Path, mode: str) -> None:
     code = (
         VIEW
@@ -281,6 +307,30 @@ def test_a_handler_that_comes_later_is_passed_when_the_next_view_is_taken(
         + f"{HANDLERS[handler]}\nf.view(0, 8)\nos.truncate(path, 4096)\nuse(array.sum)\nprint('raised')\n"
     )
     assert output_of(code, big_file, "shared") == "raised"
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_such_a_handler_is_passed_when_a_writable_tensor_is_taken_from_a_new_file(
+    tmp_path: Path, handler: str
+) -> None:
+    for name in ("first", "second"):
+        save_file({"x": np.ones(1 << 20, "f4")}, tmp_path / name)
+    code = f"""
+    import os, signal, sys
+    from pagestream.errors import MappedReadError
+    from pagestream.safetensors import safe_open
+    first, second = (f"{{sys.argv[1]}}/{{name}}" for name in ("first", "second"))
+    safe_open(first, "np").get_tensor("x")
+    {HANDLERS[handler]}
+    tensor = safe_open(second, "np").get_tensor("x")
+    os.truncate(second, 4096)
+    try:
+        tensor.sum()
+        for _ in range(100): pass
+    except MappedReadError as error:
+        print(error.filename == second)
+    """
+    assert output_of(code, tmp_path) == "True"
 
 
 def test_torch_workers_survive_a_cut_file(tmp_path: Path) -> None:
@@ -452,6 +502,8 @@ def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path: Path) -> No
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(MappedReadError):
         np.frombuffer(f, "u8")
+    with pytest.raises(MappedReadError):
+        f.check()
     assert f.read(1 << 16, 8) == (1).to_bytes(8, "little")  # copies do not go by the mapping any more
     assert f.refresh() == 1 << 19
     assert (np.frombuffer(f, "u8") == 1).all()
@@ -477,3 +529,181 @@ def test_opening_and_closing_leaves_no_slot_taken(tmp_path: Path) -> None:
     print(resident() - before)
     """
     assert int(output_of(code, tmp_path / "f")) < 512
+
+
+# A signal as the kernel makes it: `send(code, address)`. A process may send itself any.
+SIGNALS = """
+import ctypes, platform, struct
+libc = ctypes.CDLL(None, use_errno=True)
+rt_tgsigqueueinfo = {"x86_64": 297, "aarch64": 240}[platform.machine()]
+ADDRESS_ERROR = 2  # BUS_ADRERR
+def send(code, address):
+    cause = struct.pack("iiixxxxQ", signal.SIGBUS, 0, code, address).ljust(128, bytes(1))
+    assert libc.syscall(rt_tgsigqueueinfo, os.getpid(), threading.get_native_id(), signal.SIGBUS, cause) == 0
+"""
+
+
+def test_a_page_that_can_be_read_after_all_is_left_as_it_is(big_file: Path, mode: str) -> None:
+    """Another thread may have replaced it, or the storage be back."""
+    code = (
+        VIEW
+        + SIGNALS
+        + """
+for _ in range(100): send(ADDRESS_ERROR, array.ctypes.data + 8192)
+assert (array == np.arange(array.size)).all()
+f.check()
+print(len(np.frombuffer(f, "u8")))
+"""
+    )
+    assert output_of(code, big_file, mode) == str(2 << 20)
+
+
+def test_a_page_that_faults_for_ever_is_replaced_in_the_end(big_file: Path) -> None:
+    """Each mapping has tries of its own, also where it takes the place of another in the table."""
+    code = (
+        VIEW
+        + SIGNALS
+        + """
+def fault():
+    for _ in range((1 << 16) + 1): send(ADDRESS_ERROR, array.ctypes.data + 8192)
+error = use(fault)
+assert error.offset == 8192 and array[1024] == 0 and array[1023] == 1023
+del array
+f.close()
+f = MappedFile(path, mode=mode)
+array = np.frombuffer(f, "u8")
+send(ADDRESS_ERROR, array.ctypes.data + 8192)
+f.check()
+print(array[1024])
+"""
+    )
+    assert output_of(code, big_file, "shared") == "1024"
+
+
+@pytest.mark.parametrize("cause", [1, 3, -1], ids=["alignment", "hardware", "by hand"])
+def test_a_bus_error_of_another_kind_goes_to_the_handler_before(big_file: Path, cause: int) -> None:
+    """Even with an address in one of our mappings that cannot be read."""
+    code = (
+        """
+import signal
+heard = []
+signal.signal(signal.SIGBUS, lambda *_: heard.append("heard"))
+"""
+        + VIEW
+        + SIGNALS
+        + f"""
+os.truncate(path, 4096)
+send({cause}, array.ctypes.data + 8192)
+print(*heard)
+"""
+    )
+    assert output_of(code, big_file, "shared") == "heard"
+
+
+def test_code_that_meets_such_a_page_keeps_its_errno(big_file: Path, mode: str) -> None:
+    code = (
+        VIEW
+        + SIGNALS
+        + """
+os.truncate(path, 4096)
+kept = []
+def look():
+    ctypes.set_errno(errno.EDOM)
+    try:
+        libc.memcmp(ctypes.c_void_p(array.ctypes.data + 8192), bytes(8), ctypes.c_size_t(8))
+    finally:
+        kept.append(ctypes.get_errno())
+use(look)
+print(*kept)
+"""
+    )
+    assert output_of(code, big_file, mode) == str(errno.EDOM)
+
+
+def test_the_rest_of_the_last_page_counts_as_well(tmp_path: Path, mode: str) -> None:
+    """Code that takes many bytes at a time reads beyond the end, within the page."""
+    path = tmp_path / "f"
+    np.arange(1030, dtype="u8").tofile(path)
+    code = (
+        VIEW
+        + """
+import ctypes
+os.truncate(path, 4096)
+error = use(lambda: ctypes.string_at(array.ctypes.data + array.nbytes + 100, 8))
+print(error.offset, error.length)
+"""
+    )
+    assert output_of(code, path, mode) == "8192 48"
+
+
+def test_each_of_two_files_that_are_cut_is_told(tmp_path: Path) -> None:
+    code = """
+    import os, sys
+    import numpy as np
+    from pagestream import MappedFile
+    from pagestream.errors import MappedReadError
+    paths = [f"{sys.argv[1]}/{name}" for name in "ab"]
+    for path in paths: np.ones(1 << 16, "u8").tofile(path)
+    files = [MappedFile(path) for path in paths]
+    one, other = (np.frombuffer(f, "u8") for f in files)
+    for path in paths: os.truncate(path, 4096)
+    try:
+        try:
+            np.add(one, other)
+            for _ in range(100): pass
+        except MappedReadError as error:
+            first = error
+            for _ in range(100): pass
+    except MappedReadError as second:
+        print(sorted([first.filename, second.filename]) == paths)
+    """
+    assert output_of(code, tmp_path) == "True"
+
+
+def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path: Path) -> None:
+    """In the table of mappings, that is."""
+    code = """
+    import os, sys
+    import numpy as np
+    from pagestream import MappedFile
+    from pagestream.errors import MappedReadError
+    for name in "abc":
+        path = f"{sys.argv[1]}/{name}"
+        np.ones(1 << 16, "u8").tofile(path)
+        with MappedFile(path) as f:
+            array = np.frombuffer(f, "u8")
+            f.check()
+            os.truncate(path, 4096)
+            try:
+                array.sum()
+                for _ in range(100): pass
+            except MappedReadError as error:
+                print(error.filename == path)
+            del array
+    """
+    assert output_of(code, tmp_path).split() == ["True"] * 3
+
+
+@pytest.mark.parametrize("place", ["min", "max"], ids=["below ours", "above ours"])
+def test_a_mapping_of_somebody_else_beside_ours_is_not_guarded(big_file: Path, place: str) -> None:
+    code = (
+        """
+import sys
+import numpy as np
+before = np.memmap(sys.argv[3], "u8", "r")
+"""
+        + VIEW
+        + f"""
+after = np.memmap(sys.argv[3], "u8", "r")
+foreign = {place}(before, after, key=lambda mapped: mapped.ctypes.data)
+ours, theirs = array.ctypes.data, foreign.ctypes.data
+assert {place}(ours, theirs) == theirs
+os.truncate(sys.argv[3], 4096)
+foreign.sum()
+print("alive")
+"""
+    )
+    other = big_file.with_name("other")
+    other.write_bytes(big_file.read_bytes())
+    done = run_python(code, big_file, "shared", other)
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
