@@ -633,7 +633,7 @@ error = use(lambda: ctypes.string_at(array.ctypes.data + array.nbytes + 100, 8))
 print(error.offset, error.length)
 """
     )
-    assert output_of(code, path, mode) == "8192 48"
+    assert output_of(code, path, mode) == "4096 4144"
 
 
 def test_each_of_two_files_that_are_cut_is_told(tmp_path: Path) -> None:

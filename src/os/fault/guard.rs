@@ -332,7 +332,7 @@ mod tests {
         let chunks_before = chunks().count();
         guards.iter().for_each(Guard::end);
         assert_eq!(slots().filter(ours).count(), 0);
-        assert!(bytes.iter().all(|byte| !paths().0.contains_key(&ptr::from_ref(byte).addr())));
+        assert!(bytes.iter().all(|byte| !mapped().paths.contains_key(&ptr::from_ref(byte).addr())));
         let again: Vec<_> =
             (0..bytes.len()).map(|index| Guard::new(address(index), 1, false, path)).collect();
         assert_eq!(chunks().count(), chunks_before);
