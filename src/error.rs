@@ -44,7 +44,7 @@ pub enum ReadCause {
     /// The system's own error.
     Io { errno: i32 },
     /// It was touched in memory that had been handed out; zeros stand there now.
-    Damaged { size_at_open: u64, size_now: Option<u64> },
+    Damaged { size_at_open: u64, to_end: bool },
 }
 
 impl Error {
@@ -116,12 +116,14 @@ impl fmt::Display for ReadCause {
                  the file system or its server is at fault"
             ),
             Self::Io { errno } => write!(f, "{}", errno_text(*errno)),
-            Self::Damaged { size_at_open, size_now } => {
-                match size_now {
-                    Some(size_now) if size_now < size_at_open => {
-                        write!(f, "the file was truncated from {size_at_open} to {size_now} bytes")?;
-                    }
-                    _ => f.write_str("the file was truncated, or its storage failed,")?,
+            Self::Damaged { size_at_open, to_end } => {
+                if *to_end {
+                    write!(
+                        f,
+                        "the file of {size_at_open} bytes was truncated there, or its storage failed,"
+                    )?;
+                } else {
+                    f.write_str("its storage failed")?;
                 }
                 f.write_str(
                     " while arrays or views of it were used; they hold zeros there now: drop them, and open the \

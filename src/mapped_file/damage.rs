@@ -3,7 +3,6 @@
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::fault::{self, guard};
-use crate::os::pread;
 
 use super::{Opened, View};
 
@@ -28,8 +27,8 @@ impl Opened {
 }
 
 /// Damage to any mapping, each told once.
-pub fn untold_damage() -> Option<Error> {
-    guard::untold_damage().map(error_of)
+pub fn untold_damage() -> Vec<Error> {
+    guard::untold_damage().into_iter().map(error_of).collect()
 }
 
 /// What is called by the signal's handler when a mapping is damaged, so async-signal-safe.
@@ -37,13 +36,8 @@ pub fn on_damage(hook: extern "C" fn()) {
     guard::set_hook(hook);
 }
 
-/// The file may be closed: what there is to know about it, its path tells.
+/// The file may be closed, and its path lead elsewhere by now: this says what is known without asking anybody.
 fn error_of(damage: guard::Damage) -> Error {
-    let size_now = pread::identity_at(&damage.path).ok().map(|found| found.size);
-    Error::MappedRead {
-        offset: damage.offset,
-        length: damage.bytes,
-        cause: ReadCause::Damaged { size_at_open: damage.mapped_bytes, size_now },
-        path: damage.path,
-    }
+    let cause = ReadCause::Damaged { size_at_open: damage.mapped_bytes, to_end: damage.to_end };
+    Error::MappedRead { offset: damage.offset, length: damage.bytes, cause, path: damage.path }
 }

@@ -127,8 +127,7 @@ impl MappedFile {
     pub fn check(&self) -> Result<()> {
         let opened = self.opened()?;
         let now = opened.identity_now()?;
-        if opened.facts.identity.links == 0 {
-            // It had no name from the beginning (memfd_create(2), O_TMPFILE), so none can lead elsewhere.
+        if !self.is_named {
             return opened.changed(&now).map_or_else(|| opened.check_views(), Err);
         }
         let at_path = pread::identity_at(&self.absolute);

@@ -50,6 +50,8 @@ pub struct MappedFile {
     /// `path` from the root, for looking it up again after a change of directory.
     absolute: PathBuf,
     place: Place,
+    /// Whether its path led to it when it was opened.
+    is_named: bool,
     requested: RequestedMode,
     state: RwLock<State>,
     file_system: OnceLock<FileSystem>,
@@ -133,6 +135,7 @@ impl MappedFile {
             path: path.into(),
             absolute: std::path::absolute(path).unwrap_or_else(|_| path.into()),
             place,
+            is_named: true,
             requested,
             state: RwLock::new(State { opened: Some(Arc::new(opened)), facts }),
             file_system: OnceLock::new(),

@@ -117,8 +117,13 @@ impl MappedFile {
             errno: errno.raw_os_error(),
             advice: ladder::open_advice(path, errno),
         })?;
-        let place = Place::Path(std::path::absolute(path).unwrap_or_else(|_| path.into()));
-        Self::of_regular(ladder::regular(copy, path)?, path, place, requested)
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let (copy, identity) = ladder::regular(copy, path)?;
+        // memfd_create(2), O_TMPFILE, deleted by now; or the path is made up.
+        let is_named = pread::identity_at(&absolute)
+            .is_ok_and(|found| (found.device, found.inode) == (identity.device, identity.inode));
+        let file = Self::of_regular((copy, identity), path, Place::Path(absolute), requested)?;
+        Ok(Self { is_named, ..file })
     }
 }
 

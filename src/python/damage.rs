@@ -2,11 +2,16 @@
 #![allow(unsafe_code)] // Island 3: called from a signal handler, and by the interpreter.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::error::Error;
 use crate::mapped_file;
+
+/// Whether the interpreter was asked for a call that it has not made yet: its list is short.
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// From now on such an exception is raised.
 pub fn watch() {
@@ -18,19 +23,36 @@ pub fn watch() {
 /// holds while it touches an array.
 extern "C" fn ask_for_raise() {
     // SAFETY: reads a flag, at any time.
-    if unsafe { ffi::Py_IsInitialized() } != 0 {
-        // SAFETY: may be called from any thread, and without the interpreter's lock, while the interpreter lives.
-        unsafe { ffi::Py_AddPendingCall(Some(raise), std::ptr::null_mut()) };
+    let is_alive = unsafe { ffi::Py_IsInitialized() } != 0;
+    if !is_alive || IS_ASKED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    // SAFETY: may be called from any thread, and without the interpreter's lock, while the interpreter lives.
+    if unsafe { ffi::Py_AddPendingCall(Some(raise), std::ptr::null_mut()) } != 0 {
+        IS_ASKED.store(false, Ordering::Release); // the list is full: the next damage asks again
     }
 }
 
-/// Called by the interpreter in its main thread, between two instructions.
+/// Called by the interpreter in its main thread, where it looks for signals, too.
 extern "C" fn raise(_: *mut c_void) -> c_int {
-    Python::attach(|py| match mapped_file::untold_damage() {
-        Some(error) => {
-            PyErr::from(error).restore(py);
+    IS_ASKED.store(false, Ordering::Release);
+    Python::attach(|py| match exception(py, mapped_file::untold_damage()) {
+        Some(exception) => {
+            exception.restore(py);
             -1
         }
         None => 0,
     })
+}
+
+/// One for all, as a second one would be raised in the handler of the first.
+fn exception(py: Python<'_>, errors: Vec<Error>) -> Option<PyErr> {
+    let mut errors = errors.into_iter();
+    let exception = PyErr::from(errors.next()?);
+    for other in errors {
+        let note = super::error::full_text(&other);
+        // Notes are a help; without them it is the same exception.
+        let _ = exception.value(py).call_method1("add_note", (note,));
+    }
+    Some(exception)
 }

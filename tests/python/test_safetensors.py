@@ -540,3 +540,12 @@ def test_a_file_without_a_name_is_checked_by_what_it_holds():
             os.truncate(descriptor, 10)
             with pytest.raises(FileChangedError, match="truncated"):
                 opened.check()
+
+
+def test_a_file_whose_name_is_a_number_is_checked_by_what_it_holds(path):
+    """`os.fdopen` gives it that; no path leads there."""
+    with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file, _safe_open_handle(file, "np") as opened:
+        opened.check()
+        os.truncate(path, 10)
+        with pytest.raises(FileChangedError, match="truncated"):
+            opened.check()

@@ -214,3 +214,27 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path, write):
         write(tmp_path / "loop")
     assert stat.S_ISFIFO(os.stat(tmp_path / "fifo").st_mode)
     assert os.readlink(tmp_path / "loop") == "loop"
+
+
+def test_children_that_are_forked_while_threads_write_can_write() -> None:
+    """A lock of ours that a thread holds is none in the child."""
+    code = """
+    import os, signal, threading
+    import numpy as np
+    from pagestream.safetensors.numpy import save
+    tensors = {"x": np.ones(4, "f4")}
+    save(tensors)  # upstream's modules are imported by now: that has locks of Python's own
+    def write():
+        while True: save(tensors)
+    for _ in range(2): threading.Thread(target=write, daemon=True).start()
+    for _ in range(60):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            save(tensors)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    print("written", flush=True)
+    os._exit(0)
+    """
+    assert output_of(code) == "written"

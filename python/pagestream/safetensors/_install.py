@@ -74,7 +74,7 @@ def install(*, strict: bool = True) -> Installed:
         'pagestream.safetensors.numpy'
         >>> pagestream.safetensors.uninstall()
     """
-    with _upstream.lock:
+    with _upstream.turns.lock:
         _strictness.installed.append(yes_or_no("strict", strict))
         if len(_strictness.installed) == 1:
             _put_in_place()
@@ -97,7 +97,7 @@ def uninstall() -> None:
         >>> safetensors.__name__
         'safetensors'
     """
-    with _upstream.lock:
+    with _upstream.turns.lock:
         if not _strictness.installed:
             message = "pagestream.safetensors is not installed in the place of safetensors"
             raise RuntimeError(message)

@@ -11,10 +11,11 @@ import importlib.util
 import os
 import stat
 import sys
-import threading
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pagestream._turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +28,7 @@ NAME = "safetensors"
 # Whether ours stand under upstream's names, and upstream's modules that were there.
 replaced = False
 taken: dict[str, ModuleType] = {}
-lock = threading.RLock()
+turns = Turns()
 # Upstream's modules that were first asked for while ours stood under their names.
 _private: dict[str, ModuleType] = {}
 
@@ -39,7 +40,7 @@ def module(part: str | None = None) -> ModuleType:
         ImportError: It is not installed, or what it needs itself is not.
     """
     name = f"{NAME}.{part}" if part else NAME
-    with lock:
+    with turns.lock:
         if name in taken:
             return taken[name]
         if name not in _private and replaced:

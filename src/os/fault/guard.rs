@@ -18,9 +18,11 @@ const CHUNK_SLOTS: usize = 256;
 const MOST_RETRIES: usize = 1 << 16;
 const NO_DAMAGE: usize = usize::MAX;
 
-static FIRST: Chunk = Chunk::new();
+/// Null, or a leaked chunk; so is the next of each.
+static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
-static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { paths: BTreeMap::new(), untold: Vec::new() });
+static MAPPED: Mutex<Mapped> =
+    Mutex::new(Mapped { paths: BTreeMap::new(), untold: Vec::new(), free: Vec::new() });
 
 /// What messages need to know; the handler does not touch it.
 #[derive(Debug)]
@@ -29,12 +31,12 @@ pub struct Mapped {
     paths: BTreeMap<usize, PathBuf>,
     /// Damage to mappings that are gone, and that [`untold_damage`] has yet to give out.
     untold: Vec<Damage>,
+    free: Vec<&'static Slot>,
 }
 
 struct Chunk {
     slots: [Slot; CHUNK_SLOTS],
-    /// Null, or a leaked chunk.
-    next: AtomicPtr<Chunk>,
+    next: Option<&'static Chunk>,
 }
 
 /// One mapping. `state` is 4n while the slot is free, 4n+1 while it is written, 4n+2 while it is in use; what was
@@ -72,36 +74,24 @@ pub struct Damage {
     pub bytes: u64,
     /// The length of the mapping, which the file had.
     pub mapped_bytes: u64,
+    /// Whether all is gone from there on.
+    pub to_end: bool,
 }
 
-impl Chunk {
-    const fn new() -> Self {
-        Self { slots: [const { Slot::new() }; CHUNK_SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
-    }
-
-    /// The next one, leaked, so that it can be read at any time.
-    fn next(&self) -> Option<&'static Self> {
-        // SAFETY: null, or a leaked box that nobody takes back.
-        unsafe { self.next.load(Ordering::Acquire).as_ref() }
-    }
-
-    fn make_next(&self) -> &'static Self {
-        let fresh = Box::into_raw(Box::new(Self::new()));
-        match self.next.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: leaked just now.
-            Ok(_) => unsafe { &*fresh },
-            Err(theirs) => {
-                // SAFETY: it came from a box, and nobody else has seen it.
-                drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: not null, so a leaked box that nobody takes back.
-                unsafe { &*theirs }
-            }
-        }
-    }
+/// Makes a chunk that the handler can see, and gives out a slot and the others.
+fn more_slots() -> (&'static Slot, &'static [Slot]) {
+    let slots = [const { Slot::new() }; CHUNK_SLOTS];
+    let next = chunks().next();
+    let chunk: &'static Chunk = Box::leak(Box::new(Chunk { slots, next }));
+    CHUNKS.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
+    let [first, others @ ..] = &chunk.slots;
+    (first, others)
 }
 
 fn chunks() -> impl Iterator<Item = &'static Chunk> {
-    std::iter::successors(Some(&FIRST), |chunk| chunk.next())
+    // SAFETY: null, or a leaked box to which nobody has a mutable reference.
+    let first = unsafe { CHUNKS.load(Ordering::Acquire).as_ref() };
+    std::iter::successors(first, |chunk| chunk.next)
 }
 
 fn slots() -> impl Iterator<Item = &'static Slot> {
@@ -123,14 +113,9 @@ impl Slot {
         }
     }
 
-    fn claim(&self, address: usize, len: usize, writable: bool) -> bool {
-        let state = self.state.load(Ordering::Relaxed);
-        let is_free = state.is_multiple_of(4);
-        if !is_free
-            || self.state.compare_exchange(state, state + 1, Ordering::Acquire, Ordering::Relaxed).is_err()
-        {
-            return false;
-        }
+    /// Of a free slot, which nobody else claims.
+    fn claim(&self, address: usize, len: usize, writable: bool) {
+        self.state.fetch_add(1, Ordering::Acquire);
         fence(Ordering::Release);
         self.address.store(address, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
@@ -140,8 +125,7 @@ impl Slot {
         self.tail.store(usize::MAX, Ordering::Relaxed);
         self.told.store(false, Ordering::Relaxed);
         self.retries.store(0, Ordering::Relaxed);
-        self.state.store(state + 2, Ordering::Release);
-        true
+        self.state.fetch_add(1, Ordering::Release);
     }
 
     fn release(&self) {
@@ -183,6 +167,7 @@ impl Slot {
             offset: offset as u64,
             bytes: end.saturating_sub(offset) as u64,
             mapped_bytes: len as u64,
+            to_end: self.tail.load(Ordering::Relaxed) <= address + offset,
         })
     }
 }
@@ -192,16 +177,15 @@ impl Guard {
     pub fn new(address: *const u8, len: usize, writable: bool, path: &Path) -> Self {
         os::fork::watch();
         os::page_bytes(); // asked of the system once, and not first in the handler
-        mapped().paths.insert(address.addr(), path.into());
-        loop {
-            let claimed = slots().find(|slot| slot.claim(address.addr(), len, writable));
-            if let Some(slot) = claimed {
-                return Self { slot };
-            }
-            if let Some(last) = chunks().last() {
-                last.make_next();
-            }
-        }
+        let mut mapped = mapped();
+        let slot = mapped.free.pop().unwrap_or_else(|| {
+            let (slot, others) = more_slots();
+            mapped.free.extend(others.iter().rev());
+            slot
+        });
+        mapped.paths.insert(address.addr(), path.into());
+        slot.claim(address.addr(), len, writable);
+        Self { slot }
     }
 
     /// To be called before the mapping goes: its addresses may hold something else then.
@@ -214,6 +198,7 @@ impl Guard {
         }
         mapped.paths.remove(&self.slot.address.load(Ordering::Relaxed));
         self.slot.release();
+        mapped.free.push(self.slot);
     }
 
     pub fn is_damaged(&self) -> bool {
@@ -231,15 +216,14 @@ pub fn mapped() -> MutexGuard<'static, Mapped> {
 }
 
 /// Damage that was not given out yet.
-pub fn untold_damage() -> Option<Damage> {
+pub fn untold_damage() -> Vec<Damage> {
     let mut mapped = mapped();
-    if let Some(damage) = mapped.untold.pop() {
-        return Some(damage);
-    }
-    slots()
-        .filter(|slot| slot.mapping().is_some() && slot.is_damaged())
-        .find(|slot| !slot.told.swap(true, Ordering::Relaxed))
-        .and_then(|slot| slot.damage_of(&mapped))
+    let mut untold = std::mem::take(&mut mapped.untold);
+    // None of them goes meanwhile: that takes the lock.
+    let damaged = slots().filter(|slot| slot.mapping().is_some() && slot.is_damaged());
+    let news = damaged.filter(|slot| !slot.told.swap(true, Ordering::Relaxed));
+    untold.extend(news.filter_map(|slot| slot.damage_of(&mapped)));
+    untold
 }
 
 /// What the handler calls when a mapping is damaged for the first time; it must be async-signal-safe.
@@ -280,16 +264,15 @@ impl Found {
         self.slot.tail.fetch_min(start, Ordering::Relaxed);
     }
 
-    /// The first time lets the program know.
-    pub fn note_damage(&self, range: &Range<usize>) {
+    /// Whether it is the first time.
+    pub fn mark_damaged(&self, range: &Range<usize>) -> bool {
         let start = self.pages.start;
-        if self.slot.note_damage(range.start - start, range.end - start) {
-            call_hook();
-        }
+        self.slot.note_damage(range.start - start, range.end - start)
     }
 }
 
-fn call_hook() {
+/// Lets the program know. For the handler.
+pub(super) fn call_hook() {
     let hook = HOOK.load(Ordering::Acquire);
     if !hook.is_null() {
         // SAFETY: `set_hook` stores nothing but such functions.
@@ -306,14 +289,13 @@ mod tests {
     fn a_slot_is_told_apart_from_what_it_was() {
         let slot = Slot::new();
         assert_eq!(slot.mapping(), None);
-        assert!(slot.claim(1 << 20, 8192, true));
-        assert!(!slot.claim(1 << 21, 4096, false));
+        slot.claim(1 << 20, 8192, true);
         assert_eq!(slot.mapping(), Some((1 << 20, 8192, true)));
         assert!(slot.note_damage(4096, 8192) && !slot.note_damage(0, 4096));
         assert_eq!(slot.damage.load(Ordering::Relaxed), 0);
         slot.release();
         assert_eq!(slot.mapping(), None);
-        assert!(slot.claim(1 << 21, 4096, false));
+        slot.claim(1 << 21, 4096, false);
         assert!(!slot.is_damaged());
         assert_eq!(slot.mapping(), Some((1 << 21, 4096, false)));
     }

@@ -8,14 +8,19 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use super::guard;
 use crate::os;
 
 /// What is replaced at most after an I/O error.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Where memory and absent pages take turns more often than this, the rest is replaced in one piece.
-const MOST_RUNS: usize = 64;
+/// So many pages are asked before a file passes for cut.
+const SAMPLES: usize = 8;
+/// Pages said to be in memory that are looked at in one fault; what is left waits for the next.
+const MOST_LOOKS: usize = 4096;
+/// Where to fail takes longer, a server is waited for, and nothing is asked that need not be.
+const SLOW: Duration = Duration::from_millis(20);
 
 /// Puts zeros where `address` lies, if that belongs to a guarded mapping. False if the fault is not ours, or cannot
 /// be helped.
@@ -23,25 +28,50 @@ pub(super) fn replace(address: usize) -> bool {
     let Some(mapping) = guard::find(address) else { return false };
     let page = os::page_bytes();
     let first = address / page * page;
+    let start = Instant::now();
     // Another thread was here before, or the storage is back.
     if is_readable(first) && mapping.may_retry() {
         return true;
     }
-    let tail = mapping.tail();
-    let is_cut = first + page == tail || first < tail && !is_readable(tail - page);
-    let range = if is_cut {
-        first_unreadable(mapping.pages.start, first)..tail
-    } else {
-        absent_around(first, &mapping.pages)
-    };
-    if !replace_absent(&range, first, mapping.writable) {
+    let block = absent_around(first, &mapping.pages);
+    let cut_off = if start.elapsed() < SLOW { cut_off(first, &mapping) } else { None };
+    // Before there are zeros: who copies looks at this afterwards.
+    let is_first =
+        mapping.mark_damaged(&block) | cut_off.as_ref().is_some_and(|all| mapping.mark_damaged(all));
+    if !map_zeros(&block, mapping.writable) {
         return false;
     }
-    if is_cut {
-        mapping.set_tail(range.start);
+    if let Some(all) = cut_off
+        && replace_absent(&all, mapping.writable)
+    {
+        mapping.set_tail(all.start);
     }
-    mapping.note_damage(&range);
+    if is_first {
+        guard::call_hook();
+    }
     true
+}
+
+/// All from the file's new end to the mapping's, if the page that failed lies there: nothing behind it can be read.
+/// A disk that fails in several places can be taken for that.
+fn cut_off(first: usize, mapping: &guard::Found) -> Option<Range<usize>> {
+    let tail = mapping.tail();
+    if first >= tail || is_any_readable(first, tail) {
+        return None;
+    }
+    let low = first_unreadable(mapping.pages.start, first);
+    Some(if is_any_readable(low, first) { first } else { low }..tail)
+}
+
+/// Of some pages between the two, the last among them; not the one at `start`, which cannot be read.
+fn is_any_readable(start: usize, end: usize) -> bool {
+    let page = os::page_bytes();
+    let between = (end - start) / page - usize::from(end > start);
+    (1..=SAMPLES)
+        .rev()
+        .map(|part| start + between * part / SAMPLES * page)
+        .filter(|&at| at > start)
+        .any(is_readable)
 }
 
 /// Whether the kernel can read a page. rt_sigprocmask(2) copies its set from there before it finds the question
@@ -103,45 +133,44 @@ fn ask_present(start: usize, len: usize, present: &mut [u8]) {
     unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), len, present.as_mut_ptr().cast()) };
 }
 
-/// Puts zeros over the pages of the range that are not in memory, of which `first` is one whatever is said.
-fn replace_absent(range: &Range<usize>, first: usize, writable: bool) -> bool {
+/// Puts zeros over the pages of the range that are not in memory. Those that are said to be are looked at: the kernel
+/// says it of all to users who may not know, and of what is left of a large folio beyond the end of a file. False if
+/// there is more to do.
+fn replace_absent(range: &Range<usize>, writable: bool) -> bool {
     // Small: a signal's stack may be.
     const PAGES: usize = 256;
     let page = os::page_bytes();
     let mut run = range.start;
-    let mut runs = 0;
-    if is_present(first) {
-        // The kernel does not tell.
-        return map_zeros(range.start, range.len(), writable);
-    }
+    let mut looks = 0;
     for chunk in range.clone().step_by(PAGES * page) {
         let mut present = [1; PAGES];
         let bytes = (PAGES * page).min(range.end - chunk);
         ask_present(chunk, bytes, &mut present);
         for (number, _) in present[..bytes / page].iter().enumerate().filter(|(_, byte)| *byte & 1 == 1) {
             let at = chunk + number * page;
-            if runs == MOST_RUNS {
-                return map_zeros(run, range.end - run, writable);
-            }
-            if run < at {
-                if !map_zeros(run, at - run, writable) {
+            looks += 1;
+            let is_enough = looks > MOST_LOOKS;
+            if is_enough || is_readable(at) {
+                if !map_zeros(&(run..at), writable) || is_enough {
                     return false;
                 }
-                runs += 1;
+                run = at + page;
             }
-            run = at + page;
         }
     }
-    run >= range.end || map_zeros(run, range.end - run, writable)
+    map_zeros(&(run..range.end), writable)
 }
 
-fn map_zeros(start: usize, len: usize, writable: bool) -> bool {
+fn map_zeros(range: &Range<usize>, writable: bool) -> bool {
+    if range.is_empty() {
+        return true;
+    }
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    let address = ptr::with_exposed_provenance_mut(start);
-    // SAFETY: the pages belong to a guarded mapping that the faulting instruction keeps; no Rust reference is on
-    // them, and they cannot be read anyway.
-    let mapped = unsafe { libc::mmap(address, len, protection, flags, -1, 0) };
+    let address = ptr::with_exposed_provenance_mut(range.start);
+    // SAFETY: the pages belong to a guarded mapping that the faulting instruction keeps, no Rust reference is on
+    // them, and they hold nothing: one could not be read, the others are not in memory or beyond the file's end.
+    let mapped = unsafe { libc::mmap(address, range.len(), protection, flags, -1, 0) };
     mapped == address
 }
 
