@@ -91,7 +91,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
 
     Copies (`read`, `read_into`) survive a file that shrinks or fails while they are made, and raise. A
     `view` is the mapping itself. Touching one after the file was cut gives zeros, and a `MappedReadError`
-    in the main thread at its next instruction and for whoever asks this object for more.
+    in the main thread soon after (as Ctrl-C does) and for whoever asks this object for more.
 
     Args:
         path: The file. Not a directory, FIFO or device.

@@ -61,7 +61,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
     and for a tensor whose place in its file does not suit its type, they are copies.
 
     Views show what the file holds. Touching one after its file was cut gives zeros, and a `MappedReadError`
-    in the main thread at its next instruction and for whoever asks for more of that file. Of a file that is
+    in the main thread soon after (as Ctrl-C does) and for whoever asks for more of that file. Of one that is
     overwritten in place it may show the new bytes (`check` tells). `read` copies, and raises instead.
 
     Names come in the order of the files (``model-00002`` before ``model-00010``) and, in each, of the

@@ -40,13 +40,16 @@ class Installed:
         True
     """
 
+    def __init__(self, strict: bool) -> None:  # noqa: FBT001
+        self.strict = strict
+
     def __enter__(self) -> Self:
         """Returns itself."""
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Uninstalls."""
-        uninstall()
+        """Uninstalls: what this call has installed, also where another came later."""
+        _take_away(self)
 
 
 def install(*, strict: bool = True) -> Installed:
@@ -75,10 +78,11 @@ def install(*, strict: bool = True) -> Installed:
         >>> pagestream.safetensors.uninstall()
     """
     with _upstream.turns.lock:
-        _strictness.installed.append(yes_or_no("strict", strict))
+        installed = Installed(yes_or_no("strict", strict))
+        _strictness.installed.append(installed)
         if len(_strictness.installed) == 1:
             _put_in_place()
-    return Installed()
+    return installed
 
 
 def uninstall() -> None:
@@ -97,11 +101,19 @@ def uninstall() -> None:
         >>> safetensors.__name__
         'safetensors'
     """
+    _take_away(None)
+
+
+def _take_away(installed: Installed | None) -> None:
+    """Undoes one `install`; the last one if `uninstall` has undone that."""
     with _upstream.turns.lock:
         if not _strictness.installed:
             message = "pagestream.safetensors is not installed in the place of safetensors"
             raise RuntimeError(message)
-        _strictness.installed.pop()
+        if installed in _strictness.installed:
+            _strictness.installed.remove(installed)
+        else:
+            _strictness.installed.pop()
         if not _strictness.installed:
             _put_back()
 

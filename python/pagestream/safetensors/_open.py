@@ -61,7 +61,7 @@ class safe_open:  # noqa: N801 - upstream's name
 
     Until then a tensor shows what the file holds, as upstream's do for torch: of a file that is overwritten
     in place it may show the new bytes (`check` tells). Touching it after the file was cut gives zeros, and a
-    `MappedReadError` in the main thread at its next instruction and for whoever asks for more of the file.
+    `MappedReadError` in the main thread soon after (as Ctrl-C does) and for whoever asks for more of it.
     Files that are replaced, by a new one that is renamed over the old, do neither. ``copy=True`` and
     ``mmap_mode="read"`` give copies, and raise where the file was cut or rewritten.
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pagestream._arguments import yes_or_no
 
-# What each `install` that is in effect said.
-installed: list[bool] = []
+if TYPE_CHECKING:
+    from pagestream.safetensors._install import Installed
+
+# What is in effect, the last one last.
+installed: list[Installed] = []
 
 
 def chosen(strict: bool | None) -> bool:  # noqa: FBT001
     """The argument ``strict``; None is what the last `install` said, or True."""
     if strict is None:
-        return installed[-1] if installed else True
+        return installed[-1].strict if installed else True
     return yes_or_no("strict", strict)

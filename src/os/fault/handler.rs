@@ -11,7 +11,7 @@ static ENABLED: AtomicBool = AtomicBool::new(true);
 
 /// Of [`stay_in_front`].
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-const CALLS_PER_LOOK: usize = 64;
+const CALLS_PER_LOOK: usize = 16;
 
 /// How many different handlers we can stand in front of, each with an entry of ours.
 const ENTRIES: usize = 8;
