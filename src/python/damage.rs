@@ -7,11 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::error::full_text;
 use crate::error::Error;
 use crate::mapped_file;
 
 /// Whether the interpreter was asked for a call that it has not made yet: its list is short.
 static IS_ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Other files that an exception names.
+const MOST_NOTES: usize = 5;
 
 /// From now on such an exception is raised.
 pub fn watch() {
@@ -49,9 +53,13 @@ extern "C" fn raise(_: *mut c_void) -> c_int {
 fn exception(py: Python<'_>, errors: Vec<Error>) -> Option<PyErr> {
     let mut errors = errors.into_iter();
     let exception = PyErr::from(errors.next()?);
-    for other in errors {
-        let note = super::error::full_text(&other);
-        // Notes are a help; without them it is the same exception.
+    let mut notes: Vec<_> = errors.by_ref().take(MOST_NOTES).map(|other| full_text(&other)).collect();
+    let left = errors.count();
+    if left > 0 {
+        notes.push(format!("and {left} more files").into());
+    }
+    for note in notes {
+        // A help; without it it is the same exception.
         let _ = exception.value(py).call_method1("add_note", (note,));
     }
     Some(exception)

@@ -769,6 +769,28 @@ def test_two_files_that_are_cut_at_a_time_are_one_exception(tmp_path: Path) -> N
     assert output_of(code, tmp_path) == "True True"
 
 
+def test_of_many_files_that_are_cut_at_a_time_a_few_are_named(tmp_path: Path) -> None:
+    code = """
+    import os, sys
+    import numpy as np
+    from pagestream import MappedFile
+    from pagestream.errors import MappedReadError
+    arrays = []
+    for number in range(40):
+        path = f"{sys.argv[1]}/{number}"
+        np.ones(1024, "u8").tofile(path)
+        arrays.append(np.frombuffer(MappedFile(path), "u8"))
+        os.truncate(path, 4096)
+    try:
+        np.concatenate(arrays)
+        for _ in range(100): pass
+    except MappedReadError as error:
+        for _ in range(100): pass
+        print(len(error.__notes__), error.__notes__[-1])
+    """
+    assert output_of(code, tmp_path) == "6 and 34 more files"
+
+
 def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path: Path) -> None:
     """In the table of mappings, that is."""
     code = """
