@@ -84,6 +84,7 @@ PYTHON_MAY_USE = {
         "_environment",
         "_dtypes",
         "_selection",
+        "_turns",
         "errors",
         "mapping",
     },
