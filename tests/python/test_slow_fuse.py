@@ -127,7 +127,7 @@ def test_a_window_is_one_request_where_nothing_is_mapped(source: Path, dtype: st
         del loader, batches, xs
         gc.collect()
     assert windows == (300 if target == "none" else 299)
-    # One that is interrupted in the kernel takes another request: 3 of 300 were seen to, on a busy machine.
+    # Seen once on a busy machine, and not explained: 3 of 300 took another request.
     more = slow.counts["read_requests"] - opened.counts["read_requests"] - windows
     assert 0 <= more <= windows // 20
     # What the kernel knows for a second is not asked again for each window.
