@@ -103,6 +103,17 @@ impl Keeper for Arc<Lease> {
     }
 }
 
+/// Asks the interpreter to call this in its main thread, where it looks for signals, too. False if it cannot.
+///
+/// Also from the handler of a fault at an instruction that uses exported memory. CPython does the same in signal
+/// handlers of its own: it takes a lock, but one that no thread holds while it uses such memory.
+pub fn ask_for_call(call: extern "C" fn(*mut c_void) -> c_int) -> bool {
+    // SAFETY: reads a flag, at any time.
+    let is_alive = unsafe { ffi::Py_IsInitialized() } != 0;
+    // SAFETY: may be called from any thread, and without the interpreter's lock, while the interpreter lives.
+    is_alive && unsafe { ffi::Py_AddPendingCall(Some(call), std::ptr::null_mut()) } == 0
+}
+
 /// The base of every class with the buffer protocol.
 #[pyclass(name = "Exporter", module = "pagestream._native", subclass, frozen)]
 pub struct PyExporter {

@@ -1,12 +1,11 @@
 //! A file that was cut, or failed, while Python code used arrays over it: an exception for the main thread.
-#![allow(unsafe_code)] // Island 3: called from a signal handler, and by the interpreter.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::buffer;
 use super::error::full_text;
 use crate::error::Error;
 use crate::mapped_file;
@@ -22,18 +21,11 @@ pub fn watch() {
     mapped_file::on_damage(ask_for_raise);
 }
 
-/// In the handler of a fault at an instruction that reads or writes an array. What CPython does here with its list
-/// of calls to make is what it does in signal handlers of its own: it takes a lock, but one that no thread
-/// holds while it touches an array.
+/// In the handler of a fault at an instruction that reads or writes an array.
 extern "C" fn ask_for_raise() {
-    // SAFETY: reads a flag, at any time.
-    let is_alive = unsafe { ffi::Py_IsInitialized() } != 0;
-    if !is_alive || IS_ASKED.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    // SAFETY: may be called from any thread, and without the interpreter's lock, while the interpreter lives.
-    if unsafe { ffi::Py_AddPendingCall(Some(raise), std::ptr::null_mut()) } != 0 {
-        IS_ASKED.store(false, Ordering::Release); // the list is full: the next damage asks again
+    // If the interpreter's list is full, the next damage asks again.
+    if !IS_ASKED.swap(true, Ordering::AcqRel) && !buffer::ask_for_call(raise) {
+        IS_ASKED.store(false, Ordering::Release);
     }
 }
 
