@@ -32,6 +32,9 @@ _rebound: list[tuple[dict[str, Any], str, Any]] = []
 class Installed:
     """What `install` returns: as a context manager, it uninstalls at the end of its block.
 
+    Attributes:
+        strict: What `install` was called with.
+
     Example:
         >>> import pagestream.safetensors
         >>> with pagestream.safetensors.install():
@@ -68,6 +71,9 @@ def install(*, strict: bool = True) -> Installed:
 
     Returns:
         Something that uninstalls at the end of a ``with`` block.
+
+    Raises:
+        TypeError: `strict` is neither True nor False.
 
     Example:
         >>> import pagestream.safetensors
