@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagestream::os::fault;
-use pagestream::os::map::{Mapping, Region};
+use pagestream::os::memory::map::{Mapping, Region};
 
 const FILE_BYTES: usize = 256 << 20;
 

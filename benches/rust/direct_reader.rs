@@ -31,9 +31,10 @@ use std::time::Instant;
 
 use io_uring::{IoUring, opcode, types};
 use pagestream::mapped_file::{MappedFile, RequestedMode};
-use pagestream::os::advise::{Advice, advise_file, advise_map};
-use pagestream::os::map::{Mapping, Region};
-use pagestream::os::{fault, room};
+use pagestream::os::fault;
+use pagestream::os::memory::advise::{Advice, advise_file, advise_map};
+use pagestream::os::memory::map::{Mapping, Region};
+use pagestream::os::memory::room;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

@@ -15,8 +15,8 @@ use pagestream::batching::assemble::Gatherer;
 use pagestream::dtype::Dtype;
 use pagestream::gather::Element;
 use pagestream::mapped_file::RequestedMode;
-use pagestream::os::map::{Mapping, Region};
-use pagestream::os::room;
+use pagestream::os::memory::map::{Mapping, Region};
+use pagestream::os::memory::room;
 use pagestream::tokens::corpus::TokenCorpus;
 
 const FILE_BYTES: usize = 64 << 20;

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use pagestream::mapped_file::{MappedFile, RequestedMode};
-use pagestream::os::room;
+use pagestream::os::memory::room;
 use pagestream::weights::slice::{GAP_BYTES, Plan, Selection, fill};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

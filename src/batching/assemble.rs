@@ -192,7 +192,7 @@ impl Gatherer {
                 self.scratch.resize(source_bytes, 0);
             }
             let source = &mut self.scratch[..source_bytes];
-            self.reader.read(corpus, (first, source_stop), os::room(source), &mut [])?;
+            self.reader.read(corpus, (first, source_stop), os::memory::room(source), &mut [])?;
             if last < stop {
                 self.reader.prefetch(corpus, source_stop);
             }

@@ -5,8 +5,8 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::LetGo;
-use crate::os::parts::Whole;
+use crate::mapped_file::DropBehind;
+use crate::os::memory::parts::Whole;
 
 use super::feed::{Feed, Plan};
 use super::lookahead::{PageRange, is_resident};
@@ -211,7 +211,7 @@ fn finish(
     Some(done_with)
 }
 
-fn let_go(shared: &Shared, ranges: &[PageRange], what: LetGo) {
+fn let_go(shared: &Shared, ranges: &[PageRange], what: DropBehind) {
     for range in ranges {
         if let Ok(opened) = shared.feed.sources()[range.source].corpus.opened(range.shard) {
             let stop = range.stop.min(opened.size());

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::gather::Element;
-use crate::os::anonymous::Anonymous;
-use crate::os::parts::{Part, Whole, split};
+use crate::os::memory::anonymous::Anonymous;
+use crate::os::memory::parts::{Part, Whole, split};
 use crate::tokens::windows::Target;
 
 use super::feed::Feed;

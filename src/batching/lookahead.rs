@@ -38,7 +38,7 @@ pub struct Lookahead {
 
 /// The pages that rows lie on, sorted, without overlap.
 pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> Result<Vec<PageRange>> {
-    let page = os::page_bytes() as u64;
+    let page = os::memory::page_bytes() as u64;
     let rows = rows.into_iter();
     let mut ranges = room_for(rows.size_hint().0)?;
     for row in rows {

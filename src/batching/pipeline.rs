@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::gather::Element;
-use crate::mapped_file::LetGo;
+use crate::mapped_file::DropBehind;
 
 use super::feed::Feed;
 use super::gatherers::{claim, gather_until_stopped, work_on};
@@ -43,7 +43,7 @@ pub struct Options {
     /// Batches asked for ahead; `None` adapts.
     pub depth: Option<usize>,
     pub memory_bytes: Option<u64>,
-    pub let_go: Option<LetGo>,
+    pub let_go: Option<DropBehind>,
 }
 
 /// A finished batch.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::{Error, Result};
-use crate::os::anonymous::{Anonymous, HugePages};
+use crate::os::memory::anonymous::{Anonymous, HugePages};
 
 /// Buffers of one size. The one that came back last is given out first: it is still in the cache.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::os::parts::Whole;
+use crate::os::memory::parts::Whole;
 
 use super::feed::{Feed, Plan};
 use super::layout::Layout;

@@ -1,6 +1,7 @@
 //! How much a stream keeps on the way: batches asked for ahead, buffers, threads.
 
-use crate::os::{self, limits};
+use crate::os::memory;
+use crate::os::process::limits;
 
 use super::feed::{Feed, Row};
 use super::lookahead::PageRange;
@@ -85,7 +86,7 @@ impl Sizes {
 
 /// Cached bytes that one batch's windows need, and what is noted of them.
 fn ahead_bytes(feed: &Feed) -> u64 {
-    let page = os::page_bytes() as u64;
+    let page = memory::page_bytes() as u64;
     let noted = (size_of::<Row>() + size_of::<PageRange>()) as u64;
     let window = feed.sources().iter().map(|source| {
         source

@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::gather::Element;
 use crate::mapped_file::Mode;
-use crate::os::parts::Part;
-use crate::os::usage::Usage;
+use crate::os::memory::parts::Part;
+use crate::os::process::usage::Usage;
 
 use super::assemble::Gatherer;
 use super::feed::{Feed, Plan, Row};
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn positions_begin_again_with_each_document() {
         let mut room = vec![0_u8; 7 * 4];
-        count_up(crate::os::room(&mut room), &[2, 5], Element::I32);
+        count_up(crate::os::memory::room(&mut room), &[2, 5], Element::I32);
         let found: Vec<i32> =
             room.as_chunks::<4>().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect();
         assert_eq!(found, [0, 1, 0, 1, 2, 0, 1]);

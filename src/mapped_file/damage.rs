@@ -1,8 +1,8 @@
 //! Mappings of which a page could not be read when those used it who have the memory. What they find there are
-//! zeros ([`crate::os::fault::guard`]); nothing more of such a mapping is handed out.
+//! zeros ([`crate::os::fault::views`]); nothing more of such a mapping is handed out.
 
 use crate::error::{Error, ReadCause, Result};
-use crate::os::fault::{self, guard};
+use crate::os::fault::{self, views};
 
 use super::{Opened, View};
 
@@ -28,16 +28,16 @@ impl Opened {
 
 /// Damage to any mapping, each told once.
 pub fn untold_damage() -> Vec<Error> {
-    guard::untold_damage().into_iter().map(error_of).collect()
+    views::untold_damage().into_iter().map(error_of).collect()
 }
 
 /// What is called by the signal's handler when a mapping is damaged, so async-signal-safe.
 pub fn on_damage(hook: extern "C" fn()) {
-    guard::set_hook(hook);
+    views::set_hook(hook);
 }
 
 /// The file may be closed, and its path lead elsewhere by now: this says what is known without asking anybody.
-fn error_of(damage: guard::Damage) -> Error {
+fn error_of(damage: views::Damage) -> Error {
     let cause = ReadCause::Damaged { size_at_open: damage.mapped_bytes, to_end: damage.to_end };
     Error::MappedRead { offset: damage.offset, length: damage.bytes, cause, path: damage.path }
 }

@@ -6,13 +6,13 @@ use std::path::Path;
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::{Code, describe};
-use crate::os::pread::{self, Identity};
+use crate::os::file::open::{self, Identity};
 
 use super::{MappedFile, Opened};
 
 /// The identity of what `path` names now, else the error number.
 pub fn identity_at(path: &Path) -> Result<Identity, i32> {
-    pread::identity_at(path).map_err(Code::raw_os_error)
+    open::identity_at(path).map_err(Code::raw_os_error)
 }
 
 /// The error number of a path that leads nowhere.
@@ -32,7 +32,7 @@ impl Opened {
     pub(super) fn verify_copied(&self, offset: u64, length: u64) -> Result<()> {
         let known = self.facts.identity;
         if self.region.is_none()
-            && pread::known_size_and_change(self.file()) == Ok((known.size, known.modified))
+            && open::known_size_and_change(self.file()) == Ok((known.size, known.modified))
         {
             return Ok(());
         }
@@ -56,7 +56,7 @@ impl Opened {
     /// file that is not mapped may be as old as its time limit for attributes.
     pub fn verify_now(&self) -> Result<()> {
         let known = self.facts.identity;
-        match pread::size_and_change_now(self.file()) {
+        match open::size_and_change_now(self.file()) {
             Ok(now) if now == (known.size, known.modified) => Ok(()),
             Ok(_) => {
                 // What the kernel knows is fresh now: this says what is wrong with it.
@@ -69,7 +69,7 @@ impl Opened {
 
     /// What the descriptor that is kept refers to.
     pub fn identity_now(&self) -> Result<Identity> {
-        match pread::identity(self.file()) {
+        match open::identity(self.file()) {
             Ok((identity, _)) => Ok(identity),
             Err(errno) => Err(self.cannot_stat(errno)),
         }
@@ -130,7 +130,7 @@ impl MappedFile {
         if !self.is_named {
             return opened.changed(&now).map_or_else(|| opened.check_views(), Err);
         }
-        let at_path = pread::identity_at(&self.absolute);
+        let at_path = open::identity_at(&self.absolute);
         // First: the old file has no name left then, and that would pass for a deletion.
         if at_path.is_ok_and(|found| (found.device, found.inode) != (now.device, now.inode)) {
             return Err(opened.file_changed("its path now names another file; open it again".into()));

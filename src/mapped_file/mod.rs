@@ -4,14 +4,13 @@
 //! drops the file's page cache), and it is mapped once per protection. What is handed out, a [`View`],
 //! keeps its mapping alive by itself: closing or refreshing the file does not disturb it.
 
-mod care;
 mod damage;
+pub mod file_set;
 mod identity;
-mod ladder;
-pub mod open_files;
-mod place;
-mod random;
-mod reading;
+mod mode;
+mod origin;
+mod page_cache;
+mod read;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,23 +19,22 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, describe};
 use crate::os::fault;
-use crate::os::fork::{self, Section};
-use crate::os::fsinfo::{self, FileSystem};
-use crate::os::limits;
-use crate::os::map::{Mapping, Region};
+use crate::os::file::fsinfo::{self, FileSystem};
+use crate::os::memory::map::{Mapping, Region};
+use crate::os::process::fork::{self, Section};
+use crate::os::process::limits;
 
-pub use crate::os::advise::Advice;
-use crate::os::pread;
-pub use crate::os::pread::{Identity, Kind};
-use care::Care;
-pub use care::{LetGo, Progress, ResidentPages};
+use crate::os::file::open;
+pub use crate::os::file::open::{Identity, Kind};
+pub use crate::os::memory::advise::Advice;
 pub use damage::{on_damage, untold_damage};
 pub use identity::{NOT_FOUND, identity_at, is_gone};
-pub use ladder::{Mode, RequestedMode};
-pub use place::{Folder, Place, is_directory, is_refusal, own_kind};
-use random::DescriptorAdvice;
-pub use random::RandomReads;
-pub use reading::Reader;
+pub use mode::{Mode, RequestedMode};
+pub use origin::{Folder, Origin, is_directory, is_refusal, own_kind};
+use page_cache::Hints;
+pub use page_cache::{DropBehind, Progress, ResidentPages};
+use read::DescriptorAdvice;
+pub use read::{RandomReads, Reader};
 
 /// How many descriptors this process may have.
 pub fn descriptor_limit() -> usize {
@@ -49,13 +47,13 @@ pub struct MappedFile {
     path: PathBuf,
     /// `path` from the root, for looking it up again after a change of directory.
     absolute: PathBuf,
-    place: Place,
+    origin: Origin,
     /// Whether its path led to it when it was opened.
     is_named: bool,
     requested: RequestedMode,
     state: RwLock<State>,
     file_system: OnceLock<FileSystem>,
-    care: Mutex<Care>,
+    care: Mutex<Hints>,
 }
 
 #[derive(Debug)]
@@ -120,13 +118,13 @@ impl View {
 impl MappedFile {
     pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        Self::of_regular(ladder::open_regular(path)?, path, Place::Path(absolute), requested)
+        Self::of_regular(mode::open_regular(path)?, path, Origin::Path(absolute), requested)
     }
 
     fn of_regular(
         (file, identity): (OwnedFd, Identity),
         path: &Path,
-        place: Place,
+        origin: Origin,
         requested: RequestedMode,
     ) -> Result<Self> {
         let opened = Opened::new(path, Arc::new(file), identity, requested)?;
@@ -134,12 +132,12 @@ impl MappedFile {
         Ok(Self {
             path: path.into(),
             absolute: std::path::absolute(path).unwrap_or_else(|_| path.into()),
-            place,
+            origin,
             is_named: true,
             requested,
             state: RwLock::new(State { opened: Some(Arc::new(opened)), facts }),
             file_system: OnceLock::new(),
-            care: Mutex::new(Care::default()),
+            care: Mutex::new(Hints::default()),
         })
     }
 
@@ -152,8 +150,8 @@ impl MappedFile {
     }
 
     /// Where it is found again.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     pub fn requested_mode(&self) -> RequestedMode {
@@ -209,7 +207,7 @@ impl MappedFile {
             return Err(before.changed(&now).unwrap_or_else(|| before.rewritten(&now)));
         }
         let opened = Opened::new(&self.path, before.file.clone(), now, self.requested)?;
-        self.care_again(&opened)?;
+        self.reapply_hints(&opened)?;
         let _section = fork::section();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         // Closed, or refreshed further, in the meantime: theirs stands.
@@ -243,11 +241,11 @@ impl Opened {
         mut identity: Identity,
         requested: RequestedMode,
     ) -> Result<Self> {
-        let access = ladder::access(file.as_fd(), path, identity.size, requested)?;
+        let access = mode::access(file.as_fd(), path, identity.size, requested)?;
         // Files that are read are later compared with what the server says, so not with what the kernel may have
         // remembered from before a rewrite.
         if access.mode == Mode::Read
-            && let Ok((size, modified)) = pread::size_and_change_now(file.as_fd())
+            && let Ok((size, modified)) = open::size_and_change_now(file.as_fd())
         {
             (identity.size, identity.modified) = (size, modified);
         }

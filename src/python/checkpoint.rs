@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::error::text;
-use super::mapped_file::{audit_open, path_of};
+use super::files::{audit_open, path_of};
 use super::weights::PyWeightFile;
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;

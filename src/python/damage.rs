@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
 
-use super::buffer;
 use super::error::full_text;
+use super::export;
 use crate::error::Error;
 use crate::mapped_file;
 
@@ -24,7 +24,7 @@ pub fn watch() {
 /// In the handler of a fault at an instruction that reads or writes an array.
 extern "C" fn ask_for_raise() {
     // If the interpreter's list is full, the next damage asks again.
-    if !IS_ASKED.swap(true, Ordering::AcqRel) && !buffer::ask_for_call(raise) {
+    if !IS_ASKED.swap(true, Ordering::AcqRel) && !export::ask_for_call(raise) {
         IS_ASKED.store(false, Ordering::Release);
     }
 }

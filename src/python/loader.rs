@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use super::buffer::batch_object;
+use super::export::batch_object;
 use super::tokens::PyTokenCorpus;
 use crate::batching::feed::{Extent, Feed, Share, Source};
 use crate::batching::layout::Layout;
 use crate::batching::pipeline::{Next, Options, Pipeline};
 use crate::error::Error;
 use crate::gather::Element;
-use crate::mapped_file::LetGo;
+use crate::mapped_file::DropBehind;
 use crate::sampling::mixture::{Exhausted, Mixture};
 use crate::sampling::order::Order;
 use crate::tokens::windows::{Target, Windows};
@@ -169,10 +169,10 @@ impl PyTokenPipeline {
     }
 }
 
-fn let_go_of(word: &str) -> Result<LetGo, Error> {
+fn let_go_of(word: &str) -> Result<DropBehind, Error> {
     match word {
-        "resident" => Ok(LetGo::Resident),
-        "cache" => Ok(LetGo::Cache),
+        "resident" => Ok(DropBehind::Resident),
+        "cache" => Ok(DropBehind::Cache),
         _ => Err(Error::argument(format!("drop_behind is None, \"resident\" or \"cache\", not {word:?}"))),
     }
 }

@@ -5,28 +5,29 @@
 #![allow(missing_debug_implementations)] // Python prints these objects.
 #![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.
 
-mod buffer;
 mod checkpoint;
 mod damage;
 mod error;
+mod export;
+mod files;
 mod loader;
-mod mapped_file;
 mod sampling;
 mod staging;
 mod stored_tensor;
 mod tokens;
 mod weights;
+mod writable;
 
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
-    use super::buffer::PyExporter;
-    #[pymodule_export]
     use super::checkpoint::PyCheckpoint;
     #[pymodule_export]
-    use super::loader::PyTokenPipeline;
+    use super::export::PyExporter;
     #[pymodule_export]
-    use super::mapped_file::PyMappedFile;
+    use super::files::PyMappedFile;
+    #[pymodule_export]
+    use super::loader::PyTokenPipeline;
     #[pymodule_export]
     use super::sampling::{PyPermutation, PySchedule};
     #[pymodule_export]

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::buffer::{Access, Export, Keeper, PyExporter, Source};
+use super::export::{Access, Export, Keeper, PyExporter, Source};
 use crate::error::{Error, Result};
-use crate::os::anonymous::{Anonymous, HugePages, Protection};
 use crate::os::errno::Code;
+use crate::os::memory::anonymous::{Anonymous, HugePages, Protection};
 
 #[pyclass(name = "StagingBuffer", module = "pagestream._native", extends = PyExporter, subclass, weakref, frozen)]
 #[derive(Debug)]

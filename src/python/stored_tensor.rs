@@ -5,8 +5,9 @@ use std::ffi::OsString;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::buffer::{self, Access, WritableBuffer, drop_detached};
 use super::error::text;
+use super::export::{self, Access, drop_detached};
+use super::writable::WritableBuffer;
 use crate::weights::tensor::StoredTensor;
 
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
@@ -69,7 +70,7 @@ impl PyStoredTensor {
         } else {
             (tensor.view(first, length)?, Access::ReadOnly)
         };
-        view.map(|view| buffer::view_object(py, view, access)).transpose()
+        view.map(|view| export::view_object(py, view, access)).transpose()
     }
 
     /// Fills a buffer, which has room for just that, with the elements that begin at the byte `first` of the

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
-use super::mapped_file::{audit_open, path_of};
+use super::export::{self, Access};
+use super::files::{audit_open, path_of};
+use super::writable::WritableBuffer;
 use crate::batching::assemble::{Room, assemble};
 use crate::error::Error;
 use crate::gather::Element;
@@ -76,7 +77,7 @@ impl PyTokenCorpus {
     /// A buffer over tokens of one mapped shard, or None.
     fn view<'py>(&self, py: Python<'py>, start: u64, stop: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let view = py.detach(|| self.corpus.view(start, stop))?;
-        view.map(|view| buffer::view_object(py, view, Access::ReadOnly)).transpose()
+        view.map(|view| export::view_object(py, view, Access::ReadOnly)).transpose()
     }
 
     /// A number for the data; see `TokenCorpus::fingerprint`.

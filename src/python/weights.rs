@@ -9,10 +9,11 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use super::buffer::{self, Access, WritableBuffer};
 use super::error::text;
-use super::mapped_file::{audit_open, path_of};
+use super::export::{self, Access};
+use super::files::{audit_open, path_of};
 use super::stored_tensor::PyStoredTensor;
+use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
@@ -214,7 +215,7 @@ impl PyWeightFile {
             (opened.view(0, opened.size())?, Access::ReadOnly)
         };
         let Some(view) = view else { return Ok(None) };
-        let buffer = buffer::view_object(py, view, access)?;
+        let buffer = export::view_object(py, view, access)?;
         let mut buffers = self.buffers();
         // Closed in the meantime: nothing may keep the mapping but those who have its memory.
         if !self.closed() {

@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::open_files::{Budget, Kept, OpenFiles};
+use crate::mapped_file::file_set::{Budget, FileSet, Kept};
 use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
-use crate::os::fork;
+use crate::os::process::fork;
 use crate::parallel::in_parallel;
 
 use super::documents::DocumentTable;
@@ -41,7 +41,7 @@ pub struct TokenCorpus {
     len: u64,
     documents: Option<u64>,
     /// The shards' own files by the shards' numbers, then those that record documents.
-    files: OpenFiles,
+    files: FileSet,
     fingerprint: OnceLock<u64>,
 }
 
@@ -90,7 +90,7 @@ impl TokenCorpus {
         Ok(Self {
             dtype: first.layout.dtype,
             documents: shards.iter().all(|shard| shard.documents.is_some()).then_some(documents),
-            files: OpenFiles::new(data, mode, budget),
+            files: FileSet::new(data, mode, budget),
             fingerprint: OnceLock::new(),
             shards,
             len,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::mapped_file::open_files::{Budget, Kept, OpenFiles};
-use crate::mapped_file::{Facts, Identity, Mode, Place, RequestedMode, descriptor_limit, identity_at};
+use crate::mapped_file::file_set::{Budget, FileSet, Kept};
+use crate::mapped_file::{Facts, Identity, Mode, Origin, RequestedMode, descriptor_limit, identity_at};
 use crate::parallel::in_parallel;
 
 use super::file::{WeightFile, read_header};
@@ -31,7 +31,7 @@ const FILES_PER_THREAD: usize = 4;
 pub struct Checkpoint {
     paths: Vec<PathBuf>,
     headers: Vec<Arc<Header>>,
-    files: OpenFiles,
+    files: FileSet,
     table: Table,
     index: Option<(PathBuf, Identity)>,
     index_metadata: Option<String>,
@@ -93,7 +93,7 @@ impl Plan {
         Ok(Checkpoint {
             paths: self.files.into_iter().map(|file| file.path).collect(),
             headers,
-            files: OpenFiles::new(all.into_iter().filter_map(|found| found.kept).collect(), mode, budget),
+            files: FileSet::new(all.into_iter().filter_map(|found| found.kept).collect(), mode, budget),
             table: merged.table,
             index_metadata: index_metadata(self.index.as_ref().map(|found| &found.index)),
             index: self.index.map(|found| (found.path, found.identity)),
@@ -197,7 +197,7 @@ fn read(
     strictness: Strictness,
     budget: &Budget,
 ) -> Result<Read> {
-    let opened = file.place.open(mode)?;
+    let opened = file.origin.open(mode)?;
     let header = read_header(&opened, strictness)?;
     let names = wanted.get(number).map(|names| match_names(&header, names));
     let (ranks, unnamed) = names.unwrap_or_default();
@@ -236,9 +236,9 @@ fn by_file(index: &Index) -> Vec<Vec<&str>> {
 }
 
 fn blame(file: &ToOpen, error: Error) -> Error {
-    match file.place {
-        Place::Path(_) => error,
-        Place::Beneath(..) => blame_checkpoint(error),
+    match file.origin {
+        Origin::Path(_) => error,
+        Origin::Beneath(..) => blame_checkpoint(error),
     }
 }
 

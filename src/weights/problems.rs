@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use crate::error::Error;
-use crate::mapped_file::{Place, is_gone, is_refusal};
+use crate::mapped_file::{Origin, is_gone, is_refusal};
 
 use super::source::ToOpen;
 
@@ -57,7 +57,7 @@ impl Problems {
         match error {
             Error::Safetensors { .. } => true,
             Error::System { errno, .. } => {
-                matches!(file.place, Place::Beneath(..)) && (is_gone(*errno) || is_refusal(*errno))
+                matches!(file.origin, Origin::Beneath(..)) && (is_gone(*errno) || is_refusal(*errno))
             }
             _ => false,
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{
-    Folder, Identity, Kind, MappedFile, Mode, NOT_FOUND, Place, RequestedMode, is_directory, is_refusal,
+    Folder, Identity, Kind, MappedFile, Mode, NOT_FOUND, Origin, RequestedMode, is_directory, is_refusal,
     own_kind,
 };
 
@@ -52,7 +52,7 @@ enum Way {
 pub struct ToOpen {
     /// For messages, and for the user.
     pub path: PathBuf,
-    pub place: Place,
+    pub origin: Origin,
 }
 
 /// The files of a checkpoint, and what its index says.
@@ -153,7 +153,7 @@ fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<Loca
         return Err(Error::argument("no files were given; expected at least one safetensors file"));
     };
     let files = match cache_root {
-        None => paths.into_iter().map(|path| ToOpen { place: Place::Path(path.clone()), path }).collect(),
+        None => paths.into_iter().map(|path| ToOpen { origin: Origin::Path(path.clone()), path }).collect(),
         Some(_) => confined(&paths, cache_root)?,
     };
     // Errors about several files name them; they are about none of them alone.
@@ -268,7 +268,7 @@ fn is_repository(name: &OsStr) -> bool {
 }
 
 fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ToOpen {
-    ToOpen { path: folder.path().join(name), place: Place::Beneath(folder.clone(), name.into()) }
+    ToOpen { path: folder.path().join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
 }
 
 /// A path's folder and name. What has no name of its own (`..`) is its own folder, and will be refused.

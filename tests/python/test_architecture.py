@@ -118,7 +118,7 @@ PYTHON_MAY_USE = {
 }
 MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py"}
 
-UNSAFE_ISLANDS = ("os/", "gather", "python/buffer.rs")
+UNSAFE_ISLANDS = ("os/", "gather", "python/export.rs", "python/writable.rs")
 
 
 def room_of(file: Path) -> str:

@@ -4,7 +4,7 @@ use pagestream::batching::assemble::{Gatherer, Room, assemble};
 use pagestream::error::{Error, ReadCause};
 use pagestream::gather::Element;
 use pagestream::mapped_file::RequestedMode;
-use pagestream::os::room;
+use pagestream::os::memory::room;
 use pagestream::tokens::corpus::TokenCorpus;
 use pagestream::tokens::windows::{Target, Windows};
 use proptest::prelude::*;

@@ -2,7 +2,7 @@
 
 use pagestream::dtype::Dtype;
 use pagestream::gather::{DoesNotFit, Element, widen, widen_window};
-use pagestream::os::room;
+use pagestream::os::memory::room;
 use pagestream::tokens::format::TOKEN_DTYPES;
 use proptest::prelude::*;
 

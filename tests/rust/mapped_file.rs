@@ -125,11 +125,11 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
     let (_folder, path, bytes) = numbered(64 << 10);
     assert!(os::fault::ready());
     let file = File::open(&path).expect("open");
-    let region = os::map::Region::map(
+    let region = os::memory::map::Region::map(
         std::os::fd::AsFd::as_fd(&file),
         std::path::Path::new(""),
         64 << 10,
-        os::map::Mapping::Shared,
+        os::memory::map::Mapping::Shared,
     )
     .expect("map");
     OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(16 << 10)).expect("cut");
@@ -138,7 +138,7 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
     for offset in (0..64).chain((16 << 10) - 200..(16 << 10) + 3) {
         for len in [1, 7, 8, 63, 64, 65, 127, 128, 129, 300, 4095, 4096, 5000, 20_000, 40_000] {
             let mut out = vec![0_u8; len];
-            let copied = match region.copy_out(offset, os::room(&mut out)) {
+            let copied = match region.copy_out(offset, os::memory::room(&mut out)) {
                 Ok(()) => len,
                 Err(good) => good,
             };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pagestream::dtype::Dtype;
 use pagestream::error::Error;
 use pagestream::mapped_file::{Mode, RequestedMode};
-use pagestream::os::room;
+use pagestream::os::memory::room;
 use pagestream::tokens::corpus::{Piece, TokenCorpus};
 use proptest::prelude::*;
 use tempfile::TempDir;

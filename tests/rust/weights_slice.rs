@@ -91,7 +91,7 @@ fn open(path: &Path, mode: Mode) -> MappedFile {
 
 fn read(file: &MappedFile, data_offset: u64, plan: &Plan) -> Result<Vec<u8>, Error> {
     let mut out = vec![0xAA; plan.selection().result_bytes() as usize];
-    fill(&*file.opened()?, data_offset, plan, os::room(&mut out), &mut || true)?;
+    fill(&*file.opened()?, data_offset, plan, os::memory::room(&mut out), &mut || true)?;
     Ok(out)
 }
 

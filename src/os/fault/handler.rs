@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 
-use super::{copy, replace};
+use super::{copy, views};
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
@@ -164,7 +164,7 @@ extern "C" fn on_sigbus<const ENTRY: usize>(signal: c_int, info: *mut libc::sigi
     let saved = unsafe { *errno };
     // SAFETY: a fault comes with its address.
     let address = || unsafe { cause.si_addr() }.addr();
-    if !(cause.si_code == libc::BUS_ADRERR && replace::replace(address())) {
+    if !(cause.si_code == libc::BUS_ADRERR && views::replace(address())) {
         chain(ENTRY, signal, info, context, is_fault);
     }
     // SAFETY: as above.

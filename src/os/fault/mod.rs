@@ -3,7 +3,7 @@
 //! that makes it so, and its manners towards other handlers in the process:
 //!
 //! 1. It acts only on a fault (`si_code > 0`) at an instruction of our copy routine, or in a mapping of ours whose
-//!    memory others have ([`guard`]). Everything else, signals sent by hand above all, goes to the handler that was
+//!    memory others have ([`views`]). Everything else, signals sent by hand above all, goes to the handler that was
 //!    there before.
 //! 2. It stands in front: [`ready`] looks before each read or batch, and steps in front of a handler
 //!    that came later (`faulthandler.enable()`, `signal.signal`, the one that torch's `DataLoader`
@@ -17,11 +17,10 @@
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod copy;
-pub mod guard;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod handler;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-mod replace;
+pub mod views;
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub use self::{

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::error::{Error, Result, errno_text};
-use crate::os::fork;
-use crate::os::limits;
+use crate::os::process::fork;
+use crate::os::process::limits;
 
-use super::{Advice, Facts, Identity, MappedFile, Opened, Place, RequestedMode};
+use super::{Advice, Facts, Identity, MappedFile, Opened, Origin, RequestedMode};
 
 /// None keeps more files open than this.
 const MAX_KEPT: usize = 1024;
@@ -24,7 +24,7 @@ const MIN_KEPT: usize = 16;
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
-pub struct OpenFiles {
+pub struct FileSet {
     entries: Vec<Entry>,
     mode: RequestedMode,
     /// Files that are open, in the order in which the clock's hand meets them.
@@ -37,7 +37,7 @@ pub struct OpenFiles {
 #[derive(Debug)]
 struct Entry {
     absolute: PathBuf,
-    place: Place,
+    origin: Origin,
     facts: Facts,
     slot: RwLock<Option<Arc<MappedFile>>>,
     /// Since the hand passed last.
@@ -78,7 +78,7 @@ impl Drop for Budget {
 #[derive(Debug)]
 pub struct Kept {
     absolute: PathBuf,
-    place: Place,
+    origin: Origin,
     facts: Facts,
     file: Option<MappedFile>,
 }
@@ -86,19 +86,19 @@ pub struct Kept {
 impl Kept {
     /// Keeps the file open if the budget has room for it.
     pub fn new(file: MappedFile, budget: &Budget) -> Self {
-        let (absolute, place) = (file.absolute_path().to_owned(), file.place().clone());
+        let (absolute, origin) = (file.absolute_path().to_owned(), file.origin().clone());
         let facts = file.facts();
-        Self { absolute, place, facts, file: budget.take().then_some(file) }
+        Self { absolute, origin, facts, file: budget.take().then_some(file) }
     }
 }
 
-impl OpenFiles {
+impl FileSet {
     pub fn new(files: Vec<Kept>, mode: RequestedMode, budget: Budget) -> Self {
         let open = files.iter().enumerate().filter(|(_, kept)| kept.file.is_some());
         let kept = open.map(|(index, _)| index).collect();
         let entries = files.into_iter().map(|kept| Entry {
             absolute: kept.absolute,
-            place: kept.place,
+            origin: kept.origin,
             facts: kept.facts,
             slot: RwLock::new(kept.file.map(Arc::new)),
             used: AtomicBool::new(false),
@@ -267,7 +267,7 @@ impl Entry {
     }
 
     fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
-        match self.place.open(mode) {
+        match self.origin.open(mode) {
             Ok(file) => self.same(&file.facts().identity).map(|()| file),
             Err(Error::System { errno, .. }) if super::is_gone(errno) => Err(self.gone(errno)),
             Err(error) => Err(error),

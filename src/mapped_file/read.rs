@@ -1,14 +1,17 @@
 //! Copies out of an open file that end in an error and never in a dead process.
 
 use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::Code;
-use crate::os::pread::{self, Short};
+use crate::os::file::pread::{self, Short};
+use crate::os::memory::advise::{Advice, advise_file};
+use crate::os::process::fork;
 use crate::os::{self, fault};
 
-use super::{Opened, RandomReads};
+use super::{Mode, Opened};
 
 /// How long after an I/O error the one further try is made: time for a server to come back.
 const IO_RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -27,7 +30,7 @@ impl Reader<'_> {
     pub fn bytes<const N: usize>(&self, offset: u64) -> Result<[u8; N]> {
         self.opened.check_range(offset, N as u64)?;
         let mut bytes = [0; N];
-        self.opened.copy_into(offset, os::room(&mut bytes), self.guarded)?;
+        self.opened.copy_into(offset, os::memory::room(&mut bytes), self.guarded)?;
         Ok(bytes)
     }
 
@@ -35,7 +38,7 @@ impl Reader<'_> {
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.opened.check_range(offset, length)?;
         let mut bytes = vec![0; length as usize];
-        self.opened.copy_into(offset, os::room(&mut bytes), self.guarded)?;
+        self.opened.copy_into(offset, os::memory::room(&mut bytes), self.guarded)?;
         Ok(bytes)
     }
 
@@ -80,7 +83,7 @@ impl Opened {
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.check_range(offset, length)?;
         let mut bytes = vec![0; length as usize];
-        self.read_into(offset, os::room(&mut bytes))?;
+        self.read_into(offset, os::memory::room(&mut bytes))?;
         Ok(bytes)
     }
 
@@ -154,5 +157,105 @@ impl Opened {
         };
         let (offset, length) = (offset + good as u64, (out.len() - good) as u64);
         Err(Error::MappedRead { path: self.path.clone(), offset, length, cause })
+    }
+}
+
+/// The advice of a descriptor, which all of its readers share. It holds for reads alone, not for a mapping.
+#[derive(Debug, Default)]
+pub(super) struct DescriptorAdvice(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// How many [`RandomReads`] there are.
+    random_reads: usize,
+    /// What the user asked of a file that is not mapped.
+    asked: Option<Advice>,
+}
+
+impl DescriptorAdvice {
+    /// The lock is never waited for by a fork's child: it is taken in sections only.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of advice for the whole of a file that is not mapped.
+    pub(super) fn ask(&self, advice: Advice) {
+        let _section = fork::section();
+        self.state().asked = Some(advice);
+    }
+}
+
+/// While one of these lives, reads of the file are not extended by read-ahead: megabytes for each range of a
+/// few bytes, on some disks. Of use to several threads at once.
+#[derive(Debug)]
+pub struct RandomReads<'a> {
+    opened: &'a Opened,
+}
+
+impl RandomReads<'_> {
+    /// Fills `out` with the file's bytes from `offset`, past the mapping, whose faults would read ahead.
+    pub fn read_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
+        self.opened.check_range(offset, out.len() as u64)?;
+        self.opened.pread_into(offset, out)
+    }
+
+    /// Likewise for bytes that were found in the page cache a moment ago: out of the mapping, which saves the
+    /// system call. `guarded` is the answer of [`Self::is_guarded`] in this thread.
+    pub fn copy_cached(&self, offset: u64, out: &mut [MaybeUninit<u8>], guarded: bool) -> Result<()> {
+        self.opened.check_range(offset, out.len() as u64)?;
+        self.opened.copy_into(offset, out, guarded)
+    }
+
+    /// Tells the processor that such bytes come next.
+    pub fn prefetch_cached(&self, offset: u64, len: u64) {
+        if let Some(region) = self.opened.region() {
+            region.prefetch(offset as usize, len as usize);
+        }
+    }
+
+    /// Whether copies out of the mapping survive bus errors in this thread.
+    pub fn is_guarded(&self) -> bool {
+        fault::ready()
+    }
+
+    pub fn opened(&self) -> &Opened {
+        self.opened
+    }
+
+    /// To be called last: were the bytes the file's?
+    pub fn finish(self) -> Result<()> {
+        let opened = self.opened;
+        drop(self);
+        opened.verify()
+    }
+}
+
+impl Drop for RandomReads<'_> {
+    fn drop(&mut self) {
+        let _section = fork::section();
+        let mut state = self.opened.descriptor_advice.state();
+        state.random_reads = state.random_reads.saturating_sub(1);
+        if state.random_reads == 0 {
+            let advice = state.asked.unwrap_or(Advice::Normal);
+            let _ = advise_file(self.opened.file(), 0, self.opened.size(), advice);
+        }
+    }
+}
+
+impl Opened {
+    pub fn random_reads(&self) -> RandomReads<'_> {
+        let _section = fork::section();
+        let mut state = self.descriptor_advice.state();
+        state.random_reads += 1;
+        // Each time: a process that shares the descriptor since a fork may have set it back.
+        let _ = advise_file(self.file(), 0, self.size(), Advice::Random);
+        drop(state);
+        RandomReads { opened: self }
+    }
+
+    /// Whether positioned reads get what [`Self::fetch_ahead`] brought in. Where a shared mapping is
+    /// refused they go past the page cache (FUSE with `direct_io`): there it would be read twice.
+    pub fn reads_from_cache(&self) -> bool {
+        self.facts.mode == Mode::Shared
     }
 }

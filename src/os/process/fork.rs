@@ -1,15 +1,15 @@
 //! Locks and fork(2): a child inherits a lock that another thread of the parent held, and nobody is left to
 //! release it. Who locks something that a child goes on using does so inside [`section`], and a fork waits
 //! until no thread is in one (pthread_atfork(3)). It waits for the list of what is being unmapped as well, as a
-//! child has none of the threads that do it ([`unmap`]), and for the list of what is mapped ([`guard`]): both are locked
+//! child has none of the threads that do it ([`unmap`]), and for the list of what is mapped ([`views`]): both are locked
 //! within sections.
 
 use std::cell::RefCell;
 use std::sync::{MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::fault;
-use super::fault::guard::{self, Mapped};
-use super::unmap::{self, Pending};
+use crate::os::fault;
+use crate::os::fault::views::{self, Mapped};
+use crate::os::memory::unmap::{self, Pending};
 
 static GATE: RwLock<()> = RwLock::new(());
 static REGISTERED: Once = Once::new();
@@ -63,7 +63,7 @@ extern "C" fn prepare() {
     // In this order: the lists are locked within sections.
     let gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
     let pending = unmap::lock();
-    let held = Held { _mapped: guard::mapped(), pending, _gate: gate };
+    let held = Held { _mapped: views::mapped(), pending, _gate: gate };
     // A thread that is ending has no such place any more: then the fork is as it would be without this.
     let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(held));
 }

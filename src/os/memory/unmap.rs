@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapRaw;
 
-use super::fork;
+use crate::os::process::fork;
 
 /// Smaller mappings are unmapped by who drops them.
 const ASIDE_BYTES: usize = 64 << 20;

@@ -61,7 +61,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::anonymous::HugePages;
+    use crate::os::memory::anonymous::HugePages;
 
     fn block(len: usize) -> Anonymous {
         Anonymous::private(len, HugePages::Never).expect("memory")

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::os::beneath::{self, Refusal};
 use crate::os::errno::Code;
-use crate::os::pread::{self, Kind};
+use crate::os::file::beneath::{self, Refusal};
+use crate::os::file::open::{self, Kind};
 
-use super::{MappedFile, RequestedMode, ladder};
+use super::{MappedFile, RequestedMode, mode};
 
 /// A folder, opened once. Files are opened by its descriptor, and none that lies elsewhere, whatever their
 /// names and links say.
@@ -21,7 +21,7 @@ pub struct Folder {
 
 /// How a file was named.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum Origin {
     /// By a path of the caller's own, whose links are followed.
     Path(PathBuf),
     /// By a name that is not to be trusted: in a file, say.
@@ -75,8 +75,8 @@ impl Folder {
                     format!("it was replaced while it was opened, {} times in a row", beneath::MAX_SWAPS);
                 system(Code::AGAIN, advice)
             }
-            Refusal::System(errno) => system(errno, ladder::open_advice(&path, errno)),
-            Refusal::NotRegular(Kind::Other(name)) => system(Code::INVAL, ladder::not_regular(name)),
+            Refusal::System(errno) => system(errno, mode::open_advice(&path, errno)),
+            Refusal::NotRegular(Kind::Other(name)) => system(Code::INVAL, mode::not_regular(name)),
             Refusal::NotRegular(_) => system(Code::ISDIR, "it is a directory, not a file".into()),
             Refusal::Outside(target) => {
                 let allowed: Vec<_> = self.opened.allowed().map(|path| path.display().to_string()).collect();
@@ -92,7 +92,7 @@ impl Folder {
     }
 }
 
-impl Place {
+impl Origin {
     pub fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
         match self {
             Self::Path(path) => MappedFile::open(path, mode),
@@ -104,25 +104,25 @@ impl Place {
 impl MappedFile {
     /// Opens a file of a folder: a name or a link that leads out of it is refused with EXDEV.
     pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
-        let (path, place) = (folder.path.join(name), Place::Beneath(folder.clone(), name.into()));
-        Self::of_regular(ladder::regular(folder.open_file(name)?, &path)?, &path, place, requested)
+        let (path, origin) = (folder.path.join(name), Origin::Beneath(folder.clone(), name.into()));
+        Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, origin, requested)
     }
 
     /// A file that someone has open for reading; the descriptor stays theirs. `path` is for messages, and for
     /// [`Self::check`].
     pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
-        let copy = pread::duplicate(descriptor).map_err(|errno| Error::System {
+        let copy = open::duplicate(descriptor).map_err(|errno| Error::System {
             operation: "cannot duplicate the descriptor",
             path: path.into(),
             errno: errno.raw_os_error(),
-            advice: ladder::open_advice(path, errno),
+            advice: mode::open_advice(path, errno),
         })?;
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        let (copy, identity) = ladder::regular(copy, path)?;
+        let (copy, identity) = mode::regular(copy, path)?;
         // memfd_create(2), O_TMPFILE, deleted by now; or the path is made up.
-        let is_named = pread::identity_at(&absolute)
+        let is_named = open::identity_at(&absolute)
             .is_ok_and(|found| (found.device, found.inode) == (identity.device, identity.inode));
-        let file = Self::of_regular((copy, identity), path, Place::Path(absolute), requested)?;
+        let file = Self::of_regular((copy, identity), path, Origin::Path(absolute), requested)?;
         Ok(Self { is_named, ..file })
     }
 }
@@ -137,10 +137,10 @@ pub fn is_refusal(errno: i32) -> bool {
 
 /// Whether a path leads to a directory, its links followed.
 pub fn is_directory(path: &Path) -> bool {
-    pread::kind_at(path) == Ok(Kind::Directory)
+    open::kind_at(path) == Ok(Kind::Directory)
 }
 
 /// What a path names itself: a link is not what it leads to. `None` where there is nothing.
 pub fn own_kind(path: &Path) -> Option<Kind> {
-    pread::own_kind_at(path).ok()
+    open::own_kind_at(path).ok()
 }

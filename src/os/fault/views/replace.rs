@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use super::guard;
-use crate::os;
+use super::table;
+use crate::os::memory::page_bytes;
 
 /// What is replaced at most after an I/O error.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -24,9 +24,9 @@ const SLOW: Duration = Duration::from_millis(20);
 
 /// Puts zeros where `address` lies, if that belongs to a guarded mapping. False if the fault is not ours, or cannot
 /// be helped.
-pub(super) fn replace(address: usize) -> bool {
-    let Some(mapping) = guard::find(address) else { return false };
-    let page = os::page_bytes();
+pub(in crate::os::fault) fn replace(address: usize) -> bool {
+    let Some(mapping) = table::find(address) else { return false };
+    let page = page_bytes();
     let first = address / page * page;
     let start = Instant::now();
     // Another thread was here before, or the storage is back.
@@ -47,14 +47,14 @@ pub(super) fn replace(address: usize) -> bool {
         mapping.set_tail(all.start);
     }
     if is_first {
-        guard::call_hook();
+        table::call_hook();
     }
     true
 }
 
 /// All from the file's new end to the mapping's, if the page that failed lies there: nothing behind it can be read.
 /// A disk that fails in several places can be taken for that.
-fn cut_off(first: usize, mapping: &guard::Found) -> Option<Range<usize>> {
+fn cut_off(first: usize, mapping: &table::Found) -> Option<Range<usize>> {
     let tail = mapping.tail();
     if first >= tail || is_any_readable(first, tail) {
         return None;
@@ -65,7 +65,7 @@ fn cut_off(first: usize, mapping: &guard::Found) -> Option<Range<usize>> {
 
 /// Of some pages between the two, the last among them; not the one at `start`, which cannot be read.
 fn is_any_readable(start: usize, end: usize) -> bool {
-    let page = os::page_bytes();
+    let page = page_bytes();
     let between = (end - start) / page - usize::from(end > start);
     (1..=SAMPLES)
         .rev()
@@ -96,7 +96,7 @@ fn is_readable(page: usize) -> bool {
 
 /// Up to `known`, which cannot be read: of a file that was cut, all from there on cannot.
 fn first_unreadable(start: usize, known: usize) -> usize {
-    let page = os::page_bytes();
+    let page = page_bytes();
     let (mut readable, mut unreadable) = (start, known);
     if known == start || !is_readable(start) {
         return start;
@@ -110,7 +110,7 @@ fn first_unreadable(start: usize, known: usize) -> usize {
 
 /// The pages beside `first`, and in its block, that are not in memory.
 fn absent_around(first: usize, mapping: &Range<usize>) -> Range<usize> {
-    let page = os::page_bytes();
+    let page = page_bytes();
     let block = BLOCK_BYTES.max(page);
     let low = (first / block * block).max(mapping.start);
     let high = (first / block * block + block).min(mapping.end);
@@ -123,12 +123,12 @@ fn absent_around(first: usize, mapping: &Range<usize>) -> Range<usize> {
 /// Whether a page is in memory; true of all pages if the kernel does not tell this user.
 fn is_present(page: usize) -> bool {
     let mut present = [1_u8];
-    ask_present(page, os::page_bytes(), &mut present);
+    ask_present(page, page_bytes(), &mut present);
     present[0] & 1 == 1
 }
 
 fn ask_present(start: usize, len: usize, present: &mut [u8]) {
-    debug_assert!(len.div_ceil(os::page_bytes()) <= present.len());
+    debug_assert!(len.div_ceil(page_bytes()) <= present.len());
     // SAFETY: the kernel checks the range, and `present` has a byte for each page of it.
     unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), len, present.as_mut_ptr().cast()) };
 }
@@ -139,7 +139,7 @@ fn ask_present(start: usize, len: usize, present: &mut [u8]) {
 fn replace_absent(range: &Range<usize>, writable: bool) -> bool {
     // Small: a signal's stack may be.
     const PAGES: usize = 256;
-    let page = os::page_bytes();
+    let page = page_bytes();
     let mut run = range.start;
     let mut looks = 0;
     for chunk in range.clone().step_by(PAGES * page) {
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_can_be_read_is_told_without_a_signal() {
-        let page = os::page_bytes();
+        let page = page_bytes();
         let readable = vec![0_u8; 2 * page];
         assert!(is_readable(readable.as_ptr().expose_provenance()));
         assert!(!is_readable(page)); // below vm.mmap_min_addr

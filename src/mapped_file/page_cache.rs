@@ -4,10 +4,12 @@ use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 
 use crate::error::{Error, Result};
-use crate::os::advise::{self, Advice};
 use crate::os::errno::Code;
-use crate::os::residency::{self, Residency};
-use crate::os::{self, fault, fork, limits, map::Region};
+use crate::os::fault;
+use crate::os::memory::advise::{self, Advice};
+use crate::os::memory::residency::{self, Residency};
+use crate::os::memory::{map::Region, page_bytes};
+use crate::os::process::{fork, limits};
 
 use super::{MappedFile, Mode, Opened};
 
@@ -20,7 +22,7 @@ const AHEAD_CHUNK_BYTES: u64 = 128 << 10;
 
 /// What was asked for the whole file, to be asked again of a larger mapping.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Care {
+pub(super) struct Hints {
     advice: Option<Advice>,
     locked: bool,
 }
@@ -36,7 +38,7 @@ impl MappedFile {
         let lasting =
             matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
         if lasting && (offset, length) == (0, opened.size()) {
-            self.with_care(|care| care.advice = Some(advice));
+            self.with_hints(|care| care.advice = Some(advice));
             if opened.region.is_none() {
                 opened.descriptor_advice.ask(advice);
             }
@@ -50,15 +52,15 @@ impl MappedFile {
         let region = opened.region.as_deref();
         let found = residency::residency(opened.file(), region, offset, length, seed);
         // Sampling turns read-ahead of the descriptor off and on.
-        if let (Some(advice), None) = (self.with_care(|care| care.advice), region) {
+        if let (Some(advice), None) = (self.with_hints(|care| care.advice), region) {
             opened.advise(advice, 0, opened.size());
         }
         Ok(found)
     }
 
     /// After the file grew: what was asked of the old mapping holds for the new one.
-    pub(super) fn care_again(&self, opened: &Opened) -> Result<()> {
-        let care = self.with_care(|care| *care);
+    pub(super) fn reapply_hints(&self, opened: &Opened) -> Result<()> {
+        let care = self.with_hints(|care| *care);
         if let Some(advice) = care.advice {
             opened.advise(advice, 0, opened.size());
         }
@@ -69,7 +71,7 @@ impl MappedFile {
     }
 
     /// A child of a fork must not inherit the lock from a thread that it has not.
-    fn with_care<T>(&self, act: impl FnOnce(&mut Care) -> T) -> T {
+    fn with_hints<T>(&self, act: impl FnOnce(&mut Hints) -> T) -> T {
         let _section = fork::section();
         act(&mut self.care.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -108,12 +110,12 @@ impl MappedFile {
     /// mlock(2): reads the file into memory and keeps it there.
     pub fn lock(&self) -> Result<()> {
         self.with_region("lock", Opened::lock)?;
-        self.with_care(|care| care.locked = true);
+        self.with_hints(|care| care.locked = true);
         Ok(())
     }
 
     pub fn unlock(&self) -> Result<()> {
-        self.with_care(|care| care.locked = false);
+        self.with_hints(|care| care.locked = false);
         self.with_region("unlock", |opened, region| {
             region.unlock().map_err(|errno| opened.system("cannot unlock the mapping", errno, String::new()))
         })
@@ -133,7 +135,7 @@ impl MappedFile {
 
 /// What is let go of behind a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LetGo {
+pub enum DropBehind {
     /// Pages leave this process's resident set; the page cache keeps them.
     Resident,
     /// They leave the page cache, too, as far as nobody else maps them.
@@ -182,7 +184,7 @@ impl Opened {
     pub fn resident_pages(&self, offset: u64, length: u64) -> Option<ResidentPages> {
         let region = self.region.as_ref()?;
         let told = *fork::get_or_make(&self.residency_is_told, || residency::kernel_tells_truth(self.file()));
-        let page_bytes = os::page_bytes() as u64;
+        let page_bytes = page_bytes() as u64;
         let first = offset / page_bytes;
         let count = offset.checked_add(length)?.div_ceil(page_bytes).checked_sub(first)?;
         let pages =
@@ -191,11 +193,11 @@ impl Opened {
     }
 
     /// Best effort: a page that another process maps stays in the cache.
-    pub fn let_go(&self, offset: u64, length: u64, what: LetGo) {
+    pub fn let_go(&self, offset: u64, length: u64, what: DropBehind) {
         if let Some(region) = &self.region {
             let _ = advise::advise_map(region, offset as usize, length as usize, Advice::DontNeed);
         }
-        if what == LetGo::Cache {
+        if what == DropBehind::Cache {
             let _ = advise::drop_cached_range(self.file(), offset, length);
         }
     }

@@ -10,7 +10,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::os;
+use crate::os::memory::page_bytes;
+use crate::os::process::fork;
 
 /// Slots are made this many at a time, and never go: a handler may be reading them.
 const CHUNK_SLOTS: usize = 256;
@@ -175,8 +176,8 @@ impl Slot {
 impl Guard {
     /// Of `len` bytes of the file at `path`, mapped at `address`.
     pub fn new(address: *const u8, len: usize, writable: bool, path: &Path) -> Self {
-        os::fork::watch();
-        os::page_bytes(); // asked of the system once, and not first in the handler
+        fork::watch();
+        page_bytes(); // asked of the system once, and not first in the handler
         let mut mapped = mapped();
         let slot = mapped.free.pop().unwrap_or_else(|| {
             let (slot, others) = more_slots();
@@ -244,7 +245,7 @@ pub(super) struct Found {
 pub(super) fn find(address: usize) -> Option<Found> {
     slots().find_map(|slot| {
         let (start, len, writable) = slot.mapping()?;
-        let end = start.checked_add(len)?.checked_next_multiple_of(os::page_bytes())?;
+        let end = start.checked_add(len)?.checked_next_multiple_of(page_bytes())?;
         (start..end).contains(&address).then_some(Found { slot, pages: start..end, writable })
     })
 }

@@ -9,6 +9,9 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
+use super::page::page_bytes;
+use crate::os::file::open;
+
 /// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// From here on `HugePages::Auto` asks for huge pages (benches/compare/staging.py).
@@ -201,7 +204,7 @@ impl Anonymous {
 
     /// Bytes of the last page beyond `from` may hold what stood there before a shrink.
     fn clear_page_tail(&mut self, from: usize) -> Result<(), Errno> {
-        let end = from.next_multiple_of(super::page_bytes()).min(self.mapped);
+        let end = from.next_multiple_of(page_bytes()).min(self.mapped);
         if from == end {
             return Ok(());
         }
@@ -291,13 +294,13 @@ impl Drop for Anonymous {
 
 fn round_up(len: usize) -> Result<usize, Errno> {
     len.max(1)
-        .checked_next_multiple_of(super::page_bytes())
+        .checked_next_multiple_of(page_bytes())
         .filter(|&len| isize::try_from(len).is_ok())
         .ok_or(Errno::NOMEM)
 }
 
 fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    super::pread::open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
+    open::open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
 }
 
 /// Addresses for `mapped` bytes that nothing else will use; on a huge page's border if `huge`.

@@ -17,7 +17,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 use rustix::thread::CapabilitySet;
 
 use super::map::Region;
-use super::usage::Usage;
+use super::page::{page_bytes, whole_pages};
+use crate::os::process::usage::Usage;
 
 /// Pages that the third way asks at most.
 pub const SAMPLE_PAGES: u64 = 1024;
@@ -75,7 +76,7 @@ pub fn residency(
     len: u64,
     seed: u64,
 ) -> Residency {
-    let page = super::page_bytes() as u64;
+    let page = page_bytes() as u64;
     let first = offset / page;
     let count = if len == 0 { 0 } else { (offset + len).div_ceil(page) - first };
     if count == 0 {
@@ -114,7 +115,7 @@ pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
 /// Which of `count` pages, the first being `first`, are in the cache; `None` where mincore fails. To be asked only
 /// where [`kernel_tells_truth`].
 pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
-    let page = super::page_bytes();
+    let page = page_bytes();
     let mut pages = Vec::with_capacity(count);
     let mut answer = vec![0_u8; count.min(CHUNK_PAGES)];
     while pages.len() < count {
@@ -136,9 +137,9 @@ pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>>
 /// where [`kernel_tells_truth`].
 pub fn is_resident(region: &Region, offset: usize, len: usize) -> Option<bool> {
     const PAGES: usize = 64;
-    let (start, len) = super::whole_pages(offset, len);
+    let (start, len) = whole_pages(offset, len);
     let (address, len) = region.range(start, len.min(region.len().checked_sub(start)?))?;
-    let page = super::page_bytes();
+    let page = page_bytes();
     let mut answer = [0_u8; PAGES];
     for first in (0..len).step_by(PAGES * page) {
         let bytes = (PAGES * page).min(len - first);
@@ -190,7 +191,7 @@ fn cachestat(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<Vec<bool>, 
 fn cachestat_range(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<u64, Errno> {
     /// The same number on every architecture (asm-generic/unistd.h).
     const SYS_CACHESTAT: libc::c_long = 451;
-    let page = super::page_bytes() as u64;
+    let page = page_bytes() as u64;
     let range = CachestatRange { offset: first * page, len: count * page };
     let mut answer = Cachestat::default();
     // SAFETY: both structures are laid out as the system call wants them and live during it.
@@ -206,7 +207,7 @@ fn cachestat_range(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<u64, 
 fn sample(file: BorrowedFd<'_>, first: u64, count: u64, seed: u64) -> Residency {
     let every = count <= SAMPLE_PAGES;
     let asked = count.min(SAMPLE_PAGES);
-    let page = super::page_bytes() as u64;
+    let page = page_bytes() as u64;
     // Without this a miss would fetch the whole read-ahead window. The mapping is not affected.
     let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
     // One page out of each of `asked` equal parts of the range.

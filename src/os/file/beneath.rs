@@ -21,7 +21,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::pread::{self, Identity, Kind, retry, retry_interrupted};
+use super::open::{self, Identity, Kind, retry, retry_interrupted};
 
 /// As the kernel follows, path_resolution(7).
 const MAX_LINKS: usize = 40;
@@ -275,7 +275,7 @@ fn leaves_it_to_the_walk(errno: Errno) -> bool {
 }
 
 fn regular(file: BorrowedFd<'_>) -> Result<Identity, Refusal> {
-    match pread::identity(file)? {
+    match open::identity(file)? {
         (identity, Kind::Regular) => Ok(identity),
         (_, kind) => Err(Refusal::NotRegular(kind)),
     }

@@ -7,9 +7,10 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, describe};
-use crate::os::limits;
-use crate::os::map::{Mapping, Region};
-use crate::os::pread::{self, Identity, Kind, Short};
+use crate::os::file::open::{self, Identity, Kind};
+use crate::os::file::pread::{self, Short};
+use crate::os::memory::map::{Mapping, Region};
+use crate::os::process::limits;
 
 /// What is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +122,7 @@ fn map(file: BorrowedFd<'_>, path: &Path, size: u64, mode: Mode) -> Result<Optio
     }
     let len = isize::try_from(size).map_err(|_| Code::NOMEM)? as usize;
     let mapping = if mode == Mode::Shared { Mapping::Shared } else { Mapping::Private };
-    pread::retry(|| Region::map(file, path, len, mapping)).map(Some)
+    open::retry(|| Region::map(file, path, len, mapping)).map(Some)
 }
 
 fn join(reasons: &[String]) -> Option<String> {
@@ -175,7 +176,7 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
 
 /// Opens `path` for reading and makes sure that it is a regular file whose size is true.
 pub(super) fn open_regular(path: &Path) -> Result<(OwnedFd, Identity)> {
-    let file = pread::open(path).map_err(|errno| Error::System {
+    let file = open::open(path).map_err(|errno| Error::System {
         operation: "cannot open",
         path: path.into(),
         errno: errno.raw_os_error(),
@@ -192,7 +193,7 @@ pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)>
         errno: errno.raw_os_error(),
         advice,
     };
-    let (identity, kind) = pread::identity(file.as_fd())
+    let (identity, kind) = open::identity(file.as_fd())
         .map_err(|errno| system("cannot stat", errno, open_advice(path, errno)))?;
     match kind {
         Kind::Regular => {}
@@ -240,7 +241,7 @@ pub(super) fn open_advice(path: &Path, errno: Code) -> String {
     match errno {
         Code::MFILE | Code::NFILE => limits::explain_nofile(),
         // A socket, a terminal that is not ours, a device without a driver.
-        Code::NXIO | Code::NODEV => match pread::kind_at(path) {
+        Code::NXIO | Code::NODEV => match open::kind_at(path) {
             Ok(Kind::Other(name)) => not_regular(name),
             _ => String::new(),
         },

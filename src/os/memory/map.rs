@@ -7,8 +7,10 @@ use std::path::Path;
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::io::Errno;
 
-use super::fault::guard::{Damage, Guard};
-use super::{fault, unmap};
+use super::page::page_bytes;
+use super::unmap;
+use crate::os::fault;
+use crate::os::fault::views::{Damage, Guard};
 
 /// How a file's pages are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +136,7 @@ impl Region {
     /// Reads one byte of each page in the range, so that all of them are mapped. On a fault gives
     /// the offset of the page that failed.
     pub fn touch(&self, offset: usize, len: usize) -> Result<(), usize> {
-        let page = super::page_bytes();
+        let page = page_bytes();
         let mut byte = [MaybeUninit::uninit()];
         let mut at = offset;
         while at < offset.saturating_add(len) {

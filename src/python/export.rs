@@ -1,4 +1,4 @@
-//! Memory across the border: views of mappings to Python, writable buffers and fresh `bytes` from it.
+//! Memory for Python: views of mappings, batches, staging buffers.
 //! Unsafe island 3.
 //!
 //! What Python gets by the buffer protocol is an address, not a Rust reference. Each export owns a
@@ -6,19 +6,15 @@
 #![allow(unsafe_code)] // Island 3: the buffer protocol is made of raw pointers.
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMemoryView};
+use pyo3::types::PyMemoryView;
 
 use crate::batching::pool::Lease;
 use crate::mapped_file::View;
-
-/// Bytes that are copied between two looks at Python's signals.
-const COPY_CHUNK_BYTES: usize = 4 << 20;
 
 /// An export: where the memory is and what keeps it.
 pub struct Export {
@@ -187,101 +183,4 @@ pub fn batch_object(py: Python<'_>, buffer: Lease) -> PyResult<Bound<'_, PyAny>>
 /// `memoryview(object)`.
 pub fn memory_view<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     Ok(PyMemoryView::from(object)?.into_any())
-}
-
-/// New `bytes`, filled by `fill(start, chunk)` while detached from the interpreter. Between chunks
-/// Ctrl-C is heard.
-pub fn new_bytes<E: Send + Into<PyErr>>(
-    py: Python<'_>,
-    len: usize,
-    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
-) -> PyResult<Bound<'_, PyBytes>> {
-    let size = ffi::Py_ssize_t::try_from(len).map_err(|_| PyMemoryError::new_err("too large"))?;
-    // SAFETY: a null source asks for uninitialised bytes.
-    let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
-    // SAFETY: a new reference, or null with an exception set.
-    let bytes = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
-    let bytes = bytes.cast_into::<PyBytes>()?;
-    // SAFETY: `bytes` is alive and a bytes object.
-    let address = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
-    // SAFETY: `len` bytes at `address` belong to the new object, which nobody else knows yet.
-    let room = unsafe { std::slice::from_raw_parts_mut(address.cast::<MaybeUninit<u8>>(), len) };
-    fill_in_chunks(py, room, fill)?;
-    Ok(bytes)
-}
-
-/// A caller's buffer to write to, of whatever element type. Asked for in the simplest form of the buffer
-/// protocol, which NumPy gives of types that have no letter (bfloat16, datetime64), too.
-pub struct WritableBuffer {
-    request: Box<ffi::Py_buffer>,
-}
-
-impl WritableBuffer {
-    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut request = Box::new(ffi::Py_buffer::new());
-        // SAFETY: `object` is alive and `request` valid; it stays where it is, as exporters may want.
-        let status =
-            unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *request, ffi::PyBUF_WRITABLE) };
-        if status == 0 {
-            return Ok(Self { request });
-        }
-        let why = PyErr::fetch(object.py());
-        Err(PyTypeError::new_err(format!(
-            "a writable, C-contiguous buffer is needed, neither read-only nor with gaps: {}",
-            why.value(object.py())
-        )))
-    }
-
-    pub fn len(&self) -> usize {
-        self.request.len as usize
-    }
-
-    /// Its first `len` bytes.
-    pub fn room(&mut self, len: usize) -> PyResult<&mut [MaybeUninit<u8>]> {
-        if self.len() < len {
-            return Err(PyBufferError::new_err(format!(
-                "the buffer has {} bytes, {len} are needed",
-                self.len()
-            )));
-        }
-        if len == 0 {
-            return Ok(&mut []);
-        }
-        // SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`.
-        // A caller that uses the memory meanwhile races with itself only.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.request.buf.cast::<MaybeUninit<u8>>(), len) })
-    }
-
-    /// Fills its first `len` bytes as [`new_bytes`] does.
-    pub fn fill<E: Send + Into<PyErr>>(
-        &mut self,
-        py: Python<'_>,
-        len: usize,
-        fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
-    ) -> PyResult<()> {
-        fill_in_chunks(py, self.room(len)?, fill)
-    }
-}
-
-impl Drop for WritableBuffer {
-    fn drop(&mut self) {
-        // SAFETY: it was got by `PyObject_GetBuffer` and is released once. It is never moved to another
-        // thread (raw pointers are not Send), so the interpreter's lock is held.
-        unsafe { ffi::PyBuffer_Release(&raw mut *self.request) };
-    }
-}
-
-fn fill_in_chunks<E: Send + Into<PyErr>>(
-    py: Python<'_>,
-    room: &mut [MaybeUninit<u8>],
-    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
-) -> PyResult<()> {
-    if room.len() <= COPY_CHUNK_BYTES {
-        return py.detach(|| fill(0, room)).map_err(Into::into);
-    }
-    for (index, chunk) in room.chunks_mut(COPY_CHUNK_BYTES).enumerate() {
-        py.detach(|| fill(index * COPY_CHUNK_BYTES, chunk)).map_err(Into::into)?;
-        py.check_signals()?;
-    }
-    Ok(())
 }

@@ -9,11 +9,12 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use super::buffer::{self, Access, Export, PyExporter, Source, WritableBuffer};
 use super::error::{full_text, text};
+use super::export::{self, Access, Export, PyExporter, Source};
+use super::writable::{self, WritableBuffer};
 use crate::error::Error;
 use crate::mapped_file::{MappedFile, RequestedMode};
-use crate::os::advise::Advice;
+use crate::os::memory::advise::Advice;
 
 #[pyclass(name = "MappedFile", module = "pagestream._native", extends = PyExporter, subclass, weakref, frozen)]
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl Drop for PyMappedFile {
         // it is closed already or another exporter uses it.
         if Arc::strong_count(&self.file) <= 2 {
             let file = self.file.clone();
-            buffer::drop_detached(Closing(file));
+            export::drop_detached(Closing(file));
         }
     }
 }
@@ -151,7 +152,7 @@ impl PyMappedFile {
         let opened = self.file.opened()?;
         let (offset, length) = self.range(offset, length)?;
         let len = usize::try_from(length)?;
-        buffer::new_bytes(py, len, |start, chunk| opened.read_into(offset + start as u64, chunk))
+        writable::new_bytes(py, len, |start, chunk| opened.read_into(offset + start as u64, chunk))
     }
 
     #[pyo3(signature = (buffer, offset = 0))]
@@ -168,8 +169,8 @@ impl PyMappedFile {
     fn view<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
         let (offset, length) = self.range(offset, length)?;
         match self.file.opened()?.view(offset, length)? {
-            Some(view) => buffer::memory_view(&buffer::view_object(py, view, Access::ReadOnly)?),
-            None => buffer::memory_view(self.read(py, offset, Some(length))?.as_any()),
+            Some(view) => export::memory_view(&export::view_object(py, view, Access::ReadOnly)?),
+            None => export::memory_view(self.read(py, offset, Some(length))?.as_any()),
         }
     }
 

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice as MapAdvice;
 
 use super::map::{Mapping, Region};
+use super::page::whole_pages;
 
 /// madvise(2)'s words that make sense for a file that is read. `MADV_POPULATE_READ` is not among
 /// them: before Linux 6.9 it spins for ever on a page that cannot be read.
@@ -67,7 +68,7 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
     if advice == Advice::DontNeed && region.mapping() == Mapping::CopyOnWrite {
         return Err(Errno::INVAL);
     }
-    let (start, len) = super::whole_pages(offset, len);
+    let (start, len) = whole_pages(offset, len);
     let len = len.min(region.len().saturating_sub(start));
     let Some((address, len)) = region.range(start, len) else { return Err(Errno::INVAL) };
     // SAFETY: `range` checked that the pages belong to the region; they are read-only file pages (or
@@ -96,6 +97,6 @@ pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), Errno> {
 
 /// Likewise for the whole pages of a range.
 pub fn drop_cached_range(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
-    let (start, len) = super::whole_pages(offset as usize, len as usize);
+    let (start, len) = whole_pages(offset as usize, len as usize);
     rustix::fs::fadvise(file, start as u64, NonZeroU64::new(len as u64), FileAdvice::DontNeed)
 }
