@@ -2,17 +2,18 @@
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it:
 //! [`error`], [`dtype`], [`parallel`] · [`os`] · [`mapped_file`] · [`tokens`], [`weights`], [`sampling`],
-//! [`gather`] · `python`.
+//! [`widen`], [`slicing`] · `python`.
 
 pub mod batching;
 pub mod dtype;
 pub mod error;
-pub mod gather;
 pub mod mapped_file;
 pub mod os;
 pub mod parallel;
 #[cfg(feature = "python")]
 mod python;
 pub mod sampling;
+pub mod slicing;
 pub mod tokens;
 pub mod weights;
+pub mod widen;

@@ -1,4 +1,4 @@
-//! Rows of batches from random places of a mapped file whose pages are cached: `Gatherer` against the plain
+//! Rows of batches from random places of a mapped file whose pages are cached: `RowCopier` against the plain
 //! loops that do the same from a slice, compiled for AVX2 too, and against two threads that only write as
 //! many bytes, which is the limit.
 //!
@@ -11,13 +11,13 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagestream::batching::assemble::Gatherer;
+use pagestream::batching::row::RowCopier;
 use pagestream::dtype::Dtype;
-use pagestream::gather::Element;
 use pagestream::mapped_file::RequestedMode;
 use pagestream::os::memory::map::{Mapping, Region};
 use pagestream::os::memory::room;
 use pagestream::tokens::corpus::TokenCorpus;
+use pagestream::widen::Element;
 
 const FILE_BYTES: usize = 64 << 20;
 const BATCH_TOKENS: usize = 64 << 10;
@@ -98,7 +98,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
 
         let row_bytes = length * size_of::<To>();
         let [mut x_bytes, mut y_bytes] = [(); 2].map(|()| vec![0_u8; BATCH_TOKENS * size_of::<To>()]);
-        let mut gatherer = Gatherer::default();
+        let mut gatherer = RowCopier::default();
         let mut batch = |start: &mut dyn FnMut() -> usize| {
             let mut next = start() as u64;
             for (x, y) in x_bytes.chunks_exact_mut(row_bytes).zip(y_bytes.chunks_exact_mut(row_bytes)) {

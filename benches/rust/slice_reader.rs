@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use pagestream::mapped_file::{MappedFile, RequestedMode};
 use pagestream::os::memory::room;
-use pagestream::weights::slice::{GAP_BYTES, Plan, Selection, fill};
+use pagestream::slicing::{GAP_BYTES, Selection, SlicePlan, fill};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -57,7 +57,7 @@ fn main() -> Outcome<()> {
         let before = device_bytes()?;
         let begin = Instant::now();
         let selection = Selection::new(0, &[count, run], &[i64::try_from(step)?, 1], 1, size)?;
-        let plan = Plan::with_gap(selection, gap);
+        let plan = SlicePlan::with_gap(selection, gap);
         let opened = file.opened()?;
         fill(&opened, 0, &plan, room(&mut out), &mut || true)?;
         best = best.min(begin.elapsed().as_secs_f64());

@@ -3,17 +3,17 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::gather::Element;
 use crate::os::memory::anonymous::Anonymous;
 use crate::os::memory::parts::{Part, Whole, split};
 use crate::tokens::windows::Target;
+use crate::widen::Element;
 
-use super::feed::Feed;
-use super::worker::{Chunk, position_bytes};
+use super::gatherer::{RowChunk, position_bytes};
+use super::plan::Feed;
 
 /// Where x, y and position ids lie in a buffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct BatchLayout {
     /// Of a full batch.
     pub rows: usize,
     pub row_bytes: usize,
@@ -23,7 +23,7 @@ pub struct Layout {
     pub buffer_bytes: usize,
 }
 
-impl Layout {
+impl BatchLayout {
     pub(super) fn new(feed: &Feed, element: Element, documents: bool) -> Result<Self> {
         let too_large = || Error::argument("a batch takes more than 2^63 bytes");
         let Some(source) = feed.sources().first() else { return Err(Error::argument("no corpus was given")) };
@@ -61,7 +61,7 @@ impl Layout {
         block: Anonymous,
         rows: usize,
         chunk_rows: usize,
-    ) -> Result<(Whole, Vec<Chunk>)> {
+    ) -> Result<(Whole, Vec<RowChunk>)> {
         let ranges: Vec<Range<usize>> = (0..rows)
             .step_by(chunk_rows.max(1))
             .map(|first| first..rows.min(first + chunk_rows.max(1)))
@@ -86,7 +86,8 @@ impl Layout {
         let (x, y, positions) =
             (column(true), column(self.y_offset.is_some()), column(self.positions_offset.is_some()));
         let rows = ranges.into_iter().zip(x).zip(y.into_iter().zip(positions));
-        let chunks = rows.filter_map(|((rows, x), (y, positions))| Some(Chunk { rows, x: x?, y, positions }));
+        let chunks =
+            rows.filter_map(|((rows, x), (y, positions))| Some(RowChunk { rows, x: x?, y, positions }));
         Ok((whole, chunks.collect()))
     }
 }

@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::mapped_file::Mode;
 use crate::os;
 
-use super::feed::{Feed, Row, room_for};
 use super::metrics::Metrics;
+use super::plan::{BatchRow, Feed, room_for};
 
 /// A cache that has held this many ranges in a row is taken for warm: then one range a batch is looked
 /// up instead of all, until one is missing.
@@ -37,7 +37,7 @@ pub struct Lookahead {
 }
 
 /// The pages that rows lie on, sorted, without overlap.
-pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> Result<Vec<PageRange>> {
+pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a BatchRow>) -> Result<Vec<PageRange>> {
     let page = os::memory::page_bytes() as u64;
     let rows = rows.into_iter();
     let mut ranges = room_for(rows.size_hint().0)?;
@@ -62,7 +62,7 @@ pub fn page_ranges<'a>(feed: &Feed, rows: impl IntoIterator<Item = &'a Row>) -> 
 
 /// Whether what rows need is known to be in the page cache, as far as a few of them tell: storage that has
 /// stalled keeps back more than one.
-pub(super) fn is_resident(feed: &Feed, rows: &[Row]) -> bool {
+pub(super) fn is_resident(feed: &Feed, rows: &[BatchRow]) -> bool {
     rows.iter().step_by(rows.len().div_ceil(SAMPLED_ROWS).max(1)).all(|row| {
         let corpus = &feed.sources()[row.source].corpus;
         corpus.pieces(row.start, row.stop).is_ok_and(|mut pieces| {

@@ -1,14 +1,14 @@
 //! Batches of windows: one at a time for who has the numbers, or a stream of them made ahead.
 
-pub mod assemble;
-pub mod feed;
-mod gatherers;
+mod gatherer;
 pub mod layout;
 pub mod lookahead;
 pub mod metrics;
 pub mod pipeline;
+pub mod plan;
 mod planner;
 pub mod pool;
-mod shared;
+mod ring;
+pub mod row;
 mod sizes;
-mod worker;
+mod threads;

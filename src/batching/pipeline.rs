@@ -4,7 +4,7 @@
 //! pages; gathering threads copy and widen them into buffers; the consumer takes finished batches in
 //! order. None of these threads knows Python.
 //!
-//! Two lengths adapt. *Depth* is for how many batches pages are asked ahead, the *ring* how many are
+//! Two lengths adapt. *Lookahead* is for how many batches pages are asked ahead, the *ring* how many are
 //! being filled or are full; `sizes.rs` has where they begin and end. Both double when the consumer had to wait and the gatherers had waited for
 //! storage, up to the memory budget. Where gathering threads wait, more of them are started: that is
 //! how files that cannot be mapped are read concurrently.
@@ -13,18 +13,18 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::gather::Element;
 use crate::mapped_file::DropBehind;
+use crate::widen::Element;
 
-use super::feed::Feed;
-use super::gatherers::{claim, gather_until_stopped, work_on};
-use super::layout::Layout;
+use super::gatherer::Gatherer;
+use super::layout::BatchLayout;
 use super::metrics::Metrics;
+use super::plan::Feed;
 use super::planner::plan_ahead;
 use super::pool::Lease;
-use super::shared::{EndOnPanic, Shared, Task, spawn};
+use super::ring::{claim, gather_until_stopped, work_on};
 use super::sizes::Sizes;
-use super::worker::Worker;
+use super::threads::{EndOnPanic, Shared, Task, spawn};
 
 /// Gathering threads that can be asked for; by itself a loader starts fewer.
 pub const MAX_GIVEN_THREADS: usize = 1024;
@@ -41,9 +41,9 @@ pub struct Options {
     /// Gathering threads; `None` adapts.
     pub threads: Option<usize>,
     /// Batches asked for ahead; `None` adapts.
-    pub depth: Option<usize>,
+    pub lookahead: Option<usize>,
     pub memory_bytes: Option<u64>,
-    pub let_go: Option<DropBehind>,
+    pub drop_behind: Option<DropBehind>,
 }
 
 /// A finished batch.
@@ -69,7 +69,7 @@ pub enum Next {
 pub struct Pipeline {
     shared: Arc<Shared>,
     /// The consumer's own, for when it lends a hand.
-    worker: Mutex<Worker>,
+    worker: Mutex<Gatherer>,
     process: u32,
 }
 
@@ -80,7 +80,7 @@ impl Pipeline {
             let detail = format!("threads must be 1 to {MAX_GIVEN_THREADS}, not {threads}");
             return Err(Error::argument(detail));
         }
-        let layout = Layout::new(&feed, options.element, options.documents)?;
+        let layout = BatchLayout::new(&feed, options.element, options.documents)?;
         let sizes = Sizes::new(&feed, &options, layout.buffer_bytes as u64);
         let shared = Arc::new(Shared::new(feed, options, layout, &sizes));
         let pipeline = Self { shared: shared.clone(), worker: Mutex::default(), process: std::process::id() };
@@ -160,8 +160,8 @@ impl Pipeline {
         if stalled {
             self.shared.metrics.stalled(begun.elapsed());
             Metrics::add(&self.shared.metrics.stalls, 1);
-            if slot.waited && !state.warm && self.shared.options.depth.is_none() {
-                state.depth.double();
+            if slot.waited && !state.warm && self.shared.options.lookahead.is_none() {
+                state.lookahead.double();
                 state.ring_limit.double();
             }
         }
@@ -193,7 +193,7 @@ impl Pipeline {
     }
 
     /// The consumer's worker, unless another consumer has it.
-    fn lend_a_hand(&self) -> Option<MutexGuard<'_, Worker>> {
+    fn lend_a_hand(&self) -> Option<MutexGuard<'_, Gatherer>> {
         match self.worker.try_lock() {
             Ok(worker) => Some(worker),
             Err(TryLockError::Poisoned(worker)) => Some(worker.into_inner()),
@@ -201,11 +201,11 @@ impl Pipeline {
         }
     }
 
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> BatchLayout {
         self.shared.layout
     }
 
-    /// Counters, and the present depth, ring, threads and buffers. In a fork of the process the counters alone,
+    /// Counters, and the present lookahead, ring, threads and buffers. In a fork of the process the counters alone,
     /// as they stood then: there are no threads, and one of them may have held the lock.
     pub fn metrics(&self) -> Vec<(&'static str, u64)> {
         let mut list = self.shared.metrics.list();
@@ -214,7 +214,7 @@ impl Pipeline {
         }
         let state = self.shared.lock();
         list.extend([
-            ("depth_batches", state.depth.now() as u64),
+            ("depth_batches", state.lookahead.now() as u64),
             ("ring_batches", state.ring_limit.now() as u64),
             ("threads", state.threads as u64),
             ("buffers_allocated", self.shared.pool.made()),
@@ -263,7 +263,7 @@ fn work_out_fingerprints(shared: &Shared) {
     }
 }
 
-/// Row after row, each row beginning a document.
+/// BatchRow after row, each row beginning a document.
 fn flatten(mut rows: Vec<(usize, Vec<u64>)>, tokens: u64) -> Vec<u64> {
     rows.sort_unstable();
     let starts = rows.into_iter().map(|(row, starts)| (row as u64 * tokens, starts));

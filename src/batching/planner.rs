@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::mapped_file::Advice;
 
-use super::feed::Plan;
 use super::lookahead::{Lookahead, PageRange, page_ranges};
-use super::shared::{Planned, Shared};
+use super::plan::BatchPlan;
+use super::threads::{Planned, Shared};
 
 /// Blocks are asked for in pieces of this size, evenly.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -32,7 +32,7 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_block_batches: usiz
                 state.planned.push_back(planned);
                 let warm = ahead.lookahead.is_warm();
                 if warm && !state.warm {
-                    state.depth.start_anew();
+                    state.lookahead.start_anew();
                     state.ring_limit.start_anew();
                 }
                 state.warm = warm;
@@ -56,14 +56,14 @@ struct Planner {
     max_block_batches: usize,
     lookahead: Lookahead,
     /// Where whole extents are read: the batches that are read together, and those after them.
-    block: Block,
-    following: Block,
+    block: BatchGroup,
+    following: BatchGroup,
 }
 
 /// Batches whose pages are fetched together.
 #[derive(Debug, Default)]
-struct Block {
-    batches: VecDeque<Plan>,
+struct BatchGroup {
+    batches: VecDeque<BatchPlan>,
     /// Batches when it was made.
     count: usize,
     ranges: Arc<Vec<PageRange>>,
@@ -78,7 +78,7 @@ struct Epochs(Vec<Option<u64>>);
 impl Epochs {
     /// Sources that begin an epoch in this batch; all of them in the first batch of a stream that goes on.
     /// Nothing for its own beginning: the files have just been opened.
-    fn sources_to_check(&mut self, plan: &Plan, sources: usize) -> BTreeSet<usize> {
+    fn sources_to_check(&mut self, plan: &BatchPlan, sources: usize) -> BTreeSet<usize> {
         let goes_on = self.0.is_empty() && plan.position > 0;
         let mut begun: BTreeSet<usize> = if goes_on { (0..sources).collect() } else { BTreeSet::new() };
         self.0.resize(sources, None);
@@ -111,7 +111,7 @@ impl Planner {
         self.position = plan.position + plan.global_rows;
         let ranges = page_ranges(&shared.feed, &plan.rows)?;
         self.lookahead.fetch(&shared.feed, &ranges, &shared.fetched_late, &shared.metrics)?;
-        Ok(Some(Planned { plan: Arc::new(plan), done_with: Arc::new(ranges) }))
+        Ok(Some(Planned { plan: Arc::new(plan), behind: Arc::new(ranges) }))
     }
 
     /// The next batch of the block. The pages of the following one are asked for in the order of the file,
@@ -131,11 +131,11 @@ impl Planner {
         self.fetch_following(shared, due)?;
         // Windows of a block share pages: they are let go of with its last batch.
         let last = self.block.batches.is_empty();
-        let done_with = if last { std::mem::take(&mut self.block.ranges) } else { Arc::default() };
-        Ok(Some(Planned { plan: Arc::new(plan), done_with }))
+        let behind = if last { std::mem::take(&mut self.block.ranges) } else { Arc::default() };
+        Ok(Some(Planned { plan: Arc::new(plan), behind }))
     }
 
-    fn work_out_block(&mut self, shared: &Shared) -> Result<Block> {
+    fn work_out_block(&mut self, shared: &Shared) -> Result<BatchGroup> {
         let mut batches = VecDeque::new();
         let end = shared.feed.block_end(self.position);
         while self.position < end && batches.len() < self.max_block_batches {
@@ -145,12 +145,12 @@ impl Planner {
         }
         let ranges = page_ranges(&shared.feed, batches.iter().flat_map(|plan| &plan.rows))?;
         let ranges = ranges.into_iter().flat_map(pieces).collect();
-        Ok(Block { count: batches.len(), batches, ranges: Arc::new(ranges), asked: 0 })
+        Ok(BatchGroup { count: batches.len(), batches, ranges: Arc::new(ranges), asked: 0 })
     }
 
     /// Asks for the first `due` ranges of the following block, as far as that has not been done.
     fn fetch_following(&mut self, shared: &Shared, due: usize) -> Result<()> {
-        let Block { ranges, asked, .. } = &mut self.following;
+        let BatchGroup { ranges, asked, .. } = &mut self.following;
         let due = due.min(ranges.len());
         if *asked < due {
             let ranges = &ranges[*asked..due];
@@ -168,12 +168,13 @@ fn pieces(range: PageRange) -> impl Iterator<Item = PageRange> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::feed::Row;
+    use super::super::plan::BatchRow;
     use super::*;
 
-    fn batch(position: u64, rows: &[(usize, u64)]) -> Plan {
-        let rows = rows.iter().map(|&(source, epoch)| Row { source, epoch, start: 0, stop: 1 }).collect();
-        Plan { position, global_rows: 1, rows }
+    fn batch(position: u64, rows: &[(usize, u64)]) -> BatchPlan {
+        let rows =
+            rows.iter().map(|&(source, epoch)| BatchRow { source, epoch, start: 0, stop: 1 }).collect();
+        BatchPlan { position, global_rows: 1, rows }
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use crate::os::memory;
 use crate::os::process::limits;
 
-use super::feed::{Feed, Row};
 use super::lookahead::PageRange;
 use super::pipeline::Options;
-use super::shared::Length;
+use super::plan::{BatchRow, Feed};
+use super::threads::Length;
 
 /// Windows that are asked for ahead from the first: with 256 on the way a disk reads at the rate of direct
 /// readers at queue depth 64, with 16 at 0.7 to 0.8 of it.
-const FIRST_DEPTH_WINDOWS: usize = 256;
+const FIRST_LOOKAHEAD_WINDOWS: usize = 256;
 /// Gathering threads where files are mapped: at first, or a core less than there are, as that is the
 /// consumer's; and at most. Their pages are fetched ahead: more threads would not fetch more.
 const FIRST_GATHERERS: usize = 4;
@@ -22,7 +22,7 @@ const FIRST_RING: usize = 4;
 const MAX_RING: usize = 64;
 /// Buffers beyond this serve nobody: the memory is better left to the page cache.
 const MAX_RING_BYTES: u64 = 32 << 20;
-const MAX_DEPTH: usize = 4096;
+const MAX_LOOKAHEAD: usize = 4096;
 /// Storage of 1 GB/s that takes an eighth of a second to answer needs as much on the way.
 const MAX_AHEAD_BYTES: u64 = 128 << 20;
 /// In the blocked order: windows that are worked out together, at most.
@@ -34,7 +34,7 @@ const MEMORY_BYTES: u64 = 1 << 30;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     /// Batches whose pages are asked for ahead.
-    pub depth: Length,
+    pub lookahead: Length,
     /// Batches that are being filled or are full.
     pub ring: Length,
     pub first_gatherers: usize,
@@ -53,16 +53,16 @@ impl Sizes {
         let fitting = |most: u64, each: u64| (most.min(budget / 2) / each.max(1)) as usize;
         let max_ring = fitting(MAX_RING_BYTES, buffer_bytes).clamp(FIRST_RING, MAX_RING);
         let max_ring = max_ring.min(fitting(u64::MAX, buffer_bytes).max(2));
-        let max_depth = fitting(MAX_AHEAD_BYTES, windows_bytes).clamp(2, MAX_DEPTH);
-        let first_depth = match options.depth {
-            Some(given) => given.clamp(1, fitting(u64::MAX, windows_bytes).clamp(1, MAX_DEPTH)),
-            None => FIRST_DEPTH_WINDOWS.div_ceil(rows).clamp(2, max_depth),
+        let max_lookahead = fitting(MAX_AHEAD_BYTES, windows_bytes).clamp(2, MAX_LOOKAHEAD);
+        let first_lookahead = match options.lookahead {
+            Some(given) => given.clamp(1, fitting(u64::MAX, windows_bytes).clamp(1, MAX_LOOKAHEAD)),
+            None => FIRST_LOOKAHEAD_WINDOWS.div_ceil(rows).clamp(2, max_lookahead),
         };
         let is_unmapped = feed.is_read_without_mapping();
-        let (first_ring, max_ring) = match options.depth {
+        let (first_ring, max_ring) = match options.lookahead {
             // The kernel is not asked for anything: reading ahead is filling buffers ahead.
             Some(given) if is_unmapped => {
-                let given = given.clamp(1, fitting(u64::MAX, buffer_bytes).clamp(2, MAX_DEPTH));
+                let given = given.clamp(1, fitting(u64::MAX, buffer_bytes).clamp(2, MAX_LOOKAHEAD));
                 (given, given)
             }
             given => (given.map_or(FIRST_RING, |given| given.clamp(1, FIRST_RING)).min(max_ring), max_ring),
@@ -73,7 +73,7 @@ impl Sizes {
             (cores().saturating_sub(1).clamp(1, FIRST_GATHERERS), MAX_GATHERERS)
         };
         Self {
-            depth: Length::new(first_depth, max_depth),
+            lookahead: Length::new(first_lookahead, max_lookahead),
             ring: Length::new(first_ring, max_ring),
             first_gatherers: options.threads.unwrap_or(first_gatherers),
             max_gatherers,
@@ -87,7 +87,7 @@ impl Sizes {
 /// Cached bytes that one batch's windows need, and what is noted of them.
 fn ahead_bytes(feed: &Feed) -> u64 {
     let page = memory::page_bytes() as u64;
-    let noted = (size_of::<Row>() + size_of::<PageRange>()) as u64;
+    let noted = (size_of::<BatchRow>() + size_of::<PageRange>()) as u64;
     let window = feed.sources().iter().map(|source| {
         source
             .windows

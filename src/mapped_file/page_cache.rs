@@ -193,7 +193,7 @@ impl Opened {
     }
 
     /// Best effort: a page that another process maps stays in the cache.
-    pub fn let_go(&self, offset: u64, length: u64, what: DropBehind) {
+    pub fn drop_behind(&self, offset: u64, length: u64, what: DropBehind) {
         if let Some(region) = &self.region {
             let _ = advise::advise_map(region, offset as usize, length as usize, Advice::DontNeed);
         }

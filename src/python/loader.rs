@@ -7,15 +7,15 @@ use pyo3::prelude::*;
 
 use super::export::batch_object;
 use super::tokens::PyTokenCorpus;
-use crate::batching::feed::{Extent, Feed, Share, Source};
-use crate::batching::layout::Layout;
+use crate::batching::layout::BatchLayout;
 use crate::batching::pipeline::{Next, Options, Pipeline};
+use crate::batching::plan::{Feed, Share, StreamExtent, TokenSource};
 use crate::error::Error;
-use crate::gather::Element;
 use crate::mapped_file::DropBehind;
 use crate::sampling::mixture::{Exhausted, Mixture};
 use crate::sampling::order::Order;
 use crate::tokens::windows::{Target, Windows};
+use crate::widen::Element;
 
 /// How long a wait for a batch goes on before Ctrl-C is looked for.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ pub struct PyTokenPipeline {
     /// Taken by `close`. Locked only while attached to the interpreter and never across a wait, so that
     /// a fork finds it free.
     pipeline: Mutex<Option<Arc<Pipeline>>>,
-    layout: Layout,
+    layout: BatchLayout,
     epoch_samples: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ impl PyTokenPipeline {
         let sources = corpora.iter().map(|corpus| {
             let corpus = corpus.shared();
             let windows = Windows::new(corpus.len(), sequence_length, stride, target)?;
-            Ok(Source { corpus, windows })
+            Ok(TokenSource { corpus, windows })
         });
         let sources: Result<Vec<_>, Error> = sources.collect();
         let mixture = match weights {
@@ -76,14 +76,14 @@ impl PyTokenPipeline {
         };
         let order = Order::from_word(order, mixing_radius)?;
         let share = Share { rank, world_size, batch_size };
-        let extent = Extent { epochs, drop_last };
+        let extent = StreamExtent { epochs, drop_last };
         let options = Options {
             element: Element::from_word(dtype)?,
             documents,
             threads,
-            depth: lookahead,
+            lookahead,
             memory_bytes,
-            let_go: drop_behind.map(let_go_of).transpose()?,
+            drop_behind: drop_behind.map(drop_behind_from).transpose()?,
         };
         let feed = Feed::new(sources?, mixture.as_ref(), order, seed, share, extent)?;
         let epoch_samples = feed.epoch_samples();
@@ -169,7 +169,7 @@ impl PyTokenPipeline {
     }
 }
 
-fn let_go_of(word: &str) -> Result<DropBehind, Error> {
+fn drop_behind_from(word: &str) -> Result<DropBehind, Error> {
     match word {
         "resident" => Ok(DropBehind::Resident),
         "cache" => Ok(DropBehind::Cache),

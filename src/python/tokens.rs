@@ -11,13 +11,13 @@ use super::error::text;
 use super::export::{self, Access};
 use super::files::{audit_open, path_of};
 use super::writable::WritableBuffer;
-use crate::batching::assemble::{Room, assemble};
+use crate::batching::row::{BatchMemory, assemble};
 use crate::error::Error;
-use crate::gather::Element;
 use crate::mapped_file::RequestedMode;
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::format::{Format, token_dtype_from_name, token_dtype_name};
 use crate::tokens::windows::{Target, Windows};
+use crate::widen::Element;
 
 #[pyclass(name = "TokenCorpus", module = "pagestream._native", subclass, weakref, frozen)]
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl PyTokenCorpus {
             }
             None => None,
         };
-        let room = Room { x, y };
+        let room = BatchMemory { x, y };
         Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, room))?)
     }
 

@@ -8,7 +8,6 @@ mod merge;
 pub mod natural;
 mod problems;
 mod scan;
-pub mod slice;
 pub mod source;
 mod table;
 pub mod tensor;

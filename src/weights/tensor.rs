@@ -8,7 +8,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, View};
 
-use super::slice::{self, KeepGoing, Plan, Selection};
+use crate::slicing::{self, KeepGoing, Selection, SlicePlan};
 
 /// Keeps the file open, also when the [`super::file::WeightFile`] is closed.
 #[derive(Debug)]
@@ -65,13 +65,13 @@ impl StoredTensor {
         Selection::new(first, shape, strides, item_bytes, self.len)
     }
 
-    /// Copies what is selected to `out`; see [`slice::fill()`].
+    /// Copies what is selected to `out`; see [`slicing::fill()`].
     pub fn read(
         &self,
         selection: Selection,
         out: &mut [MaybeUninit<u8>],
         keep_going: &mut KeepGoing<'_>,
     ) -> Result<()> {
-        slice::fill(&self.opened, self.offset, &Plan::new(selection), out, keep_going)
+        slicing::fill(&self.opened, self.offset, &SlicePlan::new(selection), out, keep_going)
     }
 }

@@ -1,16 +1,16 @@
 //! Integration tests of the core, one module per room. They run without Python.
 
-mod batching;
-mod batching_feed;
-mod gather;
+mod batching_plan;
+mod batching_row;
 mod mapped_file;
 mod sampling_blocked;
 mod sampling_mixture;
 mod sampling_permutation;
 mod sampling_schedule;
+mod slicing;
 mod tokens_corpus;
 mod tokens_documents;
 mod weights_checkpoint;
 mod weights_header;
 mod weights_index;
-mod weights_slice;
+mod widen;

@@ -9,14 +9,14 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::os::memory::parts::Whole;
 
-use super::feed::{Feed, Plan};
-use super::layout::Layout;
+use super::gatherer::{FileOfFeed, RowChunk};
+use super::layout::BatchLayout;
 use super::lookahead::PageRange;
 use super::metrics::Metrics;
 use super::pipeline::Options;
+use super::plan::{BatchPlan, Feed};
 use super::pool::{Lease, Pool};
 use super::sizes::Sizes;
-use super::worker::{Chunk, FileOfFeed};
 
 const THREAD_STACK_BYTES: usize = 512 << 10;
 /// Buffers that a consumer can hold and still give back to the pool, not to the system: a device loader
@@ -27,7 +27,7 @@ const SPARE_BUFFERS: usize = 8;
 pub(super) struct Shared {
     pub feed: Feed,
     pub options: Options,
-    pub layout: Layout,
+    pub layout: BatchLayout,
     pub pool: Pool,
     pub metrics: Metrics,
     /// Gathering threads at most, where their number adapts.
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     work: Condvar,
     /// The first batch of the ring is finished, or no more will come.
     ready: Condvar,
-    /// Room for plans.
+    /// BatchMemory for plans.
     plan: Condvar,
     /// A thread has ended.
     gone: Condvar,
@@ -51,11 +51,11 @@ pub(super) struct State {
     pub planned: VecDeque<Planned>,
     /// The planner has come to the end, or failed.
     pub ended: Option<Result<()>>,
-    pub ring: VecDeque<Slot>,
+    pub ring: VecDeque<BatchSlot>,
     /// Number of the ring's first batch.
     pub first: u64,
     /// Batches that are planned and asked for ahead.
-    pub depth: Length,
+    pub lookahead: Length,
     /// Batches that are being filled or are full.
     pub ring_limit: Length,
     /// Threads alive, of all kinds.
@@ -121,27 +121,27 @@ impl Length {
 
 #[derive(Debug)]
 pub(super) struct Planned {
-    pub plan: Arc<Plan>,
+    pub plan: Arc<BatchPlan>,
     /// What can be let go of once it is gathered.
-    pub done_with: Arc<Vec<PageRange>>,
+    pub behind: Arc<Vec<PageRange>>,
 }
 
 /// What one thread does of a batch in one go.
 #[derive(Debug)]
-pub(super) enum Piece {
-    Rows(Chunk),
+pub(super) enum SlotWork {
+    Rows(RowChunk),
     /// Is the file still the one that was opened? Comes when all rows have been read. A piece of its own for
     /// each file, as each is a request to a server.
     Check(FileOfFeed),
 }
 
 #[derive(Debug)]
-pub(super) struct Slot {
-    pub plan: Arc<Plan>,
-    pub done_with: Arc<Vec<PageRange>>,
+pub(super) struct BatchSlot {
+    pub plan: Arc<BatchPlan>,
+    pub behind: Arc<Vec<PageRange>>,
     pub whole: Option<Whole>,
     /// What nobody has taken yet, in reverse order.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<SlotWork>,
     /// Pieces that are not finished.
     pub open: usize,
     /// Files that are to be looked at when all rows are there.
@@ -152,14 +152,14 @@ pub(super) struct Slot {
 }
 
 impl State {
-    pub fn new(depth: Length, ring_limit: Length) -> Self {
+    pub fn new(lookahead: Length, ring_limit: Length) -> Self {
         Self {
             stop: false,
             planned: VecDeque::new(),
             ended: None,
             ring: VecDeque::new(),
             first: 0,
-            depth,
+            lookahead,
             ring_limit,
             threads: 0,
             gatherers: 0,
@@ -174,16 +174,16 @@ impl State {
     /// Whether the planner is to go on: with a cold cache at once, with a warm one when half is used up, so
     /// that it wakes less often.
     fn wants_plans(&self) -> bool {
-        let depth = self.depth.now();
-        self.planned.len() < if self.warm { depth.div_ceil(2) } else { depth }
+        let lookahead = self.lookahead.now();
+        self.planned.len() < if self.warm { lookahead.div_ceil(2) } else { lookahead }
     }
 }
 
-impl Slot {
-    pub fn new(Planned { plan, done_with }: Planned) -> Self {
+impl BatchSlot {
+    pub fn new(Planned { plan, behind }: Planned) -> Self {
         Self {
             plan,
-            done_with,
+            behind,
             whole: None,
             pieces: Vec::new(),
             open: 1,
@@ -196,7 +196,7 @@ impl Slot {
 }
 
 impl Shared {
-    pub fn new(feed: Feed, options: Options, layout: Layout, sizes: &Sizes) -> Self {
+    pub fn new(feed: Feed, options: Options, layout: BatchLayout, sizes: &Sizes) -> Self {
         Self {
             feed,
             layout,
@@ -204,7 +204,7 @@ impl Shared {
             metrics: Metrics::default(),
             max_gatherers: sizes.max_gatherers,
             fetched_late: AtomicBool::new(false),
-            state: Mutex::new(State::new(sizes.depth, sizes.ring)),
+            state: Mutex::new(State::new(sizes.lookahead, sizes.ring)),
             work: Condvar::new(),
             ready: Condvar::new(),
             plan: Condvar::new(),
@@ -239,7 +239,7 @@ impl Shared {
 
     /// Waits as the planner, until there is room for plans or the pipeline stops.
     pub fn sleep_for_room<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        if state.planned.len() < state.depth.now() {
+        if state.planned.len() < state.lookahead.now() {
             return state;
         }
         while !state.stop && !state.wants_plans() {

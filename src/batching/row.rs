@@ -4,15 +4,15 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::gather::{self, Element};
 use crate::mapped_file::Opened;
 use crate::os::{self, fault};
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::windows::{Target, Windows};
+use crate::widen::{self, Element};
 
 /// Where a batch goes: `[windows, sequence_length]` elements each, without gaps.
 #[derive(Debug)]
-pub struct Room<'a> {
+pub struct BatchMemory<'a> {
     pub x: &'a mut [MaybeUninit<u8>],
     /// `None` exactly for [`Target::None`].
     pub y: Option<&'a mut [MaybeUninit<u8>]>,
@@ -27,7 +27,7 @@ pub fn assemble(
     windows: &Windows,
     indices: &[u64],
     element: Element,
-    room: Room<'_>,
+    room: BatchMemory<'_>,
 ) -> Result<()> {
     let row_bytes = windows.sequence_length().checked_mul(element.bytes(corpus.dtype()));
     let row_bytes = row_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
@@ -36,7 +36,7 @@ pub fn assemble(
     if needed != Some(room.x.len()) || room.y.as_ref().map(|y| y.len()) != needed.filter(|_| has_targets) {
         return Err(Error::argument("the room for the batch is not of the batch's size"));
     }
-    let mut gatherer = Gatherer::default();
+    let mut gatherer = RowCopier::default();
     let mut y = room.y;
     for (row, &index) in indices.iter().enumerate() {
         let place = row * row_bytes..(row + 1) * row_bytes;
@@ -55,16 +55,16 @@ const PREFETCHED_BYTES: usize = 2 << 10;
 
 /// Fills rows of batches, one at a time; what it keeps from row to row makes the next one cheaper.
 ///
-/// After some rows of one corpus, all in one thread, comes [`Gatherer::verify`]: only then are they good.
+/// After some rows of one corpus, all in one thread, comes [`RowCopier::verify`]: only then are they good.
 #[derive(Debug, Default)]
-pub struct Gatherer {
+pub struct RowCopier {
     scratch: Vec<u8>,
-    reader: Reader,
+    reader: TokenCopier,
     /// Bytes of rows that were read and not copied from a mapping, since [`Self::take_read_bytes`].
     read_bytes: u64,
 }
 
-impl Gatherer {
+impl RowCopier {
     /// Writes the tokens `start..stop` to `x_row`. With targets, the last of them is not in `x_row`, and
     /// `y_row` gets all but the first.
     ///
@@ -105,7 +105,7 @@ impl Gatherer {
             Err(error) => Err(error),
         };
         if done.is_err() {
-            self.reader = Reader::default();
+            self.reader = TokenCopier::default();
         }
         done
     }
@@ -128,7 +128,7 @@ impl Gatherer {
     }
 
     fn take_touched(&mut self, corpus: &TokenCorpus) -> Result<Vec<usize>> {
-        let Reader { of, mut touched, .. } = std::mem::take(&mut self.reader);
+        let TokenCopier { of, mut touched, .. } = std::mem::take(&mut self.reader);
         if of.is_some_and(|of| of != address(corpus)) {
             return Err(another_corpus());
         }
@@ -198,8 +198,8 @@ impl Gatherer {
             }
             let x = &mut x[place.clone()];
             let done = match &mut y {
-                Some(y) => gather::widen_window(source, dtype, element, x, &mut y[place]),
-                None => gather::widen(source, dtype, element, x),
+                Some(y) => widen::widen_window(source, dtype, element, x, &mut y[place]),
+                None => widen::widen(source, dtype, element, x),
             };
             done.map_err(|refused| does_not_fit(corpus, first + refused.position as u64, element))?;
         }
@@ -217,7 +217,7 @@ fn blocks(start: u64, stop: u64, block_tokens: u64) -> impl Iterator<Item = (u64
 
 /// Copies tokens out of a corpus, and remembers which files it read.
 #[derive(Debug, Default)]
-struct Reader {
+struct TokenCopier {
     /// The corpus that the other fields are about.
     of: Option<usize>,
     touched: Vec<usize>,
@@ -235,7 +235,7 @@ struct OpenShard {
     opened: Arc<Opened>,
 }
 
-impl Reader {
+impl TokenCopier {
     /// Whether a window is read by copies from a mapping, as far as its first file goes. Comes before
     /// [`Self::read`].
     fn is_mapped(&mut self, corpus: &TokenCorpus, (start, stop): (u64, u64)) -> Result<bool> {

@@ -1,9 +1,9 @@
 //! Tokens of every type into every type of batch, against arithmetic on wide integers.
 
 use pagestream::dtype::Dtype;
-use pagestream::gather::{DoesNotFit, Element, widen, widen_window};
 use pagestream::os::memory::room;
 use pagestream::tokens::format::TOKEN_DTYPES;
+use pagestream::widen::{DoesNotFit, Element, widen, widen_window};
 use proptest::prelude::*;
 
 const ELEMENTS: [Element; 3] = [Element::I64, Element::I32, Element::Raw];

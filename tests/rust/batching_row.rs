@@ -1,12 +1,12 @@
 //! Batches of windows that cross files, against naive slicing.
 
-use pagestream::batching::assemble::{Gatherer, Room, assemble};
+use pagestream::batching::row::{BatchMemory, RowCopier, assemble};
 use pagestream::error::{Error, ReadCause};
-use pagestream::gather::Element;
 use pagestream::mapped_file::RequestedMode;
 use pagestream::os::memory::room;
 use pagestream::tokens::corpus::TokenCorpus;
 use pagestream::tokens::windows::{Target, Windows};
+use pagestream::widen::Element;
 use proptest::prelude::*;
 
 use super::tokens_corpus::{MODES, corpus};
@@ -22,7 +22,7 @@ fn batch(
     let mut x = vec![0xAA; bytes as usize];
     let mut y = vec![0xAA; if windows.target() == Target::None { 0 } else { x.len() }];
     let targets = (windows.target() != Target::None).then(|| room(&mut y));
-    assemble(corpus, windows, indices, element, Room { x: room(&mut x), y: targets })?;
+    assemble(corpus, windows, indices, element, BatchMemory { x: room(&mut x), y: targets })?;
     Ok((x, y))
 }
 
@@ -166,7 +166,7 @@ fn room_of_another_size_is_refused() {
     ] {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
-        let place = Room { x: room(&mut x), y: y.as_mut().map(|y| room(y)) };
+        let place = BatchMemory { x: room(&mut x), y: y.as_mut().map(|y| room(y)) };
         let result = assemble(&corpus, windows, &[0, 1], Element::I64, place);
         assert_eq!(result.is_ok(), fits, "{x_bytes} {y_bytes:?} {:?}", windows.target());
     }
@@ -216,7 +216,7 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
 
 /// One row of uint16 tokens as int64.
 fn row(
-    gatherer: &mut Gatherer,
+    gatherer: &mut RowCopier,
     corpus: &TokenCorpus,
     window: (u64, u64),
     has_targets: bool,
@@ -236,7 +236,7 @@ fn int64(tokens: std::ops::Range<u64>) -> Vec<u8> {
 fn a_gatherer_serves_batch_after_batch_and_corpus_after_corpus() {
     for mode in MODES {
         let ((_a, first), (_b, second)) = (corpus(&[300, 0, 700], mode), corpus(&[9], mode));
-        let mut gatherer = Gatherer::default();
+        let mut gatherer = RowCopier::default();
         gatherer.verify(&first).expect("nothing was read");
         for _ in 0..2 {
             for start in [0, 299, 400, 100] {
@@ -256,7 +256,7 @@ fn a_gatherer_serves_batch_after_batch_and_corpus_after_corpus() {
 #[test]
 fn rows_of_two_corpora_are_not_mixed() {
     let ((_a, first), (_b, second)) = (corpus(&[9], RequestedMode::Auto), corpus(&[9], RequestedMode::Auto));
-    let mut gatherer = Gatherer::default();
+    let mut gatherer = RowCopier::default();
     row(&mut gatherer, &first, (0, 5), true).expect("a row");
     let error = row(&mut gatherer, &second, (0, 5), true).expect_err("mixed");
     assert!(error.message().contains("another corpus"), "{error}");
@@ -269,7 +269,7 @@ fn rows_of_two_corpora_are_not_mixed() {
 #[test]
 fn a_row_of_another_size_or_outside_is_refused() {
     let (_folder, corpus) = corpus(&[10], RequestedMode::Auto);
-    let mut gatherer = Gatherer::default();
+    let mut gatherer = RowCopier::default();
     let mut fill = |window: (u64, u64), has_targets, x_bytes: usize, y_bytes: Option<usize>| {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
@@ -302,7 +302,7 @@ fn a_row_of_another_size_or_outside_is_refused() {
 fn a_gatherer_sees_at_the_end_that_a_file_was_cut() {
     for mode in MODES {
         let (folder, corpus) = corpus(&[5000, 5000], mode);
-        let mut gatherer = Gatherer::default();
+        let mut gatherer = RowCopier::default();
         for start in [0, 9000, 100] {
             row(&mut gatherer, &corpus, (start, start + 50), true).expect("whole so far");
         }

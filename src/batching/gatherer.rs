@@ -4,18 +4,18 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::gather::Element;
 use crate::mapped_file::Mode;
 use crate::os::memory::parts::Part;
 use crate::os::process::usage::Usage;
+use crate::widen::Element;
 
-use super::assemble::Gatherer;
-use super::feed::{Feed, Plan, Row};
 use super::metrics::Metrics;
+use super::plan::{BatchPlan, BatchRow, Feed};
+use super::row::RowCopier;
 
 /// Rows of a batch and where they go.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(super) struct RowChunk {
     pub rows: Range<usize>,
     pub x: Part,
     pub y: Option<Part>,
@@ -25,7 +25,7 @@ pub(super) struct Chunk {
 
 /// What came of it.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct ChunkOutcome {
     /// Per row, where documents begin inside it, in tokens from its first.
     pub documents: Vec<(usize, Vec<u64>)>,
     /// Whether the thread had to wait for storage.
@@ -39,27 +39,27 @@ pub(super) type FileOfFeed = (usize, usize);
 
 /// What a thread keeps from chunk to chunk.
 #[derive(Debug, Default)]
-pub(super) struct Worker {
+pub(super) struct Gatherer {
     /// One for each source.
-    gatherers: Vec<Gatherer>,
+    gatherers: Vec<RowCopier>,
 }
 
-impl Worker {
+impl Gatherer {
     pub fn gather(
         &mut self,
         feed: &Feed,
-        plan: &Plan,
-        chunk: &mut Chunk,
+        plan: &BatchPlan,
+        chunk: &mut RowChunk,
         element: Element,
         metrics: &Metrics,
-    ) -> Result<Outcome> {
+    ) -> Result<ChunkOutcome> {
         let before = Usage::of_thread();
-        let mut outcome = Outcome::default();
+        let mut outcome = ChunkOutcome::default();
         let rows = &plan.rows[chunk.rows.clone()];
         let mut x = rooms(&mut chunk.x, rows.len());
         let mut y = chunk.y.as_mut().map(|part| rooms(part, rows.len()));
         let mut positions = chunk.positions.as_mut().map(|part| rooms(part, rows.len()));
-        self.gatherers.resize_with(feed.sources().len(), Gatherer::default);
+        self.gatherers.resize_with(feed.sources().len(), RowCopier::default);
         for (number, row) in rows.iter().enumerate() {
             let source = &feed.sources()[row.source];
             let x = x.next().ok_or_else(no_room)?;
@@ -88,7 +88,7 @@ impl Worker {
             }
             Metrics::add(&metrics.bytes_read, gatherer.take_read_bytes());
         }
-        let item_bytes = |row: &Row| feed.sources()[row.source].corpus.item_bytes();
+        let item_bytes = |row: &BatchRow| feed.sources()[row.source].corpus.item_bytes();
         let asked = rows.iter().map(|row| (row.stop - row.start) * item_bytes(row)).sum();
         let spent = Usage::of_thread().since(before);
         outcome.waited = spent.major_faults > 0 || spent.waits > 0;
@@ -110,7 +110,7 @@ fn no_room() -> Error {
     Error::argument("the room for the batch is not of the batch's size")
 }
 
-fn document_starts(feed: &Feed, row: &Row, tokens: u64) -> Result<Vec<u64>> {
+fn document_starts(feed: &Feed, row: &BatchRow, tokens: u64) -> Result<Vec<u64>> {
     let mut starts = Vec::new();
     feed.sources()[row.source].corpus.document_starts(row.start, row.start + tokens, &mut starts)?;
     for start in &mut starts {

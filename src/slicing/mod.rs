@@ -1,7 +1,7 @@
 //! Parts of a tensor by NumPy's basic indexing: which bytes of the file they are, and reading just those.
 //!
 //! A [`Selection`] is what indexing gives: the first byte, a shape, and strides in bytes, which may be
-//! negative. It is turned into a [`Plan`], pure arithmetic that sees no file:
+//! negative. It is turned into a [`SlicePlan`], pure arithmetic that sees no file:
 //!
 //! ```text
 //! drop axes of length 1; merge neighbours that are evenly spaced as one, with the element's bytes as the
@@ -17,12 +17,12 @@
 //! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is read, too, unless the extent
 //! would grow beyond [`PIECE_BYTES`]; a larger gap never is.
 
-mod copy;
 mod fill;
+mod outputs;
 mod plan;
-mod rooms;
+mod scatter;
 mod selection;
 
 pub use fill::{KeepGoing, fill};
-pub use plan::{Block, Blocks, Extent, Extents, GAP_BYTES, PIECE_BYTES, Plan};
+pub use plan::{Block, Blocks, GAP_BYTES, PIECE_BYTES, SliceExtent, SliceExtents, SlicePlan};
 pub use selection::Selection;

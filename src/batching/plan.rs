@@ -14,7 +14,7 @@ use crate::tokens::windows::Windows;
 
 /// A corpus and the windows that are drawn from it.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct TokenSource {
     pub corpus: Arc<TokenCorpus>,
     pub windows: Windows,
 }
@@ -30,7 +30,7 @@ pub struct Share {
 
 /// How far the stream goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
+pub struct StreamExtent {
     /// `None`: without end.
     pub epochs: Option<u64>,
     /// Whether the last global batch is left out if it is short.
@@ -42,7 +42,7 @@ const MAX_BATCH_WINDOWS: u64 = 1 << 24;
 
 #[derive(Debug)]
 pub struct Feed {
-    sources: Vec<Source>,
+    sources: Vec<TokenSource>,
     schedule: Schedule,
     share: Share,
     /// Samples of the whole stream.
@@ -52,7 +52,7 @@ pub struct Feed {
 
 /// One row of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
+pub struct BatchRow {
     pub source: usize,
     /// Of its source.
     pub epoch: u64,
@@ -63,22 +63,22 @@ pub struct Row {
 
 /// One batch of this rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Plan {
+pub struct BatchPlan {
     /// Samples that the stream gave out before the global batch of which this is a part.
     pub position: u64,
     /// Windows of the global batch, those of all ranks.
     pub global_rows: u64,
-    pub rows: Vec<Row>,
+    pub rows: Vec<BatchRow>,
 }
 
 impl Feed {
     pub fn new(
-        sources: Vec<Source>,
+        sources: Vec<TokenSource>,
         mixture: Option<&Mixture>,
         order: Order,
         seed: u64,
         share: Share,
-        extent: Extent,
+        extent: StreamExtent,
     ) -> Result<Self> {
         if share.world_size == 0 || share.batch_size == 0 || share.rank >= share.world_size {
             return Err(Error::argument(format!(
@@ -116,7 +116,7 @@ impl Feed {
         Ok(Self { sources, schedule, share, total, drop_last: extent.drop_last })
     }
 
-    pub fn sources(&self) -> &[Source] {
+    pub fn sources(&self) -> &[TokenSource] {
         &self.sources
     }
 
@@ -144,7 +144,7 @@ impl Feed {
 
     /// Whether the first file is one that cannot be mapped: then the others cannot either, mostly.
     pub fn is_read_without_mapping(&self) -> bool {
-        let opened = |source: &Source| source.corpus.opened(0);
+        let opened = |source: &TokenSource| source.corpus.opened(0);
         self.sources.iter().any(|source| opened(source).is_ok_and(|file| file.facts().mode == Mode::Read))
     }
 
@@ -154,7 +154,7 @@ impl Feed {
     }
 
     /// The batch whose global batch begins at `position`; `None` at the end of the stream.
-    pub fn plan(&self, position: u64) -> Result<Option<Plan>> {
+    pub fn plan(&self, position: u64) -> Result<Option<BatchPlan>> {
         let Share { rank, world_size, batch_size } = self.share;
         let full = batch_size * world_size;
         let left = self.total.map_or(full, |total| total.saturating_sub(position));
@@ -174,16 +174,16 @@ impl Feed {
         for draw in &draws {
             rows.push(self.row(draw)?);
         }
-        Ok(Some(Plan { position, global_rows, rows }))
+        Ok(Some(BatchPlan { position, global_rows, rows }))
     }
 
-    fn row(&self, draw: &Draw) -> Result<Row> {
+    fn row(&self, draw: &Draw) -> Result<BatchRow> {
         let windows = &self.sources[draw.source].windows;
         let (start, stop) = match self.schedule.order() {
             Order::Random => windows.tokens_from(draw.index)?,
             _ => windows.tokens(draw.index)?,
         };
-        Ok(Row { source: draw.source, epoch: draw.epoch, start, stop })
+        Ok(BatchRow { source: draw.source, epoch: draw.epoch, start, stop })
     }
 }
 

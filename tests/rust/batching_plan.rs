@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use pagestream::batching::feed::{Extent, Feed, Row, Share, Source};
 use pagestream::batching::lookahead::{PageRange, page_ranges};
+use pagestream::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};
 use pagestream::mapped_file::RequestedMode;
 use pagestream::sampling::order::Order;
 use pagestream::tokens::corpus::TokenCorpus;
 use pagestream::tokens::windows::{Target, Windows};
 
 /// A feed over shards of 10,000 and 5,000 bytes of one-byte tokens.
-fn feed(folder: &tempfile::TempDir, share: Share, extent: Extent) -> Feed {
+fn feed(folder: &tempfile::TempDir, share: Share, extent: StreamExtent) -> Feed {
     let paths = [("a", 10_000), ("b", 5_000)].map(|(name, bytes)| {
         let path = folder.path().join(name);
         std::fs::write(&path, vec![0_u8; bytes]).expect("written");
@@ -19,7 +19,7 @@ fn feed(folder: &tempfile::TempDir, share: Share, extent: Extent) -> Feed {
     let dtype = Some(pagestream::dtype::Dtype::U8);
     let corpus = TokenCorpus::open(&paths, dtype, None, RequestedMode::Auto).expect("opened");
     let windows = Windows::new(corpus.len(), 100, 100, Target::None).expect("valid");
-    let sources = vec![Source { corpus: Arc::new(corpus), windows }];
+    let sources = vec![TokenSource { corpus: Arc::new(corpus), windows }];
     Feed::new(sources, None, Order::Sequential, 0, share, extent).expect("valid")
 }
 
@@ -29,23 +29,23 @@ const ALONE: Share = Share { rank: 0, world_size: 1, batch_size: 40 };
 fn rows_of_a_rank_and_the_end_of_the_stream() {
     let folder = tempfile::tempdir().expect("a folder");
     let share = Share { rank: 1, world_size: 4, batch_size: 16 };
-    let extent = Extent { epochs: Some(1), drop_last: false };
+    let extent = StreamExtent { epochs: Some(1), drop_last: false };
     let part = feed(&folder, share, extent);
     let plan = part.plan(64).expect("valid").expect("not the end");
     assert_eq!((plan.position, plan.global_rows), (64, 64));
-    assert_eq!(plan.rows[0], Row { source: 0, epoch: 0, start: 8000, stop: 8100 });
+    assert_eq!(plan.rows[0], BatchRow { source: 0, epoch: 0, start: 8000, stop: 8100 });
     // 22 rows are left: 6, 6, 5, 5.
     let last = part.plan(128).expect("valid").expect("not the end");
     assert_eq!((last.global_rows, last.rows.len(), last.rows[0].start), (22, 6, 13_400));
     assert_eq!(part.plan(150).expect("valid"), None);
-    let dropping = feed(&folder, share, Extent { drop_last: true, ..extent });
+    let dropping = feed(&folder, share, StreamExtent { drop_last: true, ..extent });
     assert_eq!(dropping.plan(128).expect("valid"), None);
 }
 
 #[test]
 fn pages_are_exact_merged_and_of_one_shard_each() {
     let folder = tempfile::tempdir().expect("a folder");
-    let feed = feed(&folder, ALONE, Extent { epochs: None, drop_last: true });
+    let feed = feed(&folder, ALONE, StreamExtent { epochs: None, drop_last: true });
     let range = |shard, start, stop| PageRange { source: 0, shard, start, stop };
     let of = |position| {
         let plan = feed.plan(position).expect("valid").expect("endless");
@@ -61,9 +61,9 @@ fn pages_are_exact_merged_and_of_one_shard_each() {
 #[test]
 fn what_no_rank_can_have_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let alone = feed(&folder, ALONE, Extent { epochs: None, drop_last: true });
+    let alone = feed(&folder, ALONE, StreamExtent { epochs: None, drop_last: true });
     let new = |share, epochs| {
-        let extent = Extent { epochs, drop_last: true };
+        let extent = StreamExtent { epochs, drop_last: true };
         Feed::new(alone.sources().to_vec(), None, Order::Shuffled, 0, share, extent).map(drop)
     };
     assert!(new(Share { rank: 1, ..ALONE }, None).is_err());
@@ -82,8 +82,8 @@ fn windows_whose_pages_touch_are_one_range() {
     let corpus = TokenCorpus::open(&[path], dtype, None, RequestedMode::Auto).expect("opened");
     let windows = Windows::new(corpus.len(), 4096, 4096, Target::None).expect("valid");
     let share = Share { rank: 0, world_size: 1, batch_size: 3 };
-    let extent = Extent { epochs: Some(1), drop_last: false };
-    let sources = vec![Source { corpus: Arc::new(corpus), windows }];
+    let extent = StreamExtent { epochs: Some(1), drop_last: false };
+    let sources = vec![TokenSource { corpus: Arc::new(corpus), windows }];
     let feed = Feed::new(sources, None, Order::Sequential, 0, share, extent).expect("valid");
     let plan = feed.plan(0).expect("valid").expect("not the end");
     let ranges = page_ranges(&feed, &plan.rows).expect("valid");

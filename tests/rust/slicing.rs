@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pagestream::error::{Error, ReadCause};
 use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
 use pagestream::os;
-use pagestream::weights::slice::{GAP_BYTES, PIECE_BYTES, Plan, Selection, fill};
+use pagestream::slicing::{GAP_BYTES, PIECE_BYTES, Selection, SlicePlan, fill};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -39,8 +39,8 @@ impl Indexed {
         Selection::new(self.first, &self.shape, &self.strides, self.item, self.tensor_bytes)
     }
 
-    fn plan(&self, gap_bytes: u64) -> Plan {
-        Plan::with_gap(self.selection().expect("made by indexing"), gap_bytes)
+    fn plan(&self, gap_bytes: u64) -> SlicePlan {
+        SlicePlan::with_gap(self.selection().expect("made by indexing"), gap_bytes)
     }
 
     /// The place in the tensor of each byte of the result.
@@ -89,7 +89,7 @@ fn open(path: &Path, mode: Mode) -> MappedFile {
     MappedFile::open(path, RequestedMode::Pinned(mode)).expect("a file")
 }
 
-fn read(file: &MappedFile, data_offset: u64, plan: &Plan) -> Result<Vec<u8>, Error> {
+fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>, Error> {
     let mut out = vec![0xAA; plan.selection().result_bytes() as usize];
     fill(&*file.opened()?, data_offset, plan, os::memory::room(&mut out), &mut || true)?;
     Ok(out)
@@ -259,7 +259,7 @@ fn an_empty_selection_reads_nothing() {
     let path = file_of(&folder, b"abc");
     let file = open(&path, Mode::Read);
     std::fs::write(&path, b"").expect("writable");
-    let empty = Plan::new(Selection::new(0, &[3, 0], &[1, 1], 1, 3).expect("in the tensor"));
+    let empty = SlicePlan::new(Selection::new(0, &[3, 0], &[1, 1], 1, 3).expect("in the tensor"));
     assert_eq!((empty.blocks().count(), empty.extents().count(), empty.block_count()), (0, 0, 0));
     assert_eq!(read(&file, 0, &empty), Ok(Vec::new()));
 }
@@ -268,7 +268,7 @@ fn an_empty_selection_reads_nothing() {
 fn room_of_another_size_is_refused() {
     let folder = TempDir::new().expect("a folder");
     let file = open(&file_of(&folder, b"abc"), Mode::Shared);
-    let plan = Plan::new(Selection::new(0, &[3], &[1], 1, 3).expect("in the tensor"));
+    let plan = SlicePlan::new(Selection::new(0, &[3], &[1], 1, 3).expect("in the tensor"));
     let opened = file.opened().expect("open");
     let found = fill(&opened, 0, &plan, &mut [MaybeUninit::uninit(); 2], &mut || true);
     assert!(matches!(found, Err(Error::Argument { .. })));

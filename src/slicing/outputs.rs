@@ -2,17 +2,17 @@
 
 use std::mem::{MaybeUninit, take};
 
-use super::plan::{Block, Blocks, Plan, Ranged};
+use super::plan::{Block, Blocks, Ranged, SlicePlan};
 use super::selection::Axis;
 
 /// A block and the part of the result that it fills.
 #[derive(Debug)]
-pub(super) struct Part<'a> {
+pub(super) struct OutputPart<'a> {
     pub block: Block,
     pub room: &'a mut [MaybeUninit<u8>],
 }
 
-impl Ranged for Part<'_> {
+impl Ranged for OutputPart<'_> {
     fn block(&self) -> &Block {
         &self.block
     }
@@ -21,16 +21,16 @@ impl Ranged for Part<'_> {
 /// The blocks with their rooms. The result is split along the outer axes, from the front where an axis has
 /// the direction of the file and from the back where it is reversed: no two rooms overlap.
 #[derive(Debug)]
-pub(super) struct Rooms<'p, 'a> {
-    plan: &'p Plan,
+pub(super) struct Outputs<'p, 'a> {
+    plan: &'p SlicePlan,
     blocks: Blocks<'p>,
     /// For each axis up to the one that is cut, what is left of the room of the present index outside of it.
     rest: Vec<&'a mut [MaybeUninit<u8>]>,
 }
 
-impl<'p, 'a> Rooms<'p, 'a> {
+impl<'p, 'a> Outputs<'p, 'a> {
     /// `out` is as long as the result.
-    pub fn new(plan: &'p Plan, out: &'a mut [MaybeUninit<u8>]) -> Self {
+    pub fn new(plan: &'p SlicePlan, out: &'a mut [MaybeUninit<u8>]) -> Self {
         let mut rest = vec![out];
         rest.extend(plan.outer_axes().iter().map(|_| <&mut [_]>::default()));
         Self { plan, blocks: plan.blocks(), rest }
@@ -52,10 +52,10 @@ impl<'p, 'a> Rooms<'p, 'a> {
     }
 }
 
-impl<'a> Iterator for Rooms<'_, 'a> {
-    type Item = Part<'a>;
+impl<'a> Iterator for Outputs<'_, 'a> {
+    type Item = OutputPart<'a>;
 
-    fn next(&mut self) -> Option<Part<'a>> {
+    fn next(&mut self) -> Option<OutputPart<'a>> {
         let block = self.blocks.next()?;
         let cut = self.rest.len() - 1;
         // The axes whose index is used up begin anew, inside the next index of the axis outside of them.
@@ -63,6 +63,6 @@ impl<'a> Iterator for Rooms<'_, 'a> {
         for axis in cut + 1 - used_up..=cut {
             self.rest[axis] = self.take(axis - 1, 1);
         }
-        Some(Part { block, room: self.take(cut, block.count) })
+        Some(OutputPart { block, room: self.take(cut, block.count) })
     }
 }

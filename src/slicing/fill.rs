@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, RandomReads};
 
-use super::copy;
-use super::plan::{Blocks, Extent, Extents, Plan};
-use super::rooms::{Part, Rooms};
+use super::outputs::{OutputPart, Outputs};
+use super::plan::{Blocks, SliceExtent, SliceExtents, SlicePlan};
+use super::scatter;
 
 /// Threads that read at once, where reads are slow: at 10 ms a request 3200 requests a second.
 const MAX_READERS: u64 = 32;
@@ -35,7 +35,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Of a lot of extents that are far apart so many are looked at; if all are cached none is asked for.
 const LOOKED_AT: usize = 8;
 
-/// Extents of at most this much are copied out of the mapping, if all of a lot are cached: a system call costs more
+/// SliceExtents of at most this much are copied out of the mapping, if all of a lot are cached: a system call costs more
 /// than the page fault, which maps 16 pages at a time.
 const MAX_MAPPED_BYTES: u64 = 16 << 10;
 /// How much of the next of them the processor is told of: after that it has seen the direction.
@@ -61,7 +61,7 @@ pub type KeepGoing<'a> = dyn FnMut() -> bool + 'a;
 pub fn fill(
     opened: &Opened,
     data_offset: u64,
-    plan: &Plan,
+    plan: &SlicePlan,
     out: &mut [MaybeUninit<u8>],
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<()> {
@@ -75,7 +75,7 @@ pub fn fill(
     }
     let reads = opened.random_reads();
     let ahead = opened.reads_from_cache().then(|| Ahead::new(plan));
-    let extents = plan.join(Rooms::new(plan, out));
+    let extents = plan.join(Outputs::new(plan, out));
     let feed = Feed { extents, taken: Amount::default(), ahead, cached: 0..0 };
     let work = Work {
         plan,
@@ -100,7 +100,7 @@ struct Amount {
 }
 
 impl Amount {
-    fn add<T>(&mut self, extent: &Extent<T>) {
+    fn add<T>(&mut self, extent: &SliceExtent<T>) {
         self.bytes += extent.len.max(PAGE_BYTES);
         self.extents += 1;
     }
@@ -109,7 +109,7 @@ impl Amount {
 /// What is still to be read.
 #[derive(Debug)]
 struct Feed<'p, 'a> {
-    extents: Extents<Rooms<'p, 'a>>,
+    extents: SliceExtents<Outputs<'p, 'a>>,
     taken: Amount,
     ahead: Option<Ahead<'p>>,
     /// The numbers of extents, the first being 1, that were found in the page cache.
@@ -119,12 +119,12 @@ struct Feed<'p, 'a> {
 /// A second walk through the same extents, in front of the first.
 #[derive(Debug)]
 struct Ahead<'p> {
-    extents: Extents<Blocks<'p>>,
+    extents: SliceExtents<Blocks<'p>>,
     asked: Amount,
 }
 
 impl<'p> Ahead<'p> {
-    fn new(plan: &'p Plan) -> Self {
+    fn new(plan: &'p SlicePlan) -> Self {
         Self { extents: plan.extents(), asked: Amount::default() }
     }
 
@@ -148,7 +148,7 @@ impl<'p> Ahead<'p> {
 
 /// What the threads share.
 struct Work<'p, 'a> {
-    plan: &'p Plan,
+    plan: &'p SlicePlan,
     data_offset: u64,
     reads: &'p RandomReads<'p>,
     feed: Mutex<Feed<'p, 'a>>,
@@ -214,7 +214,7 @@ impl<'p, 'a> Work<'p, 'a> {
     }
 
     /// Takes the next extent, and sees to those that come later.
-    fn next(&self, tools: &mut Tools) -> Option<Extent<Part<'a>>> {
+    fn next(&self, tools: &mut Tools) -> Option<SliceExtent<OutputPart<'a>>> {
         let mut feed = self.feed();
         let Feed { extents, taken, ahead, cached } = &mut *feed;
         let extent = extents.next()?;
@@ -289,8 +289,8 @@ impl<'p, 'a> Work<'p, 'a> {
         }
     }
 
-    fn read(&self, extent: Extent<Part<'a>>, tools: &mut Tools) -> Result<()> {
-        let Extent { offset, len, first, others } = extent;
+    fn read(&self, extent: SliceExtent<OutputPart<'a>>, tools: &mut Tools) -> Result<()> {
+        let SliceExtent { offset, len, first, others } = extent;
         let read_into = |room: &mut [MaybeUninit<u8>]| {
             let place = self.data_offset + offset;
             if tools.is_cached {
@@ -309,10 +309,10 @@ impl<'p, 'a> Work<'p, 'a> {
             scratch.resize(len, MaybeUninit::uninit());
         }
         read_into(&mut scratch[..len])?;
-        for Part { block, room } in std::iter::once(first).chain(others) {
+        for OutputPart { block, room } in std::iter::once(first).chain(others) {
             let start = (block.offset - offset) as usize;
             let source = &scratch[start..start + block.len as usize];
-            copy::gather(self.plan.block_axes(), block.count, source, room);
+            scatter::scatter(self.plan.block_axes(), block.count, source, room);
         }
         Ok(())
     }

@@ -8,10 +8,10 @@ use crate::error::{Error, Result};
 use crate::mapped_file::DropBehind;
 use crate::os::memory::parts::Whole;
 
-use super::feed::{Feed, Plan};
+use super::gatherer::{ChunkOutcome, Gatherer};
 use super::lookahead::{PageRange, is_resident};
-use super::shared::{Piece, Shared, Slot, State, Storage, Task, spawn};
-use super::worker::{Outcome, Worker};
+use super::plan::{BatchPlan, Feed};
+use super::threads::{BatchSlot, Shared, SlotWork, State, Storage, Task, spawn};
 
 /// After this many rows the number of threads is looked at.
 const LOOK_AFTER_ROWS: usize = 32;
@@ -25,13 +25,13 @@ const MAX_CHUNKS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Claim {
     number: u64,
-    plan: Arc<Plan>,
-    piece: Result<Piece>,
+    plan: Arc<BatchPlan>,
+    piece: Result<SlotWork>,
 }
 
 /// A gatherer. An extra one ends when storage is not waited for.
 pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
-    let mut worker = Worker::default();
+    let mut worker = Gatherer::default();
     let mut state = shared.lock();
     while !state.stop {
         let Some(claimed) = claim(shared, &mut state) else {
@@ -66,9 +66,9 @@ impl Claim {
     /// Whether all that it needs is known to be in the page cache.
     pub fn is_resident(&self, feed: &Feed) -> bool {
         match &self.piece {
-            Ok(Piece::Rows(chunk)) => is_resident(feed, &self.plan.rows[chunk.rows.clone()]),
+            Ok(SlotWork::Rows(chunk)) => is_resident(feed, &self.plan.rows[chunk.rows.clone()]),
             // A server may be asked, and may not answer.
-            Ok(Piece::Check(_)) => false,
+            Ok(SlotWork::Check(_)) => false,
             Err(_) => true,
         }
     }
@@ -88,24 +88,24 @@ impl Claim {
 pub(super) fn work_on<'a>(
     shared: &'a Shared,
     Claim { number, plan, piece }: Claim,
-    worker: &mut Worker,
+    worker: &mut Gatherer,
 ) -> MutexGuard<'a, State> {
     let outcome = match piece {
-        Ok(Piece::Rows(mut chunk)) => {
+        Ok(SlotWork::Rows(mut chunk)) => {
             let element = shared.options.element;
             (chunk.rows.len(), worker.gather(&shared.feed, &plan, &mut chunk, element, &shared.metrics))
         }
-        Ok(Piece::Check(file)) => {
+        Ok(SlotWork::Check(file)) => {
             let checked = shared.feed.sources()[file.0].corpus.verify_now([file.1]);
-            (0, checked.map(|()| Outcome::default()))
+            (0, checked.map(|()| ChunkOutcome::default()))
         }
         Err(error) => (0, Err(error)),
     };
     let mut state = shared.lock();
-    let done_with = finish(shared, &mut state, number, outcome);
-    if let (Some(what), Some(ranges)) = (shared.options.let_go, done_with) {
+    let behind = finish(shared, &mut state, number, outcome);
+    if let (Some(what), Some(ranges)) = (shared.options.drop_behind, behind) {
         drop(state);
-        let_go(shared, &ranges, what);
+        drop_behind(shared, &ranges, what);
         state = shared.lock();
     }
     state
@@ -124,7 +124,7 @@ pub(super) fn claim(shared: &Shared, state: &mut State) -> Option<Claim> {
     let planned = state.planned.pop_front()?;
     shared.wake_planner(state);
     let number = first + state.ring.len() as u64;
-    let mut slot = Slot::new(planned);
+    let mut slot = BatchSlot::new(planned);
     let rows = slot.plan.rows.len();
     let row_bytes = shared.layout.buffer_bytes.div_ceil(shared.layout.rows.max(1));
     let chunk_rows = chunk_rows(rows, row_bytes, state.storage.is_slow);
@@ -142,7 +142,7 @@ pub(super) fn claim(shared: &Shared, state: &mut State) -> Option<Claim> {
         Ok((whole, chunks)) => {
             slot.open = chunks.len();
             slot.whole = Some(whole);
-            slot.pieces = chunks.into_iter().rev().map(Piece::Rows).collect();
+            slot.pieces = chunks.into_iter().rev().map(SlotWork::Rows).collect();
             slot.pieces.pop().ok_or_else(|| Error::argument("a batch without rows"))
         }
         Err(error) => Err(error),
@@ -163,7 +163,7 @@ fn finish(
     shared: &Shared,
     state: &mut State,
     number: u64,
-    (rows, outcome): (usize, Result<Outcome>),
+    (rows, outcome): (usize, Result<ChunkOutcome>),
 ) -> Option<Arc<Vec<PageRange>>> {
     let index = number.checked_sub(state.first)?;
     let slot = state.ring.get_mut(index as usize)?;
@@ -191,7 +191,7 @@ fn finish(
         files.sort_unstable();
         files.dedup();
         slot.open = files.len();
-        slot.pieces = files.into_iter().map(Piece::Check).collect();
+        slot.pieces = files.into_iter().map(SlotWork::Check).collect();
         // The caller goes on with one of them.
         let others = slot.open - 1;
         shared.wake_gatherers(state, others);
@@ -204,18 +204,18 @@ fn finish(
             _ => Err(Error::argument("a part of the batch is still in use")),
         });
     }
-    let done_with = slot.done_with.clone();
+    let behind = slot.behind.clone();
     if index == 0 {
         shared.wake_consumers(state);
     }
-    Some(done_with)
+    Some(behind)
 }
 
-fn let_go(shared: &Shared, ranges: &[PageRange], what: DropBehind) {
+fn drop_behind(shared: &Shared, ranges: &[PageRange], what: DropBehind) {
     for range in ranges {
         if let Ok(opened) = shared.feed.sources()[range.source].corpus.opened(range.shard) {
             let stop = range.stop.min(opened.size());
-            opened.let_go(range.start, stop.saturating_sub(range.start), what);
+            opened.drop_behind(range.start, stop.saturating_sub(range.start), what);
         }
     }
 }
@@ -237,7 +237,7 @@ fn more_threads(state: &mut State, most: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shared::Length;
+    use super::super::threads::Length;
     use super::*;
 
     #[test]

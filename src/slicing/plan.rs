@@ -13,7 +13,7 @@ pub const PIECE_BYTES: u64 = 1 << 20;
 
 /// The way through a selection.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct SlicePlan {
     selection: Selection,
     gap_bytes: u64,
     /// A block is up to `step` indices of this axis, with all of the axes further in.
@@ -32,7 +32,7 @@ pub struct Block {
     pub count: u64,
 }
 
-impl Plan {
+impl SlicePlan {
     pub fn new(selection: Selection) -> Self {
         Self::with_gap(selection, GAP_BYTES)
     }
@@ -61,13 +61,13 @@ impl Plan {
     }
 
     /// The ranges that are read, in order of the file.
-    pub fn extents(&self) -> Extents<Blocks<'_>> {
+    pub fn extents(&self) -> SliceExtents<Blocks<'_>> {
         self.join(self.blocks())
     }
 
     /// Joins parts that come in order of the file, by the gap rule.
-    pub(super) fn join<I: Iterator<Item: Ranged>>(&self, parts: I) -> Extents<I> {
-        Extents { parts, pending: None, gap_bytes: self.gap_bytes }
+    pub(super) fn join<I: Iterator<Item: Ranged>>(&self, parts: I) -> SliceExtents<I> {
+        SliceExtents { parts, pending: None, gap_bytes: self.gap_bytes }
     }
 
     /// The axes of a block: the one that is cut comes first.
@@ -106,7 +106,7 @@ fn cut_of(axes: &[Axis], gap_bytes: u64) -> (usize, u64) {
 /// Walks the outer axes like the digits of a number.
 #[derive(Debug, Clone)]
 pub struct Blocks<'p> {
-    plan: &'p Plan,
+    plan: &'p SlicePlan,
     /// The index along each axis in order of the file; empty at the end.
     at: Vec<u64>,
 }
@@ -154,7 +154,7 @@ impl Ranged for Block {
 
 /// One read: blocks with gaps that are smaller than the rule says.
 #[derive(Debug)]
-pub struct Extent<T> {
+pub struct SliceExtent<T> {
     /// In bytes from the tensor's beginning.
     pub offset: u64,
     pub len: u64,
@@ -165,21 +165,21 @@ pub struct Extent<T> {
 
 /// Joins neighbours.
 #[derive(Debug)]
-pub struct Extents<I: Iterator> {
+pub struct SliceExtents<I: Iterator> {
     parts: I,
     pending: Option<I::Item>,
     gap_bytes: u64,
 }
 
-impl<I: Iterator<Item: Ranged>> Extents<I> {
+impl<I: Iterator<Item: Ranged>> SliceExtents<I> {
     /// The first block of the next extent, if it is known already.
     pub(super) fn upcoming(&self) -> Option<&Block> {
         self.pending.as_ref().map(Ranged::block)
     }
 }
 
-impl<I: Iterator<Item: Ranged>> Iterator for Extents<I> {
-    type Item = Extent<I::Item>;
+impl<I: Iterator<Item: Ranged>> Iterator for SliceExtents<I> {
+    type Item = SliceExtent<I::Item>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let first = self.pending.take().or_else(|| self.parts.next())?;
@@ -196,6 +196,6 @@ impl<I: Iterator<Item: Ranged>> Iterator for Extents<I> {
             others.push(part);
             len = joined;
         }
-        Some(Extent { offset, len, first, others })
+        Some(SliceExtent { offset, len, first, others })
     }
 }

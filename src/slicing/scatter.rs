@@ -8,7 +8,7 @@ type Bytes = [MaybeUninit<u8>];
 
 /// Copies `count` indices of the first axis, with all of the others. `source` is as long as their span,
 /// `target` as their room.
-pub(super) fn gather(axes: &[Axis], count: u64, source: &Bytes, target: &mut Bytes) {
+pub(super) fn scatter(axes: &[Axis], count: u64, source: &Bytes, target: &mut Bytes) {
     match axes {
         [] => {}
         [_bytes] => target.copy_from_slice(source),
@@ -19,7 +19,7 @@ pub(super) fn gather(axes: &[Axis], count: u64, source: &Bytes, target: &mut Byt
             for (index, room) in rooms.enumerate() {
                 let index = if outer.is_reversed { count as usize - 1 - index } else { index };
                 let start = index * stride;
-                gather(&axes[1..], inner.count, &source[start..start + span], room);
+                scatter(&axes[1..], inner.count, &source[start..start + span], room);
             }
         }
     }

@@ -11,13 +11,13 @@ use std::ops::BitOr;
 /// The functions of one pair of types. The first two say whether all tokens fitted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
-    pub row: Row,
-    pub window: Window,
+    pub row: RowKernel,
+    pub window: WindowKernel,
     pub first_misfit: fn(&[u8]) -> usize,
 }
 
-type Row = fn(&[u8], &mut [MaybeUninit<u8>]) -> bool;
-type Window = fn(&[u8], &mut [MaybeUninit<u8>], &mut [MaybeUninit<u8>]) -> bool;
+type RowKernel = fn(&[u8], &mut [MaybeUninit<u8>]) -> bool;
+type WindowKernel = fn(&[u8], &mut [MaybeUninit<u8>], &mut [MaybeUninit<u8>]) -> bool;
 
 impl Kernel {
     pub(super) const fn of<C: Conversion<S, D>, const S: usize, const D: usize>() -> Self {
