@@ -32,9 +32,9 @@ use std::time::Instant;
 use io_uring::{IoUring, opcode, types};
 use pagestream::mapped_file::{MappedFile, RequestedMode};
 use pagestream::os::fault;
+use pagestream::os::memory::Uninit;
 use pagestream::os::memory::advise::{Advice, advise_file, advise_map};
 use pagestream::os::memory::map::{Mapping, Region};
-use pagestream::os::memory::room;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -282,7 +282,9 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
             if let Some(next) = offsets.get(number + options.depth).filter(|_| alone) {
                 ahead(*next)?;
             }
-            region.copy_out(*offset as usize, room(&mut window)).map_err(|_| "a page cannot be read")?;
+            region
+                .copy_out(*offset as usize, Uninit::of(&mut window))
+                .map_err(|_| "a page cannot be read")?;
             totals.checksum = totals.checksum.wrapping_add(checksum(&window));
             totals.bytes += window_bytes as u64;
             reached.store(number + 1, Ordering::Release);

@@ -14,8 +14,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use pagestream::batching::row::RowCopier;
 use pagestream::dtype::Dtype;
 use pagestream::mapped_file::RequestedMode;
+use pagestream::os::memory::Uninit;
 use pagestream::os::memory::map::{Mapping, Region};
-use pagestream::os::memory::room;
 use pagestream::tokens::corpus::TokenCorpus;
 use pagestream::widen::Element;
 
@@ -106,7 +106,9 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
                 let first = std::mem::replace(&mut next, start() as u64);
                 gatherer.prefetch(&corpus, next);
                 let window = (first, first + length as u64 + 1);
-                gatherer.row(&corpus, window, true, element, room(x), Some(room(y))).expect("a row");
+                gatherer
+                    .row(&corpus, window, true, element, Uninit::of(x), Some(Uninit::of(y)))
+                    .expect("a row");
             }
             gatherer.verify(&corpus).expect("unchanged");
         };

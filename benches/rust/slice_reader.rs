@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use pagestream::mapped_file::{MappedFile, RequestedMode};
-use pagestream::os::memory::room;
+use pagestream::os::memory::Uninit;
 use pagestream::slicing::{GAP_BYTES, Selection, SlicePlan, fill};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -59,7 +59,7 @@ fn main() -> Outcome<()> {
         let selection = Selection::new(0, &[count, run], &[i64::try_from(step)?, 1], 1, size)?;
         let plan = SlicePlan::with_gap(selection, gap);
         let opened = file.opened()?;
-        fill(&opened, 0, &plan, room(&mut out), &mut || true)?;
+        fill(&opened, 0, &plan, Uninit::of(&mut out), &mut || true)?;
         best = best.min(begin.elapsed().as_secs_f64());
         bytes = device_bytes()? - before;
         extents = plan.extents().count();

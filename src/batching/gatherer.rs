@@ -1,10 +1,10 @@
 //! What one gathering thread does with one piece of a batch.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::Mode;
+use crate::os::memory::Uninit;
 use crate::os::memory::parts::Part;
 use crate::os::process::usage::Usage;
 use crate::widen::Element;
@@ -101,9 +101,9 @@ impl Gatherer {
 }
 
 /// The part's memory as that many rows.
-fn rooms(part: &mut Part, rows: usize) -> std::slice::ChunksExactMut<'_, MaybeUninit<u8>> {
+fn rooms(part: &mut Part, rows: usize) -> impl Iterator<Item = Uninit<'_>> {
     let row_bytes = (part.len() / rows.max(1)).max(1);
-    part.room().chunks_exact_mut(row_bytes)
+    part.memory().chunks_exact(row_bytes)
 }
 
 fn no_room() -> Error {
@@ -121,7 +121,7 @@ fn document_starts(feed: &Feed, row: &BatchRow, tokens: u64) -> Result<Vec<u64>>
 }
 
 /// Writes 0, 1, 2, … and begins again at each document.
-fn count_up(out: &mut [MaybeUninit<u8>], starts: &[u64], element: Element) {
+fn count_up(out: Uninit<'_>, starts: &[u64], element: Element) {
     let mut starts = starts.iter().peekable();
     let mut begin = 0;
     let mut position = |token: u64| {
@@ -131,14 +131,12 @@ fn count_up(out: &mut [MaybeUninit<u8>], starts: &[u64], element: Element) {
         token - begin
     };
     if element == Element::I64 {
-        let (places, _) = out.as_chunks_mut::<8>();
-        for (token, place) in places.iter_mut().enumerate() {
-            *place = (position(token as u64) as i64).to_ne_bytes().map(MaybeUninit::new);
+        for (token, place) in out.arrays().enumerate() {
+            place.write((position(token as u64) as i64).to_ne_bytes());
         }
     } else {
-        let (places, _) = out.as_chunks_mut::<4>();
-        for (token, place) in places.iter_mut().enumerate() {
-            *place = (position(token as u64) as i32).to_ne_bytes().map(MaybeUninit::new);
+        for (token, place) in out.arrays().enumerate() {
+            place.write((position(token as u64) as i32).to_ne_bytes());
         }
     }
 }
@@ -155,7 +153,7 @@ mod tests {
     #[test]
     fn positions_begin_again_with_each_document() {
         let mut room = vec![0_u8; 7 * 4];
-        count_up(crate::os::memory::room(&mut room), &[2, 5], Element::I32);
+        count_up(Uninit::of(&mut room), &[2, 5], Element::I32);
         let found: Vec<i32> =
             room.as_chunks::<4>().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect();
         assert_eq!(found, [0, 1, 0, 1, 2, 0, 1]);

@@ -1,11 +1,11 @@
 //! One batch: the windows with the given numbers, copied and widened into the caller's memory.
 
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::Opened;
-use crate::os::{self, fault};
+use crate::os::fault;
+use crate::os::memory::Uninit;
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::windows::{Target, Windows};
 use crate::widen::{self, Element};
@@ -13,9 +13,9 @@ use crate::widen::{self, Element};
 /// Where a batch goes: `[windows, sequence_length]` elements each, without gaps.
 #[derive(Debug)]
 pub struct BatchMemory<'a> {
-    pub x: &'a mut [MaybeUninit<u8>],
+    pub x: Uninit<'a>,
     /// `None` exactly for [`Target::None`].
-    pub y: Option<&'a mut [MaybeUninit<u8>]>,
+    pub y: Option<Uninit<'a>>,
 }
 
 /// Fills `room` with the windows `indices`, in that order.
@@ -27,22 +27,22 @@ pub fn assemble(
     windows: &Windows,
     indices: &[u64],
     element: Element,
-    room: BatchMemory<'_>,
+    mut room: BatchMemory<'_>,
 ) -> Result<()> {
     let row_bytes = windows.sequence_length().checked_mul(element.bytes(corpus.dtype()));
     let row_bytes = row_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
     let needed = row_bytes.checked_mul(indices.len());
     let has_targets = windows.target() != Target::None;
-    if needed != Some(room.x.len()) || room.y.as_ref().map(|y| y.len()) != needed.filter(|_| has_targets) {
+    if needed != Some(room.x.len()) || room.y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
         return Err(Error::argument("the room for the batch is not of the batch's size"));
     }
     let mut gatherer = RowCopier::default();
     let mut y = room.y;
     for (row, &index) in indices.iter().enumerate() {
         let place = row * row_bytes..(row + 1) * row_bytes;
-        let y_row = y.as_mut().map(|y| &mut y[place.clone()]);
+        let y_row = y.as_mut().map(|y| y.range(place.clone()));
         let window = windows.tokens(index)?;
-        gatherer.row(corpus, window, has_targets, element, &mut room.x[place], y_row)?;
+        gatherer.row(corpus, window, has_targets, element, room.x.range(place), y_row)?;
     }
     corpus.verify_now(gatherer.take_touched(corpus)?)
 }
@@ -75,8 +75,8 @@ impl RowCopier {
         (start, stop): (u64, u64),
         has_targets: bool,
         element: Element,
-        x_row: &mut [MaybeUninit<u8>],
-        y_row: Option<&mut [MaybeUninit<u8>]>,
+        x_row: Uninit<'_>,
+        y_row: Option<Uninit<'_>>,
     ) -> Result<()> {
         let length = stop.checked_sub(start).and_then(|span| span.checked_sub(u64::from(has_targets)));
         let row_bytes = length.and_then(|length| length.checked_mul(element.bytes(corpus.dtype())));
@@ -142,34 +142,37 @@ impl RowCopier {
         &mut self,
         corpus: &TokenCorpus,
         (start, stop): (u64, u64),
-        x: &mut [MaybeUninit<u8>],
-        mut y: Option<&mut [MaybeUninit<u8>]>,
+        mut x: Uninit<'_>,
+        mut y: Option<Uninit<'_>>,
     ) -> Result<()> {
         let item = corpus.item_bytes() as usize;
         for (first, last) in blocks(start, stop, BLOCK_BYTES / corpus.item_bytes()) {
             let place = (first - start) as usize * item..(last - start) as usize * item;
-            self.reader.read(corpus, (first, last), &mut x[place.clone()], &mut [])?;
+            self.reader.read(corpus, (first, last), x.range(place.clone()))?;
             if let Some(y) = &mut y {
-                self.reader.read(corpus, (first + 1, last + 1), &mut y[place], &mut [])?;
+                self.reader.read(corpus, (first + 1, last + 1), y.range(place))?;
             }
         }
         Ok(())
     }
 
-    /// Straight from the file to x, and from there to y, whose last token comes with the same read.
+    /// By one read: to x, and with targets to a scratch block and from there to x and y.
     fn read_row(
         &mut self,
         corpus: &TokenCorpus,
         (start, stop): (u64, u64),
-        x: &mut [MaybeUninit<u8>],
-        y: Option<&mut [MaybeUninit<u8>]>,
+        mut x: Uninit<'_>,
+        y: Option<Uninit<'_>>,
     ) -> Result<()> {
-        let Some(y) = y else { return self.reader.read(corpus, (start, stop), x, &mut []) };
-        let item = corpus.item_bytes() as usize;
-        let Some(inner) = y.len().checked_sub(item) else { return Ok(()) };
-        let (y_inner, y_last) = y.split_at_mut(inner);
-        self.reader.read(corpus, (start, stop + 1), x, y_last)?;
-        y_inner.copy_from_slice(&x[item..]);
+        let Some(mut y) = y else { return self.reader.read(corpus, (start, stop), x) };
+        let source_bytes = x.len() + corpus.item_bytes() as usize;
+        if self.scratch.len() < source_bytes {
+            self.scratch.resize(source_bytes, 0);
+        }
+        let source = &mut self.scratch[..source_bytes];
+        self.reader.read(corpus, (start, stop + 1), Uninit::of(source))?;
+        x.copy_from_slice(&source[..x.len()]);
+        y.copy_from_slice(&source[source_bytes - y.len()..]);
         Ok(())
     }
 
@@ -179,8 +182,8 @@ impl RowCopier {
         (start, stop): (u64, u64),
         block_tokens: u64,
         element: Element,
-        x: &mut [MaybeUninit<u8>],
-        mut y: Option<&mut [MaybeUninit<u8>]>,
+        mut x: Uninit<'_>,
+        mut y: Option<Uninit<'_>>,
     ) -> Result<()> {
         let (dtype, item) = (corpus.dtype(), corpus.item_bytes() as usize);
         let element_bytes = element.bytes(dtype) as usize;
@@ -192,13 +195,13 @@ impl RowCopier {
                 self.scratch.resize(source_bytes, 0);
             }
             let source = &mut self.scratch[..source_bytes];
-            self.reader.read(corpus, (first, source_stop), os::memory::room(source), &mut [])?;
+            self.reader.read(corpus, (first, source_stop), Uninit::of(source))?;
             if last < stop {
                 self.reader.prefetch(corpus, source_stop);
             }
-            let x = &mut x[place.clone()];
+            let x = x.range(place.clone());
             let done = match &mut y {
-                Some(y) => widen::widen_window(source, dtype, element, x, &mut y[place]),
+                Some(y) => widen::widen_window(source, dtype, element, x, y.range(place)),
                 None => widen::widen(source, dtype, element, x),
             };
             done.map_err(|refused| does_not_fit(corpus, first + refused.position as u64, element))?;
@@ -261,29 +264,17 @@ impl TokenCopier {
         }
     }
 
-    /// Fills `out` and, with the tokens after those, `more`.
-    fn read(
-        &mut self,
-        corpus: &TokenCorpus,
-        (start, stop): (u64, u64),
-        mut out: &mut [MaybeUninit<u8>],
-        mut more: &mut [MaybeUninit<u8>],
-    ) -> Result<()> {
+    /// Fills `out`.
+    fn read(&mut self, corpus: &TokenCorpus, (start, stop): (u64, u64), mut out: Uninit<'_>) -> Result<()> {
         let (item_bytes, guarded) = (corpus.item_bytes(), self.guarded.unwrap_or(false));
         let mut first = start;
         while first < stop {
             let shard = self.shard(corpus, first)?;
             let last = stop.min(shard.stop);
             let length = ((last - first) * item_bytes) as usize;
-            let (part, after) = out.split_at_mut(length.min(out.len()));
-            let (part_of_more, after_more) = more.split_at_mut(length - part.len());
             let offset = shard.data_offset_bytes + (first - shard.start) * item_bytes;
-            if part_of_more.is_empty() {
-                shard.opened.copy_into(offset, part, guarded)?;
-            } else {
-                shard.opened.copy_into_two(offset, part, part_of_more, guarded)?;
-            }
-            (out, more, first) = (after, after_more, last);
+            shard.opened.copy_into(offset, out.take_front(length), guarded)?;
+            first = last;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::os::errno::{Code, describe};
 use crate::os::file::open::{self, Identity, Kind};
 use crate::os::file::pread::{self, Short};
+use crate::os::memory::Uninit;
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::limits;
 
@@ -159,8 +160,8 @@ fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
 /// A file of /sys has a size and no such bytes. Found out here, not at the first read.
 fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> {
     let Some(last) = size.checked_sub(1) else { return Ok(()) };
-    let mut byte = [std::mem::MaybeUninit::uninit()];
-    match pread::read_at(file, last, &mut byte) {
+    let mut byte = [0];
+    match pread::read_at(file, last, Uninit::of(&mut byte)) {
         Ok(()) => Ok(()),
         Err((_, Short::Errno(errno))) => Err(unreadable(path, errno)),
         Err((_, Short::EndOfFile)) => Err(Error::System {
@@ -203,8 +204,8 @@ pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)>
         Kind::Other(name) => return Err(system("cannot open", Code::INVAL, not_regular(name))),
     }
     if identity.size == 0 {
-        let mut byte = [std::mem::MaybeUninit::uninit()];
-        match pread::read_at(file.as_fd(), 0, &mut byte) {
+        let mut byte = [0];
+        match pread::read_at(file.as_fd(), 0, Uninit::of(&mut byte)) {
             Err((_, Short::EndOfFile)) => {}
             Err((_, Short::Errno(errno))) => return Err(unreadable(path, errno)),
             Ok(()) => {

@@ -1,6 +1,5 @@
 //! The page cache of an open file: hints, residency, warming, evicting, locking.
 
-use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 
 use crate::error::{Error, Result};
@@ -8,7 +7,7 @@ use crate::os::errno::Code;
 use crate::os::fault;
 use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::residency::{self, Residency};
-use crate::os::memory::{map::Region, page_bytes};
+use crate::os::memory::{Uninit, map::Region, page_bytes};
 use crate::os::process::{fork, limits};
 
 use super::{MappedFile, Mode, Opened};
@@ -232,15 +231,12 @@ impl Opened {
                 // Where a page fails, pread gets it after all or tells why not.
                 region
                     .touch(start, len)
-                    .or_else(|failed| self.pread_into(failed as u64, &mut [MaybeUninit::uninit()]))?;
+                    .or_else(|failed| self.pread_into(failed as u64, Uninit::of(&mut [0])))?;
                 // Out of the resident set again; the cache keeps the pages.
                 let _ = advise::advise_map(region, start, len, Advice::DontNeed);
                 Ok(())
             }
-            _ => {
-                let room: &mut [MaybeUninit<u8>] = &mut scratch.spare_capacity_mut()[..length as usize];
-                self.pread_into(offset, room)
-            }
+            _ => self.pread_into(offset, Uninit::spare(&mut scratch.spare_capacity_mut()[..length as usize])),
         }
     }
 }

@@ -1,15 +1,15 @@
 //! Copies out of an open file that end in an error and never in a dead process.
 
-use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::Code;
+use crate::os::fault;
 use crate::os::file::pread::{self, Short};
+use crate::os::memory::Uninit;
 use crate::os::memory::advise::{Advice, advise_file};
 use crate::os::process::fork;
-use crate::os::{self, fault};
 
 use super::{Mode, Opened};
 
@@ -30,7 +30,7 @@ impl Reader<'_> {
     pub fn bytes<const N: usize>(&self, offset: u64) -> Result<[u8; N]> {
         self.opened.check_range(offset, N as u64)?;
         let mut bytes = [0; N];
-        self.opened.copy_into(offset, os::memory::room(&mut bytes), self.guarded)?;
+        self.opened.copy_into(offset, Uninit::of(&mut bytes), self.guarded)?;
         Ok(bytes)
     }
 
@@ -38,7 +38,7 @@ impl Reader<'_> {
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.opened.check_range(offset, length)?;
         let mut bytes = vec![0; length as usize];
-        self.opened.copy_into(offset, os::memory::room(&mut bytes), self.guarded)?;
+        self.opened.copy_into(offset, Uninit::of(&mut bytes), self.guarded)?;
         Ok(bytes)
     }
 
@@ -69,7 +69,7 @@ impl Opened {
     /// From the mapping, by the copy that survives bus errors; where that stops, or cannot be used, by
     /// pread, which either gets the bytes after all or tells the true cause. Last, the file must not
     /// have been cut or rewritten meanwhile.
-    pub fn read_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
+    pub fn read_into(&self, offset: u64, out: Uninit<'_>) -> Result<()> {
         let length = out.len() as u64;
         self.check_range(offset, length)?;
         if length == 0 {
@@ -83,7 +83,7 @@ impl Opened {
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.check_range(offset, length)?;
         let mut bytes = vec![0; length as usize];
-        self.read_into(offset, os::memory::room(&mut bytes))?;
+        self.read_into(offset, Uninit::of(&mut bytes))?;
         Ok(bytes)
     }
 
@@ -97,44 +97,26 @@ impl Opened {
 
     /// [`Self::read_into`] without its first and last step, for callers that do those once for many
     /// ranges: `guarded` is the answer of [`fault::ready`] in this thread.
-    pub fn copy_into(&self, offset: u64, out: &mut [MaybeUninit<u8>], guarded: bool) -> Result<()> {
+    pub fn copy_into(&self, offset: u64, mut out: Uninit<'_>, guarded: bool) -> Result<()> {
         let copied = match &self.region {
-            Some(region) if guarded => match region.copy_out(offset as usize, out) {
+            Some(region) if guarded => match region.copy_out(offset as usize, out.reborrow()) {
                 Ok(()) => return Ok(()),
                 Err(good) => good,
             },
             _ => 0,
         };
-        self.pread_into(offset + copied as u64, &mut out[copied..])
+        self.pread_into(offset + copied as u64, out.split_at(copied).1)
     }
 
-    /// [`Self::copy_into`] for two buffers that get what follows each other in the file.
-    pub fn copy_into_two(
-        &self,
-        offset: u64,
-        first: &mut [MaybeUninit<u8>],
-        second: &mut [MaybeUninit<u8>],
-        guarded: bool,
-    ) -> Result<()> {
-        let good = match &self.region {
-            Some(_) if guarded => 0,
-            _ => pread::read_two_at(self.file(), offset, first, second),
-        };
-        let good_second = good.saturating_sub(first.len());
-        let middle = offset + first.len() as u64;
-        let (first, second) = (&mut first[good - good_second..], &mut second[good_second..]);
-        self.copy_into(offset + (good - good_second) as u64, first, guarded)?;
-        self.copy_into(middle + good_second as u64, second, guarded)
-    }
-
-    pub(super) fn pread_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
-        let (mut good, mut short) = match pread::read_at(self.file(), offset, out) {
+    pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<()> {
+        let len = out.len();
+        let (mut good, mut short) = match pread::read_at(self.file(), offset, out.reborrow()) {
             Ok(()) => return Ok(()),
             Err(failure) => failure,
         };
         if short == Short::Errno(Code::IO) {
             std::thread::sleep(IO_RETRY_PAUSE);
-            match pread::read_at(self.file(), offset + good as u64, &mut out[good..]) {
+            match pread::read_at(self.file(), offset + good as u64, out.range(good..len)) {
                 Ok(()) => return Ok(()),
                 Err((more, again)) => (good, short) = (good + more, again),
             }
@@ -155,7 +137,7 @@ impl Opened {
                 }
             }
         };
-        let (offset, length) = (offset + good as u64, (out.len() - good) as u64);
+        let (offset, length) = (offset + good as u64, (len - good) as u64);
         Err(Error::MappedRead { path: self.path.clone(), offset, length, cause })
     }
 }
@@ -194,14 +176,14 @@ pub struct RandomReads<'a> {
 
 impl RandomReads<'_> {
     /// Fills `out` with the file's bytes from `offset`, past the mapping, whose faults would read ahead.
-    pub fn read_into(&self, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
+    pub fn read_into(&self, offset: u64, out: Uninit<'_>) -> Result<()> {
         self.opened.check_range(offset, out.len() as u64)?;
         self.opened.pread_into(offset, out)
     }
 
     /// Likewise for bytes that were found in the page cache a moment ago: out of the mapping, which saves the
     /// system call. `guarded` is the answer of [`Self::is_guarded`] in this thread.
-    pub fn copy_cached(&self, offset: u64, out: &mut [MaybeUninit<u8>], guarded: bool) -> Result<()> {
+    pub fn copy_cached(&self, offset: u64, out: Uninit<'_>, guarded: bool) -> Result<()> {
         self.opened.check_range(offset, out.len() as u64)?;
         self.opened.copy_into(offset, out, guarded)
     }

@@ -87,7 +87,7 @@ impl PyStoredTensor {
         let tensor = self.tensor()?;
         let selection = tensor.select(first, &shape, &strides, item_bytes)?;
         let mut out = WritableBuffer::of(out)?;
-        let room = out.room(usize::try_from(selection.result_bytes())?)?;
+        let room = out.memory(usize::try_from(selection.result_bytes())?)?;
         let mut raised: PyResult<()> = Ok(());
         let done = py.detach(|| {
             tensor.read(selection, room, &mut || {

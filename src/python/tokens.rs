@@ -1,7 +1,6 @@
 //! Tokens. Their Python subclass in `tokens.py` has the documentation.
 
 use std::ffi::OsString;
-use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -98,8 +97,8 @@ impl PyTokenCorpus {
         out.fill(py, bytes, |offset, chunk| {
             let mut starts = vec![0; chunk.len() / 8];
             self.corpus.document_bounds(first.saturating_add(offset as u64 / 8), &mut starts)?;
-            for (place, start) in chunk.chunks_exact_mut(8).zip(starts) {
-                place.copy_from_slice(&start.to_ne_bytes().map(MaybeUninit::new));
+            for (place, start) in chunk.arrays().zip(starts) {
+                place.write(start.to_ne_bytes());
             }
             Ok::<_, Error>(())
         })
@@ -147,11 +146,11 @@ impl PyTokenCorpus {
         let mut x = WritableBuffer::of(x)?;
         let mut y = y.map(WritableBuffer::of).transpose()?;
         let x_bytes = x.len();
-        let x = x.room(x_bytes)?;
+        let x = x.memory(x_bytes)?;
         let y = match &mut y {
             Some(y) => {
                 let y_bytes = y.len();
-                Some(y.room(y_bytes)?)
+                Some(y.memory(y_bytes)?)
             }
             None => None,
         };

@@ -8,6 +8,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::os::memory::Uninit;
+
 /// Bytes that are copied between two looks at Python's signals.
 const COPY_CHUNK_BYTES: usize = 4 << 20;
 
@@ -16,7 +18,7 @@ const COPY_CHUNK_BYTES: usize = 4 << 20;
 pub fn new_bytes<E: Send + Into<PyErr>>(
     py: Python<'_>,
     len: usize,
-    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
+    fill: impl Fn(usize, Uninit<'_>) -> Result<(), E> + Sync,
 ) -> PyResult<Bound<'_, PyBytes>> {
     let size = ffi::Py_ssize_t::try_from(len).map_err(|_| PyMemoryError::new_err("too large"))?;
     // SAFETY: a null source asks for uninitialised bytes.
@@ -27,8 +29,8 @@ pub fn new_bytes<E: Send + Into<PyErr>>(
     // SAFETY: `bytes` is alive and a bytes object.
     let address = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
     // SAFETY: `len` bytes at `address` belong to the new object, which nobody else knows yet.
-    let room = unsafe { std::slice::from_raw_parts_mut(address.cast::<MaybeUninit<u8>>(), len) };
-    fill_in_chunks(py, room, fill)?;
+    let memory = unsafe { std::slice::from_raw_parts_mut(address.cast::<MaybeUninit<u8>>(), len) };
+    fill_in_chunks(py, Uninit::spare(memory), fill)?;
     Ok(bytes)
 }
 
@@ -59,7 +61,7 @@ impl WritableBuffer {
     }
 
     /// Its first `len` bytes.
-    pub fn room(&mut self, len: usize) -> PyResult<&mut [MaybeUninit<u8>]> {
+    pub fn memory(&mut self, len: usize) -> PyResult<Uninit<'_>> {
         if self.len() < len {
             return Err(PyBufferError::new_err(format!(
                 "the buffer has {} bytes, {len} are needed",
@@ -67,11 +69,11 @@ impl WritableBuffer {
             )));
         }
         if len == 0 {
-            return Ok(&mut []);
+            return Ok(Uninit::default());
         }
         // SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`.
         // A caller that uses the memory meanwhile races with itself only.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.request.buf.cast::<MaybeUninit<u8>>(), len) })
+        Ok(Uninit::of(unsafe { std::slice::from_raw_parts_mut(self.request.buf.cast::<u8>(), len) }))
     }
 
     /// Fills its first `len` bytes as [`new_bytes`] does.
@@ -79,9 +81,9 @@ impl WritableBuffer {
         &mut self,
         py: Python<'_>,
         len: usize,
-        fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
+        fill: impl Fn(usize, Uninit<'_>) -> Result<(), E> + Sync,
     ) -> PyResult<()> {
-        fill_in_chunks(py, self.room(len)?, fill)
+        fill_in_chunks(py, self.memory(len)?, fill)
     }
 }
 
@@ -95,13 +97,13 @@ impl Drop for WritableBuffer {
 
 fn fill_in_chunks<E: Send + Into<PyErr>>(
     py: Python<'_>,
-    room: &mut [MaybeUninit<u8>],
-    fill: impl Fn(usize, &mut [MaybeUninit<u8>]) -> Result<(), E> + Sync,
+    memory: Uninit<'_>,
+    fill: impl Fn(usize, Uninit<'_>) -> Result<(), E> + Sync,
 ) -> PyResult<()> {
-    if room.len() <= COPY_CHUNK_BYTES {
-        return py.detach(|| fill(0, room)).map_err(Into::into);
+    if memory.len() <= COPY_CHUNK_BYTES {
+        return py.detach(|| fill(0, memory)).map_err(Into::into);
     }
-    for (index, chunk) in room.chunks_mut(COPY_CHUNK_BYTES).enumerate() {
+    for (index, chunk) in memory.chunks(COPY_CHUNK_BYTES).enumerate() {
         py.detach(|| fill(index * COPY_CHUNK_BYTES, chunk)).map_err(Into::into)?;
         py.check_signals()?;
     }

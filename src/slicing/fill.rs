@@ -5,7 +5,7 @@
 //! Where they do not (FUSE with `direct_io`, `read` mode), or where a read is slow all the same, further
 //! threads read other extents at the same time. Small extents that are cached are copied out of the mapping.
 
-use std::mem::{MaybeUninit, take};
+use std::mem::take;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, RandomReads};
+use crate::os::memory::Uninit;
 
 use super::outputs::{OutputPart, Outputs};
 use super::plan::{Blocks, SliceExtent, SliceExtents, SlicePlan};
@@ -62,7 +63,7 @@ pub fn fill(
     opened: &Opened,
     data_offset: u64,
     plan: &SlicePlan,
-    out: &mut [MaybeUninit<u8>],
+    out: Uninit<'_>,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<()> {
     let needed = plan.selection().result_bytes();
@@ -159,7 +160,7 @@ struct Work<'p, 'a> {
 
 /// What each thread has for itself.
 struct Tools {
-    scratch: Vec<MaybeUninit<u8>>,
+    scratch: Vec<u8>,
     /// Of the extents to come.
     ranges: Vec<(u64, u64)>,
     guarded: bool,
@@ -291,7 +292,7 @@ impl<'p, 'a> Work<'p, 'a> {
 
     fn read(&self, extent: SliceExtent<OutputPart<'a>>, tools: &mut Tools) -> Result<()> {
         let SliceExtent { offset, len, first, others } = extent;
-        let read_into = |room: &mut [MaybeUninit<u8>]| {
+        let read_into = |room: Uninit<'_>| {
             let place = self.data_offset + offset;
             if tools.is_cached {
                 self.reads.copy_cached(place, room, tools.guarded)
@@ -306,9 +307,9 @@ impl<'p, 'a> Work<'p, 'a> {
         if scratch.len() < len {
             // The old content is of no use: nothing is to be moved.
             drop(take(scratch));
-            scratch.resize(len, MaybeUninit::uninit());
+            scratch.resize(len, 0);
         }
-        read_into(&mut scratch[..len])?;
+        read_into(Uninit::of(&mut scratch[..len]))?;
         for OutputPart { block, room } in std::iter::once(first).chain(others) {
             let start = (block.offset - offset) as usize;
             let source = &scratch[start..start + block.len as usize];

@@ -1,6 +1,6 @@
 //! The result's memory, handed out a block at a time in order of the file.
 
-use std::mem::{MaybeUninit, take};
+use crate::os::memory::Uninit;
 
 use super::plan::{Block, Blocks, Ranged, SlicePlan};
 use super::selection::Axis;
@@ -9,7 +9,7 @@ use super::selection::Axis;
 #[derive(Debug)]
 pub(super) struct OutputPart<'a> {
     pub block: Block,
-    pub room: &'a mut [MaybeUninit<u8>],
+    pub room: Uninit<'a>,
 }
 
 impl Ranged for OutputPart<'_> {
@@ -25,30 +25,23 @@ pub(super) struct Outputs<'p, 'a> {
     plan: &'p SlicePlan,
     blocks: Blocks<'p>,
     /// For each axis up to the one that is cut, what is left of the room of the present index outside of it.
-    rest: Vec<&'a mut [MaybeUninit<u8>]>,
+    rest: Vec<Uninit<'a>>,
 }
 
 impl<'p, 'a> Outputs<'p, 'a> {
     /// `out` is as long as the result.
-    pub fn new(plan: &'p SlicePlan, out: &'a mut [MaybeUninit<u8>]) -> Self {
+    pub fn new(plan: &'p SlicePlan, out: Uninit<'a>) -> Self {
         let mut rest = vec![out];
-        rest.extend(plan.outer_axes().iter().map(|_| <&mut [_]>::default()));
+        rest.extend(plan.outer_axes().iter().map(|_| Uninit::default()));
         Self { plan, blocks: plan.blocks(), rest }
     }
 
     /// Takes `count` indices of an axis from what is left of it.
-    fn take(&mut self, axis: usize, count: u64) -> &'a mut [MaybeUninit<u8>] {
+    fn take(&mut self, axis: usize, count: u64) -> Uninit<'a> {
         let Axis { room, is_reversed, .. } = self.plan.selection().axes[axis];
         let bytes = (room * count) as usize;
-        let rest = take(&mut self.rest[axis]);
-        let (taken, left) = if is_reversed {
-            let (left, taken) = rest.split_at_mut(rest.len() - bytes);
-            (taken, left)
-        } else {
-            rest.split_at_mut(bytes)
-        };
-        self.rest[axis] = left;
-        taken
+        let rest = &mut self.rest[axis];
+        if is_reversed { rest.take_back(bytes) } else { rest.take_front(bytes) }
     }
 }
 

@@ -1,21 +1,19 @@
 //! Elements from a block, gaps and all, to their places in the result.
 
-use std::mem::MaybeUninit;
+use crate::os::memory::{Uninit, UninitArray};
 
 use super::selection::Axis;
 
-type Bytes = [MaybeUninit<u8>];
-
 /// Copies `count` indices of the first axis, with all of the others. `source` is as long as their span,
 /// `target` as their room.
-pub(super) fn scatter(axes: &[Axis], count: u64, source: &Bytes, target: &mut Bytes) {
+pub(super) fn scatter(axes: &[Axis], count: u64, source: &[u8], mut target: Uninit<'_>) {
     match axes {
         [] => {}
         [_bytes] => target.copy_from_slice(source),
         [outer, bytes] => strided(outer, bytes.count as usize, source, target),
         [outer, inner, ..] => {
             let (stride, span) = (outer.stride as usize, outer.span as usize);
-            let rooms = target.chunks_exact_mut(outer.room as usize);
+            let rooms = target.chunks_exact(outer.room as usize);
             for (index, room) in rooms.enumerate() {
                 let index = if outer.is_reversed { count as usize - 1 - index } else { index };
                 let start = index * stride;
@@ -26,7 +24,7 @@ pub(super) fn scatter(axes: &[Axis], count: u64, source: &Bytes, target: &mut By
 }
 
 /// Runs of `run` bytes, `outer.stride` apart.
-fn strided(outer: &Axis, run: usize, source: &Bytes, target: &mut Bytes) {
+fn strided(outer: &Axis, run: usize, source: &[u8], target: Uninit<'_>) {
     let stride = outer.stride as usize;
     match run {
         1 => items::<1>(outer.is_reversed, stride, source, target),
@@ -35,12 +33,12 @@ fn strided(outer: &Axis, run: usize, source: &Bytes, target: &mut Bytes) {
         8 => items::<8>(outer.is_reversed, stride, source, target),
         16 => items::<16>(outer.is_reversed, stride, source, target),
         _ if outer.is_reversed => {
-            for (room, chunk) in target.chunks_exact_mut(run).zip(source.rchunks(stride)) {
+            for (mut room, chunk) in target.chunks_exact(run).zip(source.rchunks(stride)) {
                 room.copy_from_slice(&chunk[chunk.len() - run..]);
             }
         }
         _ => {
-            for (room, chunk) in target.chunks_exact_mut(run).zip(source.chunks(stride)) {
+            for (mut room, chunk) in target.chunks_exact(run).zip(source.chunks(stride)) {
                 room.copy_from_slice(&chunk[..run]);
             }
         }
@@ -48,39 +46,43 @@ fn strided(outer: &Axis, run: usize, source: &Bytes, target: &mut Bytes) {
 }
 
 /// Runs of a length that the compiler knows, so that each is a load and a store.
-fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &Bytes, target: &mut Bytes) {
-    let (rooms, _) = target.as_chunks_mut::<RUN>();
+fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &[u8], target: Uninit<'_>) {
     if !stride.is_multiple_of(RUN) {
         // Pairs of elements, say, that are three elements apart.
+        let rooms = target.arrays::<RUN>();
         let places = (0..rooms.len()).map(|index| index * stride);
-        let copy = |(room, place): (&mut [MaybeUninit<u8>; RUN], usize)| {
-            room.copy_from_slice(&source[place..place + RUN]);
+        let copy = |(room, place): (UninitArray<'_, RUN>, usize)| {
+            if let Some(element) = source[place..].first_chunk() {
+                room.write(*element);
+            }
         };
         if is_reversed {
-            rooms.iter_mut().rev().zip(places).for_each(copy);
+            rooms.rev().zip(places).for_each(copy);
         } else {
-            rooms.iter_mut().zip(places).for_each(copy);
+            rooms.zip(places).for_each(copy);
         }
         return;
     }
     let (elements, _) = source.as_chunks::<RUN>();
     let step = stride / RUN;
     match (is_reversed, step) {
-        (true, 1) => rooms.iter_mut().zip(elements.iter().rev()).for_each(|(room, element)| *room = *element),
+        (true, 1) => {
+            target.arrays().zip(elements.iter().rev()).for_each(|(room, element)| room.write(*element));
+        }
         (true, _) => {
             let wanted = elements.iter().rev().step_by(step);
-            rooms.iter_mut().zip(wanted).for_each(|(room, element)| *room = *element);
+            target.arrays().zip(wanted).for_each(|(room, element)| room.write(*element));
         }
         // Most common, and with a step that is known the compiler shuffles whole vectors.
         (false, 2) => {
             let (pairs, rest) = elements.as_chunks::<2>();
-            let (rooms, last) = rooms.split_at_mut(pairs.len());
-            rooms.iter_mut().zip(pairs).for_each(|(room, [element, _])| *room = *element);
-            last.iter_mut().zip(rest).for_each(|(room, element)| *room = *element);
+            let (rooms, last) = target.split_at(pairs.len() * RUN);
+            rooms.arrays().zip(pairs).for_each(|(room, [element, _])| room.write(*element));
+            last.arrays().zip(rest).for_each(|(room, element)| room.write(*element));
         }
         (false, _) => {
             let wanted = elements.iter().step_by(step);
-            rooms.iter_mut().zip(wanted).for_each(|(room, element)| *room = *element);
+            target.arrays().zip(wanted).for_each(|(room, element)| room.write(*element));
         }
     }
 }

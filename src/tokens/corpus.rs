@@ -1,6 +1,5 @@
 //! Many token files as one axis of tokens.
 
-use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -8,6 +7,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{Budget, FileSet, Kept};
 use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
+use crate::os::memory::Uninit;
 use crate::os::process::fork;
 use crate::parallel::in_parallel;
 
@@ -201,13 +201,10 @@ impl TokenCorpus {
     }
 
     /// Copies tokens out. `out` has `(stop - start) * item_bytes` bytes.
-    pub fn read_into(&self, start: u64, stop: u64, out: &mut [MaybeUninit<u8>]) -> Result<()> {
-        let mut rest = out;
+    pub fn read_into(&self, start: u64, stop: u64, mut out: Uninit<'_>) -> Result<()> {
         for piece in self.pieces(start, stop)? {
             let (offset, length) = self.byte_range(piece);
-            let (part, after) = rest.split_at_mut(length as usize);
-            self.opened(piece.shard)?.read_into(offset, part)?;
-            rest = after;
+            self.opened(piece.shard)?.read_into(offset, out.take_front(length as usize))?;
         }
         Ok(())
     }

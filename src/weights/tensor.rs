@@ -1,12 +1,12 @@
 //! One tensor of an open file, beyond the life of the object that opened it.
 
-use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, View};
+use crate::os::memory::Uninit;
 
 use crate::slicing::{self, KeepGoing, Selection, SlicePlan};
 
@@ -66,12 +66,7 @@ impl StoredTensor {
     }
 
     /// Copies what is selected to `out`; see [`slicing::fill()`].
-    pub fn read(
-        &self,
-        selection: Selection,
-        out: &mut [MaybeUninit<u8>],
-        keep_going: &mut KeepGoing<'_>,
-    ) -> Result<()> {
+    pub fn read(&self, selection: Selection, out: Uninit<'_>, keep_going: &mut KeepGoing<'_>) -> Result<()> {
         slicing::fill(&self.opened, self.offset, &SlicePlan::new(selection), out, keep_going)
     }
 }

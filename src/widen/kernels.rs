@@ -8,6 +8,8 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::BitOr;
 
+use crate::os::memory::Uninit;
+
 /// The functions of one pair of types. The first two say whether all tokens fitted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
@@ -16,8 +18,8 @@ pub(super) struct Kernel {
     pub first_misfit: fn(&[u8]) -> usize,
 }
 
-type RowKernel = fn(&[u8], &mut [MaybeUninit<u8>]) -> bool;
-type WindowKernel = fn(&[u8], &mut [MaybeUninit<u8>], &mut [MaybeUninit<u8>]) -> bool;
+type RowKernel = fn(&[u8], Uninit<'_>) -> bool;
+type WindowKernel = fn(&[u8], Uninit<'_>, Uninit<'_>) -> bool;
 
 impl Kernel {
     pub(super) const fn of<C: Conversion<S, D>, const S: usize, const D: usize>() -> Self {
@@ -157,10 +159,13 @@ macro_rules! dispatch {
     ($name:ident, $body:ident, ($($out:ident),+)) => {
         fn $name<C: Conversion<S, D>, const S: usize, const D: usize>(
             source: &[u8],
-            $($out: &mut [MaybeUninit<u8>]),+
+            $(mut $out: Uninit<'_>),+
         ) -> bool {
             let (source, _) = source.as_chunks::<S>();
-            $(let ($out, _) = $out.as_chunks_mut::<D>();)+
+            $(
+                // SAFETY: the body writes converted tokens alone.
+                let ($out, _) = unsafe { $out.as_maybe_uninit() }.as_chunks_mut::<D>();
+            )+
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]

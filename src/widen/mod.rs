@@ -4,10 +4,9 @@
 
 mod kernels;
 
-use std::mem::MaybeUninit;
-
 use crate::dtype::Dtype;
 use crate::error::Error;
+use crate::os::memory::Uninit;
 
 use kernels::{Kernel, To};
 
@@ -65,12 +64,7 @@ pub struct DoesNotFit {
 ///
 /// `out` has exactly as many elements. Nothing is wrapped or truncated: where a token does not fit, that
 /// is the answer, and the content of `out` is undefined.
-pub fn widen(
-    source: &[u8],
-    dtype: Dtype,
-    element: Element,
-    out: &mut [MaybeUninit<u8>],
-) -> Result<(), DoesNotFit> {
+pub fn widen(source: &[u8], dtype: Dtype, element: Element, out: Uninit<'_>) -> Result<(), DoesNotFit> {
     let kernel = kernel(dtype, element);
     kernel.answer((kernel.row)(source, out), source)
 }
@@ -81,8 +75,8 @@ pub fn widen_window(
     source: &[u8],
     dtype: Dtype,
     element: Element,
-    x: &mut [MaybeUninit<u8>],
-    y: &mut [MaybeUninit<u8>],
+    x: Uninit<'_>,
+    y: Uninit<'_>,
 ) -> Result<(), DoesNotFit> {
     let kernel = kernel(dtype, element);
     kernel.answer((kernel.window)(source, x, y), source)

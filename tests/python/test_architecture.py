@@ -22,10 +22,10 @@ MAY_USE = {
     "os": GROUND,
     "mapped_file": GROUND | {"os"},
     "tokens": GROUND | {"mapped_file", "os"},
-    "slicing": GROUND | {"mapped_file"},
-    "weights": GROUND | {"mapped_file", "slicing"},
+    "slicing": GROUND | {"mapped_file", "os::memory"},
+    "weights": GROUND | {"mapped_file", "slicing", "os::memory"},
     "sampling": GROUND,
-    "widen": GROUND | {"os::fault"},
+    "widen": GROUND | {"os::fault", "os::memory"},
     "batching": GROUND | {"os", "mapped_file", "tokens", "sampling", "widen"},
     "python": GROUND | {"os", "mapped_file", "tokens", "slicing", "weights", "sampling", "widen", "batching"},
 }

@@ -3,7 +3,7 @@
 use pagestream::batching::row::{BatchMemory, RowCopier, assemble};
 use pagestream::error::{Error, ReadCause};
 use pagestream::mapped_file::RequestedMode;
-use pagestream::os::memory::room;
+use pagestream::os::memory::Uninit;
 use pagestream::tokens::corpus::TokenCorpus;
 use pagestream::tokens::windows::{Target, Windows};
 use pagestream::widen::Element;
@@ -21,8 +21,8 @@ fn batch(
     let bytes = windows.sequence_length() * element.bytes(corpus.dtype()) * indices.len() as u64;
     let mut x = vec![0xAA; bytes as usize];
     let mut y = vec![0xAA; if windows.target() == Target::None { 0 } else { x.len() }];
-    let targets = (windows.target() != Target::None).then(|| room(&mut y));
-    assemble(corpus, windows, indices, element, BatchMemory { x: room(&mut x), y: targets })?;
+    let targets = (windows.target() != Target::None).then(|| Uninit::of(&mut y));
+    assemble(corpus, windows, indices, element, BatchMemory { x: Uninit::of(&mut x), y: targets })?;
     Ok((x, y))
 }
 
@@ -166,7 +166,7 @@ fn room_of_another_size_is_refused() {
     ] {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
-        let place = BatchMemory { x: room(&mut x), y: y.as_mut().map(|y| room(y)) };
+        let place = BatchMemory { x: Uninit::of(&mut x), y: y.as_mut().map(|y| Uninit::of(y)) };
         let result = assemble(&corpus, windows, &[0, 1], Element::I64, place);
         assert_eq!(result.is_ok(), fits, "{x_bytes} {y_bytes:?} {:?}", windows.target());
     }
@@ -223,8 +223,8 @@ fn row(
 ) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let length = (window.1 - window.0) as usize - usize::from(has_targets);
     let [mut x, mut y] = [(); 2].map(|()| vec![0xAA; length * 8]);
-    let y_row = has_targets.then(|| room(&mut y));
-    gatherer.row(corpus, window, has_targets, Element::I64, room(&mut x), y_row)?;
+    let y_row = has_targets.then(|| Uninit::of(&mut y));
+    gatherer.row(corpus, window, has_targets, Element::I64, Uninit::of(&mut x), y_row)?;
     Ok((x, y))
 }
 
@@ -273,8 +273,8 @@ fn a_row_of_another_size_or_outside_is_refused() {
     let mut fill = |window: (u64, u64), has_targets, x_bytes: usize, y_bytes: Option<usize>| {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
-        let y_row = y.as_mut().map(|y| room(y));
-        gatherer.row(&corpus, window, has_targets, Element::I64, room(&mut x), y_row)
+        let y_row = y.as_mut().map(|y| Uninit::of(y));
+        gatherer.row(&corpus, window, has_targets, Element::I64, Uninit::of(&mut x), y_row)
     };
     fill((0, 5), true, 32, Some(32)).expect("it fits");
     fill((5, 10), false, 40, None).expect("it fits");

@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -138,7 +137,7 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
     for offset in (0..64).chain((16 << 10) - 200..(16 << 10) + 3) {
         for len in [1, 7, 8, 63, 64, 65, 127, 128, 129, 300, 4095, 4096, 5000, 20_000, 40_000] {
             let mut out = vec![0_u8; len];
-            let copied = match region.copy_out(offset, os::memory::room(&mut out)) {
+            let copied = match region.copy_out(offset, os::memory::Uninit::of(&mut out)) {
                 Ok(()) => len,
                 Err(good) => good,
             };
@@ -147,7 +146,7 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
             assert_eq!(out[..copied], bytes[offset..offset + copied]);
         }
     }
-    assert_eq!(region.copy_out(64 << 10, &mut [MaybeUninit::uninit()]), Err(0));
+    assert_eq!(region.copy_out(64 << 10, os::memory::Uninit::of(&mut [0])), Err(0));
     assert_eq!(region.touch(0, 64 << 10), Err(16 << 10));
 }
 

@@ -1,6 +1,5 @@
 //! Slices against a naive reading of what indexing means: element by element, byte by byte.
 
-use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -91,7 +90,7 @@ fn open(path: &Path, mode: Mode) -> MappedFile {
 
 fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>, Error> {
     let mut out = vec![0xAA; plan.selection().result_bytes() as usize];
-    fill(&*file.opened()?, data_offset, plan, os::memory::room(&mut out), &mut || true)?;
+    fill(&*file.opened()?, data_offset, plan, os::memory::Uninit::of(&mut out), &mut || true)?;
     Ok(out)
 }
 
@@ -270,7 +269,7 @@ fn room_of_another_size_is_refused() {
     let file = open(&file_of(&folder, b"abc"), Mode::Shared);
     let plan = SlicePlan::new(Selection::new(0, &[3], &[1], 1, 3).expect("in the tensor"));
     let opened = file.opened().expect("open");
-    let found = fill(&opened, 0, &plan, &mut [MaybeUninit::uninit(); 2], &mut || true);
+    let found = fill(&opened, 0, &plan, os::memory::Uninit::of(&mut [0; 2]), &mut || true);
     assert!(matches!(found, Err(Error::Argument { .. })));
 }
 
@@ -318,14 +317,14 @@ fn it_stops_when_it_is_told_to() {
     std::fs::File::create(&path).and_then(|file| file.set_len(rows * 8192)).expect("a sparse file");
     let wanted = Indexed::new(&[rows, 8192], &[(0, rows, 1), (0, 1, 1)], 1);
     let calls = AtomicUsize::new(0);
-    let mut out = vec![MaybeUninit::new(1_u8); rows as usize];
+    let mut out = vec![1_u8; rows as usize];
     let file = open(&path, Mode::Read);
     let stop = &mut || {
         calls.fetch_add(1, Ordering::Relaxed);
         false
     };
     let opened = file.opened().expect("open");
-    fill(&opened, 0, &wanted.plan(0), &mut out, stop).expect("no failure");
+    fill(&opened, 0, &wanted.plan(0), os::memory::Uninit::of(&mut out), stop).expect("no failure");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
 }
 

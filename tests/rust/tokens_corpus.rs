@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pagestream::dtype::Dtype;
 use pagestream::error::Error;
 use pagestream::mapped_file::{Mode, RequestedMode};
-use pagestream::os::memory::room;
+use pagestream::os::memory::Uninit;
 use pagestream::tokens::corpus::{Piece, TokenCorpus};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -70,7 +70,7 @@ proptest! {
     fn reading_gives_the_tokens_of_the_range((lengths, start, stop) in files_and_range(), mode in 0_usize..3) {
         let (_folder, corpus) = corpus(&lengths, MODES[mode]);
         let mut out = vec![0xAA; 2 * (stop - start) as usize];
-        corpus.read_into(start, stop, room(&mut out)).expect("read");
+        corpus.read_into(start, stop, Uninit::of(&mut out)).expect("read");
         let expected: Vec<u8> = (start as u16..stop as u16).flat_map(u16::to_le_bytes).collect();
         prop_assert_eq!(out, expected);
     }

@@ -1,7 +1,7 @@
 //! Tokens of every type into every type of batch, against arithmetic on wide integers.
 
 use pagestream::dtype::Dtype;
-use pagestream::os::memory::room;
+use pagestream::os::memory::Uninit;
 use pagestream::tokens::format::TOKEN_DTYPES;
 use pagestream::widen::{DoesNotFit, Element, widen, widen_window};
 use proptest::prelude::*;
@@ -45,7 +45,8 @@ fn widened(tokens: &[i128], dtype: Dtype, element: Element, shift: usize) -> Res
     let source = shifted(&source, shift);
     let mut out = shifted(&vec![0xAA; tokens.len() * element.bytes(dtype) as usize], shift);
     let place = shift..out.len() - shift;
-    let answer = widen(&source[shift..source.len() - shift], dtype, element, room(&mut out[place.clone()]));
+    let answer =
+        widen(&source[shift..source.len() - shift], dtype, element, Uninit::of(&mut out[place.clone()]));
     assert_eq!(shifted(&out[place.clone()], shift), out);
     answer.map(|()| out[place].to_vec())
 }
@@ -63,8 +64,13 @@ fn windowed(
     let [mut x, mut y] = [0xAA, 0xBB].map(|byte| shifted(&vec![byte; row_bytes], shift));
     let place = shift..shift + row_bytes;
     let source = &source[shift..source.len() - shift];
-    let answer =
-        widen_window(source, dtype, element, room(&mut x[place.clone()]), room(&mut y[place.clone()]));
+    let answer = widen_window(
+        source,
+        dtype,
+        element,
+        Uninit::of(&mut x[place.clone()]),
+        Uninit::of(&mut y[place.clone()]),
+    );
     for row in [&x, &y] {
         assert_eq!(shifted(&row[place.clone()], shift), *row);
     }

@@ -1,11 +1,11 @@
 //! Positioned reads.
 
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
 use super::open::retry;
+use crate::os::memory::Uninit;
 
 /// Why a positioned read ended before its range did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,9 @@ pub enum Short {
 }
 
 /// Fills `out` from `offset`. On failure says how many bytes are good, and why no more came.
-pub fn read_at(file: BorrowedFd<'_>, offset: u64, out: &mut [MaybeUninit<u8>]) -> Result<(), (usize, Short)> {
+pub fn read_at(file: BorrowedFd<'_>, offset: u64, mut out: Uninit<'_>) -> Result<(), (usize, Short)> {
+    // SAFETY: pread(2) writes file bytes alone.
+    let out = unsafe { out.as_maybe_uninit() };
     let mut done = 0;
     while done < out.len() {
         let Some(at) = offset.checked_add(done as u64) else {
@@ -29,20 +31,4 @@ pub fn read_at(file: BorrowedFd<'_>, offset: u64, out: &mut [MaybeUninit<u8>]) -
         }
     }
     Ok(())
-}
-
-/// Fills two buffers with what follows each other in the file, by one call of preadv(2): one request to a
-/// server, not two. Says how many bytes are good; 0 also for an error, which [`read_at`] will tell.
-pub fn read_two_at(
-    file: BorrowedFd<'_>,
-    offset: u64,
-    first: &mut [MaybeUninit<u8>],
-    second: &mut [MaybeUninit<u8>],
-) -> usize {
-    let Ok(offset) = libc::off_t::try_from(offset) else { return 0 };
-    let buffers = [first, second]
-        .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
-    // SAFETY: each buffer is borrowed mutably and as long as its iovec says.
-    let count = unsafe { libc::preadv(file.as_raw_fd(), buffers.as_ptr(), 2, offset) };
-    usize::try_from(count).unwrap_or(0)
 }

@@ -1,6 +1,6 @@
 //! Read-only and copy-on-write mappings of files.
 
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::io::Errno;
 
 use super::page::page_bytes;
+use super::uninit::Uninit;
 use super::unmap;
 use crate::os::fault;
 use crate::os::fault::views::{Damage, Guard};
@@ -93,11 +94,11 @@ impl Region {
     /// that is damaged.
     ///
     /// [`fault::ready`] must have been asked in this thread: without the handler a fault kills.
-    pub fn copy_out(&self, offset: usize, out: &mut [MaybeUninit<u8>]) -> Result<(), usize> {
+    pub fn copy_out(&self, offset: usize, mut out: Uninit<'_>) -> Result<(), usize> {
         let Some((source, len)) = self.range(offset, out.len()) else { return Err(0) };
         // SAFETY: `range` checked that the source lies inside the mapping, which `self` keeps
         // mapped; `out` is exclusively borrowed and `len` long.
-        let left = unsafe { fault::copy(out.as_mut_ptr().cast(), source, len) };
+        let left = unsafe { fault::copy(out.as_mut_ptr(), source, len) };
         match left {
             // What took the place of damaged pages is no data.
             _ if self.guard.is_damaged() => Err(0),
@@ -137,10 +138,10 @@ impl Region {
     /// the offset of the page that failed.
     pub fn touch(&self, offset: usize, len: usize) -> Result<(), usize> {
         let page = page_bytes();
-        let mut byte = [MaybeUninit::uninit()];
+        let mut byte = [0];
         let mut at = offset;
         while at < offset.saturating_add(len) {
-            self.copy_out(at, &mut byte).map_err(|_| at)?;
+            self.copy_out(at, Uninit::of(&mut byte)).map_err(|_| at)?;
             at = (at / page + 1) * page;
         }
         Ok(())

@@ -10,4 +10,4 @@ mod uninit;
 pub mod unmap;
 
 pub use page::{page_bytes, whole_pages};
-pub use uninit::room;
+pub use uninit::{Uninit, UninitArray};

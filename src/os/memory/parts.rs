@@ -1,11 +1,11 @@
 //! A block of memory that several threads fill at once, each a part of its own.
 
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
 use super::anonymous::Anonymous;
+use super::uninit::Uninit;
 
 /// A block whose parts are out. It is readable again once they are all gone.
 #[derive(Debug)]
@@ -42,11 +42,11 @@ impl Whole {
 }
 
 impl Part {
-    pub fn room(&mut self) -> &mut [MaybeUninit<u8>] {
+    pub fn memory(&mut self) -> Uninit<'_> {
         let start = self.block.as_ptr().wrapping_add(self.offset);
-        // SAFETY: `split` checked that the range lies inside the block and overlaps no other part, and
+        // SAFETY: anonymous memory is initialised by the kernel. `split` checked that the range lies inside the block and overlaps no other part, and
         // took the block away from its owner until `join`; `&mut self` excludes a second borrow.
-        unsafe { std::slice::from_raw_parts_mut(start.cast(), self.len) }
+        Uninit::of(unsafe { std::slice::from_raw_parts_mut(start, self.len) })
     }
 
     pub fn len(&self) -> usize {
@@ -72,12 +72,14 @@ mod tests {
         let (whole, parts) = split(block(10_000), &[(0, 100), (100, 0), (128, 9872)]).expect("valid");
         std::thread::scope(|scope| {
             for (number, mut part) in parts.into_iter().enumerate() {
-                scope.spawn(move || part.room().fill(MaybeUninit::new(number as u8 + 1)));
+                scope.spawn(move || part.memory().fill(number as u8 + 1));
             }
         });
         let (_, mut parts) = split(whole.join().expect("no part is out"), &[(0, 10_000)]).expect("valid");
-        // SAFETY: anonymous memory is initialised by the kernel.
-        let bytes: Vec<u8> = parts[0].room().iter().map(|byte| unsafe { byte.assume_init() }).collect();
+        let start = parts[0].memory().as_mut_ptr();
+        let mut bytes = vec![0; 10_000];
+        // SAFETY: the one part is the whole block, which is as long, and nobody else uses either.
+        unsafe { start.copy_to(bytes.as_mut_ptr(), bytes.len()) };
         assert!(bytes[..100].iter().all(|&byte| byte == 1) && bytes[100..128].iter().all(|&byte| byte == 0));
         assert!(bytes[128..].iter().all(|&byte| byte == 3));
     }
