@@ -1,8 +1,8 @@
 //! `pagestream`: token files and safetensors weights, mapped.
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it:
-//! [`error`], [`dtype`], [`parallel`] · [`os`] · [`mapped_file`] · [`tokens`], [`weights`], [`sampling`],
-//! [`widen`], [`slicing`] · `python`.
+//! [`error`], [`words`], [`dtype`], [`parallel`] · [`os`] · [`mapped_file`] · [`tokens`], [`weights`],
+//! [`sampling`], [`widen`], [`slicing`] · [`batching`] · `python`.
 
 pub mod batching;
 pub mod dtype;
@@ -17,3 +17,4 @@ pub mod slicing;
 pub mod tokens;
 pub mod weights;
 pub mod widen;
+pub mod words;

@@ -12,7 +12,7 @@ from pagestream import open_tokens
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pagestream.mapping import StrPath
+    from os import PathLike
 
 
 class TokenSource:
@@ -26,7 +26,7 @@ class TokenSource:
     jax is installed, Grain's workers want absl's flags parsed: `absl.app.run` or ``FLAGS.mark_as_parsed()``.
     """
 
-    def __init__(self, path: StrPath, sequence_length: int) -> None:
+    def __init__(self, path: str | PathLike[str], sequence_length: int) -> None:
         self.tokens = open_tokens(path)
         self.sequence_length = sequence_length
 

@@ -10,7 +10,7 @@ from pagestream.torch import TokenLoader
 
 if TYPE_CHECKING:
     from pagestream import Mixture, TokenCorpus
-    from pagestream.mapping import StrPath
+    from os import PathLike
 
 
 class TokenDataModule(LightningDataModule):
@@ -30,7 +30,7 @@ class TokenDataModule(LightningDataModule):
         **arguments: Of `TokenLoader`; at least `sequence_length` and `batch_size`.
     """
 
-    def __init__(self, tokens: StrPath | TokenCorpus | Mixture, **arguments: Any) -> None:  # noqa: ANN401 - passed through
+    def __init__(self, tokens: str | PathLike[str] | TokenCorpus | Mixture, **arguments: Any) -> None:  # noqa: ANN401 - passed through
         super().__init__()
         self.tokens = tokens
         self.arguments = arguments

@@ -14,11 +14,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from pagestream.torch import DistributedTokenSampler, TokenDataset
 
 if TYPE_CHECKING:
-    from pagestream.mapping import StrPath
+    from os import PathLike
 
 
 def data_loader(
-    path: StrPath, *, sequence_length: int, batch_size: int, num_workers: int = 0
+    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0
 ) -> DataLoader[Any]:
     """Batches ``(x, y)`` of this rank's windows, shuffled, each once an epoch.
 
@@ -32,7 +32,7 @@ def data_loader(
 
 
 def stateful_data_loader(
-    path: StrPath, *, sequence_length: int, batch_size: int, num_workers: int = 0
+    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0
 ) -> StatefulDataLoader[Any]:
     """The same with ``loader.state_dict()`` at any step, and ``load_state_dict`` on as many ranks."""
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)

@@ -16,7 +16,7 @@ from pagestream.torch import TokenDataset
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from pagestream.mapping import StrPath
+    from os import PathLike
 
 
 def collate(windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -26,7 +26,7 @@ def collate(windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def trainer(
-    model: PreTrainedModel, path: StrPath, *, sequence_length: int, arguments: TrainingArguments
+    model: PreTrainedModel, path: str | PathLike[str], *, sequence_length: int, arguments: TrainingArguments
 ) -> Trainer:
     """A Trainer whose data are all windows of `path`, each once an epoch.
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from pagestream import errors
 from pagestream._native import __version__
-from pagestream.batches import Batch, PackedBatch
-from pagestream.documents import Documents
-from pagestream.loader import TokenLoader
-from pagestream.mapping import FileSystem, MappedFile, Residency
-from pagestream.mixture import Mixture
-from pagestream.staging import StagingBuffer
-from pagestream.tokens import TokenCorpus, TokenShard, open_tokens
-from pagestream.weights import Checkpoint, TensorInfo, open_checkpoint
-from pagestream.writing import write_tokens
+from pagestream.files.mapped_file import FileSystem, MappedFile, Residency
+from pagestream.files.staging import StagingBuffer
+from pagestream.loading.batches import Batch, PackedBatch
+from pagestream.loading.loader import TokenLoader
+from pagestream.loading.mixture import Mixture
+from pagestream.tokens.corpus import TokenCorpus, TokenShard, open_tokens
+from pagestream.tokens.documents import Documents
+from pagestream.tokens.writing import write_tokens
+from pagestream.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 
 __all__ = [
     "Batch",

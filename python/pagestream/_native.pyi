@@ -6,8 +6,13 @@ import numpy as np
 from typing_extensions import Buffer, disjoint_base
 
 __all__ = [
+    "EXHAUSTED",
+    "FORMATS",
     "MAX_THREADS",
+    "MODES",
+    "ORDERS",
     "ORDER_VERSION",
+    "TARGETS",
     "Checkpoint",
     "Exporter",
     "MappedFile",
@@ -24,8 +29,13 @@ __all__ = [
     "set_fault_guard",
 ]
 
+EXHAUSTED: tuple[str, ...]
+FORMATS: tuple[str, ...]
 MAX_THREADS: int
+MODES: tuple[str, ...]
+ORDERS: tuple[str, ...]
 ORDER_VERSION: int
+TARGETS: tuple[str, ...]
 __version__: str
 debug_build: bool
 

@@ -40,6 +40,7 @@ mod _native {
     use super::weights::{PyWeightFile, parse_weights};
 
     use pyo3::prelude::*;
+    use pyo3::types::PyTuple;
 
     /// Turns the SIGBUS handler on or off for good.
     #[pyfunction]
@@ -51,6 +52,16 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::weights::prepare(module.py());
         super::damage::watch();
+        // Words that users type, for Python's own checks.
+        for (name, words) in [
+            ("EXHAUSTED", crate::sampling::mixture::Exhausted::WORDS),
+            ("FORMATS", crate::tokens::format::Format::WORDS),
+            ("MODES", &["auto", "shared", "private", "read"]),
+            ("ORDERS", crate::sampling::order::OrderKind::WORDS),
+            ("TARGETS", crate::tokens::windows::Target::WORDS),
+        ] {
+            module.add(name, PyTuple::new(module.py(), words)?)?;
+        }
         module.add("debug_build", cfg!(debug_assertions))?;
         module.add("MAX_THREADS", crate::batching::pipeline::MAX_GIVEN_THREADS)?;
         module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::error::{Error, Result};
+use crate::words::words;
 
 /// The largest sum of weights.
 pub const MAX_PERIOD: u64 = 1 << 16;
@@ -16,36 +17,16 @@ pub const MAX_PERIOD: u64 = 1 << 16;
 /// The most sources.
 pub const MAX_SOURCES: usize = 1024;
 
-/// What happens when a source runs out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exhausted {
-    /// The source begins its next epoch; the mixture has no end.
-    Repeat,
-    /// The mixture's pass ends with the draw that takes the last window of a source. All sources begin a
-    /// new epoch in the next pass, also those that were not read to the end.
-    Stop,
-    /// The others go on, with the weights they have among themselves, until each window was drawn once.
-    Drop,
-}
-
-impl Exhausted {
-    pub fn from_word(word: &str) -> Result<Self> {
-        match word {
-            "repeat" => Ok(Self::Repeat),
-            "stop" => Ok(Self::Stop),
-            "drop" => Ok(Self::Drop),
-            _ => Err(Error::argument(format!(
-                "exhausted must be \"repeat\", \"stop\" or \"drop\", not {word:?}"
-            ))),
-        }
-    }
-
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Repeat => "repeat",
-            Self::Stop => "stop",
-            Self::Drop => "drop",
-        }
+words! {
+    /// What happens when a source runs out.
+    pub enum Exhausted as "exhausted" {
+        /// The source begins its next epoch; the mixture has no end.
+        Repeat = "repeat",
+        /// The mixture's pass ends with the draw that takes the last window of a source. All sources begin a
+        /// new epoch in the next pass, also those that were not read to the end.
+        Stop = "stop",
+        /// The others go on, with the weights they have among themselves, until each window was drawn once.
+        Drop = "drop",
     }
 }
 

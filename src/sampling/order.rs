@@ -3,42 +3,46 @@
 use super::blocked::Blocked;
 use super::key::{Draws, Key};
 use super::permutation::Permutation;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::words::words;
 
-/// The orders. All are pure functions of seed, epoch and index.
+words! {
+    /// An order by its name.
+    pub enum OrderKind as "order" {
+        /// Each window once, at random.
+        Shuffled = "shuffled",
+        /// Starts at any offset, drawn with replacement.
+        Random = "random",
+        /// Each window once, as they lie.
+        Sequential = "sequential",
+        /// Each window once; see [`super::blocked`].
+        Blocked = "blocked",
+    }
+}
+
+/// An order: a pure function of seed, epoch and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Each window once, at random.
     Shuffled,
-    /// Starts at any offset, drawn with replacement.
     Random,
-    /// Each window once, as they lie.
     Sequential,
-    /// Each window once; see [`super::blocked`].
     Blocked { mixing_radius_windows: u64 },
 }
 
 impl Order {
-    /// The radius counts for `"blocked"` alone.
-    pub fn from_word(word: &str, mixing_radius_windows: u64) -> Result<Self> {
-        match word {
-            "shuffled" => Ok(Self::Shuffled),
-            "random" => Ok(Self::Random),
-            "sequential" => Ok(Self::Sequential),
-            "blocked" => Ok(Self::Blocked { mixing_radius_windows }),
-            _ => Err(Error::argument(format!(
-                "order must be \"shuffled\", \"random\", \"sequential\" or \"blocked\", not {word:?}"
-            ))),
+    /// The radius counts for [`OrderKind::Blocked`] alone.
+    pub fn new(kind: OrderKind, mixing_radius_windows: u64) -> Self {
+        match kind {
+            OrderKind::Shuffled => Self::Shuffled,
+            OrderKind::Random => Self::Random,
+            OrderKind::Sequential => Self::Sequential,
+            OrderKind::Blocked => Self::Blocked { mixing_radius_windows },
         }
     }
 
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Shuffled => "shuffled",
-            Self::Random => "random",
-            Self::Sequential => "sequential",
-            Self::Blocked { .. } => "blocked",
-        }
+    /// Parses the order's word.
+    pub fn from_word(word: &str, mixing_radius_windows: u64) -> Result<Self> {
+        Ok(Self::new(OrderKind::from_word(word)?, mixing_radius_windows))
     }
 }
 

@@ -2,26 +2,17 @@
 //! every answer is arithmetic.
 
 use crate::error::{Error, Result};
+use crate::words::words;
 
-/// What a window's targets are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// `x = t[s:s+T]`, `y = t[s+1:s+T+1]`, windows begin every `stride` tokens.
-    Shift,
-    /// The same of T+1 tokens that no other window has: the stride is T+1 unless given.
-    Block,
-    /// `x = t[s:s+T]` and no targets.
-    None,
-}
-
-impl Target {
-    pub fn from_word(word: &str) -> Result<Self> {
-        match word {
-            "shift" => Ok(Self::Shift),
-            "block" => Ok(Self::Block),
-            "none" => Ok(Self::None),
-            _ => Err(Error::argument(format!("target is \"shift\", \"block\" or \"none\", not {word:?}"))),
-        }
+words! {
+    /// What a window's targets are.
+    pub enum Target as "target" {
+        /// `x = t[s:s+T]`, `y = t[s+1:s+T+1]`, windows begin every `stride` tokens.
+        Shift = "shift",
+        /// The same over blocks of T+1 tokens that no other window has: the stride is T+1 unless given.
+        Block = "block",
+        /// `x = t[s:s+T]` and no targets.
+        None = "none",
     }
 }
 

@@ -57,7 +57,7 @@ def test_a_mode_that_is_not_the_first_choice_is_told_with_its_reason(tmp_path, d
 def test_a_level_that_there_is_not_is_an_error_that_names_the_variable(value):
     done = run_python("import pagestream", PAGESTREAM_LOG=value)
     assert (
-        f"ValueError: PAGESTREAM_LOG is {value!r}; it must be one of debug, info, warning, error"
+        f'ValueError: PAGESTREAM_LOG must be "debug", "info", "warning" or "error", not {value!r}'
         in done.stderr
     )
 

@@ -316,7 +316,7 @@ def test_batches_may_be_written_to(token_file):
         ({"order": "sorted"}, "sorted"),
         ({"target": "next"}, "next"),
         ({"dtype": "float32"}, "float32"),
-        ({"documents": "yes"}, "documents is one of"),
+        ({"documents": "yes"}, "documents must be"),
         ({"lookahead": 0}, "lookahead must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),
         ({"threads": 2000}, "threads must be 1 to 1024"),

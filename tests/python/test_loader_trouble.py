@@ -296,14 +296,14 @@ def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
         ({"batch_size": 1 << 31}, ValueError, "batch_size is 2147483648; it must be at most 16777216"),
         ({"threads": True}, TypeError, "threads must be an integer, not True"),
         ({"memory_bytes": True}, TypeError, "memory_bytes must be an integer, not True"),
-        ({"order": None}, TypeError, 'order is one of "shuffled", .*, not None'),
-        ({"order": 3}, TypeError, "order is one of .*, not 3"),
-        ({"target": None}, TypeError, 'target is one of "shift", .*, not None'),
-        ({"drop_behind": True}, TypeError, 'drop_behind is one of "resident", "cache", not True'),
-        ({"documents": None}, TypeError, "documents is one of .*, not None"),
-        ({"dtype": None}, TypeError, "dtype is one of .*, not None"),
-        ({"dtype": np.dtype("float32")}, ValueError, "dtype is one of .*, not 'float32'"),
-        ({"dtype": np.dtype(">i8")}, TypeError, "dtype is one of .*, not dtype"),
+        ({"order": None}, TypeError, 'order must be "shuffled", .* not None'),
+        ({"order": 3}, TypeError, "order must be .* not 3"),
+        ({"target": None}, TypeError, 'target must be "shift", .* not None'),
+        ({"drop_behind": True}, TypeError, 'drop_behind must be "resident" or "cache", not True'),
+        ({"documents": None}, TypeError, "documents must be .* not None"),
+        ({"dtype": None}, TypeError, "dtype must be .* not None"),
+        ({"dtype": np.dtype("float32")}, ValueError, "dtype must be .* not 'float32'"),
+        ({"dtype": np.dtype(">i8")}, TypeError, "dtype must be .* not dtype"),
     ],
 )
 def test_arguments_without_effect_or_sense_are_refused(tmp_path, options, error, message):
@@ -331,10 +331,10 @@ def test_what_cannot_be_let_go_of_is_refused(tmp_path):
             next(loader)
 
 
-@pytest.mark.parametrize(("mode", "error", "told"), [("mapped", ValueError, '"mapped"'), (3, TypeError, "3")])
+@pytest.mark.parametrize(("mode", "error", "told"), [("mapped", ValueError, "'mapped'"), (3, TypeError, "3")])
 def test_a_mode_that_there_is_not_is_named_as_it_was_given(tmp_path, mode, error, told):
     write(tmp_path / "tokens.bin", 10)
-    words = 'is "auto", "shared", "private" or "read", not'
+    words = 'must be "auto", "shared", "private" or "read", not'
     with pytest.raises(error, match=f"^mmap_mode {words} {told}"):
         open_tokens(tmp_path / "tokens.bin", mmap_mode=mode)
     with pytest.raises(error, match=f"^mode {words} {told}"):

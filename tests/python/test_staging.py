@@ -172,7 +172,7 @@ def test_a_sealed_buffer_reaches_another_process_and_stays_sealed() -> None:
         np.frombuffer(b, "u1")[:] = 6
         b.seal()
         import multiprocessing.reduction as reduction
-        from pagestream.staging import _map_descriptor
+        from pagestream.files.staging import _map_descriptor
         duplicate = type("D", (), {"detach": lambda self: __import__("os").dup(b.fileno())})()
         again = _map_descriptor(StagingBuffer, duplicate, b.nbytes)
         print(again.sealed, memoryview(again).readonly, bytes(memoryview(again)[:3]))
@@ -185,7 +185,7 @@ def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed() -> Non
     import os
     import numpy as np
     from pagestream import StagingBuffer
-    from pagestream.staging import _map_descriptor
+    from pagestream.files.staging import _map_descriptor
     b = StagingBuffer(4096, shared=True)
     np.frombuffer(b, "u1")[:] = 6
     other = _map_descriptor(StagingBuffer, type("D", (), {"detach": lambda self: os.dup(b.fileno())})(), 4096)
@@ -205,7 +205,7 @@ def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed() -> Non
 
 
 def test_a_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
-    from pagestream.staging import _map_descriptor
+    from pagestream.files.staging import _map_descriptor
 
     path = tmp_path / "f"
     path.write_bytes(bytes(PAGE))
@@ -238,7 +238,7 @@ def test_an_unknown_word_for_huge_pages_is_a_value_error() -> None:
 
 def twin(buffer: StagingBuffer) -> StagingBuffer:
     """The same memory as another process maps it."""
-    from pagestream.staging import _map_descriptor
+    from pagestream.files.staging import _map_descriptor
 
     duplicate = type("D", (), {"detach": lambda self: os.dup(buffer.fileno())})()
     return _map_descriptor(StagingBuffer, duplicate, buffer.nbytes)

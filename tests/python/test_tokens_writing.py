@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagestream import open_tokens, write_tokens
-from pagestream import writing as writing_module
 from pagestream.errors import FileChangedError
+from pagestream.tokens import writing as writing_module
 
 from support.token_files import TOKEN_TYPES, tokens_of
 from support.token_formats import MEGATRON_CODES, llmc_bytes, megatron_index

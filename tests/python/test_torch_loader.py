@@ -11,9 +11,9 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from pagestream import PackedBatch, open_tokens, write_tokens
-from pagestream._loader_options import LoaderOptions
 from pagestream.errors import FileChangedError, MappedReadError
-from pagestream.loader import TokenLoader as NumpyTokenLoader
+from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
+from pagestream.loading.options import LoaderOptions
 from pagestream.torch import TokenLoader
 from pagestream.torch._staging import Staging
 

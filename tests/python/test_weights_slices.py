@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pagestream import open_checkpoint
-from pagestream._selection import is_advanced, select
 from pagestream.errors import FileChangedError, MappedReadError, SafetensorError, SliceError
 from pagestream.safetensors import safe_open
+from pagestream.weights.indexing import is_advanced, select
 
 from support import real
 from support.mappings import mappings_of, place_in_file

@@ -21,7 +21,7 @@ from pagestream.safetensors._slice import PySafeSlice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import StrPath
 
 __all__ = [
     "PySafeSlice",

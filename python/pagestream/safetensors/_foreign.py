@@ -11,8 +11,7 @@ from pagestream.safetensors._open import Backend, deserialize, safe_open
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pagestream._environment import Mode
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import Mode, StrPath
 
 
 _NAMES = ("load", "load_file", "save", "save_file")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream import _arrays
-from pagestream._dtypes import numpy_dtype
 from pagestream.errors import FormatError, SafetensorError
+from pagestream.weights import arrays
+from pagestream.weights.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
-    from pagestream._arrays import Align
+    from pagestream.weights.arrays import Align
 
     # A framework's tensor out of (element type, shape, bytes, where they begin in the buffer, buffer, a
     # function that fills memory of our own with them). There is no buffer where there is no mapping.
@@ -83,9 +83,9 @@ def maker(framework: str, device: Any, align: Align = "copy") -> Maker:  # noqa:
 
 
 def numpy_array(*place: Any, align: Align = "copy") -> npt.NDArray[Any]:  # noqa: ANN401
-    """`_arrays.over`, whose errors come out as `SafetensorError`."""
+    """`arrays.over`, whose errors come out as `SafetensorError`."""
     try:
-        return _arrays.over(*place, align=align)
+        return arrays.over(*place, align=align)
     except FormatError as error:
         raise SafetensorError(*error.args) from error
 

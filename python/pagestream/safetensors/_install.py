@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pagestream._arguments import yes_or_no
+from pagestream._common.checks import check_bool
 from pagestream.safetensors import _strictness, _upstream
 from pagestream.safetensors._upstream import NAME
 
@@ -84,7 +84,7 @@ def install(*, strict: bool = True) -> Installed:
         >>> pagestream.safetensors.uninstall()
     """
     with _upstream.turns.lock:
-        installed = Installed(yes_or_no("strict", strict))
+        installed = Installed(check_bool("strict", strict))
         _strictness.installed.append(installed)
         if len(_strictness.installed) == 1:
             _put_in_place()

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagestream import _arguments, _dtypes, _environment, _native
+from pagestream import _native
+from pagestream._common import checks, environment
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _strictness
 from pagestream.safetensors._frameworks import converter, framework_named, maker
 from pagestream.safetensors._slice import PySafeSlice
+from pagestream.weights import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import IO, Self
 
-    from pagestream._arrays import Align
-    from pagestream._environment import Mode
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import Mode, StrPath
+    from pagestream.weights.arrays import Align
 
 __all__ = ["Backend", "TensorMeta", "safe_open"]
 
@@ -113,9 +114,9 @@ class safe_open:  # noqa: N801 - upstream's name
         """Opens the file and reads its header."""
         self._mode = _mode(backend, mmap_mode)
         self._framework = framework_named(framework)
-        self._copy = _arguments.yes_or_no("copy", copy)
-        self._raw = _arguments.yes_or_no("raw", raw)
-        _arguments.one_of("align", align, ("copy", "view", "error"))
+        self._copy = checks.check_bool("copy", copy)
+        self._raw = checks.check_bool("raw", raw)
+        checks.one_of("align", align, ("copy", "view", "error"))
         if align == "view" and self._framework != "numpy":
             message = f'align="view" is for NumPy; tensors of {self._framework} must be aligned'
             raise ValueError(message)
@@ -195,7 +196,7 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         try:
             if self._is_plain:
-                array = self._file.array(name, np.ndarray, _dtypes.KNOWN, not self._read_only)
+                array = self._file.array(name, np.ndarray, dtypes.KNOWN, not self._read_only)
                 if array is not None:
                     return array
             return self._odd_tensor(name)
@@ -209,7 +210,7 @@ class safe_open:  # noqa: N801 - upstream's name
         file = self._open()
         dtype, shape, nbytes, offset = file.info(name)
         if self._raw:
-            dtype, shape = "U8", _dtypes.raw_shape(dtype, shape, nbytes)
+            dtype, shape = "U8", dtypes.raw_shape(dtype, shape, nbytes)
         buffer = None if self._copy else file.buffer(not self._read_only)
         try:
             tensor = self._make(dtype, shape, nbytes, offset, buffer, partial(file.read_into, name))
@@ -383,7 +384,7 @@ _MOST_HEADER_BYTES = 100_000_000
 def _mode(backend: Backend | None, mmap_mode: Mode | None) -> str:
     """One word out of upstream's argument and ours."""
     if backend is None:
-        return _environment.mmap_mode(mmap_mode)
+        return environment.mmap_mode(mmap_mode)
     if backend not in ("mmap", "pread"):
         message = f'backend is "mmap" or "pread", not {backend!r}'
         raise SafetensorError(message)

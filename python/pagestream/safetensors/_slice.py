@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pagestream import _selection
-from pagestream._arrays import reader, unpacked_part
-from pagestream._dtypes import SUB_BYTE_BITS, itemsize, raw_shape
-from pagestream._selection import is_advanced
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.safetensors._frameworks import numpy_array
+from pagestream.weights import indexing
+from pagestream.weights.arrays import reader, unpacked_part
+from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize, raw_shape
+from pagestream.weights.indexing import is_advanced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pagestream import _native
-    from pagestream._selection import Index
     from pagestream.safetensors._frameworks import Maker
+    from pagestream.weights.indexing import Index
 
 __all__ = ["PySafeSlice"]
 
@@ -125,7 +125,7 @@ class PySafeSlice:
 
     def _part(self, dtype_name: str, shape: tuple[int, ...], index: Index) -> Any:  # noqa: ANN401
         item_bytes = itemsize(dtype_name)
-        found = _selection.select(shape, index, SliceError)
+        found = indexing.select(shape, index, SliceError)
         nbytes, read = found.count * item_bytes, reader(self._stored, found, item_bytes)
         if not (found.is_run and self._views and nbytes):
             return self._make(dtype_name, found.shape, nbytes, 0, None, read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pagestream._arguments import yes_or_no
+from pagestream._common.checks import check_bool
 
 if TYPE_CHECKING:
     from pagestream.safetensors._install import Installed
@@ -17,4 +17,4 @@ def chosen(strict: bool | None) -> bool:  # noqa: FBT001
     """The argument ``strict``; None is what the last `install` said, or True."""
     if strict is None:
         return installed[-1].strict if installed else True
-    return yes_or_no("strict", strict)
+    return check_bool("strict", strict)

@@ -15,20 +15,20 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pagestream._turns import Turns
+from pagestream._common.locks import ForkSafeLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import StrPath
 
 NAME = "safetensors"
 
 # Whether ours stand under upstream's names, and upstream's modules that were there.
 replaced = False
 taken: dict[str, ModuleType] = {}
-turns = Turns()
+turns = ForkSafeLock()
 # Upstream's modules that were first asked for while ours stood under their names.
 _private: dict[str, ModuleType] = {}
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pagestream._environment import Mode
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import Mode, StrPath
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

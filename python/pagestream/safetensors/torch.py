@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagestream import _arrays, _dtypes
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.safetensors import _upstream
 from pagestream.safetensors._open import Backend, deserialize, safe_open
+from pagestream.weights import arrays, dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import EllipsisType
 
-    from pagestream._arrays import Align
-    from pagestream._environment import Mode
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import Mode, StrPath
     from pagestream.safetensors._frameworks import Maker
     from pagestream.safetensors._slice import PySafeSlice
+    from pagestream.weights.arrays import Align
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
@@ -286,7 +285,7 @@ def _maker_on(device: str | int | torch.device | None, align: Align = "copy") ->
             tensor = _over(dtype, dtype_name, shape, nbytes, offset, buffer)
             if tensor.data_ptr() % dtype.itemsize:
                 if align == "error":
-                    raise SafetensorError(_arrays.misaligned(dtype_name))
+                    raise SafetensorError(arrays.misaligned(dtype_name))
                 tensor = None
         if tensor is None:
             # Whatever the default device is.
@@ -370,6 +369,6 @@ def _over(
         shape = (*shape[:-1], shape[-1] // 2)
     if not nbytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    count = nbytes // _dtypes.itemsize(dtype_name)
+    count = nbytes // dtypes.itemsize(dtype_name)
     flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
     return flat if len(shape) == 1 else flat.view(shape)

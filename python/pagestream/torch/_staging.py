@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from pagestream.batches import Batch, PackedBatch
+from pagestream.loading.batches import Batch, PackedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

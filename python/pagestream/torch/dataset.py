@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, SupportsIndex, get_args
 import torch
 from torch.utils.data import Dataset
 
-from pagestream._arguments import at_least, batch_dtype, longer_than, one_of
-from pagestream._loader_options import BatchDtype, Target
-from pagestream.tokens import TokenCorpus, open_tokens
+from pagestream._common.checks import at_least, one_of
+from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
+from pagestream.tokens.corpus import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import StrPath
 
 __all__ = ["TokenDataset"]
 
@@ -66,7 +66,7 @@ class TokenDataset(Dataset[Item]):
         self.tokens = tokens if isinstance(tokens, TokenCorpus) else open_tokens(tokens)
         self.sequence_length = at_least(1, "sequence_length", sequence_length)
         one_of("target", target, get_args(Target))
-        longer_than(self.sequence_length + (target != "none"), (self.tokens,))
+        check_long_enough(self.sequence_length + (target != "none"), (self.tokens,))
         default_stride = self.sequence_length + 1 if target == "block" else 1
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.target = target

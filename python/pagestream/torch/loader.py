@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pagestream.loader import TokenLoader as NumpyTokenLoader
+from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch._staging import Staging, converted, is_widened_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
-    from pagestream._loader_options import LoaderOptions
-    from pagestream.mapping import StrPath
-    from pagestream.mixture import Mixture
-    from pagestream.tokens import TokenCorpus
+    from pagestream._common.types import StrPath
+    from pagestream.loading.mixture import Mixture
+    from pagestream.loading.options import LoaderOptions
+    from pagestream.tokens.corpus import TokenCorpus
 
 __all__ = ["TokenLoader"]
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DistributedSampler
 
 from pagestream import _native
-from pagestream._arguments import at_least, place
-from pagestream._loader_state import a_state
+from pagestream._common.checks import at_least
+from pagestream._common.ranks import rank_and_world_size
 from pagestream.errors import StateMismatchError
+from pagestream.loading.state import require_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -63,7 +64,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
     ) -> None:
         # The base's initialiser would ask for a process group, and sets as attributes what here is computed.
         if num_replicas is None or rank is None:
-            own, ranks = place(None, None)
+            own, ranks = rank_and_world_size(None, None)
             num_replicas = ranks if num_replicas is None else num_replicas
             rank = own if rank is None else rank
         if not 0 <= rank < num_replicas:
@@ -173,7 +174,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
             >>> list(sampler)
             [3, 4]
         """
-        found = a_state(state)
+        found = require_state(state)
         for name, value in self._settings().items():
             if found.get(name) != value:
                 message = f"the state was taken with {name} {found.get(name)!r}, but here it is {value!r}"

@@ -16,41 +16,23 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, Opened, RequestedMode};
 use crate::os::errno::Code;
+use crate::words::words;
 
 use super::documents::DocumentTable;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// Tokens and nothing else. nanoGPT's `.bin`, and the `.npy` without a header of OLMo and dolma.
-    Raw,
-    /// NumPy's `.npy`, one-dimensional.
-    Npy,
-    /// llm.c and modded-nanogpt.
-    Llmc,
-    /// Megatron's `.idx` and `.bin`.
-    Megatron,
-    /// datatrove's `.ds`.
-    Datatrove,
-}
-
-impl Format {
-    pub const WORDS: &'static [(&'static str, Self)] = &[
-        ("raw", Self::Raw),
-        ("npy", Self::Npy),
-        ("llmc", Self::Llmc),
-        ("megatron", Self::Megatron),
-        ("datatrove", Self::Datatrove),
-    ];
-
-    pub fn from_word(word: &str) -> Result<Self> {
-        Self::WORDS.iter().find(|(name, _)| *name == word).map(|(_, format)| *format).ok_or_else(|| {
-            let words: Vec<_> = Self::WORDS.iter().map(|(name, _)| format!("{name:?}")).collect();
-            Error::argument(format!("format is one of {}, not {word:?}", words.join(", ")))
-        })
-    }
-
-    pub fn word(self) -> &'static str {
-        Self::WORDS.iter().find(|(_, format)| *format == self).map_or("", |(word, _)| *word)
+words! {
+    /// A format of token files.
+    pub enum Format as "format" {
+        /// Tokens and nothing else: nanoGPT's `.bin`, and the `.npy` without a header of OLMo and dolma.
+        Raw = "raw",
+        /// NumPy's `.npy`, one-dimensional.
+        Npy = "npy",
+        /// llm.c and modded-nanogpt.
+        Llmc = "llmc",
+        /// Megatron's `.idx` and `.bin`.
+        Megatron = "megatron",
+        /// datatrove's `.ds`.
+        Datatrove = "datatrove",
     }
 }
 

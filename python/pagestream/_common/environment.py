@@ -6,13 +6,14 @@ A value that cannot be parsed is a `ValueError` that names the variable.
 from __future__ import annotations
 
 import logging
-import operator
 import os
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pagestream import _native
+from pagestream._common.checks import at_least, one_of
 
-Mode = Literal["auto", "shared", "private", "read"]
+if TYPE_CHECKING:
+    from pagestream._common.types import Mode
 
 _log = logging.getLogger("pagestream.files")
 _LOG_LEVELS = {
@@ -24,18 +25,9 @@ _LOG_LEVELS = {
 
 
 def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> str:
-    """The mode to open with: the argument, else ``PAGESTREAM_MMAP_MODE``, else ``"auto"``."""
-    words = get_args(Mode)
-    if explicit is not None:
-        if isinstance(explicit, str) and explicit in words:
-            return explicit
-        found = f'"{explicit}"' if isinstance(explicit, str) else repr(explicit)
-        message = f'{argument} is "auto", "shared", "private" or "read", not {found}'
-        raise (ValueError if isinstance(explicit, str) else TypeError)(message)
-    value = os.environ.get("PAGESTREAM_MMAP_MODE", "auto")
-    if value not in words:
-        message = f"PAGESTREAM_MMAP_MODE is {value!r}; it must be one of {', '.join(words)}"
-        raise ValueError(message)
+    """Returns the mode to open with: the argument, else ``PAGESTREAM_MMAP_MODE``, else ``"auto"``."""
+    value = os.environ.get("PAGESTREAM_MMAP_MODE", "auto") if explicit is None else explicit
+    one_of("PAGESTREAM_MMAP_MODE" if explicit is None else argument, value, _native.MODES)
     return value
 
 
@@ -49,9 +41,7 @@ def apply_log() -> None:
     if value is None:
         logger.addHandler(logging.NullHandler())
         return
-    if value not in _LOG_LEVELS:
-        message = f"PAGESTREAM_LOG is {value!r}; it must be one of {', '.join(_LOG_LEVELS)}"
-        raise ValueError(message)
+    one_of("PAGESTREAM_LOG", value, tuple(_LOG_LEVELS))
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(levelname)s: %(message)s"))
     logger.addHandler(handler)
@@ -95,9 +85,7 @@ def log_opening(what: str, mode: str, reason: str | None) -> None:
 def apply_fault_guard() -> None:
     """Heeds ``PAGESTREAM_FAULT_GUARD``: ``on`` (default), or ``off`` to install no SIGBUS handler."""
     value = os.environ.get("PAGESTREAM_FAULT_GUARD", "on")
-    if value not in ("on", "off"):
-        message = f"PAGESTREAM_FAULT_GUARD is {value!r}; it must be on or off"
-        raise ValueError(message)
+    one_of("PAGESTREAM_FAULT_GUARD", value, ("on", "off"))
     _native.set_fault_guard(value == "on")
 
 
@@ -133,12 +121,4 @@ def memory_bytes(explicit: int | None) -> int | None:
 def _positive(name: str, explicit: int | None, variable: str) -> int | None:
     if explicit is None:
         return number(variable, 0, least=1) or None
-    if isinstance(explicit, bool) or not hasattr(explicit, "__index__"):
-        message = f"{name} must be an integer, not {explicit!r}"
-        raise TypeError(message)
-    value = operator.index(explicit)
-    if not 1 <= value < 1 << 63:
-        limit = "at least 1" if value < 1 else "below 2^63"
-        message = f"{name} must be {limit}, not {value}"
-        raise ValueError(message)
-    return value
+    return at_least(1, name, explicit)

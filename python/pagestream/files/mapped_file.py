@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagestream import _environment, _native
-from pagestream._closing import ClosedByWith
-from pagestream._progress import Progress, reporting
+from pagestream import _native
+from pagestream._common import environment
+from pagestream._common.closing import ClosedByWith
+from pagestream._common.progress import Progress, reporting
 
 if TYPE_CHECKING:
     from typing import Self
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
-    from pagestream._environment import Mode
+    from pagestream._common.types import Mode, StrPath
 
 __all__ = ["FileSystem", "MappedFile", "Residency"]
 
 Advice = Literal["normal", "random", "sequential", "willneed", "dontneed", "cold", "hugepage"]
-StrPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_environment.apply()
+environment.apply()
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class MappedFile(_native.MappedFile, ClosedByWith):
 
     def __new__(cls, path: StrPath, *, mode: Mode | None = None) -> Self:
         """Opens the file."""
-        word = _environment.mmap_mode(mode, "mode")
-        return _environment.logged(super().__new__(cls, os.fsencode(path), word))
+        word = environment.mmap_mode(mode, "mode")
+        return environment.logged(super().__new__(cls, os.fsencode(path), word))
 
     @property
     def path(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import StrPath
 
 # What token files are called. Others in a directory are left alone.
 TOKEN_SUFFIXES = (".bin", ".npy", ".ds", ".idx", ".raw", ".tok", ".tokens", ".u16", ".u32", ".mds")

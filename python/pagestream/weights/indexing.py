@@ -76,7 +76,7 @@ def select(
             basic indexing.
 
     Example:
-        >>> from pagestream._selection import select
+        >>> from pagestream.weights.indexing import select
         >>> select((4, 6), (slice(None), slice(None, None, -2)))
         Selection(first=5, shape=(4, 3), strides=(6, -2))
     """

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagestream import _selection
-from pagestream._dtypes import SUB_BYTE_BITS, numpy_dtype, unpack
 from pagestream.errors import FormatError
+from pagestream.weights import indexing
+from pagestream.weights.dtypes import SUB_BYTE_BITS, numpy_dtype, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pagestream import _native
-    from pagestream._selection import Index
+    from pagestream.weights.indexing import Index
 
     # Fills a writable buffer.
     Filler = Callable[[Any], None]
@@ -85,23 +85,23 @@ def unpacked_part(
         stored: The tensor.
         index: What of it.
         make: As `over`, or what makes another framework's tensor by it.
-        error: As for `_selection.select`.
+        error: As for `indexing.select`.
     """
     dtype, shape = stored.dtype, stored.shape
-    _selection.select(shape, index, error)  # refuses what the steps below would not
-    parts = _selection.parts(shape, index, error)
+    indexing.select(shape, index, error)  # refuses what the steps below would not
+    parts = indexing.parts(shape, index, error)
     bits = SUB_BYTE_BITS[dtype]
     last = max((place for place, part in enumerate(parts) if part is not None), default=-1)
     if last < 0 or shape[-1] * bits % 8:
         # Rows that do not end with a byte.
-        whole = _selection.select((stored.nbytes,), ..., error)
+        whole = indexing.select((stored.nbytes,), ..., error)
         return make(dtype, shape, stored.nbytes, 0, None, reader(stored, whole, 1))[index]
-    rows = _selection.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)), error)
+    rows = indexing.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)), error)
     elements = make(dtype, (*rows.shape[:-1], shape[-1]), rows.count, 0, None, reader(stored, rows, 1))
     return elements[(..., *parts[last:])]
 
 
-def reader(stored: _native.StoredTensor, part: _selection.Selection, item_bytes: int) -> Filler:
+def reader(stored: _native.StoredTensor, part: indexing.Selection, item_bytes: int) -> Filler:
     """The function that fills memory with a part of a tensor."""
 
     def read(room: Any) -> None:  # noqa: ANN401

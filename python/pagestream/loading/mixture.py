@@ -8,8 +8,8 @@ import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pagestream._closing import ClosedByWith
-from pagestream.tokens import TokenCorpus
+from pagestream._common.closing import ClosedByWith
+from pagestream.tokens.corpus import TokenCorpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

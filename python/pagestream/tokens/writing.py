@@ -7,16 +7,16 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagestream._progress import reporting
-from pagestream._replacing import Replacement
+from pagestream._common.progress import reporting
+from pagestream.tokens.atomic_write import Replacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from pagestream._progress import Progress
-    from pagestream.mapping import StrPath
+    from pagestream._common.progress import Progress
+    from pagestream._common.types import StrPath
 
 __all__ = ["write_tokens"]
 

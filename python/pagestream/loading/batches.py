@@ -80,7 +80,7 @@ def document_bounds(
         ValueError: There are more, or more tokens than int32 can count.
 
     Example:
-        >>> from pagestream.batches import document_bounds
+        >>> from pagestream.loading.batches import document_bounds
         >>> document_bounds([0, 5], 8, 3)
         (array([0, 5, 8, 8], dtype=int32), 5)
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import StrPath
 
 
 class Replacement:
@@ -31,6 +31,7 @@ class Replacement:
         return self
 
     def open(self, path: StrPath) -> IO[bytes]:
+        """Creates the file that will replace `path`."""
         # A symbolic link stays one: what it leads to is replaced.
         target = os.path.realpath(os.fsdecode(path)) if os.path.islink(path) else os.fsdecode(path)
         mode = None

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
-from pagestream import _environment, _native
-from pagestream._token_paths import token_paths
-from pagestream.documents import Documents
+from pagestream import _native
+from pagestream._common import environment
 from pagestream.errors import FileChangedError
+from pagestream.tokens.documents import Documents
+from pagestream.tokens.paths import token_paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from pagestream._environment import Mode
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import Mode, StrPath
 
 __all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pagestream.tokens")
 
 Format = Literal["raw", "npy", "llmc", "megatron", "datatrove"]
 
@@ -89,7 +89,7 @@ class TokenCorpus(_native.TokenCorpus):
         # The facts of thousands of files are not gathered for nobody.
         if _log.isEnabledFor(logging.INFO):
             for shard in corpus.shards:
-                _environment.logged(shard)
+                environment.logged(shard)
             _log.info("opened %r", corpus)
         return corpus
 
@@ -312,4 +312,4 @@ def open_tokens(
         >>> open_tokens(["tokens.bin", "tokens.bin"])[4094:4098]
         array([4094, 4095,    0,    1], dtype=uint16)
     """
-    return TokenCorpus(token_paths(path), dtype, format, _environment.mmap_mode(mmap_mode))
+    return TokenCorpus(token_paths(path), dtype, format, environment.mmap_mode(mmap_mode))

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from pagestream import _environment, _native
-from pagestream._arguments import (
-    at_least,
+from pagestream import _native
+from pagestream._common import environment
+from pagestream._common.checks import at_least, check_bool, one_of, only_with
+from pagestream._common.ranks import rank_and_world_size
+from pagestream.loading.batches import Batch, PackedBatch, document_bounds
+from pagestream.loading.handout import BatchStream
+from pagestream.loading.mixture import Mixture
+from pagestream.loading.options import (
+    DocumentOption,
+    Order,
+    Target,
     batch_dtype,
-    let_go_of,
-    longer_than,
-    one_of,
-    only_with,
-    place,
-    radius,
-    yes_or_no,
+    check_drop_behind,
+    check_long_enough,
+    mixing_radius_windows,
 )
-from pagestream._loader_options import Order, Target
-from pagestream._loader_state import STATE_VERSION, saved_position
-from pagestream._stream import BatchStream
-from pagestream.batches import Batch, PackedBatch, document_bounds
-from pagestream.mixture import Mixture
-from pagestream.tokens import TokenCorpus, open_tokens
+from pagestream.loading.state import STATE_VERSION, saved_position
+from pagestream.tokens.corpus import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pagestream._environment import Mode
-    from pagestream._loader_options import BatchDtype
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import Mode, StrPath
+    from pagestream.loading.options import BatchDtype, DropBehind
 
 __all__ = ["TokenLoader"]
 
@@ -73,7 +72,7 @@ class TokenLoader(BatchStream):
         world_size: See `rank`; both or none.
         dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
             files.
-        lookahead: Batches whose pages are asked for ahead, or ``"auto"`` to adapt. Where files are not
+        lookahead: Batches whose pages are asked for ahead; None adapts. Where files are not
             mapped: batches that are read ahead.
         threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).
         memory_bytes: What buffers and pages asked for ahead may take together, but two batches of each at
@@ -116,18 +115,18 @@ class TokenLoader(BatchStream):
         epochs: int | None = None,
         stride: int | None = None,
         target: Target = "shift",
-        documents: Literal["ignore", "boundaries"] = "ignore",
+        documents: DocumentOption = "ignore",
         max_documents: int | None = None,
         drop_last: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
         dtype: BatchDtype = "int64",
-        lookahead: int | Literal["auto"] = "auto",
+        lookahead: int | None = None,
         threads: int | None = None,
         memory_bytes: int | None = None,
         mmap_mode: Mode | None = None,
         mixing_radius: int | None = None,
-        drop_behind: Literal["resident", "cache"] | None = None,
+        drop_behind: DropBehind | None = None,
     ) -> None:
         """Starts reading ahead."""
         if isinstance(tokens, (TokenCorpus, Mixture)):
@@ -138,26 +137,28 @@ class TokenLoader(BatchStream):
         self._corpora = tokens.sources if isinstance(tokens, Mixture) else (tokens,)
         self.sequence_length = at_least(1, "sequence_length", sequence_length)
         self.batch_size = at_least(1, "batch_size", batch_size)
-        self.rank, self.world_size = place(rank, world_size)
-        one_of("documents", documents, ("ignore", "boundaries"))
+        self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        one_of("documents", documents, get_args(DocumentOption))
         one_of("order", order, get_args(Order))
         one_of("target", target, get_args(Target))
         dtype = batch_dtype(dtype)
-        let_go_of(drop_behind, self._corpora)
+        check_drop_behind(drop_behind, self._corpora)
         if documents == "boundaries" and any(corpus.documents is None for corpus in self._corpora):
             message = 'documents="boundaries" needs files that record them (Megatron, datatrove)'
             raise ValueError(message)
-        longer_than(self.sequence_length + (target != "none"), self._corpora)
+        check_long_enough(self.sequence_length + (target != "none"), self._corpora)
         default_stride = self.sequence_length + (target == "block")
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.order: Order = order
         self.seed = at_least(0, "seed", seed)
         self.target: Target = target
-        self.drop_last = yes_or_no("drop_last", drop_last)
+        self.drop_last = check_bool("drop_last", drop_last)
         only_with("mixing_radius", mixing_radius, needed=order == "blocked", needs='order="blocked"')
         self._packed = documents == "boundaries"
         only_with("max_documents", max_documents, needed=self._packed, needs='documents="boundaries"')
-        self.mixing_radius = radius(mixing_radius, self.stride * self._corpora[0].dtype.itemsize)
+        self.mixing_radius = mixing_radius_windows(
+            mixing_radius, self.stride * self._corpora[0].dtype.itemsize
+        )
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
         self._dtype = self._corpora[0].dtype if dtype == "raw" else np.dtype(dtype)
         self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
@@ -175,9 +176,9 @@ class TokenLoader(BatchStream):
             "drop_last": self.drop_last,
             "dtype": dtype,
             "documents": self._packed,
-            "threads": _environment.threads(threads),
-            "lookahead": None if lookahead == "auto" else at_least(1, "lookahead", lookahead),
-            "memory_bytes": _environment.memory_bytes(memory_bytes),
+            "threads": environment.threads(threads),
+            "lookahead": None if lookahead is None else at_least(1, "lookahead", lookahead),
+            "memory_bytes": environment.memory_bytes(memory_bytes),
             "drop_behind": drop_behind,
         }
         super().__init__()

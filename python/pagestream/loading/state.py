@@ -11,7 +11,7 @@ STATE_VERSION = 1
 _POSITIONS = 1 << 63
 
 
-def a_state(state: object) -> Mapping[str, Any]:
+def require_state(state: object) -> Mapping[str, Any]:
     """The state, if it is one at all.
 
     Raises:
@@ -35,11 +35,11 @@ def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) 
         StateMismatchError: It is of another version, not of this stream, or no state at all.
 
     Example:
-        >>> from pagestream._loader_state import saved_position
+        >>> from pagestream.loading.state import saved_position
         >>> saved_position({"version": 1, "seed": 0, "samples_consumed": 40}, {"seed": 0}, strict=True)
         40
     """
-    state = a_state(state)
+    state = require_state(state)
     if state.get("version") != STATE_VERSION:
         message = f"the state has version {state.get('version')!r}; this release reads {STATE_VERSION}"
         raise StateMismatchError(message)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pagestream._closing import ClosedByWith
-from pagestream._turns import Turns
+from pagestream._common.closing import ClosedByWith
+from pagestream._common.locks import ForkSafeLock
 
 if TYPE_CHECKING:
     from typing import Self
 
     from pagestream import _native
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pagestream.loader")
 
 _CLOSED = "the loader is closed"
 _IN_A_TURN = (
@@ -32,7 +32,7 @@ class BatchStream(ClosedByWith):
         self._consumed = 0
         self._counted: dict[str, int] = {}
         # Threads that share a loader take turns.
-        self._turns = Turns()
+        self._turns = ForkSafeLock()
         self._pipeline: _native.TokenPipeline | None = self._start()
         _log.info("started %r", self)
 

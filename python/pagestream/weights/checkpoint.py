@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream import _arguments, _arrays, _environment, _native, _selection
-from pagestream._closing import ClosedByWith
-from pagestream._dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype, raw_shape
+from pagestream import _native
+from pagestream._common import checks, environment
+from pagestream._common.closing import ClosedByWith
+from pagestream.weights import arrays, indexing
+from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype, raw_shape
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pagestream._environment import Mode
-    from pagestream._selection import Index
-    from pagestream.mapping import StrPath
+    from pagestream._common.types import Mode, StrPath
+    from pagestream.weights.indexing import Index
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 
@@ -93,7 +94,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         paths = [os.fsencode(each) for each in (path if listed else [path])]  # type: ignore[union-attr, arg-type]
         root = None if cache_root is None else os.fsencode(cache_root)
         self._files = _native.Checkpoint(paths, listed, mode, strict, root)
-        _environment.log_opening(repr(self), self._files.mode, self._files.reason)
+        environment.log_opening(repr(self), self._files.mode, self._files.reason)
         absolute = [_absolute(each) for each in paths]
         self._arguments = (
             absolute if listed else absolute[0],
@@ -185,7 +186,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         dtype, shape, nbytes, offset = file.info(name)
         if self._raw:
             dtype, shape = "U8", raw_shape(dtype, shape, nbytes)
-        array = _arrays.over(dtype, shape, nbytes, offset, file.buffer(False), partial(file.read_into, name))  # noqa: FBT003
+        array = arrays.over(dtype, shape, nbytes, offset, file.buffer(False), partial(file.read_into, name))  # noqa: FBT003
         array.flags.writeable = False
         return array
 
@@ -223,7 +224,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         if self._raw:
             dtype, shape = "U8", raw_shape(dtype, shape, stored.nbytes)
         numpy_type = numpy_dtype(dtype)
-        part = _selection.select(shape, index, name=repr(name))
+        part = indexing.select(shape, index, name=repr(name))
         if out is None:
             out = np.empty(part.shape, numpy_type)
         elif not isinstance(out, np.ndarray):
@@ -235,10 +236,10 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             message = f"{what} is of shape {part.shape} and type {numpy_type}; out is {found}"
             raise ValueError(message)
         if dtype in SUB_BYTE_BITS:
-            out[...] = _arrays.unpacked_part(stored, index, _arrays.over)
+            out[...] = arrays.unpacked_part(stored, index, arrays.over)
         elif part.count:
             # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
-            _arrays.reader(stored, part, numpy_type.itemsize)(out.reshape(-1).view(np.uint8))
+            arrays.reader(stored, part, numpy_type.itemsize)(out.reshape(-1).view(np.uint8))
         return out
 
     def info(self, name: str) -> TensorInfo:
@@ -346,9 +347,9 @@ def open_checkpoint(
         >>> open_checkpoint(".").files
         ('./model.safetensors',)
     """
-    _arguments.yes_or_no("strict", strict)
-    _arguments.yes_or_no("raw", raw)
+    checks.check_bool("strict", strict)
+    checks.check_bool("raw", raw)
     if not isinstance(path, (str, bytes, os.PathLike, Iterable)):
         message = f"path must be a path or a list of paths, not {path!r}"  # type: ignore[unreachable]
         raise TypeError(message)
-    return Checkpoint(path, _environment.mmap_mode(mmap_mode), strict, cache_root, raw)
+    return Checkpoint(path, environment.mmap_mode(mmap_mode), strict, cache_root, raw)

@@ -1,0 +1,1 @@
+"""Checks, environment, progress and locks that every package of `pagestream` shares."""

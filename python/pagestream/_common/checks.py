@@ -1,0 +1,46 @@
+"""Checks of arguments that several classes take."""
+
+from __future__ import annotations
+
+import operator
+
+
+def at_least(least: int, name: str, value: object) -> int:
+    """Returns the integer, if it is one and in range."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        message = f"{name} must be an integer, not {value!r}"
+        raise TypeError(message)
+    number = operator.index(value)
+    if not least <= number < 1 << 63:
+        limit = f"at least {least}" if number < least else "below 2^63"
+        message = f"{name} must be {limit}, not {number}"
+        raise ValueError(message)
+    return number
+
+
+def listed(words: tuple[str, ...]) -> str:
+    """Returns words as a sentence names them: ``"a", "b" or "c"``."""
+    *most, last = (f'"{word}"' for word in words)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def one_of(name: str, value: object, words: tuple[str, ...]) -> None:
+    """Refuses a value that is not one of the words."""
+    if not isinstance(value, str) or value not in words:
+        message = f"{name} must be {listed(words)}, not {value!r}"
+        raise (ValueError if isinstance(value, str) else TypeError)(message)
+
+
+def check_bool(name: str, value: object) -> bool:
+    """Returns the bool, if it is one."""
+    if not isinstance(value, bool):
+        message = f"{name} must be True or False, not {value!r}"
+        raise TypeError(message)
+    return value
+
+
+def only_with(name: str, value: object, *, needed: bool, needs: str) -> None:
+    """Refuses an argument that would have no effect."""
+    if value is not None and not needed:
+        message = f"{name}={value!r} has no effect without {needs}"
+        raise ValueError(message)

@@ -1,0 +1,30 @@
+"""The rank of this process among those that train together."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pagestream._common import environment
+from pagestream._common.checks import at_least
+
+
+def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Returns rank and world size: those given, else those of torch.distributed, else the environment's."""
+    if (rank is None) != (world_size is None):
+        message = "rank and world_size go together: pass both or neither"
+        raise ValueError(message)
+    if rank is not None and world_size is not None:
+        return at_least(0, "rank", rank), at_least(1, "world_size", world_size)
+    # Only a process that has imported torch can have set it up.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    ranks = environment.number("WORLD_SIZE", 1, least=1)
+    own = environment.number("RANK", 0 if ranks == 1 else -1, least=0)
+    if not 0 <= own < ranks:
+        found = "is not set" if own < 0 else f"is {own}"
+        given = f"is {ranks}" if "WORLD_SIZE" in os.environ else "is not set"
+        message = f"WORLD_SIZE {given}, but RANK {found}; set both, or pass rank and world_size"
+        raise ValueError(message)
+    return own, ranks

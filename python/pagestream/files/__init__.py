@@ -1,0 +1,1 @@
+"""Files and anonymous memory: `MappedFile`, `StagingBuffer`."""

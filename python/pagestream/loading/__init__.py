@@ -1,0 +1,1 @@
+"""Batches of token windows: `TokenLoader`, `Mixture`."""

@@ -1,0 +1,103 @@
+"""The keyword arguments of `TokenLoader`, and their checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
+
+import numpy as np
+
+from pagestream._common.checks import at_least, one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence, Sized
+
+    from pagestream._common.types import Mode
+
+Order = Literal["shuffled", "random", "sequential", "blocked"]
+Target = Literal["shift", "block", "none"]
+BatchDtype = Literal["int64", "int32", "raw"]
+DocumentOption = Literal["ignore", "boundaries"]
+DropBehind = Literal["resident", "cache"]
+
+# Where no mixing radius is given: a span that storage reads well in one go.
+_MIXING_BYTES = 64 << 20
+
+
+class _Required(TypedDict):
+    sequence_length: int
+    batch_size: int
+
+
+class LoaderOptions(_Required, total=False):
+    """All arguments but the corpus; `TokenLoader` documents them."""
+
+    order: Order
+    seed: int
+    epochs: int | None
+    stride: int | None
+    target: Target
+    documents: DocumentOption
+    max_documents: int | None
+    drop_last: bool
+    rank: int | None
+    world_size: int | None
+    dtype: BatchDtype
+    lookahead: int | None
+    threads: int | None
+    memory_bytes: int | None
+    mmap_mode: Mode | None
+    mixing_radius: int | None
+    drop_behind: DropBehind | None
+
+
+class _Shard(Protocol):
+    @property
+    def mode(self) -> str: ...
+    @property
+    def reason(self) -> str | None: ...
+
+
+class _Corpus(Protocol):
+    @property
+    def shards(self) -> Sequence[_Shard]: ...
+
+
+def batch_dtype(value: object) -> Any:  # noqa: ANN401 - a BatchDtype
+    """Returns the word for a type of batches; NumPy's own name for it is as good."""
+    if isinstance(value, type) and issubclass(value, np.generic):
+        value = np.dtype(value)
+    word = value.name if isinstance(value, np.dtype) and value.isnative else value
+    one_of("dtype", word, get_args(BatchDtype))
+    return word
+
+
+def check_drop_behind(drop_behind: object, corpora: Iterable[_Corpus]) -> None:
+    """Refuses a ``drop_behind`` that does not exist, or that would have no effect."""
+    if drop_behind is None:
+        return
+    one_of("drop_behind", drop_behind, get_args(DropBehind))
+    # Where "auto" had to step down, the same program has an effect on another mount.
+    if drop_behind == "resident" and all(
+        shard.mode == "read" and shard.reason is None for corpus in corpora for shard in corpus.shards
+    ):
+        message = (
+            'drop_behind="resident" has no effect with mmap_mode="read": nothing is mapped; '
+            'use "cache", or leave it out'
+        )
+        raise ValueError(message)
+
+
+def check_long_enough(span_tokens: int, corpora: Iterable[Sized]) -> None:
+    """Refuses corpora that are shorter than one window."""
+    for corpus in corpora:
+        if len(corpus) < span_tokens:
+            message = (
+                f"a window takes {span_tokens} tokens with its targets, but {corpus!r} has {len(corpus)}; "
+                "use a shorter sequence_length, or more files"
+            )
+            raise ValueError(message)
+
+
+def mixing_radius_windows(asked: int | None, window_bytes: int) -> int:
+    """Returns the mixing radius in windows: the one given, else a span that storage reads well."""
+    return max(16, _MIXING_BYTES // window_bytes) if asked is None else at_least(1, "mixing_radius", asked)

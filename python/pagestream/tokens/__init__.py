@@ -1,0 +1,1 @@
+"""Token files: opening, documents, writing."""

@@ -1,0 +1,1 @@
+"""Safetensors checkpoints: `open_checkpoint`."""
