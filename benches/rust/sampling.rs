@@ -8,7 +8,7 @@ use std::time::Duration;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagestream::sampling::mixture::{Exhausted, Mixture};
-use pagestream::sampling::order::Order;
+use pagestream::sampling::order::{Order, OrderKind};
 use pagestream::sampling::permutation::Permutation;
 use pagestream::sampling::schedule::{Schedule, Source};
 
@@ -45,14 +45,14 @@ fn draw(criterion: &mut Criterion) {
     let mut group = group(criterion, "schedule");
     let source = Source { windows: 10_000_000, starts: 10_000_000_000 };
     let sources = |count| vec![source.clone(); count];
-    let blocked = Order::Blocked { mixing_radius_windows: 1 << 16 };
     let uneven: Vec<u64> = (1..=64).collect();
     let mixtures = [("2 sources", vec![7, 3]), ("64 sources", uneven)];
-    let mut cases: Vec<(String, Schedule)> = [Order::Shuffled, Order::Random, Order::Sequential, blocked]
-        .into_iter()
-        .map(|order| {
+    let mut cases: Vec<(String, Schedule)> = OrderKind::WORDS
+        .iter()
+        .map(|word| {
+            let order = Order::from_word(word, 1 << 16).expect("known");
             let schedule = Schedule::new(sources(1), None, order, 1).expect("valid");
-            (order.word().to_owned(), schedule)
+            ((*word).to_owned(), schedule)
         })
         .collect();
     for (name, weights) in mixtures {
