@@ -62,7 +62,8 @@ def test_lines_of_code_are_neither_comments_nor_docstrings_nor_tests(tmp_path: P
     assert house.code_lines(rust) == 3
     python = tmp_path / "x.py"
     python.write_text(
-        '"""Doc.\n\nMore.\n"""\n\nimport os  # why\n\n\ndef a():\n    """Doc."""\n    return (\n        os\n    )\n'
+        '"""Doc.\n\nMore.\n"""\n\nimport os  # why\n\n'
+        'def a():\n    """Doc."""\n    return (\n        os\n    )\n'
     )
     assert house.code_lines(python) == 5
 

@@ -12,21 +12,16 @@ import pytest
 import pagestream.torch
 from pagestream import TokenLoader
 from pagestream.torch import loader as torch_loader
+from pagestream.torch._device import CopyDevice
 
+from support.late_device import StagedOnCpu
 from support.process import output_of
 
 LENGTH = 16
 WINDOWS = 1 << 14
 
 
-class Staged(pagestream.torch.TokenLoader):
-    """Takes the way to a device, with the CPU for one."""
-
-    def _is_staged(self):
-        return True
-
-
-KINDS = [TokenLoader, pagestream.torch.TokenLoader, Staged]
+KINDS = [TokenLoader, pagestream.torch.TokenLoader, StagedOnCpu]
 
 
 def sequential(kind, path, **options):
@@ -105,7 +100,7 @@ def test_an_interrupt_while_the_lock_is_released_loses_no_batch(path, kind):
     with sequential(kind, path) as loader:
         next(loader)
         with (
-            interrupt_after("__exit__", type(loader._turns.lock)) as raised,
+            interrupt_after("__exit__", type(loader._handout._lock.lock)) as raised,
             pytest.raises(KeyboardInterrupt),
         ):
             next(loader)
@@ -118,7 +113,7 @@ def test_an_interrupt_while_the_lock_is_released_loses_no_batch(path, kind):
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_an_interrupt_while_a_batch_becomes_tensors_loses_none(path, kind, monkeypatch):
     # The module is that in which the loader or its staging looks the function up.
-    module = torch_loader if kind is not Staged else sys.modules["pagestream.torch._staging"]
+    module = torch_loader if kind is not StagedOnCpu else sys.modules["pagestream.torch._staging"]
     convert, calls = module.converted, []
 
     def interrupted(*arguments):
@@ -138,18 +133,16 @@ def test_an_interrupt_while_a_batch_becomes_tensors_loses_none(path, kind, monke
 
 
 def test_an_interrupt_after_a_batch_was_staged_loses_none(path, monkeypatch):
-    staging = pagestream.torch._staging.Staging
-    first, calls = staging.first, []
+    hand_over, calls = CopyDevice.hand_over, []
 
-    def interrupted(self):
+    def interrupted(self, tensors, done):
         calls.append(self)
-        found = first(self)
+        hand_over(self, tensors, done)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return found
 
-    monkeypatch.setattr(staging, "first", interrupted)
-    with sequential(Staged, path) as loader:
+    monkeypatch.setattr(CopyDevice, "hand_over", interrupted)
+    with sequential(StagedOnCpu, path) as loader:
         assert first_of(next(loader)) == 0
         with pytest.raises(KeyboardInterrupt):
             next(loader)
@@ -174,16 +167,21 @@ class InTheMiddle:
         return self._pipeline.next()
 
 
+def host_batches(loader):
+    """The part of a loader that owns the pipeline."""
+    return getattr(loader._batches, "_host", loader._batches)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(30)
 def test_a_loader_is_closed_by_a_handler_that_interrupts_next(path, kind):
     loader = sequential(kind, path)
     next(loader)
-    loader._pipeline = InTheMiddle(loader._pipeline, loader.close)
+    host_batches(loader)._pipeline = InTheMiddle(host_batches(loader)._pipeline, loader.close)
     with pytest.raises(ValueError, match="closed"):  # noqa: PT012 - a staged one has a batch at hand
         for _ in range(3):
             next(loader)
-    assert loader._pipeline is None
+    assert host_batches(loader)._pipeline is None
     assert loader.metrics()["threads"] == 0
     with pytest.raises(ValueError, match="closed"):
         next(loader)
@@ -202,7 +200,7 @@ def test_a_loader_is_closed_by_a_real_signal_in_its_loop(path):
                 while True:
                     next(loader)
             timer.join()
-            assert loader._pipeline is None
+            assert host_batches(loader)._pipeline is None
 
 
 @pytest.mark.timeout(30)
@@ -218,7 +216,7 @@ def test_a_handler_cannot_go_on_with_what_it_interrupts(path):
                     call()
                 errors.append(caught)
 
-        loader._pipeline = InTheMiddle(loader._pipeline, happens)
+        host_batches(loader)._pipeline = InTheMiddle(host_batches(loader)._pipeline, happens)
         assert first_of(next(loader)) == 4 * LENGTH
         assert len(errors) == 2
         # And afterwards it goes on as ever.

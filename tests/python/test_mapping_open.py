@@ -150,7 +150,7 @@ def test_a_path_of_a_wrong_type_is_a_type_error(argument: object) -> None:
 
 
 def test_an_unknown_mode_is_a_value_error(token_file: Path) -> None:
-    with pytest.raises(ValueError, match='"auto", "shared", "private" or "read", not .mmap'):
+    with pytest.raises(ValueError, match='"auto", "shared", "private" or "read", not \'mmap\''):
         MappedFile(token_file, mode="mmap")  # type: ignore[arg-type]
 
 

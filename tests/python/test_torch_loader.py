@@ -4,6 +4,7 @@ import inspect
 import itertools
 import json
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
 from pagestream.loading.options import LoaderOptions
 from pagestream.torch import TokenLoader
-from pagestream.torch._staging import Staging
+from pagestream.torch._device import CopyDevice
+from pagestream.torch._staging import StagedBatches
 
+from support.late_device import StagedLate, StagedOnCpu
 from support.ranks import run_ranks
 
 RANK = """
@@ -67,13 +70,6 @@ def test_its_options_are_those_of_the_loader_that_it_is():
     assert LoaderOptions.__required_keys__ == required
 
 
-class Staged(TokenLoader):
-    """Takes the way to a device, with the CPU for one."""
-
-    def _is_staged(self):
-        return True
-
-
 @pytest.mark.parametrize("file_dtype", ["u1", "i1", "u2", "i2", "u4", "i4", "i8", "u8"])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "raw"])
 def test_what_the_device_widens_is_what_the_host_widens(tmp_path, file_dtype, dtype):
@@ -85,7 +81,7 @@ def test_what_the_device_widens_is_what_the_host_widens(tmp_path, file_dtype, dt
     tokens.tofile(tmp_path / "tokens.bin")
     corpus = open_tokens(tmp_path / "tokens.bin", dtype=file_dtype)
     arguments = {"sequence_length": 16, "batch_size": 4, "order": "sequential", "epochs": 1, "dtype": dtype}
-    with Staged(corpus, **arguments) as staged, TokenLoader(corpus, **arguments) as plain:
+    with StagedOnCpu(corpus, **arguments) as staged, TokenLoader(corpus, **arguments) as plain:
         count = 0
         for there, here in zip(staged, plain, strict=True):
             assert there.x.dtype == here.x.dtype
@@ -94,7 +90,7 @@ def test_what_the_device_widens_is_what_the_host_widens(tmp_path, file_dtype, dt
             count += 1
         assert count == len(plain)
         # 64-bit tokens, and any that may not fit, are converted and checked before they are sent.
-        crosses_as_in_file = dtype == "raw" or staged._wanted is not None
+        crosses_as_in_file = dtype == "raw" or staged._batches._wanted is not None
         expected = {"raw": True, "int64": limits.bits < 64, "int32": limits.bits < 32}[dtype]
         assert crosses_as_in_file is expected
 
@@ -103,7 +99,7 @@ def test_staged_batches_stop_resume_and_never_change(token_file):
     arguments = {"sequence_length": 16, "batch_size": 4, "seed": 3, "epochs": 2}
     with TokenLoader(token_file, **arguments) as plain:
         expected = [batch.x.clone() for batch in plain]
-    with Staged(token_file, **arguments) as loader:
+    with StagedOnCpu(token_file, **arguments) as loader:
         first = [next(loader).x for _ in range(5)]
         state = loader.state_dict()
         # Those in flight are not counted: they were not handed out.
@@ -112,7 +108,7 @@ def test_staged_batches_stop_resume_and_never_change(token_file):
         assert all(torch.equal(x, y) for x, y in zip(first + rest, expected, strict=True))
         loader.load_state_dict(state)
         assert torch.equal(next(loader).x, expected[5])
-    with Staged(token_file, **arguments) as other:
+    with StagedOnCpu(token_file, **arguments) as other:
         other.load_state_dict(state)
         again = [batch.x for batch in other]
     assert all(torch.equal(x, y) for x, y in zip(again, expected[5:], strict=True))
@@ -121,7 +117,7 @@ def test_staged_batches_stop_resume_and_never_change(token_file):
 def test_staged_batches_before_a_failure_come_first(tmp_path):
     path = tmp_path / "tokens.bin"
     np.arange(64 * 40, dtype="u2").tofile(path)
-    with Staged(path, sequence_length=16, batch_size=4, order="sequential", lookahead=1) as loader:
+    with StagedOnCpu(path, sequence_length=16, batch_size=4, order="sequential", lookahead=1) as loader:
         assert torch.equal(next(loader).x, torch.arange(64).view(4, 16))
         assert loader.state_dict()["samples_consumed"] == 4  # reads the fingerprint, while that can be read
         np.arange(10, dtype="u2").tofile(path)
@@ -143,13 +139,13 @@ def test_staged_batches_before_a_failure_come_first(tmp_path):
 
 @pytest.mark.parametrize("device", ["meta", "mps", f"cuda:{torch.cuda.device_count()}"])
 def test_a_device_that_there_is_not_is_refused(token_file, device):
-    with pytest.raises(ValueError, match=f'device is "{device}"; it must be "cpu", or "cuda"'):
+    with pytest.raises(ValueError, match=f'device must be "cpu", or "cuda" .*, not \'{device}\''):
         TokenLoader(token_file, sequence_length=16, batch_size=4, device=device)
 
 
 def test_a_batch_that_cannot_be_sent_is_tried_again(token_file, monkeypatch):
     """As where the device has no memory left: none is lost, none comes twice."""
-    send, calls = Staging.send, itertools.count()
+    send, calls = StagedBatches._send, itertools.count()
 
     def sometimes(self, *arguments):
         if next(calls) in (3, 4, 9):
@@ -157,12 +153,12 @@ def test_a_batch_that_cannot_be_sent_is_tried_again(token_file, monkeypatch):
             raise RuntimeError(message)
         send(self, *arguments)
 
-    monkeypatch.setattr(Staging, "send", sometimes)
+    monkeypatch.setattr(StagedBatches, "_send", sometimes)
     arguments = {"sequence_length": 16, "batch_size": 4, "seed": 2, "epochs": 1}
     with TokenLoader(token_file, **arguments) as plain:
         expected = [batch.x.clone() for batch in plain]
     found, failures = [], 0
-    with Staged(token_file, **arguments) as loader:
+    with StagedOnCpu(token_file, **arguments) as loader:
         while len(found) < len(expected):
             try:
                 found.append(next(loader).x)
@@ -173,11 +169,140 @@ def test_a_batch_that_cannot_be_sent_is_tried_again(token_file, monkeypatch):
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
+# --- a device whose copies come late --------------------------------------------------------------
+
+LATE = {"sequence_length": 256, "batch_size": 8, "order": "sequential", "epochs": 1, "dtype": "raw"}
+
+
+@pytest.fixture
+def random_tokens(tmp_path):
+    path = tmp_path / "random.bin"
+    np.random.default_rng(0).integers(0, 60_000, 1 << 18, "u2").tofile(path)
+    return path
+
+
+def equal(one, other):
+    """torch compares no unsigned tensors."""
+    return torch.equal(one.view(torch.int16), other.view(torch.int16))
+
+
+def test_a_buffer_is_used_again_only_once_its_copy_is_done(random_tokens):
+    with TokenLoader(random_tokens, **LATE) as plain:
+        expected = [tuple(part.clone() for part in batch) for batch in itertools.islice(plain, 60)]
+    # The consumer never waits for the device, as a training loop that runs ahead of it.
+    with StagedLate(random_tokens, **LATE) as loader:
+        found = list(itertools.islice(loader, 60))
+        loader.late.synchronize()
+    wrong = [
+        number
+        for number, (there, here) in enumerate(zip(found, expected, strict=True))
+        if not all(
+            torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(there, here, strict=True)
+        )
+    ]
+    assert wrong == []
+    assert loader.late.registered == {}
+    assert loader.late.unregistered_while_read == []
+
+
+def test_a_copy_that_fails_midway_is_waited_for_before_its_buffer_goes(random_tokens):
+    with StagedLate(random_tokens, **LATE) as loader:
+        calls = itertools.count()
+
+        def sometimes():
+            # x of the second batch is queued, y is not.
+            if next(calls) == 3:
+                message = "CUDA out of memory"
+                raise RuntimeError(message)
+
+        loader.late.fail_copy = sometimes
+        with pytest.raises(RuntimeError, match="out of memory"):  # noqa: PT012 - at the second or the third call
+            for position in (0, 0, 8):
+                loader._batches.take(position)
+        assert loader.late._reading == []
+
+
+def test_an_interrupt_while_copies_are_waited_for_leaves_no_registration_behind(random_tokens):
+    with StagedLate(random_tokens, **LATE | {"lookahead": 1}) as loader:
+        for _ in range(6):
+            next(loader)
+        state = loader.state_dict()
+        assert loader.late.registered
+
+        def interrupt():
+            raise KeyboardInterrupt
+
+        loader.late.fail_synchronize = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            loader.load_state_dict(state)
+        # The buffers are gone with their pipeline, and with them all that the driver knew of them.
+        assert loader.late.registered == {}
+        loader.load_state_dict(state)
+        for _ in range(6):
+            next(loader)
+        sent = [*loader._batches._flight, *loader._batches._reading]
+        hosts = [entry.host if hasattr(entry, "host") else entry[1] for entry in sent]
+        addresses = {host[0].__array_interface__["data"][0] for host in hosts}
+        assert addresses <= set(loader.late.registered)
+    assert loader.late.unregistered_while_read == []
+
+
+def test_a_failing_unregistration_does_not_keep_the_others(random_tokens):
+    loader = StagedLate(random_tokens, **LATE)
+    for _ in range(8):
+        next(loader)
+    registered = len(loader.late.registered)
+    assert registered > 2
+    unregister, calls = loader.late.unregister, []
+
+    def sometimes(address):
+        calls.append(address)
+        unregister(address)
+        if len(calls) == 1:
+            message = "CUDA error"
+            raise RuntimeError(message)
+
+    loader.late.unregister = sometimes
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        loader.close()
+    assert len(calls) == registered
+    assert loader.late.registered == {}
+    assert loader._batches._host._pipeline is None
+
+
+def test_a_buffer_of_another_pipeline_at_the_same_address_is_pinned_anew(random_tokens):
+    with StagedLate(random_tokens, **LATE) as loader:
+        next(loader)
+        batches, late = loader._batches, loader.late
+        address = next(iter(late.registered))
+        # As if the end of the first pipeline had not been noticed.
+        batches._host.pipelines_started += 1
+        calls = []
+        unregister = late.unregister
+        late.unregister = lambda address: (calls.append(address), unregister(address))
+        for _ in range(12):
+            next(loader)
+        assert address in calls
+        assert address in late.registered
+
+
+def test_the_index_of_a_device_is_looked_up_once(monkeypatch):
+    """Another device may be the current one when a batch is waited for."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    made = []
+    module = types.SimpleNamespace(Stream=made.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: made.append(device) or module)
+    assert CopyDevice(torch.device("cuda")).device == torch.device("cuda", 2)
+    assert made == [torch.device("cuda", 2)] * 2
+    assert CopyDevice(torch.device("cuda:1")).device == torch.device("cuda", 1)
+
+
 def test_staged_documents_keep_their_bounds(tmp_path):
     documents = [np.arange(n, dtype="u2") for n in (5, 9, 2, 30, 7, 64, 11)]
     write_tokens(tmp_path / "corpus", documents, dtype="uint16", format="megatron")
     arguments = {"sequence_length": 16, "batch_size": 2, "documents": "boundaries", "order": "sequential"}
-    with Staged(tmp_path / "corpus.idx", **arguments) as staged:
+    with StagedOnCpu(tmp_path / "corpus.idx", **arguments) as staged:
         there = next(staged)
     with TokenLoader(tmp_path / "corpus.idx", **arguments) as plain:
         here = next(plain)

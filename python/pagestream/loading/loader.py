@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, get_args
-
-import numpy as np
 
 from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.checks import at_least, check_bool, one_of, only_with
+from pagestream._common.closing import ClosedByWith
 from pagestream._common.ranks import rank_and_world_size
-from pagestream.loading.batches import Batch, PackedBatch, document_bounds
-from pagestream.loading.handout import BatchStream
+from pagestream.loading.handout import Handout
+from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.mixture import Mixture
 from pagestream.loading.options import (
     DocumentOption,
@@ -27,14 +27,17 @@ from pagestream.tokens.corpus import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Self
 
     from pagestream._common.types import Mode, StrPath
     from pagestream.loading.options import BatchDtype, DropBehind
 
 __all__ = ["TokenLoader"]
 
+_log = logging.getLogger("pagestream.loader")
 
-class TokenLoader(BatchStream):
+
+class TokenLoader(ClosedByWith):
     """One stream of batches over a corpus, epoch after epoch, read ahead by native threads.
 
     The order is a function of seed and position alone, so the loader knows what comes: it asks the
@@ -139,8 +142,8 @@ class TokenLoader(BatchStream):
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         one_of("documents", documents, get_args(DocumentOption))
-        one_of("order", order, get_args(Order))
-        one_of("target", target, get_args(Target))
+        one_of("order", order, _native.ORDERS)
+        one_of("target", target, _native.TARGETS)
         dtype = batch_dtype(dtype)
         check_drop_behind(drop_behind, self._corpora)
         if documents == "boundaries" and any(corpus.documents is None for corpus in self._corpora):
@@ -160,9 +163,7 @@ class TokenLoader(BatchStream):
             mixing_radius, self.stride * self._corpora[0].dtype.itemsize
         )
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
-        self._dtype = self._corpora[0].dtype if dtype == "raw" else np.dtype(dtype)
-        self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
-        self._settings: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "sequence_length": self.sequence_length,
             "stride": self.stride,
             "target": target,
@@ -181,39 +182,32 @@ class TokenLoader(BatchStream):
             "memory_bytes": environment.memory_bytes(memory_bytes),
             "drop_behind": drop_behind,
         }
-        super().__init__()
-        self._epoch_samples: int | None = self._running().epoch_samples
+        self._batches = self._make_batches(settings)
+        self._handout = Handout(self._batches)
+        self._epoch_samples: int | None = self._batches.start(0).epoch_samples
+        _log.info("started %r", self)
 
-    def _start(self) -> _native.TokenPipeline:
-        mixture = self.tokens if isinstance(self.tokens, Mixture) else None
-        return _native.TokenPipeline(
-            self._corpora,
-            None if mixture is None else mixture.whole_weights,
-            "repeat" if mixture is None else mixture.exhausted,
-            position=self._next_position(),
-            **self._settings,
-        )
+    def _make_batches(self, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - HostBatches, or a device's
+        """Returns the source of the batches; `pagestream.torch.TokenLoader` has others."""
+        return HostBatches(self.tokens, self._corpora, settings, self._max_documents)
 
-    def _next(self) -> tuple[Any, int] | None:
-        """The next batch, and the position after it."""
-        return self._take()
+    def __bool__(self) -> bool:
+        """True: a loader without a length, or with the length 0, is a loader."""
+        return True
 
-    def _take(self) -> tuple[Any, int] | None:
-        """The next batch of the pipeline as arrays, and the position after it."""
-        pipeline = self._running()
-        found = pipeline.next()
-        if found is None:
-            return None
-        buffer, rows, position, starts = found
-        _, y_offset, _, positions_offset, _ = pipeline.layout
-        shape = (rows, self.sequence_length)
-        x = np.ndarray(shape, self._dtype, buffer)
-        y = None if y_offset is None else np.ndarray(shape, self._dtype, buffer, y_offset)
-        if positions_offset is None or starts is None:
-            return (x if y is None else Batch(x, y)), position
-        ends, longest = document_bounds(starts, x.size, self._max_documents)
-        position_ids = np.ndarray(shape, self._position_dtype, buffer, positions_offset)
-        return PackedBatch(x, y, ends, longest, position_ids), position
+    def __iter__(self) -> Self:
+        """Returns itself: iteration goes on where it stopped."""
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - a Batch, a PackedBatch or x alone
+        """Returns the next batch.
+
+        Raises:
+            StopIteration: The epochs are over.
+            MappedReadError: A file was cut or its storage failed.
+            FileChangedError: A file was rewritten or replaced since it was opened.
+        """
+        return self._handout.next()
 
     def __len__(self) -> int:
         """Batches of one epoch.
@@ -247,8 +241,8 @@ class TokenLoader(BatchStream):
         return {
             "version": STATE_VERSION,
             **self._identity(),
-            "epoch": None if samples is None else self._consumed // samples,
-            "samples_consumed": self._consumed,
+            "epoch": None if samples is None else self._handout.position // samples,
+            "samples_consumed": self._handout.position,
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -288,7 +282,8 @@ class TokenLoader(BatchStream):
             pagestream.errors.StateMismatchError: the state does not belong to this loader: seed is 7 ...
             >>> loader.close()
         """
-        self._go_to(saved_position(state, self._identity(), strict=strict))
+        position = saved_position(state, self._identity(), strict=strict)
+        self._handout.go_to(position, self._batches.start)
 
     def check(self) -> None:
         """Raises if a file is no longer what was opened; see `MappedFile.check`.
@@ -303,9 +298,53 @@ class TokenLoader(BatchStream):
         """
         self.tokens.check()
 
+    def metrics(self) -> dict[str, float]:
+        """Counts what the loader did so far, and tells how far it looks ahead now.
+
+        In a fork of the process: what it had done by then, until the fork takes a batch of its own.
+
+        Returns:
+            Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched
+            ahead; of files that are not mapped, what was read), ``lookahead_hits`` and
+            ``lookahead_misses`` (windows gathered without and with a wait for storage),
+            ``already_cached`` (ranges found in the cache), ``major_faults``,
+            ``stalls``, ``stall_seconds`` (time that `next` waited for other threads). And of the present:
+            ``depth_batches``, ``ring_batches``, ``threads``, ``buffers_allocated``.
+
+        Example:
+            >>> from pagestream import TokenLoader
+            >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
+            ...     batch = next(loader)
+            ...     loader.metrics()["windows"]
+            4
+        """
+        return self._batches.metrics()  # type: ignore[no-any-return]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._handout.closed
+
+    def close(self) -> None:
+        """Stops the threads. Batches that are out stay valid, and so does the corpus.
+
+        It may be called from a signal handler, also one that interrupts `next`, which raises ValueError then
+        unless it has its batch already.
+
+        Example:
+            >>> from pagestream import TokenLoader
+            >>> TokenLoader("tokens.bin", sequence_length=32, batch_size=4).close()
+        """
+        self._handout.close()
+
+    def __getstate__(self) -> object:
+        """Refuses: two loaders with one position would each give out half of the batches."""
+        message = "a TokenLoader cannot be copied or pickled; make another and use state_dict()"
+        raise TypeError(message)
+
     def __repr__(self) -> str:
         """What it reads, and where it stands."""
         return (
             f"<{type(self).__name__} {self.order} [{self.batch_size}, {self.sequence_length}] "
-            f"of {self.tokens!r}, sample {self._consumed}>"
+            f"of {self.tokens!r}, sample {self._handout.position}>"
         )

@@ -1,8 +1,7 @@
-"""Batches on their way to a device: pinned buffers, a stream of their own, widened when they are there."""
+"""Batches on their way to a device: pinned buffers, asynchronous copies, widened when they are there."""
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from pagestream.loading.host_batches import HostBatches
+    from pagestream.torch._device import CopyDevice
+
     Array = npt.NDArray[Any]
 
 # Batches that are on their way while the consumer works on another.
@@ -24,7 +26,7 @@ _IN_FLIGHT = 2
 # Buffers whose copy may not be done yet. A consumer that never waits for the device is held back here, and
 # not by memory.
 _IN_USE = 4
-# Files' types that the device can widen by itself: without loss, and by a mask where they are unsigned and
+# Types of files that the device can widen by itself: without loss, and by a mask where they are unsigned and
 # PyTorch's kernels for unsigned types are incomplete.
 _SIGNED = {"uint16": ("i2", 0xFFFF), "uint32": ("i4", 0xFFFF_FFFF)}
 _WIDENED_ON_DEVICE = {
@@ -34,7 +36,7 @@ _WIDENED_ON_DEVICE = {
 
 
 def is_widened_on_device(file_dtype: np.dtype[Any], wanted: str) -> bool:
-    """Whether tokens cross to the device as they are in the file, and become `wanted` there."""
+    """Returns whether tokens cross to the device as they are in the file, and become `wanted` there."""
     return file_dtype.name in _WIDENED_ON_DEVICE.get(wanted, ())
 
 
@@ -45,118 +47,160 @@ class _Sent(NamedTuple):
     host: Any
 
 
-class Staging:
-    """A queue of batches that are being copied to a device.
+class StagedBatches:
+    """The batches of a `HostBatches`, copied to a device ahead of the consumer.
 
-    A host buffer is kept from its pool until an event says that its copy is done.
+    ```text
+    host ── send ──> in flight ── the next take ──> being read ── event done ──> back to the pool
+                         └── first: handed out, the consumer's stream waits for the event
+    ```
+
+    A host buffer is kept from its pool until the event says that its copy is done. Buffers are pinned once
+    each; all registrations end before the pipeline that owns the buffers does.
 
     Args:
-        device: Where to; ``"cpu"`` goes through the same motions.
-
-    Raises:
-        ValueError: There is no such device, or nothing can be pinned for it.
+        host: Where batches come from.
+        device: Where they go.
+        wanted: What tokens become on the device; None for their type in the buffers.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, host: HostBatches, device: CopyDevice, wanted: torch.dtype | None) -> None:
+        self._host = host
         self._device = device
-        if device.type not in ("cpu", "cuda") or (device.index or 0) >= _count(device):
-            message = f'device is "{device}"; it must be "cpu", or "cuda" where PyTorch finds such a GPU'
-            raise ValueError(message)
-        self._module: Any = torch.get_device_module(device)
-        self._stream: Any = self._module.Stream(*([device] if device.type != "cpu" else []))
+        self._wanted = wanted
         self._flight: deque[_Sent] = deque()
-        # Events and what keeps buffers that may still be read.
-        self._read: deque[tuple[Any, Any]] = deque()
-        self._pinned: set[int] = set()
-        self._can_pin = True
+        # Events, and the buffers that may be read until they are done.
+        self._reading: deque[tuple[Any, Any]] = deque()
+        # Addresses of pinned buffers, each with the pipeline that it belonged to: another pipeline may get
+        # the same addresses, for other pages.
+        self._pinned: dict[int, int] = {}
+        self._can_pin = device.is_cuda
 
-    def __len__(self) -> int:
-        """Batches that are on their way."""
-        return len(self._flight)
+    def start(self, position: int) -> Any:  # noqa: ANN401 - the native pipeline
+        """Starts to read at a position."""
+        return self._host.start(position)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether enough batches are on their way."""
-        return len(self._flight) >= _IN_FLIGHT
+    def take(self, position: int) -> tuple[Any, int] | None:
+        """Returns the next batch on the device, and the position after it; None at the end.
 
-    @property
-    def last_position(self) -> int:
-        """Of the batch that was sent last; there must be one."""
-        return self._flight[-1].position
+        The batch stays in flight until a later call shows, by its position, that it was handed out.
+        """
+        self._drop_until(position)
+        while len(self._flight) < _IN_FLIGHT:
+            after = self._flight[-1].position if self._flight else position
+            # A batch that is on its way is not kept back until the next one is gathered.
+            if self._flight and not self._host.start(after).is_ready:
+                break
+            try:
+                found = self._host.take(after)
+            except Exception:
+                if not self._flight:
+                    raise
+                # Those that are on their way come first; then it is raised.
+                self.stop()
+                break
+            if found is None:
+                break
+            self._send(*found)
+        if not self._flight:
+            return None
+        batch, position, done, _ = self._flight[0]
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        self._device.hand_over(tuple(part for part in parts if isinstance(part, torch.Tensor)), done)
+        return batch, position
 
-    def pin(self, array: Array, nbytes: int) -> None:
-        """Page-locks the buffer that an array begins, once: loaders use their buffers again."""
-        address = array.__array_interface__["data"][0]
-        if self._device.type != "cuda" or address in self._pinned or not self._can_pin:
+    def _drop_until(self, position: int) -> None:
+        """Forgets batches that were handed out, and lets go of buffers that have been read."""
+        while self._flight and self._flight[0].position <= position:
+            # In this order: an interrupt in between finds the buffer in both places, not in neither.
+            self._reading.append((self._flight[0].done, self._flight[0].host))
+            self._flight.popleft()
+        while self._reading and (len(self._reading) > _IN_USE or self._reading[0][0].query()):
+            # The buffer is still referred to while its copy is waited for.
+            self._reading[0][0].synchronize()
+            self._reading.popleft()
+
+    def _send(self, host: Any, position: int) -> None:  # noqa: ANN401 - a batch of arrays
+        """Queues the copy of a batch."""
+        self._pin(host[0] if isinstance(host, tuple) else host)
+        try:
+            with self._device.stream():
+                batch = converted(host, self._widened, self._device.copy)
+                self._flight.append(_Sent(batch, position, self._device.record(), host))
+        except BaseException:
+            # A part of the batch may be queued, and its buffer goes with this call.
+            self._device.synchronize()
+            raise
+
+    def _widened(self, array: Array) -> torch.Tensor:
+        if self._wanted is None:
+            return self._device.copy(array)
+        signed, mask = _SIGNED.get(array.dtype.name, (None, 0))
+        if signed is None:
+            return self._device.copy(array).to(self._wanted)
+        return self._device.copy(array.view(signed)).to(self._wanted).bitwise_and_(mask)
+
+    def _pin(self, array: Array) -> None:
+        """Page-locks the buffer that an array begins, once: a pipeline uses its buffers again."""
+        address, pipeline = array.__array_interface__["data"][0], self._host.pipelines_started
+        if not self._can_pin or self._pinned.get(address) == pipeline:
             return
-        with torch.cuda.device(self._device):
-            failed = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
-            if not failed:
-                self._pinned.add(address)
-                return
+        if address in self._pinned:
+            self._unpin(address)
+        nbytes = self._host.buffer_bytes
+        # Noted first: an interrupt in between leaves an address too many, not a registration.
+        self._pinned[address] = pipeline
+        failed = self._device.register(address, nbytes)
+        if failed:
+            del self._pinned[address]
             # Containers limit locked memory. Copies from pageable memory are right, and slower.
             self._can_pin = False
             message = (
                 f"{nbytes} bytes cannot be page-locked (CUDA error {failed}): copies wait for each other"
             )
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
-            # The next kernel's check would report the error as its own.
-            with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=self._device)
+            warnings.warn(message, RuntimeWarning, stacklevel=6)
 
-    def send(self, host: Any, position: int, wanted: torch.dtype | None) -> None:  # noqa: ANN401 - a batch of arrays
-        """Starts the copy of a batch, whose tokens become `wanted` on the device."""
+    def _unpin(self, address: int) -> None:
+        try:
+            self._device.unregister(address)
+        finally:
+            del self._pinned[address]
 
-        def widened(array: Array) -> torch.Tensor:
-            if wanted is None:
-                return self._copied(array)
-            signed, mask = _SIGNED.get(array.dtype.name, (None, 0))
-            if signed is None:
-                return self._copied(array).to(wanted)
-            return self._copied(array.view(signed)).to(wanted).bitwise_and_(mask)
+    def stop(self) -> None:
+        """Ends reading ahead, once no buffer is read any more. Batches in flight stay."""
+        try:
+            try:
+                # One call of C: an interrupt is heard when all copies are done.
+                self._device.synchronize()
+            finally:
+                self._unpin_all()
+            self._reading.clear()
+            self._flight = deque(sent._replace(host=None) for sent in self._flight)
+        finally:
+            self._host.stop()
 
-        with self._module.stream(self._stream):
-            batch = converted(host, widened, self._copied)
-            done = self._module.Event()
-            done.record(self._stream)
-        self._flight.append(_Sent(batch, position, done, host))
-
-    def first(self) -> tuple[Any, int]:
-        """The batch that was sent first, for the consumer's stream, and the position after it."""
-        batch, position, done, _ = self._flight[0]
-        current = self._module.current_stream(self._device)
-        current.wait_event(done)
-        if self._device.type != "cpu":
-            for tensor in batch if isinstance(batch, tuple) else (batch,):
-                if isinstance(tensor, torch.Tensor):
-                    tensor.record_stream(current)
-        return batch, position
-
-    def drop_until(self, position: int) -> None:
-        """Forgets batches that were handed out, and lets go of buffers that have been read."""
-        while self._flight and self._flight[0].position <= position:
-            sent = self._flight.popleft()
-            self._read.append((sent.done, sent.host))
-        while self._read and (len(self._read) > _IN_USE or self._read[0][0].query()):
-            self._read.popleft()[0].synchronize()
-
-    def release(self) -> None:
-        """Waits until no buffer is read any more, and unpins them. Batches on their way stay."""
-        for done, _ in (*((sent.done, None) for sent in self._flight), *self._read):
-            done.synchronize()
-        self._read.clear()
-        self._flight = deque(sent._replace(host=None) for sent in self._flight)
-        for address in self._pinned:
-            with torch.cuda.device(self._device):
-                torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
-        self._pinned.clear()
+    def _unpin_all(self) -> None:
+        """Ends all registrations, also where one fails; the last failure is raised."""
+        failure = None
+        for address in [*self._pinned]:
+            try:
+                self._unpin(address)
+            except BaseException as raised:  # noqa: BLE001 - an interrupt as well
+                failure = raised
+        if failure is not None:
+            raise failure
 
     def forget(self) -> None:
-        """Drops the batches that are on their way, after `release`."""
+        """Drops the batches in flight; after `stop`."""
         self._flight.clear()
 
-    def _copied(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True, copy=True)
+    def interrupt(self) -> None:
+        """Ends the wait of a thread that is in `take`."""
+        self._host.interrupt()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the counters of the host's batches."""
+        return self._host.metrics()
 
 
 def converted(
@@ -164,7 +208,7 @@ def converted(
     convert: Callable[[Array], torch.Tensor],
     convert_bounds: Callable[[Array], torch.Tensor],
 ) -> Any:  # noqa: ANN401
-    """The batch with its arrays converted; ``cu_seqlens`` stays int32."""
+    """Returns the batch with its arrays converted; ``cu_seqlens`` stays int32."""
     if isinstance(batch, PackedBatch):
         x, y, bounds, longest, positions = batch
         y = None if y is None else convert(y)
@@ -172,7 +216,3 @@ def converted(
     if isinstance(batch, Batch):
         return Batch(convert(batch.x), convert(batch.y))
     return convert(batch)
-
-
-def _count(device: torch.device) -> int:
-    return torch.cuda.device_count() if device.type == "cuda" else 1

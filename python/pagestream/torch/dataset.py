@@ -109,8 +109,9 @@ class TokenDataset(Dataset[Item]):
         """
         numbers = [self._number(index) for index in indices]
         shape = (len(numbers), self.sequence_length)
-        x = torch.empty(shape, dtype=self._torch_dtype)
-        y = None if self.target == "none" else torch.empty(shape, dtype=self._torch_dtype)
+        # The gather writes to host memory, whatever torch.set_default_device says.
+        x = torch.empty(shape, dtype=self._torch_dtype, device="cpu")
+        y = None if self.target == "none" else torch.empty(shape, dtype=self._torch_dtype, device="cpu")
         self.tokens.assemble(
             numbers,
             self.sequence_length,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
-from pagestream.torch._staging import Staging, converted, is_widened_on_device
+from pagestream.torch._device import CopyDevice
+from pagestream.torch._staging import StagedBatches, converted, is_widened_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,76 +58,38 @@ class TokenLoader(NumpyTokenLoader):
     ) -> None:
         """Starts reading ahead."""
         self.device = torch.device(device)
-        self._staging = Staging(self.device) if self._is_staged() else None
-        # What the device makes of the tokens, where that is not their type in the buffers.
-        self._wanted: torch.dtype | None = None
         super().__init__(tokens, **arguments)
 
-    def _is_staged(self) -> bool:
-        """Whether batches are copied once more, to a device."""
-        return self.device.type != "cpu"
+    def _copy_device(self) -> CopyDevice | None:
+        """Returns the device that batches are copied to; None where they stay in host memory."""
+        return CopyDevice(self.device) if self.device.type != "cpu" else None
 
-    def _start(self) -> Any:  # noqa: ANN401 - the native pipeline
-        dtype, file_dtype = self._settings["dtype"], self._corpora[0].dtype
-        if self._staging is not None and is_widened_on_device(file_dtype, dtype):
-            self._wanted = getattr(torch, dtype)
-            self._settings["dtype"] = "raw"
-            self._dtype = file_dtype
-            self._position_dtype = np.dtype("int32")
-        return super()._start()
-
-    def _next(self) -> tuple[Any, int] | None:
-        staging = self._staging
-        if staging is None:
-            found = self._take()
-            if found is None:
-                return None
-            batch, position = found
-            return converted(batch, torch.from_numpy, torch.from_numpy), position
-        # Only now: until it was returned, an interrupt would have lost it.
-        staging.drop_until(self._consumed)
-        while not staging.is_full:
-            # One that is on its way is not kept back until the next one is gathered.
-            if len(staging) and not self._running().is_ready:
-                break
-            try:
-                found = self._take()
-            except Exception:
-                if not len(staging):
-                    raise
-                # Those that are on their way come first; then it is raised.
-                self._stop()
-                break
-            if found is None:
-                break
-            host, position = found
-            if self._pipeline is not None:
-                first = host[0] if isinstance(host, tuple) else host
-                staging.pin(first, self._pipeline.layout[-1])
-            staging.send(host, position, self._wanted)
-        if not len(staging):
-            return None
-        return staging.first()
-
-    def _stop(self) -> None:
-        try:
-            if self._staging is not None:
-                self._staging.release()
-        finally:
-            super()._stop()
+    def _make_batches(self, settings: dict[str, Any]) -> HostBatches | StagedBatches:
+        device, wanted = self._copy_device(), None
+        if device is None:
+            return TensorBatches(self.tokens, self._corpora, settings, self._max_documents)
+        self.device = device.device
+        dtype = settings["dtype"]
+        if is_widened_on_device(self._corpora[0].dtype, dtype):
+            wanted = getattr(torch, dtype)
+            settings = {**settings, "dtype": "raw"}
+        host = HostBatches(self.tokens, self._corpora, settings, self._max_documents)
+        return StagedBatches(host, device, wanted)
 
     def __del__(self) -> None:
         """Unpins buffers, which the driver would keep otherwise."""
-        # The interpreter may be ending, and CUDA before it.
-        if getattr(self, "_staging", None) is not None:
+        # The interpreter may be ending, and CUDA before it; `__init__` may have failed.
+        if isinstance(getattr(self, "_batches", None), StagedBatches):
             with contextlib.suppress(Exception):
                 self.close()
 
-    def _next_position(self) -> int:
-        if self._staging is not None and len(self._staging):
-            return self._staging.last_position
-        return super()._next_position()
 
-    def _forget(self) -> None:
-        if self._staging is not None:
-            self._staging.forget()
+class TensorBatches(HostBatches):
+    """Batches in host memory as tensors, which share the memory of the arrays."""
+
+    def take(self, position: int) -> tuple[Any, int] | None:
+        """Returns the next batch, and the position after it; None at the end."""
+        found = super().take(position)
+        if found is None:
+            return None
+        return converted(found[0], torch.from_numpy, torch.from_numpy), found[1]

@@ -1,0 +1,130 @@
+"""Batches in host memory: the native pipeline, its arrays, and its counters."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagestream import _native
+from pagestream.loading.batches import Batch, PackedBatch, document_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pagestream.loading.mixture import Mixture
+    from pagestream.tokens.corpus import TokenCorpus
+
+_log = logging.getLogger("pagestream.loader")
+
+# What `metrics` tells of the present, beside counters.
+_PRESENT = ("depth_batches", "ring_batches", "threads", "buffers_allocated")
+
+
+class HostBatches:
+    """The batches of one stream, gathered by the threads of a native pipeline.
+
+    A pipeline runs from the first `take` (or `start`) to `stop`. In a fork of the process, which has none
+    of its threads, the next `take` starts another.
+
+    Args:
+        tokens: The corpus or the mixture.
+        corpora: Its corpora.
+        settings: Keyword arguments of `_native.TokenPipeline`, all but the position.
+        max_documents: Documents to which ``cu_seqlens`` is padded, or None.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenCorpus | Mixture,
+        corpora: Sequence[TokenCorpus],
+        settings: dict[str, Any],
+        max_documents: int | None,
+    ) -> None:
+        self._corpora = corpora
+        whole_weights = getattr(tokens, "whole_weights", None)
+        self._mixture = (whole_weights, getattr(tokens, "exhausted", "repeat"))
+        self._settings = settings
+        self._max_documents = max_documents
+        dtype = settings["dtype"]
+        self._dtype = corpora[0].dtype if dtype == "raw" else np.dtype(dtype)
+        self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
+        self._pipeline: _native.TokenPipeline | None = None
+        self._counted: dict[str, int] = {}
+        # Tells the buffers of one pipeline from those of the next, which may have the same addresses.
+        self.pipelines_started = 0
+
+    def start(self, position: int) -> _native.TokenPipeline:
+        """Returns the running pipeline, or starts one at a position, in samples."""
+        pipeline = self._pipeline
+        if pipeline is None or not pipeline.alive:
+            self.stop()
+            self.pipelines_started += 1
+            pipeline = self._pipeline = _native.TokenPipeline(
+                self._corpora, *self._mixture, position=position, **self._settings
+            )
+        return pipeline
+
+    def take(self, position: int) -> tuple[Any, int] | None:
+        """Returns the next batch, and the position after it; None at the end.
+
+        Args:
+            position: Where the stream goes on if no pipeline runs.
+        """
+        pipeline = self.start(position)
+        found = pipeline.next()
+        if found is None:
+            return None
+        buffer, rows, after, starts = found
+        _, y_offset, _, positions_offset, _ = pipeline.layout
+        shape = (rows, self._settings["sequence_length"])
+        x = np.ndarray(shape, self._dtype, buffer)
+        y = None if y_offset is None else np.ndarray(shape, self._dtype, buffer, y_offset)
+        if positions_offset is None or starts is None:
+            return (x if y is None else Batch(x, y)), after
+        ends, longest = document_bounds(starts, x.size, self._max_documents)
+        position_ids = np.ndarray(shape, self._position_dtype, buffer, positions_offset)
+        return PackedBatch(x, y, ends, longest, position_ids), after
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a running pipeline has a batch, so that `take` would not wait."""
+        return self._pipeline is not None and self._pipeline.is_ready
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffer that the arrays of a batch share; 0 while no pipeline runs."""
+        return 0 if self._pipeline is None else self._pipeline.layout[-1]
+
+    def stop(self) -> None:
+        """Ends the pipeline; batches that it has ready are dropped, and begin again at the next `take`."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is None:
+            return
+        counted = dict(pipeline.metrics())
+        for name, value in counted.items():
+            if name not in _PRESENT:
+                self._counted[name] = self._counted.get(name, 0) + value
+        if pipeline.alive:
+            pipeline.close()
+            _log.debug("stopped, with %s", counted)
+
+    def forget(self) -> None:
+        """Drops batches that were taken and not handed out: here there are none."""
+
+    def interrupt(self) -> None:
+        """Ends the pipeline under a thread that waits in `take`, which raises ValueError then."""
+        pipeline = self._pipeline
+        if pipeline is not None and pipeline.alive:
+            pipeline.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the counters of all pipelines so far, and the present of the one that runs."""
+        pipeline = self._pipeline
+        now = {} if pipeline is None else dict(pipeline.metrics())
+        counted: dict[str, float] = dict.fromkeys(_PRESENT, 0)
+        for name in (*self._counted, *now):
+            counted[name] = now.get(name, 0) + self._counted.get(name, 0)
+        counted["stall_seconds"] = counted.pop("stall_nanoseconds", 0) / 1e9
+        return counted

@@ -1,0 +1,80 @@
+"""A device that host memory is copied to: a stream of its own, events, page-locking."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+class CopyDevice:
+    """Copies to a CUDA device on a stream of its own; ``"cpu"`` goes through the same motions.
+
+    Args:
+        device: The device. ``"cuda"`` without an index means the current one, which is looked up once.
+
+    Raises:
+        ValueError: The device is neither ``"cpu"`` nor a GPU that PyTorch finds.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        count = torch.cuda.device_count() if device.type == "cuda" else 1
+        if device.type not in ("cpu", "cuda") or (device.index or 0) >= count:
+            message = f'device must be "cpu", or "cuda" where PyTorch finds such a GPU, not \'{device}\''
+            raise ValueError(message)
+        self.is_cuda = device.type == "cuda"
+        if str(device) == "cuda":
+            # Another device may be the current one when a batch is waited for.
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
+        self._module: Any = torch.get_device_module(device)
+        self._stream: Any = self._module.Stream(*([device] if self.is_cuda else []))
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Returns a context in which copies and kernels go to the device's own stream."""
+        return self._module.stream(self._stream)  # type: ignore[no-any-return]
+
+    def copy(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Queues the copy of an array; the array must stay as it is until an event recorded later is done."""
+        return torch.from_numpy(array).to(self.device, non_blocking=True, copy=True)
+
+    def record(self) -> Any:  # noqa: ANN401 - an event, with `query` and `synchronize`
+        """Returns an event that is done once everything queued so far is."""
+        event = self._module.Event()
+        event.record(self._stream)
+        return event
+
+    def hand_over(self, tensors: tuple[torch.Tensor, ...], done: Any) -> None:  # noqa: ANN401 - an event
+        """Makes the caller's stream wait for an event, and keeps the tensors' memory for that stream."""
+        current = self._module.current_stream(self.device)
+        current.wait_event(done)
+        if self.is_cuda:
+            for tensor in tensors:
+                tensor.record_stream(current)
+
+    def synchronize(self) -> None:
+        """Waits until everything queued is done."""
+        if self.is_cuda:
+            self._stream.synchronize()
+
+    def register(self, address: int, nbytes: int) -> int:
+        """Page-locks host memory, so that copies from it need not wait; returns CUDA's error, or 0."""
+        with torch.cuda.device(self.device):
+            failed = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+            if failed:
+                # The next kernel's check would report the error as its own.
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device=self.device)
+        return failed
+
+    def unregister(self, address: int) -> None:
+        """Ends the page-locking of host memory that nothing reads any more."""
+        with torch.cuda.device(self.device):
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
