@@ -14,7 +14,7 @@ use super::weights::PyWeightFile;
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::header::{Strictness, TensorEntry};
-use crate::weights::source::Source;
+use crate::weights::locate::CheckpointPath;
 
 #[pyclass(name = "Checkpoint", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
@@ -52,8 +52,8 @@ impl PyCheckpoint {
         let path_buf = |encoded: &Vec<u8>| path_of(encoded).map(PathBuf::from);
         let mut paths = paths.iter().map(path_buf).collect::<PyResult<Vec<_>>>()?;
         let source = match paths.pop() {
-            Some(path) if !listed => Source::Path(path),
-            last => Source::Files(paths.into_iter().chain(last).collect()),
+            Some(path) if !listed => CheckpointPath::Path(path),
+            last => CheckpointPath::Files(paths.into_iter().chain(last).collect()),
         };
         let cache_root = cache_root.map(path_of).transpose()?;
         let mode = RequestedMode::from_word(mode)?;
@@ -62,11 +62,11 @@ impl PyCheckpoint {
         if let Some(index) = located.index_path() {
             audit_open(py, &index, RequestedMode::Pinned(Mode::Read))?;
         }
-        let plan = py.detach(|| located.plan(strictness))?;
-        for file in &plan.files {
-            audit_open(py, &file.path, mode)?;
+        let list = py.detach(|| located.list(strictness))?;
+        for shard in &list.shards {
+            audit_open(py, &shard.path, mode)?;
         }
-        Ok(Self { checkpoint: py.detach(|| plan.open(mode, strictness))? })
+        Ok(Self { checkpoint: py.detach(|| Checkpoint::open(list, mode, strictness))? })
     }
 
     /// The paths of the files as they were named.

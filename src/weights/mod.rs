@@ -1,13 +1,14 @@
 //! safetensors files: the header from bytes, one file of weights, parts of its tensors.
 
+mod catalog;
 pub mod checkpoint;
 pub mod file;
 pub mod header;
 pub mod index;
-mod merge;
+pub mod locate;
 pub mod natural;
-mod problems;
+mod open;
+mod report;
 mod scan;
-pub mod source;
-mod table;
+mod tally;
 pub mod tensor;

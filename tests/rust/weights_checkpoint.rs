@@ -6,7 +6,7 @@ use pagestream::error::{Error, Result};
 use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
 use pagestream::weights::checkpoint::Checkpoint;
 use pagestream::weights::header::Strictness;
-use pagestream::weights::source::Source;
+use pagestream::weights::locate::CheckpointPath;
 
 /// A file with a tensor of one byte for each name, which is the byte's place in `names`.
 fn write(path: &Path, names: &[&str]) {
@@ -30,12 +30,12 @@ fn index(folder: &Path, pairs: &[(&str, &str)]) {
     std::fs::write(folder.join("model.safetensors.index.json"), json).expect("written");
 }
 
-fn open_with(source: Source, strictness: Strictness) -> Result<Checkpoint> {
-    source.locate(None)?.plan(strictness)?.open(RequestedMode::Auto, strictness)
+fn open_with(path: CheckpointPath, strictness: Strictness) -> Result<Checkpoint> {
+    Checkpoint::open(path.locate(None)?.list(strictness)?, RequestedMode::Auto, strictness)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
-    open_with(Source::Path(path.into()), Strictness::Strict)
+    open_with(CheckpointPath::Path(path.into()), Strictness::Strict)
 }
 
 fn refusal(found: Result<Checkpoint>) -> String {
@@ -117,13 +117,15 @@ fn without_strictness_the_index_decides_or_else_the_last_file() {
     write(&files[0], &["pad", "twice"]);
     write(&files[1], &["twice"]);
     let lenient = |source| open_with(source, Strictness::Upstream).expect("opened");
-    let checkpoint = lenient(Source::Files(files.clone()));
+    let checkpoint = lenient(CheckpointPath::Files(files.clone()));
     assert_eq!(byte(&checkpoint, "twice"), 0);
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["pad", "twice"]);
     assert!(checkpoint.warnings()[0].contains("those of the last file are used"));
-    assert!(refusal(open_with(Source::Files(files), Strictness::Strict)).contains("more than one file"));
+    assert!(
+        refusal(open_with(CheckpointPath::Files(files), Strictness::Strict)).contains("more than one file")
+    );
     index(folder.path(), &[("twice", "m-1"), ("missing", "m-2")]);
-    let checkpoint = lenient(Source::Path(folder.path().into()));
+    let checkpoint = lenient(CheckpointPath::Path(folder.path().into()));
     assert_eq!(byte(&checkpoint, "twice"), 1);
     assert_eq!(checkpoint.len(), 1);
     assert_eq!(checkpoint.warnings().len(), 3, "{:?}", checkpoint.warnings());
@@ -134,9 +136,12 @@ fn a_file_of_the_callers_own_that_is_not_there_keeps_its_error() {
     let folder = tempfile::tempdir().expect("a folder");
     write(&folder.path().join("a"), &["a"]);
     let files = ["a", "missing"].map(|name| folder.path().join(name)).into();
-    let error = open_with(Source::Files(files), Strictness::Strict).expect_err("missing");
+    let error = open_with(CheckpointPath::Files(files), Strictness::Strict).expect_err("missing");
     assert!(matches!(error, Error::System { ref path, .. } if path.ends_with("missing")), "{error}");
-    assert!(matches!(open_with(Source::Files(Vec::new()), Strictness::Strict), Err(Error::Argument { .. })));
+    assert!(matches!(
+        open_with(CheckpointPath::Files(Vec::new()), Strictness::Strict),
+        Err(Error::Argument { .. })
+    ));
 }
 
 #[test]

@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{
-    Folder, Identity, Kind, MappedFile, Mode, NOT_FOUND, Origin, RequestedMode, is_directory, is_refusal,
-    own_kind,
+    Folder, Identity, Kind, MappedFile, Mode, NOT_FOUND, Origin, RequestedMode, is_directory, is_gone,
+    is_refusal, own_kind,
 };
 
 use super::header::Strictness;
 use super::index::{Index, MAX_INDEX_BYTES};
 use super::natural;
-use super::problems::Tally;
+use super::tally::Tally;
 
 const WEIGHTS: &[u8] = b".safetensors";
 const INDEX: &[u8] = b".safetensors.index.json";
@@ -28,53 +28,67 @@ const USUAL_INDEX: &str = "model.safetensors.index.json";
 
 /// What the caller named.
 #[derive(Debug)]
-pub enum Source {
+pub enum CheckpointPath {
     Path(PathBuf),
     Files(Vec<PathBuf>),
 }
 
 /// A checkpoint before any of its files is opened.
 #[derive(Debug)]
-pub struct Located {
+pub struct LocatedCheckpoint {
     path: PathBuf,
-    kind: Way,
+    kind: CheckpointLayout,
     warnings: Vec<String>,
 }
 
 #[derive(Debug)]
-enum Way {
-    Files(Vec<ToOpen>),
+enum CheckpointLayout {
+    Files(Vec<ShardPath>),
     Indexed { folder: Arc<Folder>, index: PathBuf, weights: Vec<OsString> },
 }
 
 /// A file that is still to be opened.
 #[derive(Debug, Clone)]
-pub struct ToOpen {
+pub struct ShardPath {
     /// For messages, and for the user.
     pub path: PathBuf,
     pub origin: Origin,
 }
 
+impl ShardPath {
+    /// Returns whether the checkpoint is to blame for an error of this file. For a path of the caller's own
+    /// that leads nowhere it is not.
+    pub fn is_to_blame(&self, error: &Error) -> bool {
+        match error {
+            Error::Safetensors { .. } => true,
+            Error::System { errno, .. } => {
+                matches!(self.origin, Origin::Beneath(..)) && (is_gone(*errno) || is_refusal(*errno))
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The files of a checkpoint, and what its index says.
 #[derive(Debug)]
-pub struct Plan {
+pub struct ShardList {
     /// What was named.
     pub path: PathBuf,
-    pub files: Vec<ToOpen>,
-    pub index: Option<FoundIndex>,
+    pub shards: Vec<ShardPath>,
+    pub index: Option<IndexFile>,
     pub warnings: Vec<String>,
 }
 
 #[derive(Debug)]
-pub struct FoundIndex {
+pub struct IndexFile {
     pub index: Index,
     pub path: PathBuf,
     pub identity: Identity,
 }
 
-impl Source {
+impl CheckpointPath {
     /// Looks where the files are. Links may lead into `cache_root` too.
-    pub fn locate(self, cache_root: Option<&Path>) -> Result<Located> {
+    pub fn locate(self, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
         match self {
             Self::Files(paths) => files_as_named(paths, cache_root),
             Self::Path(path) if is_directory(&path) => in_directory(path, cache_root),
@@ -83,29 +97,31 @@ impl Source {
                 let folder = open_folder(folder, cache_root)?;
                 // For a notice alone: a folder that cannot be listed is no hindrance.
                 let weights = folder.names().map(|names| with_suffix(&names, WEIGHTS)).unwrap_or_default();
-                let kind = Way::Indexed { folder, index: name.into(), weights };
-                Ok(Located { path, kind, warnings: Vec::new() })
+                let kind = CheckpointLayout::Indexed { folder, index: name.into(), weights };
+                Ok(LocatedCheckpoint { path, kind, warnings: Vec::new() })
             }
             Self::Path(path) => files_as_named(vec![path], cache_root),
         }
     }
 }
 
-impl Located {
-    /// The index, which [`Self::plan`] opens.
+impl LocatedCheckpoint {
+    /// The index, which [`Self::list`] opens.
     pub fn index_path(&self) -> Option<PathBuf> {
         match &self.kind {
-            Way::Files(_) => None,
-            Way::Indexed { folder, index, .. } => Some(folder.path().join(index)),
+            CheckpointLayout::Files(_) => None,
+            CheckpointLayout::Indexed { folder, index, .. } => Some(folder.path().join(index)),
         }
     }
 
     /// Reads the index, if there is one.
-    pub fn plan(self, strictness: Strictness) -> Result<Plan> {
+    pub fn list(self, strictness: Strictness) -> Result<ShardList> {
         let Self { path, kind, mut warnings } = self;
         let (folder, name, weights) = match kind {
-            Way::Files(files) => return Ok(Plan { path, files, index: None, warnings }),
-            Way::Indexed { folder, index, weights } => (folder, index, weights),
+            CheckpointLayout::Files(files) => {
+                return Ok(ShardList { path, shards: files, index: None, warnings });
+            }
+            CheckpointLayout::Indexed { folder, index, weights } => (folder, index, weights),
         };
         let found = read_index(&folder, &name, strictness)?;
         let shards = found.index.shards();
@@ -116,7 +132,7 @@ impl Located {
             "the index",
             &mut warnings,
         );
-        Ok(Plan { path, files, index: Some(found), warnings })
+        Ok(ShardList { path, shards: files, index: Some(found), warnings })
     }
 }
 
@@ -130,7 +146,7 @@ pub fn blame_checkpoint(error: Error) -> Error {
     }
 }
 
-fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Result<FoundIndex> {
+fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Result<IndexFile> {
     let file = MappedFile::open_beneath(folder, name, RequestedMode::Pinned(Mode::Read))
         .map_err(blame_checkpoint)?;
     let path = file.path().to_owned();
@@ -145,23 +161,25 @@ fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Resu
     let json = opened.read(0, opened.size())?;
     let index =
         Index::parse(&json, strictness).map_err(|detail| wrong(format!("invalid index: {detail}")))?;
-    Ok(FoundIndex { index, identity: opened.facts().identity, path })
+    Ok(IndexFile { index, identity: opened.facts().identity, path })
 }
 
-fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<Located> {
+fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
     let Some(first) = paths.first().cloned() else {
         return Err(Error::argument("no files were given; expected at least one safetensors file"));
     };
     let files = match cache_root {
-        None => paths.into_iter().map(|path| ToOpen { origin: Origin::Path(path.clone()), path }).collect(),
+        None => {
+            paths.into_iter().map(|path| ShardPath { origin: Origin::Path(path.clone()), path }).collect()
+        }
         Some(_) => confined(&paths, cache_root)?,
     };
     // Errors about several files name them; they are about none of them alone.
     let path = if files.len() == 1 { first } else { PathBuf::new() };
-    Ok(Located { path, kind: Way::Files(files), warnings: Vec::new() })
+    Ok(LocatedCheckpoint { path, kind: CheckpointLayout::Files(files), warnings: Vec::new() })
 }
 
-fn confined(paths: &[PathBuf], cache_root: Option<&Path>) -> Result<Vec<ToOpen>> {
+fn confined(paths: &[PathBuf], cache_root: Option<&Path>) -> Result<Vec<ShardPath>> {
     let mut folders: HashMap<&Path, Arc<Folder>> = HashMap::new();
     let mut files = Vec::with_capacity(paths.len());
     for path in paths {
@@ -175,7 +193,7 @@ fn confined(paths: &[PathBuf], cache_root: Option<&Path>) -> Result<Vec<ToOpen>>
     Ok(files)
 }
 
-fn in_directory(path: PathBuf, cache_root: Option<&Path>) -> Result<Located> {
+fn in_directory(path: PathBuf, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
     let folder = open_folder(&path, cache_root)?;
     let names = folder.names()?;
     let (indices, weights) = (with_suffix(&names, INDEX), with_suffix(&names, WEIGHTS));
@@ -194,8 +212,8 @@ fn in_directory(path: PathBuf, cache_root: Option<&Path>) -> Result<Located> {
         if indices.len() > 1 {
             warnings.push(format!("of the folder's indexes ({shown}) {USUAL_INDEX} is used"));
         }
-        let kind = Way::Indexed { index: index.into(), folder, weights };
-        return Ok(Located { path, kind, warnings });
+        let kind = CheckpointLayout::Indexed { index: index.into(), folder, weights };
+        return Ok(LocatedCheckpoint { path, kind, warnings });
     }
     let single = weights.iter().any(|name| name == SINGLE);
     if single {
@@ -206,7 +224,7 @@ fn in_directory(path: PathBuf, cache_root: Option<&Path>) -> Result<Located> {
     if files.is_empty() {
         return Err(nothing_in(path, &names));
     }
-    Ok(Located { path, kind: Way::Files(files), warnings })
+    Ok(LocatedCheckpoint { path, kind: CheckpointLayout::Files(files), warnings })
 }
 
 fn nothing_in(path: PathBuf, names: &[OsString]) -> Error {
@@ -237,7 +255,7 @@ fn open_folder(path: &Path, cache_root: Option<&Path>) -> Result<Arc<Folder>> {
 /// `REPO/blobs`, whose entries may be links to `blobs` of the whole cache, which has a marker. No more than
 /// these: folders may be called `snapshots` and `blobs` for reasons of their own.
 ///
-/// Source: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
+/// CheckpointPath: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
 fn hugging_face_roots(folder: &Path) -> Vec<PathBuf> {
     let is_folder = |path: &Path| own_kind(path) == Some(Kind::Directory);
     let repository = folder
@@ -267,8 +285,8 @@ fn is_repository(name: &OsStr) -> bool {
     kinds.iter().any(|kind| name.as_bytes().strip_prefix(*kind).is_some_and(|rest| !rest.is_empty()))
 }
 
-fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ToOpen {
-    ToOpen { path: folder.path().join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
+fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ShardPath {
+    ShardPath { path: folder.path().join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
 }
 
 /// A path's folder and name. What has no name of its own (`..`) is its own folder, and will be refused.
@@ -289,14 +307,11 @@ fn with_suffix(names: &[OsString], suffix: &[u8]) -> Vec<OsString> {
 }
 
 fn shown<'n>(names: impl Iterator<Item = &'n OsString>) -> String {
-    let mut tally = Tally::default();
-    names.for_each(|name| tally.add(name.display()));
-    tally.names()
+    names.map(|name| name.display()).collect::<Tally>().names()
 }
 
 fn warn_of_others<'n>(names: impl Iterator<Item = &'n OsString>, used: &str, warnings: &mut Vec<String>) {
-    let mut tally = Tally::default();
-    names.for_each(|name| tally.add(name.display()));
+    let tally: Tally = names.map(|name| name.display()).collect();
     if !tally.is_empty() {
         let text = tally.text("file of the folder is not used", "files of the folder are not used");
         warnings.push(format!("beside {used} {text}"));

@@ -1,0 +1,143 @@
+//! The name table of a checkpoint: which file has which tensor, and what files and index do not agree on.
+
+use std::sync::Arc;
+
+use super::header::{Header, quoted};
+use super::index::Index;
+use super::locate::ShardPath;
+use super::open::{ABSENT, OpenedShard};
+use super::tally::Tally;
+
+/// A tensor: the number of its file, and its rank among the names of that file.
+pub type TensorAt = (u32, u32);
+
+/// The names of a checkpoint. The names themselves stand in the headers; here are numbers alone.
+#[derive(Debug)]
+pub struct Catalog {
+    /// In order of names; `None` if the checkpoint is one file, whose header knows.
+    by_name: Option<Vec<TensorAt>>,
+    /// For each file, by ranks, the tensors that are not served from it; empty where all are.
+    hidden: Vec<Vec<bool>>,
+}
+
+/// What does not agree.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Tensors that the index names and the file has not.
+    pub missing: Tally,
+    /// Tensors that two files have.
+    pub repeated: Tally,
+    /// Tensors that the index does not name.
+    pub unnamed: Tally,
+}
+
+impl Catalog {
+    pub fn of_one_file() -> Self {
+        Self { by_name: None, hidden: vec![Vec::new()] }
+    }
+
+    /// The index decides which file a tensor is taken from.
+    pub fn by_index(index: &Index, opened: &[OpenedShard], shards: &[ShardPath]) -> (Self, Findings) {
+        let mut findings = Findings::default();
+        let mut next: Vec<_> = opened.iter().map(|shard| shard.ranks.iter()).collect();
+        let mut by_name: Vec<TensorAt> = Vec::with_capacity(index.len());
+        for (name, file) in index.names() {
+            match next[file].next() {
+                Some(&rank) if rank != ABSENT => by_name.push((file as u32, rank)),
+                None => {} // of a file that is missing itself
+                Some(_) => {
+                    findings.missing.add(format_args!("{} ({})", quoted(name), shards[file].path.display()));
+                }
+            }
+        }
+        for (shard, found) in shards.iter().zip(opened) {
+            for &rank in &found.unnamed {
+                let name = found.header.nth(rank as usize).name;
+                match index.shard_of(name) {
+                    Some(other) => findings.add_repeat(name, &shards[other], shard),
+                    None => {
+                        findings.unnamed.add(format_args!("{} ({})", quoted(name), shard.path.display()));
+                    }
+                }
+            }
+        }
+        let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
+        (Self::new(&headers, by_name), findings)
+    }
+
+    /// Without an index the last file that has a name wins, as with `dict.update`.
+    pub fn by_order(headers: &[Arc<Header>], shards: &[ShardPath]) -> (Self, Findings) {
+        let mut by_name = sorted(headers);
+        let mut findings = Findings::default();
+        for pair in by_name.windows(2).filter(|pair| name(headers, pair[0]) == name(headers, pair[1])) {
+            let shard = |(file, _): TensorAt| &shards[file as usize];
+            findings.add_repeat(name(headers, pair[0]), shard(pair[0]), shard(pair[1]));
+        }
+        if !findings.repeated.is_empty() {
+            by_name.reverse();
+            by_name.dedup_by(|a, b| name(headers, *a) == name(headers, *b));
+            by_name.reverse();
+        }
+        (Self::new(headers, by_name), findings)
+    }
+
+    /// `by_name` is in order of names, which are all different.
+    fn new(headers: &[Arc<Header>], mut by_name: Vec<TensorAt>) -> Self {
+        by_name.shrink_to_fit();
+        let mut served = vec![0_usize; headers.len()];
+        for &(file, _) in &by_name {
+            served[file as usize] += 1;
+        }
+        let mut hidden: Vec<_> = headers
+            .iter()
+            .zip(&served)
+            .map(|(header, &served)| vec![true; if served == header.len() { 0 } else { header.len() }])
+            .collect();
+        for &(file, rank) in &by_name {
+            if let Some(flag) = hidden[file as usize].get_mut(rank as usize) {
+                *flag = false;
+            }
+        }
+        Self { by_name: Some(by_name), hidden }
+    }
+
+    pub fn len(&self, headers: &[Arc<Header>]) -> usize {
+        self.by_name.as_ref().map_or_else(|| headers[0].len(), Vec::len)
+    }
+
+    pub fn find(&self, headers: &[Arc<Header>], wanted: &str) -> Option<TensorAt> {
+        let Some(by_name) = &self.by_name else { return Some((0, headers[0].rank(wanted)? as u32)) };
+        let found = by_name.binary_search_by(|at| name(headers, *at).cmp(wanted)).ok()?;
+        Some(by_name[found])
+    }
+
+    /// The names in order of the files, and in each file in order of the data.
+    pub fn names<'h>(&'h self, headers: &'h [Arc<Header>]) -> impl Iterator<Item = &'h str> {
+        headers.iter().zip(&self.hidden).flat_map(|(header, hidden)| {
+            let served =
+                move |name: &str| hidden.is_empty() || header.rank(name).is_some_and(|rank| !hidden[rank]);
+            header.tensors_by_offset().map(|entry| entry.name).filter(move |name| served(name))
+        })
+    }
+}
+
+impl Findings {
+    fn add_repeat(&mut self, name: &str, first: &ShardPath, second: &ShardPath) {
+        let (first, second) = (first.path.display(), second.path.display());
+        self.repeated.add(format_args!("{} ({first} and {second})", quoted(name)));
+    }
+}
+
+/// All tensors of all files in order of names; those of one name in order of the files.
+fn sorted(headers: &[Arc<Header>]) -> Vec<TensorAt> {
+    let ranks =
+        |(file, header): (usize, &Arc<Header>)| (0..header.len() as u32).map(move |rank| (file as u32, rank));
+    let mut all: Vec<TensorAt> = headers.iter().enumerate().flat_map(ranks).collect();
+    // Stable, and quick where each file's names are sorted already.
+    all.sort_by(|a, b| name(headers, *a).cmp(name(headers, *b)));
+    all
+}
+
+fn name(headers: &[Arc<Header>], (file, rank): TensorAt) -> &str {
+    headers[file as usize].nth(rank as usize).name
+}

@@ -1,0 +1,105 @@
+//! The shards of a checkpoint, opened in parallel: their headers, matched with the index's names.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::file::read_header;
+use super::header::{Header, Strictness};
+use super::index::Index;
+use super::locate::{ShardList, ShardPath};
+use crate::error::{Error, Result};
+use crate::mapped_file::file_set::{Budget, Kept};
+use crate::mapped_file::{RequestedMode, descriptor_limit};
+use crate::parallel::in_parallel;
+
+/// A file that takes longer to open waits for a disk or a server, not for a processor.
+const SLOW: Duration = Duration::from_millis(2);
+/// Upper bound of the threads that wait for a server at the same time.
+pub const WAITING_THREADS: usize = 64;
+/// Descriptors that each of those threads may use.
+const DESCRIPTORS_PER_THREAD: usize = 16;
+/// Files that are worth one more thread where opening costs processor time.
+pub const FILES_PER_THREAD: usize = 4;
+
+/// The rank of a name that the index has and the file has not.
+pub const ABSENT: u32 = u32::MAX;
+
+/// A shard whose header was read.
+#[derive(Default)]
+pub struct OpenedShard {
+    /// `None` if the shard could not be opened.
+    pub kept: Option<Kept>,
+    pub header: Arc<Header>,
+    /// The ranks of the names that the index has for this file, in order of names.
+    pub ranks: Vec<u32>,
+    /// The ranks of the other names.
+    pub unnamed: Vec<u32>,
+}
+
+/// Opens all shards. An error that is not the checkpoint's fault ends the opening at once.
+pub fn open_shards(
+    list: &ShardList,
+    mode: RequestedMode,
+    strictness: Strictness,
+    budget: &Budget,
+) -> Result<Vec<Result<OpenedShard>>> {
+    let wanted = list.index.as_ref().map(|found| by_file(&found.index)).unwrap_or_default();
+    let shards = &list.shards;
+    let Some(rest) = shards.len().checked_sub(1) else { return Ok(Vec::new()) };
+    let attempt = |number: usize| {
+        let names = wanted.get(number).map(Vec::as_slice);
+        match open_shard(&shards[number], names, mode, strictness, budget) {
+            Err(error) if !shards[number].is_to_blame(&error) && rest > 0 => Err(error),
+            outcome => Ok(outcome),
+        }
+    };
+    // The first file tells what opening costs here.
+    let start = Instant::now();
+    let first = attempt(0)?;
+    let threads = if start.elapsed() > SLOW {
+        WAITING_THREADS.min(descriptor_limit() / DESCRIPTORS_PER_THREAD)
+    } else {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        processors.min(rest.div_ceil(FILES_PER_THREAD))
+    };
+    let mut opened = vec![first];
+    opened.append(&mut in_parallel(rest, threads, |number| attempt(number + 1))?);
+    Ok(opened)
+}
+
+fn open_shard(
+    shard: &ShardPath,
+    wanted: Option<&[&str]>,
+    mode: RequestedMode,
+    strictness: Strictness,
+    budget: &Budget,
+) -> Result<OpenedShard, Error> {
+    let file = shard.origin.open(mode)?;
+    let header = read_header(&file, strictness)?;
+    let (ranks, unnamed) = wanted.map(|names| match_names(&header, names)).unwrap_or_default();
+    Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header: Arc::new(header), ranks, unnamed })
+}
+
+/// The names that the index has for each file, sorted.
+fn by_file(index: &Index) -> Vec<Vec<&str>> {
+    let mut names = vec![Vec::new(); index.shards().len()];
+    for (name, shard) in index.names() {
+        names[shard].push(name);
+    }
+    names
+}
+
+/// Walks the names that the index has for a file and those that the file holds, both sorted. Returns the rank
+/// of each of the former, and the ranks that the index does not name.
+fn match_names(header: &Header, wanted: &[&str]) -> (Vec<u32>, Vec<u32>) {
+    let (mut ranks, mut unnamed) = (Vec::with_capacity(wanted.len()), Vec::new());
+    let mut held = header.tensors().map(|entry| entry.name).zip(0_u32..).peekable();
+    for &name in wanted {
+        while let Some((_, rank)) = held.next_if(|(held, _)| *held < name) {
+            unnamed.push(rank);
+        }
+        ranks.push(held.next_if(|(held, _)| *held == name).map_or(ABSENT, |(_, rank)| rank));
+    }
+    unnamed.extend(held.map(|(_, rank)| rank));
+    (ranks, unnamed)
+}

@@ -1,0 +1,45 @@
+//! A count of like findings, of which a message shows the first few.
+
+use std::fmt::Display;
+
+/// How many findings of a kind a message shows.
+const SHOWN: usize = 5;
+
+/// Findings of one kind.
+#[derive(Debug, Default)]
+pub struct Tally {
+    shown: Vec<String>,
+    count: usize,
+}
+
+impl Tally {
+    pub fn add(&mut self, finding: impl Display) {
+        if self.shown.len() < SHOWN {
+            self.shown.push(finding.to_string());
+        }
+        self.count += 1;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns `"3 tensors are missing: a, b, c"`.
+    pub fn text(&self, one: &str, many: &str) -> String {
+        format!("{} {}: {}", self.count, if self.count == 1 { one } else { many }, self.names())
+    }
+
+    /// Returns `"a, b, c, ..."`.
+    pub fn names(&self) -> String {
+        let more = if self.count > self.shown.len() { ", ..." } else { "" };
+        format!("{}{more}", self.shown.join(", "))
+    }
+}
+
+impl<D: Display> FromIterator<D> for Tally {
+    fn from_iter<I: IntoIterator<Item = D>>(findings: I) -> Self {
+        let mut tally = Self::default();
+        findings.into_iter().for_each(|finding| tally.add(finding));
+        tally
+    }
+}
