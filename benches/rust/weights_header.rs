@@ -6,7 +6,8 @@ use std::fmt::Write;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagestream::weights::header::{Header, Strictness};
+use pagestream::weights::header::Header;
+use pagestream::weights::strictness::Strictness;
 use safetensors::SafeTensors;
 
 /// The order in which the names stand in the header.

@@ -13,8 +13,9 @@ use super::files::{audit_open, path_of};
 use super::weights::PyWeightFile;
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
-use crate::weights::header::{Strictness, TensorEntry};
+use crate::weights::header::TensorEntry;
 use crate::weights::locate::CheckpointPath;
+use crate::weights::strictness::Strictness;
 
 #[pyclass(name = "Checkpoint", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]

@@ -17,7 +17,8 @@ use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
-use crate::weights::header::{Strictness, TensorEntry};
+use crate::weights::header::TensorEntry;
+use crate::weights::strictness::Strictness;
 
 #[pyclass(name = "WeightFile", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]

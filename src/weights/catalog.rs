@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::header::{Header, quoted};
 use super::index::Index;
+use super::last_wins::keep_last;
 use super::locate::ShardPath;
 use super::open::{ABSENT, OpenedShard};
 use super::tally::Tally;
@@ -74,9 +75,7 @@ impl Catalog {
             findings.add_repeat(name(headers, pair[0]), shard(pair[0]), shard(pair[1]));
         }
         if !findings.repeated.is_empty() {
-            by_name.reverse();
-            by_name.dedup_by(|a, b| name(headers, *a) == name(headers, *b));
-            by_name.reverse();
+            keep_last(&mut by_name, |a, b| name(headers, *a) == name(headers, *b));
         }
         (Self::new(headers, by_name), findings)
     }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::catalog::Catalog;
 use super::file::WeightFile;
-use super::header::{Header, Strictness, TensorEntry};
+use super::header::{Header, TensorEntry};
 use super::locate::{ShardList, ShardPath, blame_checkpoint};
 use super::open::{FILES_PER_THREAD, OpenedShard, WAITING_THREADS, open_shards};
 use super::report::Report;
+use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{Budget, FileSet};
 use crate::mapped_file::{Facts, Identity, Mode, Origin, RequestedMode, identity_at};

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
 
-use super::header::{self, Header, HeaderError, Strictness, TensorEntry};
+use super::header::{self, Header, HeaderError, TensorEntry};
+use super::strictness::Strictness;
 use super::tensor::StoredTensor;
 
 /// The header's length stands in the first bytes.

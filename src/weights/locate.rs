@@ -16,9 +16,9 @@ use crate::mapped_file::{
     is_refusal, own_kind,
 };
 
-use super::header::Strictness;
 use super::index::{Index, MAX_INDEX_BYTES};
 use super::natural;
+use super::strictness::Strictness;
 use super::tally::Tally;
 
 const WEIGHTS: &[u8] = b".safetensors";

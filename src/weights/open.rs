@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::file::read_header;
-use super::header::{Header, Strictness};
+use super::header::Header;
 use super::index::Index;
 use super::locate::{ShardList, ShardPath};
+use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{Budget, Kept};
 use crate::mapped_file::{RequestedMode, descriptor_limit};

@@ -14,8 +14,9 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use super::catalog::Findings;
-use super::header::{Header, Strictness, quoted};
+use super::header::{Header, quoted};
 use super::locate::ShardPath;
+use super::strictness::Strictness;
 use super::tally::Tally;
 use crate::error::{Error, Result};
 use crate::mapped_file::is_gone;

@@ -24,6 +24,10 @@ impl Tally {
         self.count == 0
     }
 
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
     /// Returns `"3 tensors are missing: a, b, c"`.
     pub fn text(&self, one: &str, many: &str) -> String {
         format!("{} {}: {}", self.count, if self.count == 1 { one } else { many }, self.names())

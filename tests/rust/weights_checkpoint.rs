@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use pagestream::error::{Error, Result};
 use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
 use pagestream::weights::checkpoint::Checkpoint;
-use pagestream::weights::header::Strictness;
 use pagestream::weights::locate::CheckpointPath;
+use pagestream::weights::strictness::Strictness;
 
 /// A file with a tensor of one byte for each name, which is the byte's place in `names`.
 fn write(path: &Path, names: &[&str]) {

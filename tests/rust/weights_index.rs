@@ -4,9 +4,9 @@ use std::cmp::Ordering;
 
 use proptest::prelude::*;
 
-use pagestream::weights::header::Strictness;
-use pagestream::weights::index::Index;
+use pagestream::weights::index::{Index, MAX_SHARDS};
 use pagestream::weights::natural;
+use pagestream::weights::strictness::Strictness;
 
 fn parse(json: &str) -> Result<Index, String> {
     Index::parse(json.as_bytes(), Strictness::Strict)
@@ -169,6 +169,48 @@ proptest! {
         prop_assert_eq!(natural::compare(a, b).is_eq(), a == b);
         if natural::compare(a, b).is_le() && natural::compare(b, c).is_le() {
             prop_assert!(natural::compare(a, c).is_le());
+        }
+    }
+}
+
+#[test]
+fn what_transformers_writes_is_read() {
+    let text = "{\n  \"metadata\": {\n    \"total_parameters\": 5,\n    \"total_size\": 20\n  },\n  \
+                \"weight_map\": {\n    \"a\": \"model-1.safetensors\",\n    \"b\": \"model-2.safetensors\"\n  }\n}\n";
+    let found = parse(text).expect("valid");
+    assert_eq!(found.shards(), ["model-1.safetensors", "model-2.safetensors"]);
+    assert_eq!(found.metadata(), Some("{\n    \"total_parameters\": 5,\n    \"total_size\": 20\n  }"));
+    assert_eq!(found.names().collect::<Vec<_>>(), [("a", 0), ("b", 1)]);
+}
+
+/// Files are bounded where they are numbered: before anything is made of them.
+#[test]
+fn an_index_of_more_files_than_any_checkpoint_has_is_refused() {
+    let index = |files: usize| {
+        let pairs: Vec<_> = (0..files).map(|number| format!("\"{number}\":\"f{number}\"")).collect();
+        format!("{{\"weight_map\":{{{}}}}}", pairs.join(","))
+    };
+    assert_eq!(parse(&index(MAX_SHARDS)).expect("valid").shards().len(), MAX_SHARDS);
+    let message = parse(&index(MAX_SHARDS + 1)).expect_err("refused");
+    assert!(message.contains("names too many files: found more than 65536"), "{message}");
+}
+
+/// The binding hands `metadata` to another JSON reader, which must not fail on it.
+#[test]
+fn metadata_that_no_reader_takes_is_refused() {
+    let deep = format!("{{\"x\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    let digits = format!("{{\"total_size\": {}}}", "9".repeat(5000));
+    for (metadata, words) in [
+        (deep.as_str(), "recursion limit exceeded"),
+        (&digits, "number out of range"),
+        ("{\"total_size\": 1e999}", "number out of range"),
+        ("{\"total_size\": \"\\ud800\"}", "end of hex escape"),
+        ("{\"total_size\": NaN}", "expected value"),
+    ] {
+        let json = format!("{{\"metadata\": {metadata}, \"weight_map\": {{}}}}");
+        for strictness in [Strictness::Strict, Strictness::Upstream] {
+            let message = Index::parse(json.as_bytes(), strictness).expect_err("refused");
+            assert!(message.contains(words), "{message}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 pub enum HeaderErrorKind {
     /// The file has no room for the header's length.
     TooSmall,
-    /// The header's length exceeds [`super::MAX_HEADER_BYTES`].
+    /// The header's length exceeds `MAX_HEADER_BYTES`.
     TooLarge,
     /// The header's length exceeds what the file holds.
     InvalidLength,
@@ -35,7 +35,7 @@ pub enum HeaderErrorKind {
 
 /// Why a header was refused. `offset` is in bytes from the file's start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{detail}{}", Place(*.offset))]
+#[error("{detail}{}", AtByte(*.offset))]
 pub struct HeaderError {
     pub kind: HeaderErrorKind,
     pub offset: Option<u64>,
@@ -48,9 +48,9 @@ impl HeaderError {
     }
 }
 
-struct Place(Option<u64>);
+struct AtByte(Option<u64>);
 
-impl fmt::Display for Place {
+impl fmt::Display for AtByte {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |offset| write!(f, " (at byte {offset})"))
     }

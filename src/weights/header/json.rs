@@ -1,4 +1,4 @@
-//! The header's JSON, read in one pass into a [`Table`].
+//! The header's JSON, read in one pass into a [`HeaderTable`].
 //!
 //! Upstream lets serde derive this, with `#[serde(flatten)]`: each entry is first buffered as a tree
 //! and then read from there. What follows from that for odd files is kept: a value that nobody asked
@@ -8,20 +8,22 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 
-use super::entry::EntryVisitor;
 use super::error::{HeaderError, HeaderErrorKind, quoted};
-use super::table::{Pair, Record, Span, Table, Text};
-use super::{LENGTH_BYTES, Strictness};
+use super::prefix::LENGTH_BYTES;
+use super::table::{HeaderTable, Pair, Record, Span, Text};
+use crate::dtype::Dtype;
+use crate::weights::json::{Any, Discard};
+use crate::weights::strictness::Strictness;
 
 /// More unknown fields than this are only counted.
 const MAX_WARNINGS: usize = 16;
 
-pub(super) fn parse(json: &str, strictness: Strictness) -> Result<Table, HeaderError> {
-    let mut reader = Reader::new(json, strictness);
+pub(super) fn parse(json: &str, strictness: Strictness) -> Result<HeaderTable, HeaderError> {
+    let mut reader = HeaderReader::new(json, strictness);
     let mut deserializer = serde_json::Deserializer::from_str(json);
-    let result = Any(RootVisitor(&mut reader)).deserialize(&mut deserializer);
+    let result = Any(HeaderVisitor(&mut reader)).deserialize(&mut deserializer);
     match result.and_then(|()| deserializer.end()) {
         Ok(()) => Ok(reader.finish()),
         Err(error) => Err(reader.error(&error)),
@@ -29,10 +31,10 @@ pub(super) fn parse(json: &str, strictness: Strictness) -> Result<Table, HeaderE
 }
 
 /// What the visitors share: the table that they fill, and what an error message needs.
-pub(super) struct Reader<'j> {
+struct HeaderReader<'j> {
     json: &'j str,
-    pub strictness: Strictness,
-    pub table: Table,
+    strictness: Strictness,
+    table: HeaderTable,
     /// The tensor whose entry is being read.
     current: Option<Span>,
     /// The kind of the error that a visitor raised; serde's errors only carry text.
@@ -40,28 +42,28 @@ pub(super) struct Reader<'j> {
     uncounted_warnings: usize,
 }
 
-impl<'j> Reader<'j> {
+impl<'j> HeaderReader<'j> {
     fn new(json: &'j str, strictness: Strictness) -> Self {
         Self {
             json,
             strictness,
-            table: Table::default(),
+            table: HeaderTable::with_capacity(json.len()),
             current: None,
             refusal: None,
             uncounted_warnings: 0,
         }
     }
 
-    pub fn refuse<E: Error>(&mut self, kind: HeaderErrorKind, text: impl fmt::Display) -> E {
+    fn refuse<E: Error>(&mut self, kind: HeaderErrorKind, text: impl fmt::Display) -> E {
         self.refusal = Some(kind);
         E::custom(text)
     }
 
-    pub fn duplicate<E: Error>(&mut self, field: &str) -> E {
+    fn duplicate<E: Error>(&mut self, field: &str) -> E {
         self.refuse(HeaderErrorKind::Duplicate, format_args!("duplicate field `{field}`"))
     }
 
-    pub fn warn_unknown_field(&mut self, field: &str) {
+    fn warn_unknown_field(&mut self, field: &str) {
         if self.table.warnings.len() >= MAX_WARNINGS {
             self.uncounted_warnings += 1;
             return;
@@ -88,7 +90,7 @@ impl<'j> Reader<'j> {
         NonZeroU32::new(u32::try_from(in_file).ok()?)
     }
 
-    fn finish(mut self) -> Table {
+    fn finish(mut self) -> HeaderTable {
         if self.uncounted_warnings > 0 {
             self.table.warnings.push(format!("{} more unknown fields are ignored", self.uncounted_warnings));
         }
@@ -121,20 +123,9 @@ fn byte_position(json: &str, line: usize, column: usize) -> usize {
     (line_start + column).saturating_sub(1)
 }
 
-/// Reads a value of whatever JSON type with a visitor, which refuses those that it does not know.
-pub(super) struct Any<V>(pub V);
+struct HeaderVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
 
-impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Any<V> {
-    type Value = V::Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
-        deserializer.deserialize_any(self.0)
-    }
-}
-
-struct RootVisitor<'r, 'j>(&'r mut Reader<'j>);
-
-impl<'de> Visitor<'de> for RootVisitor<'_, '_> {
+impl<'de> Visitor<'de> for HeaderVisitor<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -159,19 +150,23 @@ impl<'de> Visitor<'de> for RootVisitor<'_, '_> {
     }
 }
 
-fn entry<'de, A: MapAccess<'de>>(reader: &mut Reader, name: Text, map: &mut A) -> Result<Record, A::Error> {
+fn entry<'de, A: MapAccess<'de>>(
+    reader: &mut HeaderReader,
+    name: Text,
+    map: &mut A,
+) -> Result<Record, A::Error> {
     reader.current = Some(name.span);
     // JSON has it by an escape alone, and of names with escapes the place is not known.
     let may_have_nul = reader.strictness == Strictness::Strict && name.place.is_none();
     if may_have_nul && reader.table.text(name.span).contains('\0') {
         return Err(reader.refuse(HeaderErrorKind::InvalidName, "the name has a NUL character"));
     }
-    let entry = map.next_value_seed(Any(EntryVisitor(reader)))?;
+    let record = map.next_value_seed(Any(EntryVisitor { reader, name }))?;
     reader.current = None;
-    Ok(Record { name, shape: entry.shape, dtype: entry.dtype, begin: entry.begin, end: entry.end })
+    Ok(record)
 }
 
-struct MetadataVisitor<'r, 'j>(&'r mut Reader<'j>);
+struct MetadataVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
 
 impl<'de> Visitor<'de> for MetadataVisitor<'_, '_> {
     type Value = Option<Vec<Pair>>;
@@ -193,14 +188,14 @@ impl<'de> Visitor<'de> for MetadataVisitor<'_, '_> {
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
         match self.0.strictness {
-            Strictness::Strict => Err(E::invalid_type(serde::de::Unexpected::Unit, &self)),
+            Strictness::Strict => Err(E::invalid_type(Unexpected::Unit, &self)),
             Strictness::Upstream => Ok(None),
         }
     }
 }
 
 /// Appends a string to the table's text.
-struct TextVisitor<'r, 'j>(&'r mut Reader<'j>);
+struct TextVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
 
 impl<'de> Visitor<'de> for TextVisitor<'_, '_> {
     type Value = Text;
@@ -216,5 +211,158 @@ impl<'de> Visitor<'de> for TextVisitor<'_, '_> {
 
     fn visit_str<E: Error>(self, value: &str) -> Result<Text, E> {
         Ok(self.0.append(value, None))
+    }
+}
+
+/// One tensor's entry, `{"dtype": ..., "shape": [...], "data_offsets": [begin, end]}`.
+struct EntryVisitor<'r, 'j> {
+    reader: &'r mut HeaderReader<'j>,
+    name: Text,
+}
+
+impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
+    type Value = Record;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object with `dtype`, `shape` and `data_offsets`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Record, A::Error> {
+        let reader = self.reader;
+        let (mut dtype, mut shape, mut offsets) = (None, None, None);
+        while let Some(field) = map.next_key_seed(Any(EntryFieldVisitor(reader)))? {
+            match field {
+                EntryField::Dtype if dtype.is_some() => return Err(reader.duplicate("dtype")),
+                EntryField::Shape if shape.is_some() => return Err(reader.duplicate("shape")),
+                EntryField::DataOffsets if offsets.is_some() => return Err(reader.duplicate("data_offsets")),
+                EntryField::Dtype => dtype = Some(map.next_value_seed(Any(DtypeVisitor(reader)))?),
+                EntryField::Shape => shape = Some(map.next_value_seed(Any(ShapeVisitor(reader)))?),
+                EntryField::DataOffsets => offsets = Some(map.next_value_seed(Any(OffsetsVisitor))?),
+                EntryField::Unknown => map.next_value_seed(Any(Discard))?,
+            }
+        }
+        let dtype = dtype.ok_or_else(|| A::Error::missing_field("dtype"))?;
+        let shape = shape.ok_or_else(|| A::Error::missing_field("shape"))?;
+        let (begin, end) = offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?;
+        Ok(Record { name: self.name, shape, dtype, begin, end })
+    }
+
+    /// serde's derived code, which upstream uses, also takes the fields' values as an array.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Record, A::Error> {
+        if self.reader.strictness == Strictness::Strict {
+            return Err(A::Error::invalid_type(Unexpected::Seq, &self));
+        }
+        let missing = |count| A::Error::invalid_length(count, &"an array of 3");
+        let dtype = seq.next_element_seed(Any(DtypeVisitor(self.reader)))?.ok_or_else(|| missing(0))?;
+        let shape = seq.next_element_seed(Any(ShapeVisitor(self.reader)))?.ok_or_else(|| missing(1))?;
+        let (begin, end) = seq.next_element_seed(Any(OffsetsVisitor))?.ok_or_else(|| missing(2))?;
+        Ok(Record { name: self.name, shape, dtype, begin, end })
+    }
+}
+
+enum EntryField {
+    Dtype,
+    Shape,
+    DataOffsets,
+    Unknown,
+}
+
+struct EntryFieldVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
+
+impl Visitor<'_> for EntryFieldVisitor<'_, '_> {
+    type Value = EntryField;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a field's name")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<EntryField, E> {
+        Ok(match name {
+            "dtype" => EntryField::Dtype,
+            "shape" => EntryField::Shape,
+            "data_offsets" => EntryField::DataOffsets,
+            unknown => {
+                self.0.warn_unknown_field(unknown);
+                EntryField::Unknown
+            }
+        })
+    }
+}
+
+struct DtypeVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
+
+impl<'de> Visitor<'de> for DtypeVisitor<'_, '_> {
+    type Value = Dtype;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("the name of an element type")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<Dtype, E> {
+        Dtype::from_name(name)
+            .ok_or_else(|| self.0.refuse(HeaderErrorKind::UnknownDtype, unknown_dtype(name)))
+    }
+
+    /// serde's derived code, which upstream uses, also takes an enum as `{"U8": null}`.
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Dtype, A::Error> {
+        if self.0.strictness == Strictness::Strict {
+            return Err(A::Error::invalid_type(Unexpected::Map, &self));
+        }
+        let dtype = map.next_key_seed(Any(DtypeVisitor(self.0)))?;
+        let dtype = dtype.ok_or_else(|| A::Error::invalid_length(0, &"one key"))?;
+        map.next_value::<()>()?;
+        if map.next_key_seed(Any(Discard))?.is_some() {
+            return Err(A::Error::invalid_length(2, &"one key"));
+        }
+        Ok(dtype)
+    }
+}
+
+/// Not `collect` and `join`, which LLVM unrolls over the constant names and then optimizes for minutes.
+#[cold]
+fn unknown_dtype(name: &str) -> String {
+    let mut text = format!("unknown variant {} as dtype, expected one of", quoted(name));
+    for dtype in Dtype::ALL {
+        text.push(' ');
+        text.push_str(dtype.name());
+    }
+    text
+}
+
+struct ShapeVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
+
+impl<'de> Visitor<'de> for ShapeVisitor<'_, '_> {
+    type Value = Span;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an array of dimensions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Span, A::Error> {
+        let shapes = &mut self.0.table.shapes;
+        let start = shapes.len();
+        while let Some(dimension) = seq.next_element()? {
+            shapes.push(dimension);
+        }
+        Ok(Span::new(start, shapes.len()))
+    }
+}
+
+struct OffsetsVisitor;
+
+impl<'de> Visitor<'de> for OffsetsVisitor {
+    type Value = (u64, u64);
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an array of 2 data offsets")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(u64, u64), A::Error> {
+        let begin = seq.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+        let end = seq.next_element()?.ok_or_else(|| A::Error::invalid_length(1, &self))?;
+        match seq.next_element_seed(Any(Discard))? {
+            Some(()) => Err(A::Error::invalid_length(3, &self)),
+            None => Ok((begin, end)),
+        }
     }
 }

@@ -1,164 +1,26 @@
 //! A safetensors file's header, from bytes: what it says, checked against the file's size.
 //!
-//! Format: <https://github.com/huggingface/safetensors#format>. A file is the header's length N
-//! (8 bytes, little endian), N bytes of JSON, and the tensors' data.
+//! Format: <https://github.com/huggingface/safetensors#format>. A file is the header's length N (8 bytes, little
+//! endian), N bytes of JSON, and the tensors' data.
+//!
+//! ```text
+//! first bytes --prefix--> N --json--> table --validate--> Header: by name (names), by place
+//!                  \          \                  \
+//!                   +----------+-------------------+---> HeaderError: which rule, at which byte
+//! ```
+//!
+//! The room is pure: it sees bytes and never a file. Work and memory are bounded by N, which is at most
+//! [`MAX_HEADER_BYTES`] and never more than the file holds.
 
-mod canonical;
-mod entry;
+mod contents;
 mod error;
 mod json;
 mod names;
+mod prefix;
 mod table;
 mod validate;
 
-use crate::dtype::Dtype;
+pub use contents::{Header, TensorEntry};
 pub(super) use error::quoted;
 pub use error::{HeaderError, HeaderErrorKind};
-use names::NameOrder;
-use table::{Record, Table};
-
-/// Upstream's limit on the length of the JSON.
-pub const MAX_HEADER_BYTES: u64 = 100_000_000;
-
-/// The header's length stands in this many bytes.
-const LENGTH_BYTES: u64 = 8;
-
-/// What to do with files that the format disallows and upstream's code accepts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Strictness {
-    /// Refuse them: duplicate keys, `null` metadata, NUL in names, serde's other spellings.
-    #[default]
-    Strict,
-    /// Accept what version 0.8 of the `safetensors` crate accepts.
-    Upstream,
-}
-
-/// The length of the JSON, from the file's first bytes. A caller can then read exactly that much.
-pub fn header_bytes(prefix: &[u8], file_size: u64) -> Result<u64, HeaderError> {
-    let prefix = prefix.first_chunk().filter(|_| file_size >= LENGTH_BYTES).ok_or_else(|| {
-        let found = file_size.min(prefix.len() as u64);
-        let detail = format!("header too small: found {found} bytes, expected at least {LENGTH_BYTES}");
-        HeaderError::new(HeaderErrorKind::TooSmall, Some(0), detail)
-    })?;
-    let length = u64::from_le_bytes(*prefix);
-    check_length(length, file_size)?;
-    Ok(length)
-}
-
-fn check_length(length: u64, file_size: u64) -> Result<(), HeaderError> {
-    if length > MAX_HEADER_BYTES {
-        let detail = format!("header too large: found {length} bytes, expected at most {MAX_HEADER_BYTES}");
-        return Err(HeaderError::new(HeaderErrorKind::TooLarge, Some(0), detail));
-    }
-    let available = file_size.saturating_sub(LENGTH_BYTES);
-    if length > available {
-        let detail =
-            format!("invalid header length: found {length} bytes, but the file has {available} after it");
-        return Err(HeaderError::new(HeaderErrorKind::InvalidLength, Some(0), detail));
-    }
-    Ok(())
-}
-
-/// What one header says. Every tensor in it lies inside the file.
-#[derive(Debug, Default)]
-pub struct Header {
-    table: Table,
-    data_start: u64,
-    by_name: NameOrder,
-    by_offset: Vec<u32>,
-}
-
-/// One tensor. `begin` and `end` are in bytes from [`Header::data_start`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorEntry<'h> {
-    pub name: &'h str,
-    pub dtype: Dtype,
-    pub shape: &'h [u64],
-    pub begin: u64,
-    pub end: u64,
-}
-
-impl Header {
-    /// Reads the JSON, which are the bytes from 8 on that [`header_bytes`] counted.
-    pub fn parse(json: &[u8], file_size: u64, strictness: Strictness) -> Result<Self, HeaderError> {
-        let length = json.len() as u64;
-        check_length(length, file_size)?;
-        let data_start = LENGTH_BYTES + length;
-        let text = std::str::from_utf8(json).map_err(|error| {
-            let offset = LENGTH_BYTES + error.valid_up_to() as u64;
-            HeaderError::new(
-                HeaderErrorKind::InvalidUtf8,
-                Some(offset),
-                format!("invalid UTF-8 in header: {error}"),
-            )
-        })?;
-        let mut table = match canonical::parse(text) {
-            Some(table) => table,
-            None => json::parse(text, strictness)?,
-        };
-        let by_name = validate::unique_names(&mut table, strictness)?;
-        let by_offset = validate::offset_order(&table);
-        validate::check_layout(&table, &by_offset, data_start, file_size)?;
-        table.shrink();
-        Ok(Self { table, data_start, by_name, by_offset })
-    }
-
-    pub fn len(&self) -> usize {
-        self.table.records.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.table.records.is_empty()
-    }
-
-    /// The tensors in order of their names.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
-        self.by_name.indices.iter().map(|&index| self.entry(index))
-    }
-
-    /// The tensors in order of their data; those that share a place, which are empty, by name.
-    pub fn tensors_by_offset(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
-        self.by_offset.iter().map(|&index| self.entry(index))
-    }
-
-    pub fn tensor(&self, name: &str) -> Option<TensorEntry<'_>> {
-        Some(self.nth(self.rank(name)?))
-    }
-
-    /// How many names come before this one in [`Self::tensors`].
-    pub fn rank(&self, name: &str) -> Option<usize> {
-        self.by_name.rank(name, |index| self.table.name(&self.table.records[index as usize]))
-    }
-
-    /// The tensor of that rank, which must be below [`Self::len`].
-    pub fn nth(&self, rank: usize) -> TensorEntry<'_> {
-        self.entry(self.by_name.indices[rank])
-    }
-
-    /// The pairs of `__metadata__` in order of the header.
-    pub fn metadata(&self) -> Option<impl ExactSizeIterator<Item = (&str, &str)>> {
-        let pairs = self.table.metadata.as_ref()?;
-        Some(pairs.iter().map(|pair| (self.table.text(pair.key.span), self.table.text(pair.value))))
-    }
-
-    /// A tensor's bytes in the file, as (offset, length).
-    pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
-        (self.data_start + entry.begin, entry.end - entry.begin)
-    }
-
-    /// Where the tensors' data begin, in bytes from the file's start.
-    pub fn data_start(&self) -> u64 {
-        self.data_start
-    }
-
-    /// What was ignored: fields that the format does not have. Beyond a few they are only counted.
-    pub fn warnings(&self) -> &[String] {
-        &self.table.warnings
-    }
-
-    fn entry(&self, index: u32) -> TensorEntry<'_> {
-        let record = &self.table.records[index as usize];
-        let Record { dtype, begin, end, .. } = *record;
-        TensorEntry { name: self.table.name(record), dtype, shape: self.table.shape(record), begin, end }
-    }
-}
+pub use prefix::{LENGTH_BYTES, MAX_HEADER_BYTES, header_bytes};

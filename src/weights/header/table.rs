@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use crate::dtype::Dtype;
 
-/// A range in [`Table::text`] or [`Table::shapes`]. 32 bits suffice, because neither grows longer
-/// than the header, and that ends at [`super::MAX_HEADER_BYTES`].
+/// A range in [`HeaderTable::text`] or [`HeaderTable::shapes`]. 32 bits suffice, because neither grows longer
+/// than the header, and that ends at `MAX_HEADER_BYTES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub start: u32,
@@ -53,7 +53,7 @@ pub(super) struct Pair {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct HeaderTable {
     pub text: String,
     pub shapes: Vec<u64>,
     pub records: Vec<Record>,
@@ -61,7 +61,21 @@ pub(super) struct Table {
     pub warnings: Vec<String>,
 }
 
-impl Table {
+/// About what an entry takes, for a first guess at how many there are.
+const ENTRY_BYTES: usize = 100;
+
+impl HeaderTable {
+    /// A table with room for what a header of this length holds.
+    pub fn with_capacity(json_bytes: usize) -> Self {
+        let entries = json_bytes / ENTRY_BYTES;
+        Self {
+            text: String::with_capacity(json_bytes / 2),
+            shapes: Vec::with_capacity(2 * entries),
+            records: Vec::with_capacity(entries),
+            ..Self::default()
+        }
+    }
+
     pub fn text(&self, span: Span) -> &str {
         &self.text[span.range()]
     }

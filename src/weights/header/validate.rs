@@ -1,15 +1,18 @@
 //! What must hold between the entries: unique names, and tensors that cover the file's data without
 //! a gap or an overlap.
 
-use super::Strictness;
 use super::error::{HeaderError, HeaderErrorKind, quoted, shape_text};
 use super::names::NameOrder;
-use super::table::{Pair, Record, Table, Text};
+use super::table::{HeaderTable, Pair, Record, Text};
 use crate::dtype::SizeError;
+use crate::weights::strictness::Strictness;
 
 /// The records in order of their names. The format disallows duplicate keys; upstream lets
 /// the last one win.
-pub(super) fn unique_names(table: &mut Table, strictness: Strictness) -> Result<NameOrder, HeaderError> {
+pub(super) fn unique_names(
+    table: &mut HeaderTable,
+    strictness: Strictness,
+) -> Result<NameOrder, HeaderError> {
     if let Some(pairs) = &mut table.metadata {
         unique(pairs, &table.text, strictness, "`__metadata__`", |pair: &Pair| pair.key)?;
     }
@@ -49,18 +52,17 @@ fn duplicate(name: &str, place: &str, first: Text, second: Text) -> HeaderError 
 }
 
 /// The records' indices in order of their data, empty tensors first, then by name.
-pub(super) fn offset_order(table: &Table) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..table.records.len() as u32).collect();
-    order.sort_unstable_by(|&a, &b| {
-        let (a, b) = (&table.records[a as usize], &table.records[b as usize]);
-        (a.begin, a.end).cmp(&(b.begin, b.end)).then_with(|| table.name(a).cmp(table.name(b)))
-    });
-    order
+pub(super) fn offset_order(table: &HeaderTable) -> Vec<u32> {
+    let place = |(index, record): (usize, &Record)| (record.begin, record.end, index as u32);
+    let mut order: Vec<_> = table.records.iter().enumerate().map(place).collect();
+    let name = |index: u32| table.name(&table.records[index as usize]);
+    order.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then_with(|| name(a.2).cmp(name(b.2))));
+    order.into_iter().map(|(.., index)| index).collect()
 }
 
 /// Checks each tensor's place and size, and that together they end with the file.
 pub(super) fn check_layout(
-    table: &Table,
+    table: &HeaderTable,
     offset_order: &[u32],
     data_start: u64,
     file_size: u64,
@@ -75,7 +77,7 @@ pub(super) fn check_layout(
     check_cover(expected_begin, data_start, file_size)
 }
 
-fn check_offsets(table: &Table, record: &Record, expected_begin: u64) -> Result<(), HeaderError> {
+fn check_offsets(table: &HeaderTable, record: &Record, expected_begin: u64) -> Result<(), HeaderError> {
     let Record { begin, end, .. } = *record;
     let found = if begin > end {
         format!("its data_offsets [{begin}, {end}] end before they begin")
@@ -92,7 +94,7 @@ fn check_offsets(table: &Table, record: &Record, expected_begin: u64) -> Result<
     Err(HeaderError::new(HeaderErrorKind::InvalidOffsets, record.name.offset(), detail))
 }
 
-fn check_size(table: &Table, record: &Record) -> Result<(), HeaderError> {
+fn check_size(table: &HeaderTable, record: &Record) -> Result<(), HeaderError> {
     let (begin, end, shape) = (record.begin, record.end, table.shape(record));
     let held = end - begin;
     let computed = record.dtype.array_bytes(shape);

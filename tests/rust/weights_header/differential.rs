@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use pagestream::dtype::Dtype;
-use pagestream::weights::header::{Header, HeaderError, HeaderErrorKind, Strictness};
+use pagestream::weights::header::{Header, HeaderError, HeaderErrorKind};
+use pagestream::weights::strictness::Strictness;
 use proptest::collection::{hash_map, vec};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};

@@ -1,0 +1,110 @@
+//! A header that was read and checked, and the tensors in it by name and by place.
+
+use super::error::{HeaderError, HeaderErrorKind};
+use super::names::NameOrder;
+use super::prefix::{LENGTH_BYTES, check_length};
+use super::table::{HeaderTable, Record};
+use super::{json, validate};
+use crate::dtype::Dtype;
+use crate::weights::strictness::Strictness;
+
+/// What one header says. Every tensor in it lies inside the file.
+#[derive(Debug, Default)]
+pub struct Header {
+    table: HeaderTable,
+    data_start: u64,
+    by_name: NameOrder,
+    by_offset: Vec<u32>,
+}
+
+/// One tensor. `begin` and `end` are in bytes from [`Header::data_start`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorEntry<'h> {
+    pub name: &'h str,
+    pub dtype: Dtype,
+    pub shape: &'h [u64],
+    pub begin: u64,
+    pub end: u64,
+}
+
+impl Header {
+    /// Reads the JSON, which are the bytes from 8 on that [`header_bytes`] counted.
+    pub fn parse(json: &[u8], file_size: u64, strictness: Strictness) -> Result<Self, HeaderError> {
+        let length = json.len() as u64;
+        check_length(length, file_size)?;
+        let data_start = LENGTH_BYTES + length;
+        let text = std::str::from_utf8(json).map_err(|error| {
+            let offset = LENGTH_BYTES + error.valid_up_to() as u64;
+            HeaderError::new(
+                HeaderErrorKind::InvalidUtf8,
+                Some(offset),
+                format!("invalid UTF-8 in header: {error}"),
+            )
+        })?;
+        let mut table = json::parse(text, strictness)?;
+        let by_name = validate::unique_names(&mut table, strictness)?;
+        let by_offset = validate::offset_order(&table);
+        validate::check_layout(&table, &by_offset, data_start, file_size)?;
+        table.shrink();
+        Ok(Self { table, data_start, by_name, by_offset })
+    }
+
+    pub fn len(&self) -> usize {
+        self.table.records.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.table.records.is_empty()
+    }
+
+    /// The tensors in order of their names.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
+        self.by_name.indices.iter().map(|&index| self.entry(index))
+    }
+
+    /// The tensors in order of their data; those that share a place, which are empty, by name.
+    pub fn tensors_by_offset(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
+        self.by_offset.iter().map(|&index| self.entry(index))
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<TensorEntry<'_>> {
+        Some(self.nth(self.rank(name)?))
+    }
+
+    /// How many names come before this one in [`Self::tensors`].
+    pub fn rank(&self, name: &str) -> Option<usize> {
+        self.by_name.rank(name, |index| self.table.name(&self.table.records[index as usize]))
+    }
+
+    /// The tensor of that rank, which must be below [`Self::len`].
+    pub fn nth(&self, rank: usize) -> TensorEntry<'_> {
+        self.entry(self.by_name.indices[rank])
+    }
+
+    /// The pairs of `__metadata__` in order of the header.
+    pub fn metadata(&self) -> Option<impl ExactSizeIterator<Item = (&str, &str)>> {
+        let pairs = self.table.metadata.as_ref()?;
+        Some(pairs.iter().map(|pair| (self.table.text(pair.key.span), self.table.text(pair.value))))
+    }
+
+    /// A tensor's bytes in the file, as (offset, length).
+    pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
+        (self.data_start + entry.begin, entry.end - entry.begin)
+    }
+
+    /// Where the tensors' data begin, in bytes from the file's start.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// What was ignored: fields that the format does not have. Beyond a few they are only counted.
+    pub fn warnings(&self) -> &[String] {
+        &self.table.warnings
+    }
+
+    fn entry(&self, index: u32) -> TensorEntry<'_> {
+        let record = &self.table.records[index as usize];
+        let Record { dtype, begin, end, .. } = *record;
+        TensorEntry { name: self.table.name(record), dtype, shape: self.table.shape(record), begin, end }
+    }
+}

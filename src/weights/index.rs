@@ -1,0 +1,351 @@
+//! The index of a sharded checkpoint, `model.safetensors.index.json`, from bytes:
+//! `{"metadata": {...}, "weight_map": {tensor: file, ...}}`.
+//!
+//! Format: <https://huggingface.co/docs/transformers/big_models#shard-metadata>. An index comes from wherever the
+//! weights come from, so it is bounded and checked before anything is done with the names in it.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::header::quoted;
+use super::json::{Any, Discard};
+use super::last_wins::keep_last;
+use super::natural;
+use super::strictness::Strictness;
+use super::tally::Tally;
+
+/// Upper bound of an index's length. The largest that are published have 13.5 MB.
+pub const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// Upper bound of the files that an index names. The largest checkpoints have about a thousand.
+pub const MAX_SHARDS: usize = 1 << 16;
+
+/// What an index says. Names are sorted, shards in natural order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Index {
+    text: String,
+    entries: Vec<IndexEntry>,
+    shards: Vec<String>,
+    metadata: Option<String>,
+}
+
+/// A name, as a range of [`Index::text`], and the number of its shard. 32 bits suffice for
+/// [`MAX_INDEX_BYTES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct IndexEntry {
+    start: u32,
+    end: u32,
+    shard: u32,
+}
+
+impl Index {
+    /// Reads the JSON. The error says what is wrong, without a path.
+    pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self, String> {
+        let text = std::str::from_utf8(json).map_err(|error| format!("invalid UTF-8: {error}"))?;
+        let mut reader = IndexReader::new(strictness);
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        Any(IndexVisitor(&mut reader))
+            .deserialize(&mut deserializer)
+            .and_then(|()| deserializer.end())
+            .map_err(|error| format!("invalid JSON: {error}"))?;
+        if !reader.has_map {
+            return Err("no `weight_map`: expected an object that names each tensor's file".into());
+        }
+        let mut index = reader.index;
+        index.sort_names(strictness)?;
+        index.check_shards()?;
+        index.sort_shards();
+        Ok(index)
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The files' names, relative to the index's folder.
+    pub fn shards(&self) -> &[String] {
+        &self.shards
+    }
+
+    /// The names with the numbers of their shards, sorted by name.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.entries.iter().map(|entry| (self.name(entry), entry.shard as usize))
+    }
+
+    /// The shard that the index has for a tensor.
+    pub fn shard_of(&self, name: &str) -> Option<usize> {
+        let found = self.entries.binary_search_by(|entry| self.name(entry).cmp(name)).ok()?;
+        Some(self.entries[found].shard as usize)
+    }
+
+    /// The value of `metadata`, as JSON that any reader accepts: numbers in range, nesting within serde's limit.
+    pub fn metadata(&self) -> Option<&str> {
+        self.metadata.as_deref()
+    }
+
+    fn name(&self, entry: &IndexEntry) -> &str {
+        &self.text[entry.start as usize..entry.end as usize]
+    }
+
+    fn sort_names(&mut self, strictness: Strictness) -> Result<(), String> {
+        let text = &self.text;
+        let name = |entry: &IndexEntry| &text[entry.start as usize..entry.end as usize];
+        // As transformers writes them.
+        if self.entries.windows(2).all(|pair| name(&pair[0]) < name(&pair[1])) {
+            return Ok(());
+        }
+        // Stable: of equal names the last one stays the last.
+        self.entries.sort_by(|a, b| name(a).cmp(name(b)));
+        let repeated: Vec<_> =
+            self.entries.windows(2).filter(|pair| name(&pair[0]) == name(&pair[1])).collect();
+        if let (Strictness::Strict, Some([first, ..])) = (strictness, repeated.first()) {
+            let count = repeated.len();
+            return Err(format!(
+                "duplicate keys in `weight_map`: found {count}, the first {}; expected each name once",
+                quoted(name(first))
+            ));
+        }
+        if !repeated.is_empty() {
+            keep_last(&mut self.entries, |a, b| name(a) == name(b));
+        }
+        Ok(())
+    }
+
+    /// Accepts plain relative paths alone, before anything is opened.
+    fn check_shards(&self) -> Result<(), String> {
+        let wrong: Tally = self
+            .shards
+            .iter()
+            .filter_map(|shard| Some(format!("{} ({})", quoted(shard), what_is_wrong(shard)?)))
+            .collect();
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "{} of {} files' names in `weight_map` are not plain relative paths: {}; expected names of files in \
+             the index's folder or below it",
+            wrong.count(),
+            self.shards.len(),
+            wrong.names(),
+        ))
+    }
+
+    fn sort_shards(&mut self) {
+        let mut order: Vec<usize> = (0..self.shards.len()).collect();
+        order.sort_by(|&a, &b| natural::compare(self.shards[a].as_bytes(), self.shards[b].as_bytes()));
+        let mut place = vec![0; order.len()];
+        for (new, &old) in order.iter().enumerate() {
+            place[old] = new as u32;
+        }
+        for entry in &mut self.entries {
+            entry.shard = place[entry.shard as usize];
+        }
+        self.shards = order.iter().map(|&old| std::mem::take(&mut self.shards[old])).collect();
+    }
+}
+
+/// Returns what is wrong with a file's name in an index. Confinement does not depend on this, because links can
+/// lead out of the folder as well; it makes a better message, and knows drives.
+fn what_is_wrong(name: &str) -> Option<&'static str> {
+    let bytes = name.as_bytes();
+    if name.is_empty() {
+        return Some("empty");
+    }
+    if name.contains('\0') {
+        return Some("with a NUL character");
+    }
+    if name.contains('\\') {
+        return Some("with a backslash");
+    }
+    if name.starts_with('/') {
+        return Some("absolute");
+    }
+    if bytes.len() >= 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':' {
+        return Some("with a drive");
+    }
+    let has = |wrong: &str| name.split('/').any(|component| component == wrong);
+    if has("..") {
+        return Some("leaves a folder by \"..\"");
+    }
+    (has(".") || has("")).then_some("with \".\" or an empty component")
+}
+
+/// An index as it is read.
+struct IndexReader {
+    strictness: Strictness,
+    index: Index,
+    numbers: HashMap<String, u32>,
+    /// The shard of the entry before: neighbours mostly share theirs.
+    last: u32,
+    has_map: bool,
+    has_metadata: bool,
+}
+
+impl IndexReader {
+    fn new(strictness: Strictness) -> Self {
+        let (index, numbers) = (Index::default(), HashMap::new());
+        Self { strictness, index, numbers, last: 0, has_map: false, has_metadata: false }
+    }
+
+    /// Appends a name to the text.
+    fn append<E: Error>(&mut self, name: &str) -> Result<(u32, u32), E> {
+        let too_long = |_| E::custom("more than 4 GiB of names");
+        let start = u32::try_from(self.index.text.len()).map_err(too_long)?;
+        self.index.text.push_str(name);
+        Ok((start, u32::try_from(self.index.text.len()).map_err(too_long)?))
+    }
+
+    /// Returns the number of a file, a new one if the file was not named before.
+    fn number_of<E: Error>(&mut self, file: &str) -> Result<u32, E> {
+        let shards = &mut self.index.shards;
+        if shards.get(self.last as usize).is_some_and(|last| last == file) {
+            return Ok(self.last);
+        }
+        if let Some(&known) = self.numbers.get(file) {
+            return Ok(known);
+        }
+        if shards.len() == MAX_SHARDS {
+            return Err(E::custom(format_args!(
+                "`weight_map` names too many files: found more than {MAX_SHARDS}, expected at most that"
+            )));
+        }
+        let number = shards.len() as u32;
+        self.numbers.insert(file.into(), number);
+        shards.push(file.into());
+        Ok(number)
+    }
+}
+
+struct IndexVisitor<'r>(&'r mut IndexReader);
+
+impl<'de> Visitor<'de> for IndexVisitor<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object with `weight_map`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let reader = self.0;
+        let strict = reader.strictness == Strictness::Strict;
+        while let Some(field) = map.next_key_seed(Any(IndexFieldVisitor))? {
+            match field {
+                IndexField::WeightMap => {
+                    if std::mem::replace(&mut reader.has_map, true) && strict {
+                        return Err(A::Error::duplicate_field("weight_map"));
+                    }
+                    let metadata = reader.index.metadata.take();
+                    reader.index = Index { metadata, ..Index::default() };
+                    (reader.numbers, reader.last) = (HashMap::new(), 0);
+                    map.next_value_seed(Any(WeightMapVisitor(reader)))?;
+                }
+                IndexField::Metadata => {
+                    if std::mem::replace(&mut reader.has_metadata, true) && strict {
+                        return Err(A::Error::duplicate_field("metadata"));
+                    }
+                    let value: Box<RawValue> = map.next_value()?;
+                    reader.index.metadata = metadata(&value, reader.strictness)?;
+                }
+                IndexField::Unknown => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks the value of `metadata`, which the binding reads again: no reader may stumble over it.
+fn metadata<E: Error>(value: &RawValue, strictness: Strictness) -> Result<Option<String>, E> {
+    let wrong = |error| E::custom(format_args!("invalid `metadata`: {error}"));
+    Any(Discard).deserialize(&mut serde_json::Deserializer::from_str(value.get())).map_err(wrong)?;
+    match value.get() {
+        "null" => Ok(None),
+        object if object.starts_with('{') => Ok(Some(object.into())),
+        _ if strictness == Strictness::Upstream => Ok(None),
+        _ => Err(E::custom("`metadata` is not an object")),
+    }
+}
+
+enum IndexField {
+    WeightMap,
+    Metadata,
+    Unknown,
+}
+
+struct IndexFieldVisitor;
+
+impl Visitor<'_> for IndexFieldVisitor {
+    type Value = IndexField;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a field's name")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<IndexField, E> {
+        Ok(match name {
+            "weight_map" => IndexField::WeightMap,
+            "metadata" => IndexField::Metadata,
+            _ => IndexField::Unknown,
+        })
+    }
+}
+
+struct WeightMapVisitor<'r>(&'r mut IndexReader);
+
+impl<'de> Visitor<'de> for WeightMapVisitor<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("`weight_map` to be an object of files' names")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let reader = self.0;
+        while let Some((start, end)) = map.next_key_seed(Any(TensorNameVisitor(reader)))? {
+            let shard = map.next_value_seed(Any(ShardVisitor { reader, start, end }))?;
+            reader.index.entries.push(IndexEntry { start, end, shard });
+            reader.last = shard;
+        }
+        Ok(())
+    }
+}
+
+/// Appends a tensor's name to the text.
+struct TensorNameVisitor<'r>(&'r mut IndexReader);
+
+impl Visitor<'_> for TensorNameVisitor<'_> {
+    type Value = (u32, u32);
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a tensor's name")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<(u32, u32), E> {
+        self.0.append(name)
+    }
+}
+
+/// Numbers the file of the tensor whose name is `start..end` of the text.
+struct ShardVisitor<'r> {
+    reader: &'r mut IndexReader,
+    start: u32,
+    end: u32,
+}
+
+impl Visitor<'_> for ShardVisitor<'_> {
+    type Value = u32;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let name = &self.reader.index.text[self.start as usize..self.end as usize];
+        write!(f, "the name of the file of tensor {}", quoted(name))
+    }
+
+    fn visit_str<E: Error>(self, file: &str) -> Result<u32, E> {
+        self.reader.number_of(file)
+    }
+}

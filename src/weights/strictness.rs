@@ -1,0 +1,11 @@
+//! How strictly files are taken.
+
+/// What to do with files that the format disallows and upstream's code accepts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Strictness {
+    /// Refuses them: duplicate keys, `null` metadata, NUL in names, serde's other spellings.
+    #[default]
+    Strict,
+    /// Accepts what version 0.8 of the `safetensors` crate accepts.
+    Upstream,
+}
