@@ -7,6 +7,7 @@
 pub mod batching;
 pub mod dtype;
 pub mod error;
+pub mod fetch;
 pub mod mapped_file;
 pub mod os;
 pub mod parallel;

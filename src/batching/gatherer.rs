@@ -1,113 +1,90 @@
-//! What one gathering thread does with one piece of a batch.
-
-use std::ops::Range;
+//! What one thread does with one chunk of a batch.
 
 use crate::error::{Error, Result};
+use crate::fetch::crew::Wait;
+use crate::fetch::ranges::FileId;
 use crate::mapped_file::Mode;
 use crate::os::memory::Uninit;
 use crate::os::memory::parts::Part;
-use crate::os::process::usage::Usage;
 use crate::widen::Element;
 
+use super::layout::{BatchLayout, RowChunk};
 use super::metrics::Metrics;
+use super::options::Options;
 use super::plan::{BatchPlan, BatchRow, Feed};
+use super::ring::Filled;
 use super::row::RowCopier;
 
-/// Rows of a batch and where they go.
-#[derive(Debug)]
-pub(super) struct RowChunk {
-    pub rows: Range<usize>,
-    pub x: Part,
-    pub y: Option<Part>,
-    /// Position ids, for batches that tell documents apart.
-    pub positions: Option<Part>,
+/// What a chunk is filled from, and what is counted meanwhile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job<'a> {
+    pub feed: &'a Feed,
+    pub options: &'a Options,
+    pub layout: &'a BatchLayout,
+    pub metrics: &'a Metrics,
 }
 
-/// What came of it.
-#[derive(Debug, Default)]
-pub(super) struct ChunkOutcome {
-    /// Per row, where documents begin inside it, in tokens from its first.
-    pub documents: Vec<(usize, Vec<u64>)>,
-    /// Whether the thread had to wait for storage.
-    pub waited: bool,
-    /// Files that were read without a mapping: they are to be looked at once more when the batch is whole.
-    pub unmapped: Vec<FileOfFeed>,
-}
-
-/// (source, shard).
-pub(super) type FileOfFeed = (usize, usize);
-
-/// What a thread keeps from chunk to chunk.
+/// What a thread keeps from chunk to chunk: a copier for each source.
 #[derive(Debug, Default)]
 pub(super) struct Gatherer {
-    /// One for each source.
-    gatherers: Vec<RowCopier>,
+    copiers: Vec<RowCopier>,
 }
 
 impl Gatherer {
-    pub fn gather(
-        &mut self,
-        feed: &Feed,
-        plan: &BatchPlan,
-        chunk: &mut RowChunk,
-        element: Element,
-        metrics: &Metrics,
-    ) -> Result<ChunkOutcome> {
-        let before = Usage::of_thread();
-        let mut outcome = ChunkOutcome::default();
+    /// Fills a chunk with its rows of `plan`, and looks at each file that was read.
+    pub fn fill(&mut self, job: Job<'_>, plan: &BatchPlan, mut chunk: RowChunk) -> Result<Filled> {
+        let Job { feed, options, layout, metrics } = job;
+        let wait = Wait::begin();
+        let mut filled = Filled::default();
         let rows = &plan.rows[chunk.rows.clone()];
-        let mut x = rooms(&mut chunk.x, rows.len());
-        let mut y = chunk.y.as_mut().map(|part| rooms(part, rows.len()));
-        let mut positions = chunk.positions.as_mut().map(|part| rooms(part, rows.len()));
-        self.gatherers.resize_with(feed.sources().len(), RowCopier::default);
+        let mut x = memory_of_rows(&mut chunk.x, layout.row_bytes);
+        let mut y = chunk.y.as_mut().map(|part| memory_of_rows(part, layout.row_bytes));
+        let mut positions =
+            chunk.positions.as_mut().map(|part| memory_of_rows(part, layout.position_row_bytes));
+        self.copiers.resize_with(feed.sources().len(), RowCopier::default);
         for (number, row) in rows.iter().enumerate() {
-            let source = &feed.sources()[row.source];
-            let x = x.next().ok_or_else(no_room)?;
-            let y = match &mut y {
-                Some(y) => Some(y.next().ok_or_else(no_room)?),
-                None => None,
-            };
-            let has_targets = y.is_some();
-            if let Some(next) = rows.get(number + 1) {
-                self.gatherers[next.source].prefetch(&feed.sources()[next.source].corpus, next.start);
+            let corpus = &feed.sources()[row.source].corpus;
+            let x = x.next().ok_or_else(wrong_size)?;
+            let y = y.as_mut().map(|y| y.next().ok_or_else(wrong_size)).transpose()?;
+            if let Some(next) = rows.get(number + 1).filter(|_| !options.without.prefetch) {
+                self.copiers[next.source].prefetch(&feed.sources()[next.source].corpus, next.start);
             }
-            let gatherer = &mut self.gatherers[row.source];
-            gatherer.row(&source.corpus, (row.start, row.stop), has_targets, element, x, y)?;
+            let has_targets = y.is_some();
+            let copier = &mut self.copiers[row.source];
+            copier.row(corpus, (row.start, row.stop), has_targets, options.element, x, y)?;
             if let Some(positions) = &mut positions {
-                let tokens = source.windows.sequence_length();
-                let starts = document_starts(feed, row, tokens)?;
-                count_up(positions.next().ok_or_else(no_room)?, &starts, element);
-                outcome.documents.push((chunk.rows.start + number, starts));
+                let starts = document_starts(feed, row, layout.tokens)?;
+                count_up(positions.next().ok_or_else(wrong_size)?, &starts, options.element);
+                filled.documents.push((chunk.rows.start + number, starts));
             }
         }
-        for (number, (gatherer, source)) in self.gatherers.iter_mut().zip(feed.sources()).enumerate() {
-            for shard in gatherer.verify(&source.corpus)? {
-                if source.corpus.facts(shard).mode == Mode::Read {
-                    outcome.unmapped.push((number, shard));
+        for (set, (copier, source)) in self.copiers.iter_mut().zip(feed.sources()).enumerate() {
+            for index in copier.verify(&source.corpus)? {
+                if source.corpus.facts(index).mode == Mode::Read {
+                    filled.unmapped.push(FileId { set, index });
                 }
             }
-            Metrics::add(&metrics.bytes_read, gatherer.take_read_bytes());
+            Metrics::add(&metrics.bytes_read, copier.take_read_bytes());
         }
         let item_bytes = |row: &BatchRow| feed.sources()[row.source].corpus.item_bytes();
         let asked = rows.iter().map(|row| (row.stop - row.start) * item_bytes(row)).sum();
-        let spent = Usage::of_thread().since(before);
-        outcome.waited = spent.major_faults > 0 || spent.waits > 0;
+        let (waited, major_faults) = wait.end();
+        filled.waited = waited;
         Metrics::add(&metrics.bytes_asked, asked);
-        Metrics::add(&metrics.major_faults, spent.major_faults);
-        let counter = if outcome.waited { &metrics.lookahead_misses } else { &metrics.lookahead_hits };
+        Metrics::add(&metrics.major_faults, major_faults);
+        let counter = if waited { &metrics.lookahead_misses } else { &metrics.lookahead_hits };
         Metrics::add(counter, rows.len() as u64);
-        Ok(outcome)
+        Ok(filled)
     }
 }
 
-/// The part's memory as that many rows.
-fn rooms(part: &mut Part, rows: usize) -> impl Iterator<Item = Uninit<'_>> {
-    let row_bytes = (part.len() / rows.max(1)).max(1);
-    part.memory().chunks_exact(row_bytes)
+/// The memory of a part, row by row.
+fn memory_of_rows(part: &mut Part, row_bytes: usize) -> impl Iterator<Item = Uninit<'_>> {
+    part.memory().chunks_exact(row_bytes.max(1))
 }
 
-fn no_room() -> Error {
-    Error::argument("the room for the batch is not of the batch's size")
+fn wrong_size() -> Error {
+    Error::argument("the memory for the batch is not of the batch's size")
 }
 
 fn document_starts(feed: &Feed, row: &BatchRow, tokens: u64) -> Result<Vec<u64>> {
@@ -139,11 +116,6 @@ fn count_up(out: Uninit<'_>, starts: &[u64], element: Element) {
             place.write((position(token as u64) as i32).to_ne_bytes());
         }
     }
-}
-
-/// Bytes of one position id: as wide as x, or 32 bits where x is of the files' type.
-pub(super) fn position_bytes(element: Element) -> u64 {
-    if element == Element::I64 { 8 } else { 4 }
 }
 
 #[cfg(test)]

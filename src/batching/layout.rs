@@ -1,26 +1,58 @@
-//! Where the arrays of a batch lie in its buffer.
+//! Sizes of rows, and where the arrays of a batch lie in its buffer. Everything that is derived from the length of a
+//! window is worked out here, once.
 
 use std::ops::Range;
 
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::fetch::ranges::ByteRange;
+use crate::os::memory;
 use crate::os::memory::anonymous::Anonymous;
 use crate::os::memory::parts::{Part, Whole, split};
 use crate::tokens::windows::Target;
 use crate::widen::Element;
 
-use super::gatherer::{RowChunk, position_bytes};
-use super::plan::Feed;
+use super::plan::{BatchRow, Feed};
+
+/// A chunk while storage is calm: long enough that taking and finishing it costs nothing beside it.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Chunks of a batch at most: more would keep no more threads busy, and each takes memory.
+const MAX_CHUNKS: usize = 1024;
 
 /// Where x, y and position ids lie in a buffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLayout {
-    /// Of a full batch.
+    /// Rows of a full batch.
     pub rows: usize,
+    /// Tokens of x in a row.
+    pub tokens: u64,
     pub row_bytes: usize,
     pub y_offset: Option<usize>,
     pub position_row_bytes: usize,
     pub positions_offset: Option<usize>,
     pub buffer_bytes: usize,
+    /// Cached bytes that the windows of a full batch need, and what is noted of them.
+    pub ahead_bytes: u64,
+}
+
+/// Rows of a batch, and the memory that they fill.
+#[derive(Debug)]
+pub(super) struct RowChunk {
+    pub rows: Range<usize>,
+    pub x: Part,
+    pub y: Option<Part>,
+    /// Position ids, for batches that tell documents apart.
+    pub positions: Option<Part>,
+}
+
+/// Bytes of a row of x, or of y.
+pub(super) fn row_bytes(tokens: u64, dtype: Dtype, element: Element) -> Option<usize> {
+    tokens.checked_mul(element.bytes(dtype)).and_then(|bytes| usize::try_from(bytes).ok())
+}
+
+/// Bytes of one position id: as wide as x, or 32 bits where x is of the files' type.
+fn position_bytes(element: Element) -> u64 {
+    if element == Element::I64 { 8 } else { 4 }
 }
 
 impl BatchLayout {
@@ -29,30 +61,37 @@ impl BatchLayout {
         let Some(source) = feed.sources().first() else { return Err(Error::argument("no corpus was given")) };
         let rows = feed.share().batch_size;
         let tokens = source.windows.sequence_length();
-        let bytes = |each: u64| tokens.checked_mul(each).and_then(|row| Some((row, row.checked_mul(rows)?)));
-        let aligned = |offset: u64| offset.checked_next_multiple_of(64);
-        let (row, x) = bytes(element.bytes(source.corpus.dtype())).ok_or_else(too_large)?;
-        let mut end = x;
-        let mut place = |wanted: bool, bytes: u64| -> Result<Option<usize>> {
+        let row = row_bytes(tokens, source.corpus.dtype(), element).ok_or_else(too_large)? as u64;
+        let position_row = tokens.checked_mul(position_bytes(element)).ok_or_else(too_large)?;
+        let mut end = 0_u64;
+        let mut place = |wanted: bool, row: u64| -> Result<Option<usize>> {
             if !wanted {
                 return Ok(None);
             }
-            let offset = aligned(end).ok_or_else(too_large)?;
-            end = offset.checked_add(bytes).ok_or_else(too_large)?;
+            let offset = end.checked_next_multiple_of(64).ok_or_else(too_large)?;
+            end = row.checked_mul(rows).and_then(|bytes| offset.checked_add(bytes)).ok_or_else(too_large)?;
             Ok(Some(offset as usize))
         };
-        let y_offset = place(source.windows.target() != Target::None, x)?;
-        let (position_row, positions) = bytes(position_bytes(element)).ok_or_else(too_large)?;
-        let positions_offset = place(documents, positions)?;
-        let buffer_bytes = isize::try_from(end).map_err(|_| too_large())? as usize;
+        place(true, row)?;
+        let y_offset = place(source.windows.target() != Target::None, row)?;
+        let positions_offset = place(documents, position_row)?;
         Ok(Self {
             rows: rows as usize,
+            tokens,
             row_bytes: row as usize,
             y_offset,
             position_row_bytes: position_row as usize,
             positions_offset,
-            buffer_bytes,
+            buffer_bytes: isize::try_from(end).map_err(|_| too_large())? as usize,
+            ahead_bytes: ahead_bytes(feed),
         })
+    }
+
+    /// Rows of a chunk. While storage is slow each thread takes one, so that many wait at the same time.
+    pub(super) fn chunk_rows(&self, rows: usize, is_slow: bool) -> usize {
+        let each = self.buffer_bytes.div_ceil(self.rows.max(1)).max(1);
+        let wanted = if is_slow { 1 } else { (CHUNK_BYTES / each).max(1) };
+        wanted.max(rows.div_ceil(MAX_CHUNKS))
     }
 
     /// The buffer as chunks of `chunk_rows` rows, in order.
@@ -89,5 +128,42 @@ impl BatchLayout {
         let chunks =
             rows.filter_map(|((rows, x), (y, positions))| Some(RowChunk { rows, x: x?, y, positions }));
         Ok((whole, chunks.collect()))
+    }
+}
+
+fn ahead_bytes(feed: &Feed) -> u64 {
+    let page = memory::page_bytes() as u64;
+    let noted = (size_of::<BatchRow>() + size_of::<ByteRange>()) as u64;
+    let window = feed.sources().iter().map(|source| {
+        let tokens = source.windows.sequence_length();
+        tokens.saturating_mul(source.corpus.item_bytes()).saturating_add(page + noted)
+    });
+    window.max().unwrap_or(page).saturating_mul(feed.share().batch_size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_a_bounded_number_of_chunks() {
+        let layout = |row_bytes: usize| BatchLayout {
+            rows: 10,
+            tokens: 1,
+            row_bytes,
+            y_offset: None,
+            position_row_bytes: 0,
+            positions_offset: None,
+            buffer_bytes: 10 * row_bytes,
+            ahead_bytes: 0,
+        };
+        for rows in [1, 7, 1024, 1025, 100_000, 1 << 24] {
+            for (row_bytes, is_slow) in [(16, true), (4096, true), (16, false), (8 << 20, false)] {
+                let each = layout(row_bytes).chunk_rows(rows, is_slow);
+                assert!(rows.div_ceil(each) <= MAX_CHUNKS, "{rows} rows of {row_bytes} bytes");
+            }
+        }
+        assert_eq!(layout(4096).chunk_rows(64, true), 1);
+        assert_eq!(layout(4096).chunk_rows(1000, false), 256);
     }
 }

@@ -1,50 +1,27 @@
-//! A stream of batches made ahead of their use.
-//!
-//! One planning thread works out which windows the next batches have and asks the kernel for their
-//! pages; gathering threads copy and widen them into buffers; the consumer takes finished batches in
-//! order. None of these threads knows Python.
-//!
-//! Two lengths adapt. *Lookahead* is for how many batches pages are asked ahead, the *ring* how many are
-//! being filled or are full; `sizes.rs` has where they begin and end. Both double when the consumer had to wait and the gatherers had waited for
-//! storage, up to the memory budget. Where gathering threads wait, more of them are started: that is
-//! how files that cannot be mapped are read concurrently.
+//! A stream of batches that are made ahead of their use; `mod.rs` has the picture.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::mapped_file::DropBehind;
-use crate::widen::Element;
+use crate::fetch::buffers::Lease;
+use crate::fetch::crew::Role;
 
 use super::gatherer::Gatherer;
 use super::layout::BatchLayout;
 use super::metrics::Metrics;
+use super::options::Options;
 use super::plan::Feed;
 use super::planner::plan_ahead;
-use super::pool::Lease;
-use super::ring::{claim, gather_until_stopped, work_on};
+use super::ring::{Front, Ring, Taken};
 use super::sizes::Sizes;
-use super::threads::{EndOnPanic, Shared, Task, spawn};
+use super::threads::{CloseOnPanic, Shared};
 
-/// Gathering threads that can be asked for; by itself a loader starts fewer.
-pub const MAX_GIVEN_THREADS: usize = 1024;
-/// Corpora of more files are left for when the fingerprint is asked for: not all of them stay open.
+/// The fingerprint of corpora of more files is left for when it is asked for: not all of them stay open.
 const MAX_FINGERPRINTED_SHARDS: usize = 1024;
 /// How long closing waits for threads that are in the middle of a read.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-
-#[derive(Debug, Clone)]
-pub struct Options {
-    pub element: Element,
-    /// Whether batches tell documents apart.
-    pub documents: bool,
-    /// Gathering threads; `None` adapts.
-    pub threads: Option<usize>,
-    /// Batches asked for ahead; `None` adapts.
-    pub lookahead: Option<usize>,
-    pub memory_bytes: Option<u64>,
-    pub drop_behind: Option<DropBehind>,
-}
 
 /// A finished batch.
 #[derive(Debug)]
@@ -68,33 +45,36 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Pipeline {
     shared: Arc<Shared>,
-    /// The consumer's own, for when it lends a hand.
-    worker: Mutex<Gatherer>,
+    /// The consumer's own tools, for when it lends a hand.
+    gatherer: Mutex<Gatherer>,
+    /// Whether an earlier call waited for the first batch, and gave up.
+    gave_up: AtomicBool,
     process: u32,
 }
 
 impl Pipeline {
     /// Starts at `position`, a number of samples of the stream.
     pub fn start(feed: Feed, options: Options, position: u64) -> Result<Self> {
-        if let Some(threads) = options.threads.filter(|threads| !(1..=MAX_GIVEN_THREADS).contains(threads)) {
-            let detail = format!("threads must be 1 to {MAX_GIVEN_THREADS}, not {threads}");
-            return Err(Error::argument(detail));
-        }
+        let options = options.checked()?;
         let layout = BatchLayout::new(&feed, options.element, options.documents)?;
-        let sizes = Sizes::new(&feed, &options, layout.buffer_bytes as u64);
+        let sizes = Sizes::new(&feed, &options, &layout);
         let shared = Arc::new(Shared::new(feed, options, layout, &sizes));
-        let pipeline = Self { shared: shared.clone(), worker: Mutex::default(), process: std::process::id() };
-        shared.lock().count_in(Task::Plan, 1);
-        spawn(&shared, Task::Plan, move |shared| {
-            plan_ahead(shared, position, sizes.max_block_batches);
+        let pipeline = Self {
+            shared: shared.clone(),
+            gatherer: Mutex::default(),
+            gave_up: AtomicBool::new(false),
+            process: std::process::id(),
+        };
+        let crew = &shared.crew;
+        let ours = shared.clone();
+        crew.spawn(Role::Assistant, "pagestream-plan", move || {
+            let _on_panic = CloseOnPanic(&ours);
+            plan_ahead(&ours, position, sizes.max_group_batches);
         })?;
-        for _ in 0..sizes.first_gatherers {
-            shared.lock().count_in(Task::Gather, 1);
-            spawn(&shared, Task::Gather, |shared| gather_until_stopped(shared, false))?;
-        }
-        shared.lock().count_in(Task::Fingerprint, 1);
-        // Without it the fingerprints are worked out when they are asked for.
-        let _ = spawn(&shared, Task::Fingerprint, |shared| work_out_fingerprints(shared));
+        crew.start("pagestream-gather", &shared)?;
+        let ours = shared.clone();
+        // Without this thread the fingerprints are worked out when they are asked for.
+        let _ = crew.spawn(Role::Assistant, "pagestream-print", move || work_out_fingerprints(&ours));
         Ok(pipeline)
     }
 
@@ -103,102 +83,86 @@ impl Pipeline {
         self.process == std::process::id()
     }
 
-    /// The next batch, waiting for it at most so long. An error is that of this batch; the stream is to be
+    /// The next batch, waiting for it for at most `patience`. An error is that of this batch; the stream is to be
     /// started anew after it.
     pub fn next(&self, patience: Duration) -> Result<Next> {
-        if !self.is_of_this_process() {
-            return Err(Error::argument(
-                "the loader's threads belong to the process that this one was forked from",
-            ));
-        }
+        self.refuse_in_a_fork()?;
         let begun = Instant::now();
-        let mut state = self.shared.lock();
-        let (mut stalled, mut may_help) = (false, true);
+        let (mut stalled, mut may_help) = (self.gave_up.swap(false, Ordering::Relaxed), true);
         loop {
-            if state.ring.front().is_some_and(|slot| slot.finished.is_some()) {
-                break;
+            match self.shared.ring(|ring| ring.take(stalled)) {
+                Front::Batch(taken) => return self.hand_out(taken, stalled.then(|| begun.elapsed())),
+                Front::End => return Ok(Next::End),
+                Front::Failed(error) => return Err(error),
+                Front::Pending => {}
             }
-            if state.stop || (state.ring.is_empty() && state.planned.is_empty()) {
-                match &state.ended {
-                    Some(Err(error)) => return Err(error.clone()),
-                    _ if state.stop => return Err(Error::argument("the loader is closed")),
-                    Some(Ok(())) => return Ok(Next::End),
-                    None => {}
-                }
-            }
-            // Sooner done than woken. Not where storage would have to be waited for, as far as that can be
-            // foreseen: the caller wants to hear signals.
-            if !state.storage.is_slow
-                && may_help
-                && let Some(mut worker) = self.lend_a_hand()
-                && let Some(claimed) = claim(&self.shared, &mut state)
-            {
-                let _end = EndOnPanic(&self.shared);
-                drop(state);
-                if claimed.is_resident(&self.shared.feed) {
-                    state = work_on(&self.shared, claimed, &mut worker);
-                } else {
-                    state = self.shared.lock();
-                    claimed.give_back(&self.shared, &mut state);
-                    may_help = false;
-                }
+            may_help = may_help && self.lend_a_hand();
+            if may_help {
                 continue;
             }
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 self.shared.metrics.stalled(begun.elapsed());
-                state.consumer_waited = true;
+                self.gave_up.store(true, Ordering::Relaxed);
                 return Ok(Next::NotYet);
             }
             stalled = true;
-            state = self.shared.sleep_for_batch(state, left);
+            self.shared.wait_for_batch(left);
         }
-        let Some(slot) = state.ring.pop_front() else { return Ok(Next::NotYet) };
-        state.first += 1;
-        // Also where an earlier call gave up waiting for this batch.
-        stalled |= std::mem::take(&mut state.consumer_waited);
-        if stalled {
-            self.shared.metrics.stalled(begun.elapsed());
-            Metrics::add(&self.shared.metrics.stalls, 1);
-            if slot.waited && !state.warm && self.shared.options.lookahead.is_none() {
-                state.lookahead.double();
-                state.ring_limit.double();
-            }
+    }
+
+    fn refuse_in_a_fork(&self) -> Result<()> {
+        let message = "the loader's threads belong to the process that this one was forked from";
+        if self.is_of_this_process() { Ok(()) } else { Err(Error::argument(message)) }
+    }
+
+    /// Fills a chunk in the consumer's thread, which is sooner done than being woken. Returns whether it did: not where
+    /// storage would have to be waited for, as far as that can be foreseen, as the caller wants to hear signals.
+    fn lend_a_hand(&self) -> bool {
+        let shared = &self.shared;
+        if shared.options.without.helping || shared.crew.is_slow() {
+            return false;
         }
-        self.shared.wake_gatherers(&state, 1);
-        self.shared.wake_planner(&state);
-        drop(state);
-        let Some(finished) = slot.finished else { return Ok(Next::NotYet) };
-        let buffer = finished?;
-        Metrics::add(&self.shared.metrics.batches, 1);
-        Metrics::add(&self.shared.metrics.windows, slot.plan.rows.len() as u64);
-        let tokens = self.shared.feed.sources().first().map_or(0, |source| source.windows.sequence_length());
-        let documents = self.shared.options.documents.then(|| flatten(slot.documents, tokens));
-        Ok(Next::Batch(Box::new(Batch {
-            buffer,
-            rows: slot.plan.rows.len(),
-            position_after: slot.plan.position + slot.plan.global_rows,
-            documents,
-        })))
+        let Some(mut gatherer) = self.own_gatherer() else { return false };
+        let Some(claim) = shared.ring(|ring| ring.claim(false)) else { return false };
+        let _on_panic = CloseOnPanic(shared);
+        let is_resident = shared.is_resident(&claim);
+        if is_resident {
+            shared.fill(claim, &mut gatherer);
+        } else {
+            shared.ring(|ring| ring.give_back(claim));
+        }
+        is_resident
+    }
+
+    /// The consumer's tools, unless another consumer has them.
+    fn own_gatherer(&self) -> Option<MutexGuard<'_, Gatherer>> {
+        match self.gatherer.try_lock() {
+            Ok(gatherer) => Some(gatherer),
+            Err(TryLockError::Poisoned(gatherer)) => Some(gatherer.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn hand_out(&self, taken: Taken, stalled: Option<Duration>) -> Result<Next> {
+        let metrics = &self.shared.metrics;
+        if let Some(time) = stalled {
+            metrics.stalled(time);
+            Metrics::add(&metrics.stalls, 1);
+        }
+        let (buffer, rows) = (taken.buffer?, taken.plan.rows.len());
+        Metrics::add(&metrics.batches, 1);
+        Metrics::add(&metrics.windows, rows as u64);
+        let tokens = self.shared.layout.tokens;
+        let documents = self.shared.options.documents.then(|| flatten(taken.documents, tokens));
+        let position_after = taken.plan.position + taken.plan.global_rows;
+        Ok(Next::Batch(Box::new(Batch { buffer, rows, position_after, documents })))
     }
 
     /// Whether [`Self::next`] would not wait.
     pub fn is_ready(&self) -> bool {
-        if !self.is_of_this_process() {
-            return true; // It would refuse.
-        }
-        let state = self.shared.lock();
-        let ended = state.ended.is_some() && state.ring.is_empty() && state.planned.is_empty();
-        state.stop || ended || state.ring.front().is_some_and(|slot| slot.finished.is_some())
-    }
-
-    /// The consumer's worker, unless another consumer has it.
-    fn lend_a_hand(&self) -> Option<MutexGuard<'_, Gatherer>> {
-        match self.worker.try_lock() {
-            Ok(worker) => Some(worker),
-            Err(TryLockError::Poisoned(worker)) => Some(worker.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        // In a fork it would refuse.
+        !self.is_of_this_process() || self.shared.ring(|ring| ring.is_ready())
     }
 
     pub fn layout(&self) -> BatchLayout {
@@ -209,36 +173,25 @@ impl Pipeline {
     /// as they stood then: there are no threads, and one of them may have held the lock.
     pub fn metrics(&self) -> Vec<(&'static str, u64)> {
         let mut list = self.shared.metrics.list();
-        if !self.is_of_this_process() {
-            return list;
+        if self.is_of_this_process() {
+            let [lookahead, ring, buffers] = self.shared.ring(|ring| ring.lengths());
+            list.extend([
+                ("depth_batches", lookahead),
+                ("ring_batches", ring),
+                ("threads", self.shared.crew.threads() as u64),
+                ("buffers_allocated", buffers),
+            ]);
         }
-        let state = self.shared.lock();
-        list.extend([
-            ("depth_batches", state.lookahead.now() as u64),
-            ("ring_batches", state.ring_limit.now() as u64),
-            ("threads", state.threads as u64),
-            ("buffers_allocated", self.shared.pool.made()),
-        ]);
         list
     }
 
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
-        if !self.is_of_this_process() {
-            return;
+        // The first to close waits.
+        if self.is_of_this_process() && self.shared.ring(|ring| ring.close(None)) {
+            self.shared.crew.wait_for_end(CLOSE_PATIENCE);
+            self.shared.ring(Ring::clear);
         }
-        let mut state = self.shared.lock();
-        if state.stop {
-            return; // Whoever did so waited.
-        }
-        self.shared.stop(&mut state);
-        let deadline = Instant::now() + CLOSE_PATIENCE;
-        while state.threads > 0 && Instant::now() < deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            state = self.shared.sleep_for_end(state, left);
-        }
-        state.ring.clear();
-        state.planned.clear();
     }
 }
 
@@ -253,17 +206,18 @@ impl Drop for Pipeline {
     }
 }
 
-/// So that the state of the stream can be told without a read, also once a file has failed.
+/// Works out the fingerprints, so that the state of the stream can be told without a read, also once a file has failed.
 fn work_out_fingerprints(shared: &Shared) {
     for source in shared.feed.sources() {
-        if !shared.lock().stop && source.corpus.shards().len() <= MAX_FINGERPRINTED_SHARDS {
+        let is_closed = shared.ring(|ring| ring.is_closed());
+        if !is_closed && source.corpus.shards().len() <= MAX_FINGERPRINTED_SHARDS {
             // What fails now fails again when it is asked for.
             let _ = source.corpus.fingerprint();
         }
     }
 }
 
-/// BatchRow after row, each row beginning a document.
+/// Where documents begin, row after row, each row beginning one.
 fn flatten(mut rows: Vec<(usize, Vec<u64>)>, tokens: u64) -> Vec<u64> {
     rows.sort_unstable();
     let starts = rows.into_iter().map(|(row, starts)| (row as u64 * tokens, starts));

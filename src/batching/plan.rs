@@ -1,11 +1,14 @@
-//! Which windows the batches of one rank consist of: from a place in the stream to token ranges.
+//! Which windows the batches of one rank consist of: from a position in the stream to token ranges, and from those to
+//! pages of files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::Mode;
+use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
+use crate::mapped_file::{Mode, Opened};
 use crate::os::errno::Code;
+use crate::os::memory;
 use crate::sampling::mixture::Mixture;
 use crate::sampling::order::Order;
 use crate::sampling::schedule::{self, Draw, Schedule};
@@ -177,6 +180,49 @@ impl Feed {
         Ok(Some(BatchPlan { position, global_rows, rows }))
     }
 
+    /// The pages that rows lie on: in order of file and offset, without overlap.
+    pub fn page_ranges<'a>(&self, rows: impl IntoIterator<Item = &'a BatchRow>) -> Result<Vec<ByteRange>> {
+        let page = memory::page_bytes() as u64;
+        let rows = rows.into_iter();
+        let mut ranges = room_for(rows.size_hint().0)?;
+        for row in rows {
+            self.each_byte_range(row, |range| {
+                let offset = range.offset - range.offset % page;
+                let len = range.end().next_multiple_of(page) - offset;
+                ranges.push(ByteRange { offset, len, ..range });
+            })?;
+        }
+        ranges.sort_unstable();
+        let mut merged = room_for(ranges.len())?;
+        merged.extend(Merge::new(ranges.into_iter(), MergeRule::TOUCHING).map(|found| found.range));
+        Ok(merged)
+    }
+
+    /// Calls `act` with the bytes of a row, file by file.
+    fn each_byte_range(&self, row: &BatchRow, mut act: impl FnMut(ByteRange)) -> Result<()> {
+        let corpus = &self.sources[row.source].corpus;
+        for piece in corpus.pieces(row.start, row.stop)? {
+            let (offset, len) = corpus.byte_range(piece);
+            act(ByteRange { file: FileId { set: row.source, index: piece.shard }, offset, len });
+        }
+        Ok(())
+    }
+
+    /// Whether a row is known to be in the page cache.
+    pub fn is_resident(&self, row: &BatchRow) -> bool {
+        let mut is_resident = true;
+        let asked = self.each_byte_range(row, |range| {
+            let opened = self.open(range.file);
+            is_resident &=
+                opened.is_ok_and(|opened| opened.is_resident(range.offset, range.len) == Some(true));
+        });
+        asked.is_ok() && is_resident
+    }
+
+    pub fn open(&self, file: FileId) -> Result<Arc<Opened>> {
+        self.sources[file.set].corpus.opened(file.index)
+    }
+
     fn row(&self, draw: &Draw) -> Result<BatchRow> {
         let windows = &self.sources[draw.source].windows;
         let (start, stop) = match self.schedule.order() {
@@ -187,8 +233,8 @@ impl Feed {
     }
 }
 
-/// Memory for something of each window of a batch, of which there may be millions.
-pub(super) fn room_for<T>(windows: usize) -> Result<Vec<T>> {
+/// A vector for something of each window of a batch. There may be millions of windows.
+fn room_for<T>(windows: usize) -> Result<Vec<T>> {
     let mut room = Vec::new();
     room.try_reserve_exact(windows).map_err(|_| Error::System {
         operation: "cannot allocate the plan of a batch",

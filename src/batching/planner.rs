@@ -2,48 +2,45 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::error::Result;
+use crate::fetch::ahead::Ahead;
+use crate::fetch::ranges::ByteRange;
 use crate::mapped_file::Advice;
 
-use super::lookahead::{Lookahead, PageRange, page_ranges};
+use super::metrics::Metrics;
 use super::plan::BatchPlan;
-use super::threads::{Planned, Shared};
+use super::ring::Planned;
+use super::threads::Shared;
 
-/// Blocks are asked for in pieces of this size, evenly.
+/// The pages of a group are asked for in pieces of this size, evenly while the group before is used up.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The body of the thread. Where whole extents are read, a block has no more than so many batches.
-pub(super) fn plan_ahead(shared: &Shared, position: u64, max_block_batches: usize) {
-    // Random order: a fault or a read fetches just its pages. Hints, so a failure is one of the reads.
+/// The body of the thread. In the blocked order a group has at most `max_group_batches`.
+pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usize) {
+    // Random order: a fault or a read fetches just its pages. This is a hint; where it fails, reads tell.
     let advice = if shared.feed.is_random() { Advice::Random } else { Advice::Normal };
     shared.feed.sources().iter().for_each(|source| drop(source.corpus.advise(advice)));
-    let mut ahead = Planner { position, max_block_batches, ..Planner::default() };
-    loop {
-        let state = shared.sleep_for_room(shared.lock());
-        if state.stop {
-            return;
-        }
-        drop(state);
-        let next = ahead.next(shared).and_then(|next| ahead.checked(shared, next));
-        let mut state = shared.lock();
-        match next {
+    let mut planner = Planner { position, max_group_batches, ..Planner::default() };
+    planner.ahead.looks_at_all = shared.options.without.trust;
+    while shared.wait_for_room() {
+        let next = planner.next(shared).and_then(|next| planner.checked(shared, next));
+        let is_warm = planner.ahead.is_warm();
+        shared.crew.set_warm(is_warm);
+        let goes_on = shared.ring(|ring| match next {
             Ok(Some(planned)) => {
-                state.planned.push_back(planned);
-                let warm = ahead.lookahead.is_warm();
-                if warm && !state.warm {
-                    state.lookahead.start_anew();
-                    state.ring_limit.start_anew();
-                }
-                state.warm = warm;
-                let room = state.ring.len() < state.ring_limit.now();
-                shared.wake_gatherers(&state, usize::from(room));
+                ring.set_warm(is_warm);
+                ring.plan(planned);
+                true
             }
             end => {
-                state.ended = Some(end.map(drop));
-                shared.wake_consumers(&state);
-                return;
+                ring.end(end.map(drop));
+                false
             }
+        });
+        if !goes_on {
+            return;
         }
     }
 }
@@ -53,10 +50,10 @@ struct Planner {
     /// Of the next batch that is worked out.
     position: u64,
     epochs: Epochs,
-    max_block_batches: usize,
-    lookahead: Lookahead,
-    /// Where whole extents are read: the batches that are read together, and those after them.
-    block: BatchGroup,
+    max_group_batches: usize,
+    ahead: Ahead,
+    /// In the blocked order: the batches that are read together, and those after them.
+    group: BatchGroup,
     following: BatchGroup,
 }
 
@@ -66,18 +63,18 @@ struct BatchGroup {
     batches: VecDeque<BatchPlan>,
     /// Batches when it was made.
     count: usize,
-    ranges: Arc<Vec<PageRange>>,
+    ranges: Arc<Vec<ByteRange>>,
     /// How many of the ranges were asked for.
     asked: usize,
 }
 
-/// Of each source, the epoch of its last window; `None` before the first.
+/// The epoch of the last window of each source; `None` before the first.
 #[derive(Debug, Default)]
 struct Epochs(Vec<Option<u64>>);
 
 impl Epochs {
-    /// Sources that begin an epoch in this batch; all of them in the first batch of a stream that goes on.
-    /// Nothing for its own beginning: the files have just been opened.
+    /// Sources that begin an epoch in this batch; all of them in the first batch of a stream that is resumed. None at the
+    /// beginning of the stream, when the files have just been opened.
     fn sources_to_check(&mut self, plan: &BatchPlan, sources: usize) -> BTreeSet<usize> {
         let goes_on = self.0.is_empty() && plan.position > 0;
         let mut begun: BTreeSet<usize> = if goes_on { (0..sources).collect() } else { BTreeSet::new() };
@@ -93,8 +90,8 @@ impl Epochs {
 }
 
 impl Planner {
-    /// Looks at a source's files when its epoch begins, and at all files where a stream goes on that began
-    /// before: what has vanished or was replaced is not read for another.
+    /// Looks at the files of a source when its epoch begins, and at all files where a stream is resumed: a file that has
+    /// vanished or was replaced is not read any more.
     fn checked(&mut self, shared: &Shared, next: Option<Planned>) -> Result<Option<Planned>> {
         let Some(planned) = &next else { return Ok(next) };
         for source in self.epochs.sources_to_check(&planned.plan, shared.feed.sources().len()) {
@@ -105,65 +102,69 @@ impl Planner {
 
     fn next(&mut self, shared: &Shared) -> Result<Option<Planned>> {
         if shared.feed.is_blocked() {
-            return self.next_of_block(shared);
+            return self.next_of_group(shared);
         }
         let Some(plan) = shared.feed.plan(self.position)? else { return Ok(None) };
         self.position = plan.position + plan.global_rows;
-        let ranges = page_ranges(&shared.feed, &plan.rows)?;
-        self.lookahead.fetch(&shared.feed, &ranges, &shared.fetched_late, &shared.metrics)?;
+        let ranges = shared.feed.page_ranges(&plan.rows)?;
+        self.ask(shared, &ranges)?;
         Ok(Some(Planned { plan: Arc::new(plan), behind: Arc::new(ranges) }))
     }
 
-    /// The next batch of the block. The pages of the following one are asked for in the order of the file,
-    /// evenly while this one is used up.
-    fn next_of_block(&mut self, shared: &Shared) -> Result<Option<Planned>> {
-        if self.block.batches.is_empty() {
+    /// The next batch of the group. The pages of the following group are asked for in the order of the file, evenly
+    /// while this one is used up.
+    fn next_of_group(&mut self, shared: &Shared) -> Result<Option<Planned>> {
+        if self.group.batches.is_empty() {
             if self.following.batches.is_empty() {
-                self.following = self.work_out_block(shared)?;
+                self.following = self.work_out_group(shared)?;
             }
             self.fetch_following(shared, usize::MAX)?;
-            self.block = std::mem::take(&mut self.following);
-            self.following = self.work_out_block(shared)?;
+            self.group = std::mem::take(&mut self.following);
+            self.following = self.work_out_group(shared)?;
         }
-        let Some(plan) = self.block.batches.pop_front() else { return Ok(None) };
-        let done = self.block.count - self.block.batches.len();
-        let due = self.following.ranges.len() * done / self.block.count;
+        let Some(plan) = self.group.batches.pop_front() else { return Ok(None) };
+        let done = self.group.count - self.group.batches.len();
+        let due = self.following.ranges.len() * done / self.group.count;
         self.fetch_following(shared, due)?;
-        // Windows of a block share pages: they are let go of with its last batch.
-        let last = self.block.batches.is_empty();
-        let behind = if last { std::mem::take(&mut self.block.ranges) } else { Arc::default() };
+        // Windows of a group share pages: these are dropped with its last batch.
+        let last = self.group.batches.is_empty();
+        let behind = if last { std::mem::take(&mut self.group.ranges) } else { Arc::default() };
         Ok(Some(Planned { plan: Arc::new(plan), behind }))
     }
 
-    fn work_out_block(&mut self, shared: &Shared) -> Result<BatchGroup> {
+    fn work_out_group(&mut self, shared: &Shared) -> Result<BatchGroup> {
         let mut batches = VecDeque::new();
         let end = shared.feed.block_end(self.position);
-        while self.position < end && batches.len() < self.max_block_batches {
+        while self.position < end && batches.len() < self.max_group_batches {
             let Some(plan) = shared.feed.plan(self.position)? else { break };
             self.position = plan.position + plan.global_rows;
             batches.push_back(plan);
         }
-        let ranges = page_ranges(&shared.feed, batches.iter().flat_map(|plan| &plan.rows))?;
-        let ranges = ranges.into_iter().flat_map(pieces).collect();
+        let ranges = shared.feed.page_ranges(batches.iter().flat_map(|plan| &plan.rows))?;
+        let ranges = ranges.into_iter().flat_map(|range| range.pieces(PIECE_BYTES)).collect();
         Ok(BatchGroup { count: batches.len(), batches, ranges: Arc::new(ranges), asked: 0 })
     }
 
-    /// Asks for the first `due` ranges of the following block, as far as that has not been done.
+    /// Asks for the first `due` ranges of the following group, as far as that has not been done.
     fn fetch_following(&mut self, shared: &Shared, due: usize) -> Result<()> {
-        let BatchGroup { ranges, asked, .. } = &mut self.following;
+        let (ranges, asked) = (self.following.ranges.clone(), self.following.asked);
         let due = due.min(ranges.len());
-        if *asked < due {
-            let ranges = &ranges[*asked..due];
-            self.lookahead.fetch(&shared.feed, ranges, &shared.fetched_late, &shared.metrics)?;
-            *asked = due;
+        if asked < due {
+            self.ask(shared, &ranges[asked..due])?;
+            self.following.asked = due;
         }
         Ok(())
     }
-}
 
-fn pieces(range: PageRange) -> impl Iterator<Item = PageRange> {
-    let starts = (range.start..range.stop).step_by(PIECE_BYTES as usize);
-    starts.map(move |start| PageRange { start, stop: range.stop.min(start + PIECE_BYTES), ..range })
+    fn ask(&mut self, shared: &Shared, ranges: &[ByteRange]) -> Result<()> {
+        if shared.was_late.swap(false, Ordering::Relaxed) && !shared.options.without.doubt {
+            self.ahead.doubt();
+        }
+        let lot = self.ahead.ask(ranges, |file| shared.feed.open(file))?;
+        Metrics::add(&shared.metrics.already_cached, lot.cached);
+        Metrics::add(&shared.metrics.bytes_read, lot.asked_bytes);
+        Ok(())
+    }
 }
 
 #[cfg(test)]

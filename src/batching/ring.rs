@@ -1,266 +1,396 @@
-//! The gathering threads: they take pieces of batches, fill them, and finish batches.
+//! The batches on their way from plan to consumer. [`Ring`] alone makes, claims, finishes and takes slots. It has no
+//! lock and no thread: `threads.rs` puts it behind one and wakes threads by its [`News`].
 
+use std::collections::VecDeque;
+use std::mem::take;
 use std::sync::Arc;
-use std::sync::MutexGuard;
-use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::DropBehind;
+use crate::fetch::budget::Budget;
+use crate::fetch::buffers::{Lease, Pool};
+use crate::fetch::ranges::{ByteRange, FileId};
 use crate::os::memory::parts::Whole;
 
-use super::gatherer::{ChunkOutcome, Gatherer};
-use super::lookahead::{PageRange, is_resident};
-use super::plan::{BatchPlan, Feed};
-use super::threads::{BatchSlot, Shared, SlotWork, State, Storage, Task, spawn};
+use super::layout::{BatchLayout, RowChunk};
+use super::plan::BatchPlan;
 
-/// After this many rows the number of threads is looked at.
-const LOOK_AFTER_ROWS: usize = 32;
-/// A piece of work while nobody waits for storage: long enough that taking and finishing it costs nothing
-/// beside it.
-const CHUNK_BYTES: usize = 1 << 20;
-/// Pieces of a batch at most: more would keep no more threads busy, and each takes memory.
-const MAX_CHUNKS: usize = 1024;
+/// A batch whose pages were asked for.
+#[derive(Debug, Clone)]
+pub(super) struct Planned {
+    pub plan: Arc<BatchPlan>,
+    /// What can be dropped from memory once the batch is finished.
+    pub behind: Arc<Vec<ByteRange>>,
+}
 
-/// A piece of a batch that was taken.
+/// What one thread does of a batch in one go.
+#[derive(Debug)]
+pub(super) enum SlotWork {
+    Fill(RowChunk),
+    /// Ask the server whether the file is still the one that was opened. Each file is work of its own, because each is
+    /// a request.
+    Check(FileId),
+}
+
+/// Work that one thread took.
 #[derive(Debug)]
 pub(super) struct Claim {
     number: u64,
-    plan: Arc<BatchPlan>,
-    piece: Result<SlotWork>,
+    pub plan: Arc<BatchPlan>,
+    pub work: SlotWork,
 }
 
-/// A gatherer. An extra one ends when storage is not waited for.
-pub(super) fn gather_until_stopped(shared: &Arc<Shared>, is_extra: bool) {
-    let mut worker = Gatherer::default();
-    let mut state = shared.lock();
-    while !state.stop {
-        let Some(claimed) = claim(shared, &mut state) else {
-            state = shared.sleep_for_work(state);
-            continue;
+/// What came of a claim.
+#[derive(Debug, Default)]
+pub(super) struct Filled {
+    /// Row by row, where documents begin inside it, in tokens from its first.
+    pub documents: Vec<(usize, Vec<u64>)>,
+    /// Whether the thread had to wait for storage.
+    pub waited: bool,
+    /// Files that were read without a mapping: their server is asked once the batch is whole.
+    pub unmapped: Vec<FileId>,
+}
+
+#[derive(Debug)]
+enum SlotState {
+    /// The chunks that no thread has taken, in reverse order.
+    Filling(Vec<RowChunk>),
+    /// The files that no thread has taken.
+    Checking(Vec<FileId>),
+    Finished(Lease),
+    Failed(Error),
+}
+
+#[derive(Debug)]
+struct BatchSlot {
+    planned: Planned,
+    state: SlotState,
+    /// The buffer, until it is finished.
+    whole: Option<Whole>,
+    /// Pieces of the present state that are not done.
+    open: usize,
+    filled: Filled,
+}
+
+/// A batch as the consumer takes it.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub plan: Arc<BatchPlan>,
+    pub buffer: Result<Lease>,
+    pub documents: Vec<(usize, Vec<u64>)>,
+}
+
+/// What the consumer finds.
+#[derive(Debug)]
+pub(super) enum Front {
+    Batch(Taken),
+    /// Not yet.
+    Pending,
+    /// All batches were taken.
+    End,
+    Failed(Error),
+}
+
+/// What became possible since the last [`Ring::take_news`]: who is asleep and could go on.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct News {
+    /// So many gatherers would find work.
+    pub work: usize,
+    /// The first batch is finished, or no more will come.
+    pub is_ready: bool,
+    /// There is room for enough plans.
+    pub has_room: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Ring {
+    layout: BatchLayout,
+    pool: Pool,
+    planned: VecDeque<Planned>,
+    slots: VecDeque<BatchSlot>,
+    /// Number of the first slot: so many batches were taken.
+    first: u64,
+    /// The planner has come to the end, or failed.
+    end: Option<Result<()>>,
+    is_closed: bool,
+    /// Batches that are planned and not claimed yet.
+    lookahead: Budget,
+    /// Slots.
+    room: Budget,
+    adapts: bool,
+    is_warm: bool,
+    news: News,
+}
+
+impl Ring {
+    pub fn new(layout: BatchLayout, pool: Pool, lookahead: Budget, room: Budget, adapts: bool) -> Self {
+        Self {
+            layout,
+            pool,
+            planned: VecDeque::new(),
+            slots: VecDeque::new(),
+            first: 0,
+            end: None,
+            is_closed: false,
+            lookahead,
+            room,
+            adapts,
+            is_warm: false,
+            news: News::default(),
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Batches asked for ahead, batches being filled or full, and buffers made so far.
+    pub fn lengths(&self) -> [u64; 3] {
+        [self.lookahead.limit(), self.room.limit(), self.pool.made()]
+    }
+
+    pub fn take_news(&mut self) -> News {
+        take(&mut self.news)
+    }
+
+    // --- the planner ---
+
+    pub fn has_room_for_plans(&self) -> bool {
+        self.lookahead.has_room()
+    }
+
+    /// Whether a sleeping planner is to go on: with a cold cache at once, with a warm one when half is used up, so that
+    /// it wakes less often.
+    pub fn wants_plans(&self) -> bool {
+        if self.is_warm { self.lookahead.is_half_used() } else { self.lookahead.has_room() }
+    }
+
+    /// A batch becomes *planned*.
+    pub fn plan(&mut self, planned: Planned) {
+        self.planned.push_back(planned);
+        self.lookahead.take(1);
+        self.news.work += usize::from(self.room.has_room());
+    }
+
+    /// Takes note of whether the planner finds everything in the page cache. Once it does, both lengths start anew: more
+    /// buffers than needed leave the processor's caches.
+    pub fn set_warm(&mut self, is_warm: bool) {
+        if is_warm && !self.is_warm && self.adapts {
+            self.lookahead.start_anew();
+            self.room.start_anew();
+        }
+        self.is_warm = is_warm;
+        self.news.has_room = true;
+    }
+
+    /// No more batches are planned.
+    pub fn end(&mut self, end: Result<()>) {
+        self.end = Some(end);
+        self.news.is_ready = true;
+    }
+
+    // --- gatherers ---
+
+    /// The next work: of the first batch that has some, else of a new one if there is room.
+    pub fn claim(&mut self, is_slow: bool) -> Option<Claim> {
+        if self.is_closed {
+            return None;
+        }
+        loop {
+            let open = self.slots.iter_mut().enumerate().find_map(|(index, slot)| {
+                let work = match &mut slot.state {
+                    SlotState::Filling(chunks) => chunks.pop().map(SlotWork::Fill),
+                    SlotState::Checking(files) => files.pop().map(SlotWork::Check),
+                    SlotState::Finished(_) | SlotState::Failed(_) => None,
+                }?;
+                Some(Claim { number: self.first + index as u64, plan: slot.planned.plan.clone(), work })
+            });
+            if open.is_some() || !self.make_slot(is_slow) {
+                return open;
+            }
+        }
+    }
+
+    /// The first *planned* batch becomes *filling*.
+    fn make_slot(&mut self, is_slow: bool) -> bool {
+        if !self.room.has_room() {
+            return false;
+        }
+        let Some(planned) = self.planned.pop_front() else { return false };
+        self.lookahead.give_back(1);
+        self.room.take(1);
+        self.news.has_room = true;
+        let rows = planned.plan.rows.len();
+        let chunk_rows = self.layout.chunk_rows(rows, is_slow);
+        let made = self.pool.take().and_then(|block| self.layout.chunks(block, rows, chunk_rows));
+        let (whole, state) = match made {
+            Ok((whole, chunks)) => (Some(whole), SlotState::Filling(chunks.into_iter().rev().collect())),
+            Err(error) => (None, SlotState::Failed(error)),
         };
-        drop(state);
-        state = work_on(shared, claimed, &mut worker);
-        if state.storage.rows < LOOK_AFTER_ROWS {
-            continue;
+        let open = if let SlotState::Filling(chunks) = &state { chunks.len() } else { 0 };
+        self.news.work += open.saturating_sub(1);
+        let mut slot = BatchSlot { planned, state, whole, open, filled: Filled::default() };
+        if open == 0 {
+            // A rank can have no row of a short last batch.
+            slot.finish(&self.pool);
+            self.news.is_ready = true;
         }
-        look_at_storage(&mut state);
-        if !state.storage.is_slow {
-            if is_extra {
-                // What it would have taken next is another's.
-                shared.wake_gatherers(&state, 1);
-                return;
-            }
-        } else if shared.options.threads.is_none() {
-            let more = more_threads(&mut state, shared.max_gatherers);
-            drop(state);
-            for _ in 0..more {
-                // With those that there are it goes on as well.
-                let _ = spawn(shared, Task::Gather, |shared| gather_until_stopped(shared, true));
-            }
-            state = shared.lock();
+        self.slots.push_back(slot);
+        true
+    }
+
+    /// Leaves a claim to another thread.
+    pub fn give_back(&mut self, claim: Claim) {
+        let index = claim.number.checked_sub(self.first);
+        let Some(slot) = index.and_then(|index| self.slots.get_mut(index as usize)) else { return };
+        match (&mut slot.state, claim.work) {
+            (SlotState::Filling(chunks), SlotWork::Fill(chunk)) => chunks.push(chunk),
+            (SlotState::Checking(files), SlotWork::Check(file)) => files.push(file),
+            _ => return,
         }
+        self.news.work += 1;
+    }
+
+    /// A gatherer that was woken leaves: another one is to look for work.
+    pub fn pass_on(&mut self) {
+        self.news.work += 1;
+    }
+
+    /// Takes note of a claim that is done. Returns what can be dropped from memory if that was the last of its batch.
+    ///
+    /// A batch fails with its first error: whatever else comes of its claims is of no interest.
+    pub fn finish(&mut self, number: u64, outcome: Result<Filled>) -> Option<Arc<Vec<ByteRange>>> {
+        let Self { slots, pool, news, first, .. } = self;
+        let index = number.checked_sub(*first)? as usize;
+        let slot = slots.get_mut(index)?;
+        slot.open = slot.open.checked_sub(1)?;
+        match (&slot.state, outcome) {
+            (SlotState::Failed(_), _) => return None,
+            (_, Ok(filled)) => slot.filled.add(filled),
+            (_, Err(error)) => slot.state = SlotState::Failed(error),
+        }
+        if slot.open == 0 && !slot.begin_checks() {
+            slot.finish(pool);
+        }
+        match &slot.state {
+            SlotState::Filling(_) => None,
+            SlotState::Checking(files) => {
+                // The thread that finished goes on with one of them.
+                news.work += files.len().saturating_sub(1);
+                None
+            }
+            SlotState::Finished(_) | SlotState::Failed(_) => {
+                news.is_ready |= index == 0;
+                Some(slot.planned.behind.clone())
+            }
+        }
+    }
+
+    // --- the consumer ---
+
+    /// The first batch becomes *taken*, if it is finished or failed. `stalled` is whether the consumer waited for it:
+    /// then both lengths double, if the batch in turn had to wait for storage.
+    pub fn take(&mut self, stalled: bool) -> Front {
+        match (&self.end, self.slots.is_empty() && self.planned.is_empty()) {
+            (Some(Err(error)), is_empty) if is_empty || self.is_closed => {
+                return Front::Failed(error.clone());
+            }
+            _ if self.is_closed => return Front::Failed(Error::argument("the loader is closed")),
+            (Some(Ok(())), true) => return Front::End,
+            _ => {}
+        }
+        if !self.front_is_finished() {
+            return Front::Pending;
+        }
+        let Some(slot) = self.slots.pop_front() else { return Front::Pending };
+        let BatchSlot { planned, state, filled, .. } = slot;
+        self.first += 1;
+        self.room.give_back(1);
+        if stalled && filled.waited && !self.is_warm && self.adapts {
+            self.lookahead.double();
+            self.room.double();
+        }
+        self.news.work += usize::from(!self.planned.is_empty());
+        self.news.is_ready |= self.front_is_finished();
+        self.news.has_room = true;
+        let buffer = match state {
+            SlotState::Finished(lease) => Ok(lease),
+            SlotState::Failed(error) => Err(error),
+            SlotState::Filling(_) | SlotState::Checking(_) => return Front::Pending,
+        };
+        Front::Batch(Taken { plan: planned.plan, buffer, documents: filled.documents })
+    }
+
+    fn front_is_finished(&self) -> bool {
+        let front = self.slots.front().map(|slot| &slot.state);
+        matches!(front, Some(SlotState::Finished(_) | SlotState::Failed(_)))
+    }
+
+    /// Whether [`Self::take`] would not answer [`Front::Pending`].
+    pub fn is_ready(&self) -> bool {
+        let is_over = self.end.is_some() && self.slots.is_empty() && self.planned.is_empty();
+        self.is_closed || is_over || self.front_is_finished()
+    }
+
+    /// Stops all threads, as soon as each of them looks. An error is what the consumer is told from now on. Returns
+    /// whether this is the first call.
+    pub fn close(&mut self, error: Option<Error>) -> bool {
+        let was_open = !std::mem::replace(&mut self.is_closed, true);
+        if let Some(error) = error {
+            self.end = Some(Err(error));
+        }
+        self.news = News { work: usize::MAX, is_ready: true, has_room: true };
+        was_open
+    }
+
+    /// Lets go of all batches.
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        self.planned.clear();
+    }
+}
+
+impl BatchSlot {
+    /// *Filling* becomes *checking*, if files were read without a mapping.
+    fn begin_checks(&mut self) -> bool {
+        if !matches!(self.state, SlotState::Filling(_)) {
+            return false;
+        }
+        let mut files = take(&mut self.filled.unmapped);
+        files.sort_unstable();
+        files.dedup();
+        self.open = files.len();
+        if self.open > 0 {
+            self.state = SlotState::Checking(files);
+        }
+        self.open > 0
+    }
+
+    /// *Filling* or *checking* becomes *finished*.
+    fn finish(&mut self, pool: &Pool) {
+        if let (SlotState::Filling(_) | SlotState::Checking(_), Some(whole)) =
+            (&self.state, self.whole.take())
+        {
+            self.state = match whole.join() {
+                Ok(block) => SlotState::Finished(pool.lease(block)),
+                Err(_) => SlotState::Failed(Error::argument("a part of the batch is still in use")),
+            };
+        }
+    }
+}
+
+impl Filled {
+    fn add(&mut self, more: Self) {
+        self.waited |= more.waited;
+        self.documents.extend(more.documents);
+        self.unmapped.extend(more.unmapped);
     }
 }
 
 impl Claim {
-    /// Whether all that it needs is known to be in the page cache.
-    pub fn is_resident(&self, feed: &Feed) -> bool {
-        match &self.piece {
-            Ok(SlotWork::Rows(chunk)) => is_resident(feed, &self.plan.rows[chunk.rows.clone()]),
-            // A server may be asked, and may not answer.
-            Ok(SlotWork::Check(_)) => false,
-            Err(_) => true,
-        }
+    pub fn number(&self) -> u64 {
+        self.number
     }
-
-    /// Leaves it to another.
-    pub fn give_back(self, shared: &Shared, state: &mut State) {
-        let index = self.number.checked_sub(state.first);
-        let slot = index.and_then(|index| state.ring.get_mut(index as usize));
-        if let (Some(slot), Ok(piece)) = (slot, self.piece) {
-            slot.pieces.push(piece);
-            shared.wake_gatherers(state, 1);
-        }
-    }
-}
-
-/// Fills what was claimed, without the lock, which it returns.
-pub(super) fn work_on<'a>(
-    shared: &'a Shared,
-    Claim { number, plan, piece }: Claim,
-    worker: &mut Gatherer,
-) -> MutexGuard<'a, State> {
-    let outcome = match piece {
-        Ok(SlotWork::Rows(mut chunk)) => {
-            let element = shared.options.element;
-            (chunk.rows.len(), worker.gather(&shared.feed, &plan, &mut chunk, element, &shared.metrics))
-        }
-        Ok(SlotWork::Check(file)) => {
-            let checked = shared.feed.sources()[file.0].corpus.verify_now([file.1]);
-            (0, checked.map(|()| ChunkOutcome::default()))
-        }
-        Err(error) => (0, Err(error)),
-    };
-    let mut state = shared.lock();
-    let behind = finish(shared, &mut state, number, outcome);
-    if let (Some(what), Some(ranges)) = (shared.options.drop_behind, behind) {
-        drop(state);
-        drop_behind(shared, &ranges, what);
-        state = shared.lock();
-    }
-    state
-}
-
-/// The next piece of work: of the first batch that has one, else of a new one if the ring has room.
-pub(super) fn claim(shared: &Shared, state: &mut State) -> Option<Claim> {
-    let first = state.first;
-    let open = state.ring.iter_mut().enumerate().find_map(|(index, slot)| {
-        let piece = slot.pieces.pop()?;
-        Some(Claim { number: first + index as u64, plan: slot.plan.clone(), piece: Ok(piece) })
-    });
-    if open.is_some() || state.ring.len() >= state.ring_limit.now() {
-        return open;
-    }
-    let planned = state.planned.pop_front()?;
-    shared.wake_planner(state);
-    let number = first + state.ring.len() as u64;
-    let mut slot = BatchSlot::new(planned);
-    let rows = slot.plan.rows.len();
-    let row_bytes = shared.layout.buffer_bytes.div_ceil(shared.layout.rows.max(1));
-    let chunk_rows = chunk_rows(rows, row_bytes, state.storage.is_slow);
-    let made = shared.pool.take().and_then(|block| shared.layout.chunks(block, rows, chunk_rows));
-    let plan = slot.plan.clone();
-    let piece = match made {
-        Ok((whole, chunks)) if chunks.is_empty() => {
-            // This rank has no row of a short last batch.
-            slot.finished = whole.join().ok().map(|block| Ok(shared.pool.lease(block)));
-            slot.open = 0;
-            state.ring.push_back(slot);
-            shared.wake_consumers(state);
-            return claim(shared, state);
-        }
-        Ok((whole, chunks)) => {
-            slot.open = chunks.len();
-            slot.whole = Some(whole);
-            slot.pieces = chunks.into_iter().rev().map(SlotWork::Rows).collect();
-            slot.pieces.pop().ok_or_else(|| Error::argument("a batch without rows"))
-        }
-        Err(error) => Err(error),
-    };
-    shared.wake_gatherers(state, slot.pieces.len());
-    state.ring.push_back(slot);
-    Some(Claim { number, plan, piece })
-}
-
-/// Rows of a piece. Where threads wait for storage each takes one, so that many wait at the same time.
-fn chunk_rows(rows: usize, row_bytes: usize, is_slow: bool) -> usize {
-    let wanted = if is_slow { 1 } else { (CHUNK_BYTES / row_bytes.max(1)).max(1) };
-    wanted.max(rows.div_ceil(MAX_CHUNKS))
-}
-
-/// Takes note of a piece that is done. Where that was the last of its batch: what can be let go of.
-fn finish(
-    shared: &Shared,
-    state: &mut State,
-    number: u64,
-    (rows, outcome): (usize, Result<ChunkOutcome>),
-) -> Option<Arc<Vec<PageRange>>> {
-    let index = number.checked_sub(state.first)?;
-    let slot = state.ring.get_mut(index as usize)?;
-    slot.open -= 1;
-    match outcome {
-        Ok(outcome) => {
-            slot.waited |= outcome.waited;
-            slot.documents.extend(outcome.documents);
-            slot.unmapped.extend(outcome.unmapped);
-            state.storage.rows += rows;
-            if outcome.waited {
-                state.storage.waited_rows += rows;
-                shared.fetched_late.store(true, Ordering::Relaxed);
-            }
-        }
-        Err(error) => {
-            slot.finished.get_or_insert(Err(error));
-        }
-    }
-    if slot.open > 0 {
-        return None;
-    }
-    if slot.finished.is_none() && !slot.unmapped.is_empty() {
-        let mut files = std::mem::take(&mut slot.unmapped);
-        files.sort_unstable();
-        files.dedup();
-        slot.open = files.len();
-        slot.pieces = files.into_iter().map(SlotWork::Check).collect();
-        // The caller goes on with one of them.
-        let others = slot.open - 1;
-        shared.wake_gatherers(state, others);
-        return None;
-    }
-    if slot.finished.is_none() {
-        let whole = slot.whole.take().map(Whole::join);
-        slot.finished = Some(match whole {
-            Some(Ok(block)) => Ok(shared.pool.lease(block)),
-            _ => Err(Error::argument("a part of the batch is still in use")),
-        });
-    }
-    let behind = slot.behind.clone();
-    if index == 0 {
-        shared.wake_consumers(state);
-    }
-    Some(behind)
-}
-
-fn drop_behind(shared: &Shared, ranges: &[PageRange], what: DropBehind) {
-    for range in ranges {
-        if let Ok(opened) = shared.feed.sources()[range.source].corpus.opened(range.shard) {
-            let stop = range.stop.min(opened.size());
-            opened.drop_behind(range.start, stop.saturating_sub(range.start), what);
-        }
-    }
-}
-
-/// Storage is slow where a quarter of the rows had to wait. Threads also wait for each other when the
-/// memory of the process changes, which a warm cache tells apart.
-fn look_at_storage(state: &mut State) {
-    let Storage { rows, waited_rows, .. } = state.storage;
-    let is_slow = !state.warm && waited_rows * 4 >= rows;
-    state.storage = Storage { rows: 0, waited_rows: 0, is_slow };
-}
-
-/// How many threads to start, which are counted from now on: as many as there are.
-fn more_threads(state: &mut State, most: usize) -> usize {
-    let more = state.gatherers.min(most.saturating_sub(state.gatherers));
-    state.count_in(Task::Gather, more);
-    more
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::threads::Length;
-    use super::*;
-
-    #[test]
-    fn a_batch_has_a_bounded_number_of_pieces() {
-        for rows in [1, 7, 1024, 1025, 100_000, 1 << 24] {
-            for (row_bytes, is_slow) in [(16, true), (4096, true), (16, false), (8 << 20, false)] {
-                let each = chunk_rows(rows, row_bytes, is_slow);
-                assert!(rows.div_ceil(each) <= MAX_CHUNKS, "{rows} rows of {row_bytes} bytes");
-            }
-        }
-        assert_eq!(chunk_rows(64, 4096, true), 1);
-        assert_eq!(chunk_rows(1000, 4096, false), 256);
-    }
-
-    #[test]
-    fn gatherers_multiply_by_themselves_alone() {
-        let mut state = State::new(Length::new(1, 1), Length::new(1, 1));
-        state.count_in(Task::Plan, 1);
-        state.count_in(Task::Fingerprint, 1);
-        state.count_in(Task::Gather, 3);
-        assert_eq!(more_threads(&mut state, 64), 3);
-        assert_eq!((state.gatherers, state.threads), (6, 8));
-        assert_eq!(more_threads(&mut state, 8), 2);
-        assert_eq!(more_threads(&mut state, 8), 0);
-    }
-}
+mod tests;

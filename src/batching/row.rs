@@ -10,6 +10,8 @@ use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::windows::{Target, Windows};
 use crate::widen::{self, Element};
 
+use super::layout::row_bytes;
+
 /// Where a batch goes: `[windows, sequence_length]` elements each, without gaps.
 #[derive(Debug)]
 pub struct BatchMemory<'a> {
@@ -29,8 +31,7 @@ pub fn assemble(
     element: Element,
     mut room: BatchMemory<'_>,
 ) -> Result<()> {
-    let row_bytes = windows.sequence_length().checked_mul(element.bytes(corpus.dtype()));
-    let row_bytes = row_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+    let row_bytes = row_bytes(windows.sequence_length(), corpus.dtype(), element).unwrap_or(usize::MAX);
     let needed = row_bytes.checked_mul(indices.len());
     let has_targets = windows.target() != Target::None;
     if needed != Some(room.x.len()) || room.y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
@@ -79,9 +80,9 @@ impl RowCopier {
         y_row: Option<Uninit<'_>>,
     ) -> Result<()> {
         let length = stop.checked_sub(start).and_then(|span| span.checked_sub(u64::from(has_targets)));
-        let row_bytes = length.and_then(|length| length.checked_mul(element.bytes(corpus.dtype())));
-        let y_bytes = y_row.as_ref().map(|y| y.len() as u64);
-        if row_bytes != Some(x_row.len() as u64) || y_bytes != row_bytes.filter(|_| has_targets) {
+        let row_bytes = length.and_then(|length| row_bytes(length, corpus.dtype(), element));
+        let y_bytes = y_row.as_ref().map(|y| y.len());
+        if row_bytes != Some(x_row.len()) || y_bytes != row_bytes.filter(|_| has_targets) {
             return Err(Error::argument("the row is not of the window's size"));
         }
         if stop > corpus.len() {

@@ -29,7 +29,7 @@ pub struct FileSet {
     mode: RequestedMode,
     /// Files that are open, in the order in which the clock's hand meets them.
     kept: Mutex<VecDeque<usize>>,
-    budget: Budget,
+    budget: DescriptorBudget,
     closed: AtomicBool,
     advice: Mutex<Option<Advice>>,
 }
@@ -46,13 +46,13 @@ struct Entry {
 
 /// How many files may stay open; given back when it is dropped.
 #[derive(Debug)]
-pub struct Budget {
+pub struct DescriptorBudget {
     bound: usize,
     reserved: usize,
     taken: AtomicUsize,
 }
 
-impl Budget {
+impl DescriptorBudget {
     pub fn for_files(count: usize) -> Self {
         let limit = limits::nofile();
         let free = (limit / 2).saturating_sub(RESERVED.load(Ordering::Relaxed));
@@ -68,7 +68,7 @@ impl Budget {
     }
 }
 
-impl Drop for Budget {
+impl Drop for DescriptorBudget {
     fn drop(&mut self) {
         RESERVED.fetch_sub(self.reserved, Ordering::Relaxed);
     }
@@ -85,7 +85,7 @@ pub struct Kept {
 
 impl Kept {
     /// Keeps the file open if the budget has room for it.
-    pub fn new(file: MappedFile, budget: &Budget) -> Self {
+    pub fn new(file: MappedFile, budget: &DescriptorBudget) -> Self {
         let (absolute, origin) = (file.absolute_path().to_owned(), file.origin().clone());
         let facts = file.facts();
         Self { absolute, origin, facts, file: budget.take().then_some(file) }
@@ -93,7 +93,7 @@ impl Kept {
 }
 
 impl FileSet {
-    pub fn new(files: Vec<Kept>, mode: RequestedMode, budget: Budget) -> Self {
+    pub fn new(files: Vec<Kept>, mode: RequestedMode, budget: DescriptorBudget) -> Self {
         let open = files.iter().enumerate().filter(|(_, kept)| kept.file.is_some());
         let kept = open.map(|(index, _)| index).collect();
         let entries = files.into_iter().map(|kept| Entry {

@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-use crate::batching::pool::Lease;
+use crate::fetch::buffers::Lease;
 use crate::mapped_file::View;
 
 /// An export: where the memory is and what keeps it.

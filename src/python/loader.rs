@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 use super::export::batch_object;
 use super::tokens::PyTokenCorpus;
 use crate::batching::layout::BatchLayout;
-use crate::batching::pipeline::{Next, Options, Pipeline};
+use crate::batching::options::{Options, Without};
+use crate::batching::pipeline::{Next, Pipeline};
 use crate::batching::plan::{Feed, Share, StreamExtent, TokenSource};
 use crate::error::Error;
 use crate::mapped_file::DropBehind;
@@ -84,6 +85,7 @@ impl PyTokenPipeline {
             lookahead,
             memory_bytes,
             drop_behind: drop_behind.map(drop_behind_from).transpose()?,
+            without: Without::default(),
         };
         let feed = Feed::new(sources?, mixture.as_ref(), order, seed, share, extent)?;
         let epoch_samples = feed.epoch_samples();

@@ -63,7 +63,7 @@ mod _native {
             module.add(name, PyTuple::new(module.py(), words)?)?;
         }
         module.add("debug_build", cfg!(debug_assertions))?;
-        module.add("MAX_THREADS", crate::batching::pipeline::MAX_GIVEN_THREADS)?;
+        module.add("MAX_THREADS", crate::batching::options::MAX_GIVEN_THREADS)?;
         module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -23,6 +23,7 @@ mod plan;
 mod scatter;
 mod selection;
 
-pub use fill::{KeepGoing, fill};
-pub use plan::{Block, Blocks, GAP_BYTES, PIECE_BYTES, SliceExtent, SliceExtents, SlicePlan};
+pub use crate::fetch::cancel::KeepGoing;
+pub use fill::fill;
+pub use plan::{Block, Blocks, GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;

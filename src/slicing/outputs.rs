@@ -1,20 +1,21 @@
 //! The result's memory, handed out a block at a time in order of the file.
 
+use crate::fetch::ranges::{ByteRange, Ranged};
 use crate::os::memory::Uninit;
 
-use super::plan::{Block, Blocks, Ranged, SlicePlan};
+use super::plan::{Block, Blocks, SlicePlan};
 use super::selection::Axis;
 
 /// A block and the part of the result that it fills.
 #[derive(Debug)]
 pub(super) struct OutputPart<'a> {
     pub block: Block,
-    pub room: Uninit<'a>,
+    pub memory: Uninit<'a>,
 }
 
 impl Ranged for OutputPart<'_> {
-    fn block(&self) -> &Block {
-        &self.block
+    fn range(&self) -> ByteRange {
+        self.block.range()
     }
 }
 
@@ -56,6 +57,6 @@ impl<'a> Iterator for Outputs<'_, 'a> {
         for axis in cut + 1 - used_up..=cut {
             self.rest[axis] = self.take(axis - 1, 1);
         }
-        Some(OutputPart { block, room: self.take(cut, block.count) })
+        Some(OutputPart { block, memory: self.take(cut, block.count) })
     }
 }

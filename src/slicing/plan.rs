@@ -1,5 +1,7 @@
 //! Which ranges of the file are read for a selection, in order of the file.
 
+use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule, Ranged};
+
 use super::selection::{Axis, Selection};
 
 /// Gaps smaller than this are read through. A page: the kernel reads, and the page cache keeps, whole pages, so
@@ -61,13 +63,13 @@ impl SlicePlan {
     }
 
     /// The ranges that are read, in order of the file.
-    pub fn extents(&self) -> SliceExtents<Blocks<'_>> {
+    pub fn extents(&self) -> Merge<Blocks<'_>> {
         self.join(self.blocks())
     }
 
     /// Joins parts that come in order of the file, by the gap rule.
-    pub(super) fn join<I: Iterator<Item: Ranged>>(&self, parts: I) -> SliceExtents<I> {
-        SliceExtents { parts, pending: None, gap_bytes: self.gap_bytes }
+    pub(super) fn join<I: Iterator<Item: Ranged>>(&self, parts: I) -> Merge<I> {
+        Merge::new(parts, MergeRule { gap_bytes: self.gap_bytes, max_bytes: PIECE_BYTES })
     }
 
     /// The axes of a block: the one that is cut comes first.
@@ -141,61 +143,8 @@ impl Blocks<'_> {
     }
 }
 
-/// Something that is read from a range of the file.
-pub trait Ranged {
-    fn block(&self) -> &Block;
-}
-
 impl Ranged for Block {
-    fn block(&self) -> &Block {
-        self
-    }
-}
-
-/// One read: blocks with gaps that are smaller than the rule says.
-#[derive(Debug)]
-pub struct SliceExtent<T> {
-    /// In bytes from the tensor's beginning.
-    pub offset: u64,
-    pub len: u64,
-    pub first: T,
-    /// Seldom any: mostly all that can be joined is in one block already.
-    pub others: Vec<T>,
-}
-
-/// Joins neighbours.
-#[derive(Debug)]
-pub struct SliceExtents<I: Iterator> {
-    parts: I,
-    pending: Option<I::Item>,
-    gap_bytes: u64,
-}
-
-impl<I: Iterator<Item: Ranged>> SliceExtents<I> {
-    /// The first block of the next extent, if it is known already.
-    pub(super) fn upcoming(&self) -> Option<&Block> {
-        self.pending.as_ref().map(Ranged::block)
-    }
-}
-
-impl<I: Iterator<Item: Ranged>> Iterator for SliceExtents<I> {
-    type Item = SliceExtent<I::Item>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let first = self.pending.take().or_else(|| self.parts.next())?;
-        let Block { offset, mut len, .. } = *first.block();
-        let mut others = Vec::new();
-        for part in self.parts.by_ref() {
-            let &Block { offset: next, len: more, .. } = part.block();
-            let gap = next - (offset + len);
-            let joined = next + more - offset;
-            if (gap > 0 && gap >= self.gap_bytes) || joined > PIECE_BYTES {
-                self.pending = Some(part);
-                break;
-            }
-            others.push(part);
-            len = joined;
-        }
-        Some(SliceExtent { offset, len, first, others })
+    fn range(&self) -> ByteRange {
+        ByteRange { file: FileId::default(), offset: self.offset, len: self.len }
     }
 }

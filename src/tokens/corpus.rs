@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::file_set::{Budget, FileSet, Kept};
+use crate::mapped_file::file_set::{DescriptorBudget, FileSet, Kept};
 use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
@@ -61,7 +61,7 @@ impl TokenCorpus {
         format: Option<Format>,
         mode: RequestedMode,
     ) -> Result<Self> {
-        let budget = Budget::for_files(2 * paths.len());
+        let budget = DescriptorBudget::for_files(2 * paths.len());
         let mut shards: Vec<Shard> = Vec::with_capacity(paths.len());
         let (mut data, mut indices) = (Vec::with_capacity(paths.len()), Vec::new());
         let (mut len, mut documents) = (0_u64, 0_u64);
@@ -264,7 +264,7 @@ fn open_all(
     dtype: Option<Dtype>,
     format: Option<Format>,
     mode: RequestedMode,
-    budget: &Budget,
+    budget: &DescriptorBudget,
 ) -> Result<Vec<Found>> {
     in_parallel(paths.len(), threads(paths.len()), |index| {
         let found = format::open(&paths[index], dtype, format, mode)?;

@@ -11,7 +11,7 @@ use super::open::{FILES_PER_THREAD, OpenedShard, WAITING_THREADS, open_shards};
 use super::report::Report;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
-use crate::mapped_file::file_set::{Budget, FileSet};
+use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
 use crate::mapped_file::{Facts, Identity, Mode, Origin, RequestedMode, identity_at};
 use crate::parallel::in_parallel;
 
@@ -31,7 +31,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the files, in parallel, and checks that they are what the index says.
     pub fn open(list: ShardList, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
-        let budget = Budget::for_files(list.shards.len());
+        let budget = DescriptorBudget::for_files(list.shards.len());
         let outcomes = open_shards(&list, mode, strictness, &budget)?;
         let ShardList { path, shards, index, warnings } = list;
         let mut report = Report::new(warnings);

@@ -9,7 +9,7 @@ use super::index::Index;
 use super::locate::{ShardList, ShardPath};
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
-use crate::mapped_file::file_set::{Budget, Kept};
+use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{RequestedMode, descriptor_limit};
 use crate::parallel::in_parallel;
 
@@ -42,7 +42,7 @@ pub fn open_shards(
     list: &ShardList,
     mode: RequestedMode,
     strictness: Strictness,
-    budget: &Budget,
+    budget: &DescriptorBudget,
 ) -> Result<Vec<Result<OpenedShard>>> {
     let wanted = list.index.as_ref().map(|found| by_file(&found.index)).unwrap_or_default();
     let shards = &list.shards;
@@ -73,7 +73,7 @@ fn open_shard(
     wanted: Option<&[&str]>,
     mode: RequestedMode,
     strictness: Strictness,
-    budget: &Budget,
+    budget: &DescriptorBudget,
 ) -> Result<OpenedShard, Error> {
     let file = shard.origin.open(mode)?;
     let header = read_header(&file, strictness)?;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pagestream::batching::lookahead::{PageRange, page_ranges};
 use pagestream::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};
+use pagestream::fetch::ranges::{ByteRange, FileId};
 use pagestream::mapped_file::RequestedMode;
 use pagestream::sampling::order::Order;
 use pagestream::tokens::corpus::TokenCorpus;
@@ -46,10 +46,11 @@ fn rows_of_a_rank_and_the_end_of_the_stream() {
 fn pages_are_exact_merged_and_of_one_shard_each() {
     let folder = tempfile::tempdir().expect("a folder");
     let feed = feed(&folder, ALONE, StreamExtent { epochs: None, drop_last: true });
-    let range = |shard, start, stop| PageRange { source: 0, shard, start, stop };
+    let range =
+        |index, offset, end: u64| ByteRange { file: FileId { set: 0, index }, offset, len: end - offset };
     let of = |position| {
         let plan = feed.plan(position).expect("valid").expect("endless");
-        page_ranges(&feed, &plan.rows).expect("valid")
+        feed.page_ranges(&plan.rows).expect("valid")
     };
     assert_eq!(of(0), [range(0, 0, 4096)]);
     // Windows 80 to 119: the last 2,000 tokens of the first shard and 2,000 of the second.
@@ -86,6 +87,6 @@ fn windows_whose_pages_touch_are_one_range() {
     let sources = vec![TokenSource { corpus: Arc::new(corpus), windows }];
     let feed = Feed::new(sources, None, Order::Sequential, 0, share, extent).expect("valid");
     let plan = feed.plan(0).expect("valid").expect("not the end");
-    let ranges = page_ranges(&feed, &plan.rows).expect("valid");
-    assert_eq!(ranges, [PageRange { source: 0, shard: 0, start: 0, stop: 3 * 4096 }]);
+    let ranges = feed.page_ranges(&plan.rows).expect("valid");
+    assert_eq!(ranges, [ByteRange { file: FileId::default(), offset: 0, len: 3 * 4096 }]);
 }

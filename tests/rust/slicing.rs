@@ -97,7 +97,8 @@ fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>
 /// What the module promises of a plan.
 fn check_extents(indexed: &Indexed, gap_bytes: u64) {
     let plan = indexed.plan(gap_bytes);
-    let extents: Vec<(u64, u64)> = plan.extents().map(|extent| (extent.offset, extent.len)).collect();
+    let extents: Vec<(u64, u64)> =
+        plan.extents().map(|extent| (extent.range.offset, extent.range.len)).collect();
     let mut wanted = indexed.places();
     wanted.sort_unstable();
     assert!(wanted.windows(2).all(|pair| pair[0] < pair[1]), "no byte twice");
@@ -193,7 +194,8 @@ fn what_is_larger_than_a_piece_is_cut() {
 #[test]
 fn neighbours_along_an_outer_axis_are_joined() {
     let indexed = Indexed::new(&[3, 4, 8192], &[(0, 3, 1), (0, 2, 3), (0, 8192, 1)], 1);
-    let extents: Vec<_> = indexed.plan(GAP_BYTES).extents().map(|found| (found.offset, found.len)).collect();
+    let extents: Vec<_> =
+        indexed.plan(GAP_BYTES).extents().map(|found| (found.range.offset, found.range.len)).collect();
     let row = 8192;
     assert_eq!(extents, [(0, row), (3 * row, 2 * row), (7 * row, 2 * row), (11 * row, row)]);
 }
@@ -202,7 +204,7 @@ fn neighbours_along_an_outer_axis_are_joined() {
 fn a_read_is_as_long_as_a_piece_and_no_longer() {
     let lengths = |indexed: Indexed| {
         check_extents(&indexed, GAP_BYTES);
-        indexed.plan(GAP_BYTES).extents().map(|extent| extent.len).collect::<Vec<_>>()
+        indexed.plan(GAP_BYTES).extents().map(|extent| extent.range.len).collect::<Vec<_>>()
     };
     let run = |bytes| Indexed::new(&[bytes], &[(0, bytes, 1)], 1);
     assert_eq!(lengths(run(PIECE_BYTES)), [PIECE_BYTES]);
@@ -223,7 +225,8 @@ fn a_plan_of_a_huge_tensor_takes_no_memory() {
     let plan = indexed.plan(GAP_BYTES);
     assert_eq!(plan.block_count(), (rows / 2) * (columns / 8192));
     assert_eq!(plan.selection().result_bytes(), plan.block_count());
-    let places: Vec<_> = plan.extents().take(130).map(|extent| (extent.offset, extent.len)).collect();
+    let places: Vec<_> =
+        plan.extents().take(130).map(|extent| (extent.range.offset, extent.range.len)).collect();
     assert_eq!(places[..2], [(5, 1), (8197, 1)]);
     assert_eq!(places[128..], [(2 * columns + 5, 1), (2 * columns + 8197, 1)]);
 }

@@ -1,0 +1,57 @@
+//! What a caller sets of a stream of batches.
+
+use crate::error::{Error, Result};
+use crate::mapped_file::DropBehind;
+use crate::widen::Element;
+
+/// Gathering threads that can be asked for; by itself a loader starts fewer.
+pub const MAX_GIVEN_THREADS: usize = 1024;
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub element: Element,
+    /// Whether batches tell documents apart.
+    pub documents: bool,
+    /// Gathering threads; `None` adapts.
+    pub threads: Option<usize>,
+    /// Batches asked for ahead; `None` adapts.
+    pub lookahead: Option<usize>,
+    /// Bytes for buffers and for pages that are asked for ahead; `None` for a share of the available memory.
+    pub memory_bytes: Option<u64>,
+    pub drop_behind: Option<DropBehind>,
+    #[doc(hidden)]
+    pub without: Without,
+}
+
+/// Mechanisms that `benches/rust/ablation.rs` switches off, one at a time. All are on otherwise.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
+pub struct Without {
+    /// The consumer fills a chunk itself where it would have to wait for a gatherer.
+    pub helping: bool,
+    /// More gatherers while storage is slow.
+    pub extra_gatherers: bool,
+    /// Lookahead and ring double, and start anew once the cache is warm.
+    pub adapting: bool,
+    /// A warm cache is trusted.
+    pub trust: bool,
+    /// A wait makes the planner doubt a warm cache.
+    pub doubt: bool,
+    /// The processor is told which rows come next.
+    pub prefetch: bool,
+    /// Chunks of one row while storage is slow.
+    pub small_chunks: bool,
+}
+
+impl Options {
+    pub(super) fn checked(self) -> Result<Self> {
+        match self.threads.filter(|threads| !(1..=MAX_GIVEN_THREADS).contains(threads)) {
+            None => Ok(self),
+            Some(threads) => {
+                let detail = format!("threads must be 1 to {MAX_GIVEN_THREADS}, not {threads}");
+                Err(Error::argument(detail))
+            }
+        }
+    }
+}

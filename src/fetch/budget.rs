@@ -1,0 +1,57 @@
+//! How much may be on its way at a time. The unit is the caller's: bytes of a slice, batches of a stream.
+
+/// A limit, and how much of it is in flight.
+///
+/// ```text
+///   take ──> in flight ──> give_back        room: in flight < limit
+///   limit: first ──double──> … ──> most ──start_anew──> first
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Budget {
+    first: u64,
+    limit: u64,
+    most: u64,
+    /// Below zero where the consumer has overtaken what was asked for.
+    in_flight: i64,
+}
+
+impl Budget {
+    /// A limit that begins at `first` and doubles up to `most`.
+    pub fn new(first: u64, most: u64) -> Self {
+        Self { first, limit: first, most: most.max(first), in_flight: 0 }
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    pub fn most(&self) -> u64 {
+        self.most
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.in_flight < self.limit as i64
+    }
+
+    /// Whether less than half of the limit is in flight: refilling is worth its cost.
+    pub fn is_half_used(&self) -> bool {
+        self.in_flight < self.limit.div_ceil(2) as i64
+    }
+
+    pub fn take(&mut self, amount: u64) {
+        self.in_flight = self.in_flight.saturating_add(amount as i64);
+    }
+
+    /// Credit from the consumer.
+    pub fn give_back(&mut self, amount: u64) {
+        self.in_flight = self.in_flight.saturating_sub(amount as i64);
+    }
+
+    pub fn double(&mut self) {
+        self.limit = self.limit.saturating_mul(2).min(self.most);
+    }
+
+    pub fn start_anew(&mut self) {
+        self.limit = self.first;
+    }
+}

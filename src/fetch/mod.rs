@@ -1,0 +1,43 @@
+//! Reading ahead of use: which bytes, by how many threads, and how much at a time. Batches and slices stand on
+//! this room; so will streams.
+//!
+//! ```text
+//!   what the caller will need, in its order
+//!        │
+//!   ranges::Merge      joins neighbours by one rule                     (pure)
+//!        │
+//!   ahead::Ahead ───── WILLNEED ─────> page cache     asks for what is not cached, or for nothing
+//!        │                                 │
+//!   crew::Crew ─────── Work::step ─── copy or pread ──> buffers::Pool ──> consumer
+//!        │  slow: all threads              ▲                                 │
+//!        │  calm: the first ones           │                                 │
+//!   cancel::Cancel                   budget::Budget <──── give_back ─────────┘
+//! ```
+//!
+//! What each part promises:
+//!
+//! * [`ranges`]: the bytes of the merged ranges are those of the parts and the gaps that the rule allows. The order
+//!   is kept, and nothing is allocated for parts that are not joined.
+//! * [`ahead`]: no range that is known to be cached is asked for; every other one is, in pieces that the kernel fetches
+//!   whole. A cache that has held many ranges in a row is trusted: then two ranges of each lot are looked up.
+//!   [`ahead::Ahead::doubt`] withdraws the trust. Advice is never an error.
+//! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread sleep. While storage is slow
+//!   the crew has all threads that its limits allow; when it is calm the additional ones leave.
+//! * [`budget`]: never more than the limit in flight; the consumer gives credit back. The limit doubles and starts anew.
+//! * [`buffers`]: a buffer returns to its pool when its last user drops it, and never before.
+//! * [`cancel`]: the caller is asked every [`cancel::PERIOD`] whether to go on, in its own thread.
+//!
+//! ```text
+//!   crew   slow ──(32 items, fewer than a quarter waited, or the cache is warm)──> calm
+//!          calm ──(a quarter of the items waited)────────────────────────────────> slow
+//!   ahead  looking ──(256 ranges in a row were cached)──> trusting ──(one was not)──> looking
+//! ```
+//!
+//! No part opens a file, knows a format or touches Python. Rooms from floor 3 up may use this one.
+
+pub mod ahead;
+pub mod budget;
+pub mod buffers;
+pub mod cancel;
+pub mod crew;
+pub mod ranges;

@@ -1,0 +1,107 @@
+//! Ranges of bytes, and the one rule by which neighbours are joined.
+
+/// One of the files that a reader works on. The reader decides what the numbers mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct FileId {
+    pub set: usize,
+    pub index: usize,
+}
+
+/// One run of bytes of one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteRange {
+    pub file: FileId,
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl ByteRange {
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+
+    /// The range in parts of at most `max_bytes`.
+    pub fn pieces(self, max_bytes: u64) -> impl Iterator<Item = Self> {
+        let starts = (self.offset..self.end()).step_by(max_bytes.max(1) as usize);
+        starts.map(move |offset| Self { offset, len: (self.end() - offset).min(max_bytes), ..self })
+    }
+}
+
+/// When two neighbours are read as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MergeRule {
+    /// Gaps smaller than this are read through. Neighbours that touch or overlap have no gap.
+    pub gap_bytes: u64,
+    /// No joined range is longer than this.
+    pub max_bytes: u64,
+}
+
+impl MergeRule {
+    /// Joins what touches or overlaps.
+    pub const TOUCHING: Self = Self { gap_bytes: 0, max_bytes: u64::MAX };
+
+    /// The range that covers both, if the rule joins them. `next` begins no earlier than `kept`.
+    pub fn join(self, kept: ByteRange, next: ByteRange) -> Option<ByteRange> {
+        let gap = next.offset.saturating_sub(kept.end());
+        let len = kept.end().max(next.end()).checked_sub(kept.offset)?;
+        let is_near = gap == 0 || gap < self.gap_bytes;
+        (kept.file == next.file && is_near && len <= self.max_bytes).then_some(ByteRange { len, ..kept })
+    }
+}
+
+/// Something that is read from a range of a file.
+pub trait Ranged {
+    fn range(&self) -> ByteRange;
+}
+
+impl Ranged for ByteRange {
+    fn range(&self) -> ByteRange {
+        *self
+    }
+}
+
+/// One read, and the parts that it serves.
+#[derive(Debug)]
+pub struct MergedRange<T> {
+    pub range: ByteRange,
+    pub first: T,
+    /// Parts that were joined to the first one.
+    pub others: Vec<T>,
+}
+
+/// Joins parts that come in order of file and offset. Lazy: it holds one part back.
+#[derive(Debug, Clone)]
+pub struct Merge<I: Iterator> {
+    parts: I,
+    pending: Option<I::Item>,
+    rule: MergeRule,
+}
+
+impl<I: Iterator<Item: Ranged>> Merge<I> {
+    pub fn new(parts: I, rule: MergeRule) -> Self {
+        Self { parts, pending: None, rule }
+    }
+
+    /// The first part of the next range, if it is known already.
+    pub fn upcoming(&self) -> Option<ByteRange> {
+        self.pending.as_ref().map(Ranged::range)
+    }
+}
+
+impl<I: Iterator<Item: Ranged>> Iterator for Merge<I> {
+    type Item = MergedRange<I::Item>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let first = self.pending.take().or_else(|| self.parts.next())?;
+        let (mut range, mut others) = (first.range(), Vec::new());
+        for part in self.parts.by_ref() {
+            let Some(joined) = self.rule.join(range, part.range()) else {
+                self.pending = Some(part);
+                break;
+            };
+            range = joined;
+            others.push(part);
+        }
+        Some(MergedRange { range, first, others })
+    }
+}
