@@ -22,11 +22,11 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usiz
     // Random order: a fault or a read fetches just its pages. This is a hint; where it fails, reads tell.
     let advice = if shared.feed.is_random() { Advice::Random } else { Advice::Normal };
     shared.feed.sources().iter().for_each(|source| drop(source.corpus.advise(advice)));
-    let mut planner = Planner { position, max_group_batches, ..Planner::default() };
-    planner.ahead.looks_at_all = shared.options.without.trust;
+    let mut this = Planner { position, max_group_batches, ..Planner::default() };
+    this.ahead.looks_at_all = shared.options.without.trust;
     while shared.wait_for_room() {
-        let next = planner.next(shared).and_then(|next| planner.checked(shared, next));
-        let is_warm = planner.ahead.is_warm();
+        let next = this.next(shared).and_then(|next| this.checked(shared, next));
+        let is_warm = this.ahead.is_warm();
         shared.crew.set_warm(is_warm);
         let goes_on = shared.ring(|ring| match next {
             Ok(Some(planned)) => {

@@ -81,7 +81,7 @@ impl RowCopier {
     ) -> Result<()> {
         let length = stop.checked_sub(start).and_then(|span| span.checked_sub(u64::from(has_targets)));
         let row_bytes = length.and_then(|length| row_bytes(length, corpus.dtype(), element));
-        let y_bytes = y_row.as_ref().map(|y| y.len());
+        let y_bytes = y_row.as_ref().map(Uninit::len);
         if row_bytes != Some(x_row.len()) || y_bytes != row_bytes.filter(|_| has_targets) {
             return Err(Error::argument("the row is not of the window's size"));
         }
