@@ -30,7 +30,7 @@ pub use crate::os::memory::advise::Advice;
 pub use damage::{on_damage, untold_damage};
 pub use identity::{NOT_FOUND, identity_at, is_gone};
 pub use mode::{Mode, RequestedMode};
-pub use origin::{Folder, Origin, is_directory, is_refusal, own_kind};
+pub use origin::{Beside, Folder, Origin, is_directory, is_refusal};
 use page_cache::Hints;
 pub use page_cache::{DropBehind, Progress, ResidentPages};
 use read::DescriptorAdvice;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::os::errno::Code;
-use crate::os::file::beneath::{self, Refusal};
+pub use crate::os::file::beneath::Beside;
+use crate::os::file::beneath::{self, ConfinedFolder, Refusal};
 use crate::os::file::open::{self, Kind};
 
 use super::{MappedFile, RequestedMode, mode};
@@ -16,7 +17,7 @@ use super::{MappedFile, RequestedMode, mode};
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    opened: beneath::Folder,
+    opened: ConfinedFolder,
 }
 
 /// How a file was named.
@@ -29,10 +30,10 @@ pub enum Origin {
 }
 
 impl Folder {
-    /// Opens a folder. Its links may lead into `also` as well.
-    pub fn open(path: &Path, also: &[PathBuf]) -> Result<Self> {
+    /// Opens a folder. Its links may lead into `also` as well, and into what `beside` names for its path.
+    pub fn open(path: &Path, also: &[PathBuf], beside: impl FnOnce(&Path) -> Vec<Beside>) -> Result<Self> {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let opened = beneath::Folder::open(here, also).map_err(|(path, errno)| Error::System {
+        let opened = ConfinedFolder::open(here, also, beside).map_err(|(path, errno)| Error::System {
             operation: "cannot open the folder",
             path,
             errno: errno.raw_os_error(),
@@ -44,11 +45,6 @@ impl Folder {
     /// As the caller named it.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Without links.
-    pub fn canonical(&self) -> &Path {
-        self.opened.canonical()
     }
 
     /// The names in it, in no order.
@@ -138,9 +134,4 @@ pub fn is_refusal(errno: i32) -> bool {
 /// Whether a path leads to a directory, its links followed.
 pub fn is_directory(path: &Path) -> bool {
     open::kind_at(path) == Ok(Kind::Directory)
-}
-
-/// What a path names itself: a link is not what it leads to. `None` where there is nothing.
-pub fn own_kind(path: &Path) -> Option<Kind> {
-    open::own_kind_at(path).ok()
 }

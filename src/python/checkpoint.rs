@@ -2,7 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -38,6 +39,11 @@ impl PyCheckpoint {
     }
 }
 
+/// Raises the audit event of `os.listdir` before a folder is listed.
+fn audit_listing(py: Python<'_>, folder: &Path) -> PyResult<()> {
+    py.import("sys")?.call_method1("audit", ("os.listdir", text(folder))).map(drop)
+}
+
 #[pymethods]
 impl PyCheckpoint {
     /// `paths`: one path of whatever kind, or, if `listed`, those of files.
@@ -59,15 +65,30 @@ impl PyCheckpoint {
         let cache_root = cache_root.map(path_of).transpose()?;
         let mode = RequestedMode::from_word(mode)?;
         let strictness = if strict { Strictness::Strict } else { Strictness::Upstream };
+        if let Some(folder) = py.detach(|| source.listed_folder()) {
+            audit_listing(py, &folder)?;
+        }
         let located = py.detach(|| source.locate(cache_root))?;
         if let Some(index) = located.index_path() {
             audit_open(py, &index, RequestedMode::Pinned(Mode::Read))?;
         }
         let list = py.detach(|| located.list(strictness))?;
+        py.check_signals()?;
         for shard in &list.shards {
             audit_open(py, &shard.path, mode)?;
         }
-        Ok(Self { checkpoint: py.detach(|| Checkpoint::open(list, mode, strictness))? })
+        let raised = Mutex::new(None);
+        let keep_going = || {
+            let found = Python::attach(|py| -> PyResult<()> { py.check_signals() });
+            let is_fine = found.is_ok();
+            *raised.lock().unwrap_or_else(PoisonError::into_inner) = found.err();
+            is_fine
+        };
+        let opened = py.detach(|| Checkpoint::open(list, mode, strictness, &keep_going));
+        match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(interrupt) => Err(interrupt),
+            None => Ok(Self { checkpoint: opened? }),
+        }
     }
 
     /// The paths of the files as they were named.

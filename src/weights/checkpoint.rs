@@ -7,7 +7,7 @@ use super::catalog::Catalog;
 use super::file::WeightFile;
 use super::header::{Header, TensorEntry};
 use super::locate::{ShardList, ShardPath, blame_checkpoint};
-use super::open::{FILES_PER_THREAD, OpenedShard, WAITING_THREADS, open_shards};
+use super::open::{FILES_PER_THREAD, NotOpened, OpenedShard, WAITING_THREADS, open_shards};
 use super::report::Report;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
@@ -30,9 +30,16 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens the files, in parallel, and checks that they are what the index says.
-    pub fn open(list: ShardList, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
+    ///
+    /// `keep_going` is asked by the calling thread now and then; `false` stops the opening with an error.
+    pub fn open(
+        list: ShardList,
+        mode: RequestedMode,
+        strictness: Strictness,
+        keep_going: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Self> {
         let budget = DescriptorBudget::for_files(list.shards.len());
-        let outcomes = open_shards(&list, mode, strictness, &budget)?;
+        let outcomes = open_shards(&list, mode, strictness, &budget, keep_going)?;
         let ShardList { path, shards, index, warnings } = list;
         let mut report = Report::new(warnings);
         let alone = shards.len() == 1 && index.is_none();
@@ -40,9 +47,13 @@ impl Checkpoint {
         for (shard, outcome) in shards.iter().zip(outcomes) {
             opened.push(match outcome {
                 Ok(found) => found,
-                Err(error) if alone => return Err(blame(shard, error)),
-                Err(error) => {
+                Err(NotOpened::Failed(error)) if alone => return Err(blame(shard, error)),
+                Err(NotOpened::Failed(error)) => {
                     report.add_file(shard, error)?;
+                    OpenedShard::default()
+                }
+                Err(NotOpened::Skipped) => {
+                    report.add_skipped(shard);
                     OpenedShard::default()
                 }
             });

@@ -1,17 +1,15 @@
 //! One safetensors file: its header, and where each tensor's bytes lie.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
 
-use super::header::{self, Header, HeaderError, TensorEntry};
+use super::header::{self, Header, HeaderError, LENGTH_BYTES, TensorEntry};
+use super::mistaken::{self, SNIFFED_BYTES};
 use super::strictness::Strictness;
 use super::tensor::StoredTensor;
-
-/// The header's length stands in the first bytes.
-const PREFIX_BYTES: u64 = 8;
 
 /// Copies are the same file.
 #[derive(Debug, Clone)]
@@ -20,18 +18,21 @@ pub struct WeightFile {
     header: Arc<Header>,
 }
 
-/// The header of a file that is in memory, of which `head` is the beginning and `size` the length.
+/// Parses the header of a file that is in memory, of which `head` is the beginning and `size` the length.
 pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Header> {
     let parse = || {
         let length = header::header_bytes(head, size)?;
-        let json = head.get(PREFIX_BYTES as usize..).unwrap_or_default();
+        let json = head.get(LENGTH_BYTES as usize..).unwrap_or_default();
         Header::parse(&json[..json.len().min(length as usize)], size, strictness)
     };
     // Upstream's words: it says of bytes in memory what it says of files, without "header".
-    parse().map_err(|error: HeaderError| Error::Safetensors {
-        path: PathBuf::new(),
-        detail: format!("Error while deserializing: {error}"),
-    })
+    parse().map_err(|error| refusal(Path::new(""), "Error while deserializing", &error, head))
+}
+
+/// The error for a file with a bad header, with what the file is instead where its first bytes tell.
+fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8]) -> Error {
+    let hint = mistaken::named(first).map_or_else(String::new, |hint| format!("; {hint}"));
+    Error::Safetensors { path: path.into(), detail: format!("{what}: {error}{hint}") }
 }
 
 impl WeightFile {
@@ -74,27 +75,28 @@ impl WeightFile {
     }
 }
 
-/// Reads the header, from a private copy: what is checked is what is used, whatever others do to the file
+/// Reads the header into a private copy: what is checked is what is used, whatever others do to the file
 /// meanwhile.
 pub fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     let opened = file.opened()?;
     let size = opened.size();
-    let wrong = |error: HeaderError| Error::Safetensors {
-        path: file.path().into(),
-        detail: format!("Error while deserializing header: {error}"),
-    };
-    // Of a file whose tensors may never be wanted, or a few rows of them: nothing is read ahead.
+    // Nothing is read ahead: perhaps only a few rows of the tensors, or none, will be wanted.
     let reader = opened.sparse_reader();
-    let prefix = reader.read(0, size.min(PREFIX_BYTES))?;
-    let length = match header::header_bytes(&prefix, size) {
-        Ok(length) => length,
-        Err(error) => {
-            // A file that is rewritten meanwhile is not to blame for its length.
-            reader.finish()?;
-            return Err(wrong(error));
-        }
+    let read = || {
+        let prefix = reader.read(0, size.min(LENGTH_BYTES))?;
+        let length = match header::header_bytes(&prefix, size) {
+            Ok(length) => length,
+            Err(error) => return Ok(Err(error)),
+        };
+        let json = reader.read(LENGTH_BYTES, length)?;
+        Ok(Header::parse(&json, size, strictness))
     };
-    let json = reader.read(PREFIX_BYTES, length)?;
+    let found = read()?;
+    let first = match &found {
+        Ok(_) => Vec::new(),
+        Err(_) => reader.read(0, size.min(SNIFFED_BYTES as u64))?,
+    };
+    // The header of a file that was rewritten meanwhile is not to blame.
     reader.finish()?;
-    Header::parse(&json, size, strictness).map_err(wrong)
+    found.map_err(|error| refusal(file.path(), "Error while deserializing header", &error, &first))
 }

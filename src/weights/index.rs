@@ -49,7 +49,7 @@ impl Index {
         Any(IndexVisitor(&mut reader))
             .deserialize(&mut deserializer)
             .and_then(|()| deserializer.end())
-            .map_err(|error| format!("invalid JSON: {error}"))?;
+            .map_err(|error| reader.refusal.take().unwrap_or_else(|| format!("invalid JSON: {error}")))?;
         if !reader.has_map {
             return Err("no `weight_map`: expected an object that names each tensor's file".into());
         }
@@ -185,12 +185,14 @@ struct IndexReader {
     last: u32,
     has_map: bool,
     has_metadata: bool,
+    /// What is wrong where the JSON is not.
+    refusal: Option<String>,
 }
 
 impl IndexReader {
     fn new(strictness: Strictness) -> Self {
         let (index, numbers) = (Index::default(), HashMap::new());
-        Self { strictness, index, numbers, last: 0, has_map: false, has_metadata: false }
+        Self { strictness, index, numbers, last: 0, has_map: false, has_metadata: false, refusal: None }
     }
 
     /// Appends a name to the text.
@@ -211,9 +213,9 @@ impl IndexReader {
             return Ok(known);
         }
         if shards.len() == MAX_SHARDS {
-            return Err(E::custom(format_args!(
-                "`weight_map` names too many files: found more than {MAX_SHARDS}, expected at most that"
-            )));
+            self.refusal =
+                Some(format!("`weight_map` names more than {MAX_SHARDS} files; expected at most that"));
+            return Err(E::custom("too many files"));
         }
         let number = shards.len() as u32;
         self.numbers.insert(file.into(), number);

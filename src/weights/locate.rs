@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{
-    Folder, Identity, Kind, MappedFile, Mode, NOT_FOUND, Origin, RequestedMode, is_directory, is_gone,
-    is_refusal, own_kind,
+    Beside, Folder, Identity, MappedFile, Mode, NOT_FOUND, Origin, RequestedMode, is_directory, is_gone,
+    is_refusal,
 };
 
 use super::index::{Index, MAX_INDEX_BYTES};
-use super::natural;
 use super::strictness::Strictness;
 use super::tally::Tally;
+use super::{mistaken, natural};
 
 const WEIGHTS: &[u8] = b".safetensors";
 const INDEX: &[u8] = b".safetensors.index.json";
@@ -87,12 +87,21 @@ pub struct IndexFile {
 }
 
 impl CheckpointPath {
+    /// The folder that [`Self::locate`] lists, if it lists one.
+    pub fn listed_folder(&self) -> Option<PathBuf> {
+        match self {
+            Self::Path(path) if is_directory(path) => Some(path.clone()),
+            Self::Path(path) if is_index(path) => Some(split(path).0.to_owned()),
+            _ => None,
+        }
+    }
+
     /// Looks where the files are. Links may lead into `cache_root` too.
     pub fn locate(self, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
         match self {
             Self::Files(paths) => files_as_named(paths, cache_root),
             Self::Path(path) if is_directory(&path) => in_directory(path, cache_root),
-            Self::Path(path) if path.as_os_str().as_bytes().ends_with(b".json") => {
+            Self::Path(path) if is_index(&path) => {
                 let (folder, name) = split(&path);
                 let folder = open_folder(folder, cache_root)?;
                 // For a notice alone: a folder that cannot be listed is no hindrance.
@@ -159,8 +168,11 @@ fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Resu
         )));
     }
     let json = opened.read(0, opened.size())?;
-    let index =
-        Index::parse(&json, strictness).map_err(|detail| wrong(format!("invalid index: {detail}")))?;
+    let index = Index::parse(&json, strictness).map_err(|detail| {
+        let hint = mistaken::named(&json).filter(|_| !json.starts_with(b"{"));
+        let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+        wrong(format!("invalid index: {detail}{hint}"))
+    })?;
     Ok(IndexFile { index, identity: opened.facts().identity, path })
 }
 
@@ -245,38 +257,25 @@ fn nothing_in(path: PathBuf, names: &[OsString]) -> Error {
 }
 
 fn open_folder(path: &Path, cache_root: Option<&Path>) -> Result<Arc<Folder>> {
-    let folder = Folder::open(path, &[])?;
-    let mut also = hugging_face_roots(folder.canonical());
-    also.extend(cache_root.map(Path::to_owned));
-    if also.is_empty() { Ok(Arc::new(folder)) } else { Folder::open(path, &also).map(Arc::new) }
+    let also: Vec<_> = cache_root.map(Path::to_owned).into_iter().collect();
+    Folder::open(path, &also, hugging_face_blobs).map(Arc::new)
 }
 
-/// Where the links of a snapshot in the Hugging Face cache lead: `REPO/snapshots/REVISION/...` has links to
-/// `REPO/blobs`, whose entries may be links to `blobs` of the whole cache, which has a marker. No more than
+/// Returns where the links of a snapshot in the Hugging Face cache lead: `REPO/snapshots/REVISION/...` has links
+/// to `REPO/blobs`, whose entries may be links to `blobs` of the whole cache, which has a marker. No more than
 /// these: folders may be called `snapshots` and `blobs` for reasons of their own.
 ///
-/// CheckpointPath: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
-fn hugging_face_roots(folder: &Path) -> Vec<PathBuf> {
-    let is_folder = |path: &Path| own_kind(path) == Some(Kind::Directory);
-    let repository = folder
-        .ancestors()
-        .skip(1)
-        .filter(|path| path.file_name() == Some(OsStr::new("snapshots")))
-        .filter_map(Path::parent)
-        .find(|parent| parent.file_name().is_some_and(is_repository));
-    let Some(repository) = repository else { return Vec::new() };
-    let blobs = repository.join("blobs");
-    if !is_folder(&blobs) {
-        return Vec::new();
-    }
-    let mut roots = vec![blobs];
-    if let Some(store) = repository.parent().map(|cache| cache.join("blobs")) {
-        let marker = store.join(".huggingface-shared-blobs");
-        if is_folder(&store) && own_kind(&marker) == Some(Kind::Regular) {
-            roots.push(store);
-        }
-    }
-    roots
+/// Source: `huggingface_hub`, `file_download.py` and `utils/_shared_blobs.py`.
+fn hugging_face_blobs(folder: &Path) -> Vec<Beside> {
+    let is_snapshots = |path: &Path| {
+        let repository = path.parent().and_then(Path::file_name);
+        path.file_name() == Some(OsStr::new("snapshots")) && repository.is_some_and(is_repository)
+    };
+    let Some(snapshots) = folder.ancestors().skip(1).position(is_snapshots) else { return Vec::new() };
+    // `position` counts from the parent, which is one level up.
+    let repository = snapshots + 2;
+    let blobs = |levels_up, marker| Beside { levels_up, name: "blobs".into(), marker };
+    vec![blobs(repository, None), blobs(repository + 1, Some(".huggingface-shared-blobs".into()))]
 }
 
 /// As `huggingface_hub` calls the folder of a repository: `models--org--name`.
@@ -295,6 +294,11 @@ fn split(path: &Path) -> (&Path, &OsStr) {
         (Some(parent), Some(name)) => (parent, name),
         _ => (path, OsStr::new(".")),
     }
+}
+
+/// Indexes are told by their names.
+fn is_index(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b".json")
 }
 
 /// In natural order; hidden files are left alone.

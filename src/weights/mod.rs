@@ -8,6 +8,7 @@ pub mod index;
 mod json;
 mod last_wins;
 pub mod locate;
+mod mistaken;
 pub mod natural;
 mod open;
 mod report;

@@ -1,6 +1,7 @@
 //! The shards of a checkpoint, opened in parallel: their headers, matched with the index's names.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::file::read_header;
@@ -22,6 +23,11 @@ const DESCRIPTORS_PER_THREAD: usize = 16;
 /// Files that are worth one more thread where opening costs processor time.
 pub const FILES_PER_THREAD: usize = 4;
 
+/// After this many files that failed no more are tried: an index may name tens of thousands.
+pub const MAX_FAILED: usize = 100;
+/// Between two calls of `keep_going`.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
 /// The rank of a name that the index has and the file has not.
 pub const ABSENT: u32 = u32::MAX;
 
@@ -37,21 +43,40 @@ pub struct OpenedShard {
     pub unnamed: Vec<u32>,
 }
 
-/// Opens all shards. An error that is not the checkpoint's fault ends the opening at once.
+/// Why a shard is not open.
+#[derive(Debug)]
+pub enum NotOpened {
+    /// The checkpoint is to blame for this error.
+    Failed(Error),
+    /// So many others failed that this one was not tried.
+    Skipped,
+}
+
+/// Opens all shards, or stops where `keep_going`, which the calling thread asks now and then, returns false. An
+/// error that is not the checkpoint's fault ends the opening at once.
 pub fn open_shards(
     list: &ShardList,
     mode: RequestedMode,
     strictness: Strictness,
     budget: &DescriptorBudget,
-) -> Result<Vec<Result<OpenedShard>>> {
+    keep_going: &(dyn Fn() -> bool + Sync),
+) -> Result<Vec<Result<OpenedShard, NotOpened>>> {
     let wanted = list.index.as_ref().map(|found| by_file(&found.index)).unwrap_or_default();
     let shards = &list.shards;
     let Some(rest) = shards.len().checked_sub(1) else { return Ok(Vec::new()) };
+    let failed = AtomicUsize::new(0);
     let attempt = |number: usize| {
+        if failed.load(Ordering::Relaxed) >= MAX_FAILED {
+            return Ok(Err(NotOpened::Skipped));
+        }
         let names = wanted.get(number).map(Vec::as_slice);
         match open_shard(&shards[number], names, mode, strictness, budget) {
             Err(error) if !shards[number].is_to_blame(&error) && rest > 0 => Err(error),
-            outcome => Ok(outcome),
+            Err(error) => {
+                failed.fetch_add(1, Ordering::Relaxed);
+                Ok(Err(NotOpened::Failed(error)))
+            }
+            Ok(opened) => Ok(Ok(opened)),
         }
     };
     // The first file tells what opening costs here.
@@ -63,8 +88,21 @@ pub fn open_shards(
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         processors.min(rest.div_ceil(FILES_PER_THREAD))
     };
+    let caller = std::thread::current().id();
+    let asked = Mutex::new(None::<Instant>);
+    let may_go_on = || {
+        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due =
+            std::thread::current().id() == caller && asked.is_none_or(|asked| asked.elapsed() > ASK_EVERY);
+        if is_due {
+            *asked = Some(Instant::now());
+        }
+        !is_due || keep_going()
+    };
     let mut opened = vec![first];
-    opened.append(&mut in_parallel(rest, threads, |number| attempt(number + 1))?);
+    opened.append(&mut in_parallel(rest, threads, |number| {
+        if may_go_on() { attempt(number + 1) } else { Err(Error::argument("the opening was stopped")) }
+    })?);
     Ok(opened)
 }
 

@@ -30,6 +30,7 @@ pub struct Report {
     missing_files: Tally,
     refused_files: Tally,
     broken_files: Tally,
+    skipped_files: Tally,
     missing_names: Tally,
     repeated_names: Tally,
     pub warnings: Vec<String>,
@@ -52,6 +53,11 @@ impl Report {
             other => self.refused_files.add(format_args!("{path} ({})", other.message())),
         }
         Ok(())
+    }
+
+    /// Records a shard that was not tried, because too many others had failed.
+    pub fn add_skipped(&mut self, shard: &ShardPath) {
+        self.skipped_files.add(shard.path.display());
     }
 
     /// Records what the headers and the index do not agree on. `used` says which of two tensors counts.
@@ -130,6 +136,7 @@ impl Report {
             (&self.missing_files, "file is missing", "files are missing"),
             (&self.refused_files, "file is refused", "files are refused"),
             (&self.broken_files, "file is broken", "files are broken"),
+            (&self.skipped_files, "more was not tried", "more were not tried"),
             (
                 &self.missing_names,
                 "tensor is not in the file that the index names for it",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 import json
 import os
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +17,12 @@ import torch
 
 from pagestream import open_checkpoint
 from pagestream.errors import FileChangedError, SafetensorError
+from pagestream.safetensors import deserialize, safe_open
 
+from support import real
 from support.checkpoints import INDEX, shard_name, sharded, values, write_index, write_shards
 from support.mappings import place_in_file
+from support.process import output_of
 from support.weight_files import entry, weight_file, write
 
 ONE = np.ones(1, "f4")
@@ -372,3 +379,110 @@ def test_a_model_of_transformers_is_read_as_transformers_reads_it(tmp_path):
         np.testing.assert_array_equal(array, again[name].numpy())
         expected = safetensors.torch.load_file(weights.info(name).path)[name]
         np.testing.assert_array_equal(array, expected.numpy())
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        '{"x": ' + "[" * 1_000_000 + "]" * 1_000_000 + "}",
+        '{"total_size": ' + "9" * 5000 + "}",
+        '{"total_size": 1e999}',
+        '{"total_size": "\\ud800"}',
+        '{"total_size": NaN}',
+    ],
+    ids=["deep", "digits", "range", "surrogate", "nan"],
+)
+def test_metadata_of_an_index_that_no_reader_takes_is_refused(tmp_path, metadata):
+    write_shards(tmp_path, {"a.safetensors": {"a": np.zeros(1, "f4")}})
+    write_index(tmp_path, f'{{"metadata": {metadata}, "weight_map": {{"a": "a.safetensors"}}}}')
+    with pytest.raises(SafetensorError, match=r"index\.json: invalid index: invalid JSON: "):
+        open_checkpoint(tmp_path)
+
+
+def test_an_index_of_many_missing_files_is_refused_after_the_first_hundred(tmp_path):
+    write_index(tmp_path, {f"t{number}": f"f{number}" for number in range(60_000)})
+    with pytest.raises(SafetensorError, match=r"1\d\d files are missing: .*; 59\d\d\d more were not tried: "):
+        open_checkpoint(tmp_path)
+    write_index(tmp_path, {f"t{number}": f"f{number}" for number in range(70_000)})
+    with pytest.raises(SafetensorError, match="`weight_map` names more than 65536 files"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_interrupt_is_heard_while_files_are_opened(tmp_path):
+    count = 1500
+    source = sharded(tmp_path / "source", shards=count, tensors=1)
+    code = """
+        import os, signal, sys, threading, pagestream
+        def interrupt():
+            while len(os.listdir("/proc/self/fd")) < 80:
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
+        try:
+            pagestream.open_checkpoint(sys.argv[1])
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    with real.slow_fuse(Path(source), tmp_path / "slow", delay_ms=50) as slow:
+        assert output_of(code, slow.path) == "interrupted"
+    assert slow.counts["read_requests"] < count
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n",
+            "git-LFS pointer.*git lfs pull",
+        ),
+        (b"<!DOCTYPE html><html><body>Not found</body></html>", "HTML page"),
+        (b"\xef\xbb\xbf\n <HTML>" + bytes(60), "HTML page"),
+        (b"GGUF\x03\0\0\0" + bytes(60), "GGUF"),
+        (bytes.fromhex("08071207 7079746f726368") + bytes(60), "ONNX"),
+        (b'{"metadata": {}, "weight_map": {}}', "JSON text"),
+    ],
+    ids=["empty", "lfs", "html", "html-bom", "gguf", "onnx", "json"],
+)
+def test_what_people_pass_by_mistake_is_named(tmp_path, content, words):
+    assert_named(tmp_path, content, words)
+
+
+def assert_named(folder, content, words):
+    path = folder / "model.safetensors"
+    path.write_bytes(content)
+    pattern = rf"(?s)model\.safetensors: Error while deserializing header: .*; .*{words}"
+    with pytest.raises(SafetensorError, match=pattern):
+        safe_open(path, "np")
+    with pytest.raises(SafetensorError, match=words):
+        open_checkpoint(path)
+    with pytest.raises(SafetensorError, match=words):
+        deserialize(content)
+
+
+def test_files_of_torch_gzip_and_numpy_are_named(tmp_path):
+    tensors = {"a": torch.zeros(300)}
+    for new, words in ((True, "zip archive"), (False, "Python pickle")):
+        torch.save(tensors, tmp_path / "saved.pt", _use_new_zipfile_serialization=new)
+        assert_named(tmp_path, (tmp_path / "saved.pt").read_bytes(), words)
+    assert_named(tmp_path, pickle.dumps({"a": [1.0] * 99}), "Python pickle")
+    assert_named(tmp_path, gzip.compress(safetensors.numpy.save({"a": np.arange(999.0)})), "gzip file")
+    buffer = io.BytesIO()
+    np.save(buffer, np.arange(99))
+    assert_named(tmp_path, buffer.getvalue(), "NumPy file")
+
+
+def test_a_broken_safetensors_file_is_called_no_other_kind(tmp_path):
+    whole = safetensors.numpy.save({"a": np.arange(3.0)})
+    for length in (0x8B1F, 0x120708, 0x95_04_80, 1 << 60):
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(length.to_bytes(8, "little") + whole[8:])
+        with pytest.raises(SafetensorError) as caught:
+            safe_open(path, "np")
+        assert "this is a" not in str(caught.value)
+
+
+def test_an_index_that_is_a_pointer_is_named(tmp_path):
+    (tmp_path / INDEX).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+    with pytest.raises(SafetensorError, match=r"invalid index: .*git-LFS pointer"):
+        open_checkpoint(tmp_path)

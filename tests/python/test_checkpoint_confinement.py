@@ -402,21 +402,39 @@ def test_a_folder_that_is_replaced_while_it_is_opened_stays_the_one_that_was_ope
     assert "rewritten or replaced" in text
 
 
-def test_hooks_see_the_index_and_every_file_and_can_refuse(tmp_path):
+@pytest.mark.parametrize("by", ["folder", "index"])
+def test_hooks_see_the_listing_the_index_and_every_file_and_can_refuse(tmp_path, by):
     folder = sharded(tmp_path / "model", shards=3)
     code = """
         import sys, pagestream
         def hook(event, arguments):
-            if event == "pagestream.open":
-                print(*arguments)
-                if arguments[0].endswith("00003-of-00003.safetensors"):
+            if event in ("os.listdir", "pagestream.open") and sys.argv[1] in arguments[0]:
+                print(event, *arguments)
+                if arguments[0].endswith(sys.argv[3]):
                     raise RuntimeError("refused")
         sys.addaudithook(hook)
         try:
-            pagestream.open_checkpoint(sys.argv[1])
+            pagestream.open_checkpoint(sys.argv[2])
         except RuntimeError as error:
             print(error)
     """
-    lines = output_of(code, folder).splitlines()
-    shards = [f"{folder}/model-0000{number}-of-00003.safetensors auto" for number in (1, 2, 3)]
-    assert lines == [f"{folder}/{INDEX} read", *shards, "refused"]
+    path = folder if by == "folder" else f"{folder}/{INDEX}"
+    events = [f"os.listdir {folder}", f"pagestream.open {folder}/{INDEX} read"]
+    events += [
+        f"pagestream.open {folder}/model-0000{number}-of-00003.safetensors auto" for number in (1, 2, 3)
+    ]
+    for refused, count in (("/model", 1), (INDEX, 2), ("00003-of-00003.safetensors", 5)):
+        lines = output_of(code, folder, path, refused).splitlines()
+        assert lines == [*events[:count], "refused"]
+
+
+def test_blobs_that_become_a_link_while_the_snapshot_is_opened_lead_nowhere(tmp_path, outside):
+    """The kernel is asked for the folder itself, and refuses a link in its place (`O_NOFOLLOW`)."""
+    snapshot = hub_cache(tmp_path / "hub", {"a.safetensors": safetensors.numpy.save(SECRET)})
+    code = "import sys, pagestream; pagestream.open_checkpoint(sys.argv[1])"
+    log = tmp_path / "log"
+    wrapper = (real.need_tool("strace"), "-f", "-o", str(log), "-e", "trace=openat,openat2,open")
+    output_of(code, snapshot, wrapper=wrapper)
+    blobs = [line for line in log.read_text().splitlines() if '"blobs"' in line or '/blobs", ' in line]
+    assert blobs
+    assert all("O_NOFOLLOW" in line and "AT_FDCWD" not in line for line in blobs), blobs

@@ -31,7 +31,7 @@ fn index(folder: &Path, pairs: &[(&str, &str)]) {
 }
 
 fn open_with(path: CheckpointPath, strictness: Strictness) -> Result<Checkpoint> {
-    Checkpoint::open(path.locate(None)?.list(strictness)?, RequestedMode::Auto, strictness)
+    Checkpoint::open(path.locate(None)?.list(strictness)?, RequestedMode::Auto, strictness, &|| true)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
@@ -164,4 +164,39 @@ fn a_descriptor_becomes_a_file_of_its_own() {
     assert!(handle.metadata().is_ok(), "the caller's descriptor stays open");
     let folder = std::fs::File::open(folder.path()).expect("opened");
     assert!(open(&folder, RequestedMode::Auto).is_err());
+}
+
+#[test]
+fn opening_stops_after_many_missing_files_and_counts_the_rest() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let names: Vec<_> = (0..5000).map(|number| (format!("{number}"), format!("f{number}"))).collect();
+    let pairs: Vec<_> = names.iter().map(|(name, file)| (name.as_str(), file.as_str())).collect();
+    index(folder.path(), &pairs);
+    let text = refusal(open(folder.path()));
+    let count = |words: &str| {
+        let before = &text[..text.find(words).unwrap_or_else(|| panic!("{text}"))];
+        before.rsplit(' ').next().expect("a word").parse::<usize>().expect("a number")
+    };
+    let (missing, skipped) = (count(" files are missing"), count(" more were not tried"));
+    assert_eq!(missing + skipped, 5000);
+    assert!((100..300).contains(&missing), "{text}");
+}
+
+#[test]
+fn opening_stops_when_the_caller_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let paths: Vec<_> = (0..300).map(|number| folder.path().join(format!("{number}.safetensors"))).collect();
+    for path in &paths {
+        write(path, &[path.file_name().and_then(|name| name.to_str()).expect("text")]);
+    }
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    let stop = || {
+        asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        false
+    };
+    let list = CheckpointPath::Files(paths).locate(None).and_then(|found| found.list(Strictness::Strict));
+    let list = list.expect("located");
+    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, &stop);
+    assert!(matches!(found, Err(Error::Argument { .. })));
+    assert_eq!(asked.into_inner(), 1);
 }

@@ -37,7 +37,7 @@ const READ: OFlags = OFlags::RDONLY
 
 /// A folder, and others that its links may lead into.
 #[derive(Debug)]
-pub struct Folder {
+pub struct ConfinedFolder {
     /// The first one holds the folder.
     roots: Vec<Root>,
     /// Of the folder, seen from the first root.
@@ -70,12 +70,34 @@ impl From<Errno> for Refusal {
     }
 }
 
-impl Folder {
-    /// Opens a folder, by a path that the caller vouches for; its links are followed. On failure says which
-    /// of the paths it was.
-    pub fn open(path: &Path, also: &[PathBuf]) -> Result<Self, (PathBuf, Errno)> {
-        let canonical = canonical(path).map_err(|errno| (path.to_owned(), errno))?;
+/// A folder beside the one that is opened, named from there: `../../blobs` is two levels up.
+///
+/// It is reached by descriptors alone, and a link is not followed: a path that was looked at could lead elsewhere
+/// by the time that it is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beside {
+    pub levels_up: usize,
+    pub name: OsString,
+    /// A regular file in it, without which the folder does not count.
+    pub marker: Option<OsString>,
+}
+
+impl ConfinedFolder {
+    /// Opens a folder, by a path that the caller vouches for; its links are followed. Links may lead into `also`,
+    /// which the caller vouches for, and into those folders that `beside` names for the folder's path without
+    /// links, up to the first that is not there. On failure says which of the paths it was.
+    pub fn open(
+        path: &Path,
+        also: &[PathBuf],
+        beside: impl FnOnce(&Path) -> Vec<Beside>,
+    ) -> Result<Self, (PathBuf, Errno)> {
+        let own = Root::open(path).map_err(|errno| (path.to_owned(), errno))?;
+        let canonical = own.canonical.clone();
         let mut roots = Vec::with_capacity(1 + also.len());
+        for place in beside(&canonical) {
+            let Some(root) = own.beside(&place) else { break };
+            roots.push(root);
+        }
         for other in also {
             roots.push(Root::open(other).map_err(|errno| (other.clone(), errno))?);
         }
@@ -83,7 +105,7 @@ impl Folder {
         let holder = roots.iter().enumerate().filter(|(_, root)| canonical.starts_with(&root.canonical));
         match holder.min_by_key(|(_, root)| root.canonical.as_os_str().len()).map(|(index, _)| index) {
             Some(index) => roots.swap(0, index),
-            None => roots.insert(0, Root::open(path).map_err(|errno| (path.to_owned(), errno))?),
+            None => roots.insert(0, own),
         }
         let base = canonical.strip_prefix(&roots[0].canonical).unwrap_or(Path::new("")).to_owned();
         Ok(Self { roots, base, canonical })
@@ -157,7 +179,7 @@ impl Folder {
         }
     }
 
-    fn walk(&self, path: &Path) -> Result<Found, Refusal> {
+    fn walk(&self, path: &Path) -> Result<WalkEnd, Refusal> {
         let mut pending: VecDeque<OsString> = components(path).collect();
         let mut at = Place::Inside(Vec::new(), &self.roots[0]);
         let mut links = 0;
@@ -196,7 +218,7 @@ impl Folder {
                         }
                         _ if pending.is_empty() => {
                             let folder = retry(|| rustix::io::fcntl_dupfd_cloexec(folder, 0))?;
-                            return Ok(Found { file: found, folder, name });
+                            return Ok(WalkEnd { file: found, folder, name });
                         }
                         _ => return Err(Errno::NOTDIR.into()),
                     }
@@ -208,7 +230,7 @@ impl Folder {
             Place::Inside(passed, root) => {
                 let last = passed.last().map_or(root.descriptor.as_fd(), AsFd::as_fd);
                 let copy = || retry(|| rustix::io::fcntl_dupfd_cloexec(last, 0));
-                Ok(Found { file: copy()?, folder: copy()?, name: ".".into() })
+                Ok(WalkEnd { file: copy()?, folder: copy()?, name: ".".into() })
             }
         }
     }
@@ -227,12 +249,47 @@ impl Root {
         let flags = LOOK | OFlags::DIRECTORY;
         let descriptor = retry(|| rustix::fs::open(path, flags, Mode::empty()))?;
         let named = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        Ok(Self { descriptor, canonical: canonical(path)?, named })
+        let canonical = path_of(descriptor.as_fd()).map_or_else(|| canonical(path), Ok)?;
+        Ok(Self { descriptor, canonical, named })
+    }
+
+    /// Opens a folder beside this one; `None` where there is none, or a link in its place.
+    fn beside(&self, place: &Beside) -> Option<Self> {
+        let look = |folder: BorrowedFd<'_>, name: &OsStr| {
+            let flags = LOOK | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+            retry(|| rustix::fs::openat(folder, name, flags, Mode::empty())).ok()
+        };
+        let mut holder = look(self.descriptor.as_fd(), OsStr::new("."))?;
+        let mut canonical = self.canonical.clone();
+        for _ in 0..place.levels_up {
+            holder = look(holder.as_fd(), OsStr::new(".."))?;
+            canonical.pop();
+        }
+        let descriptor = look(holder.as_fd(), &place.name)?;
+        canonical.push(&place.name);
+        if let Some(marker) = &place.marker {
+            let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+            let stat = retry(|| rustix::fs::statat(&descriptor, marker.as_os_str(), flags)).ok()?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+                return None;
+            }
+        }
+        Some(Self { descriptor, named: canonical.clone(), canonical })
     }
 }
 
+/// The path of what a descriptor stands for, if procfs tells. Unlike a path that is resolved a second time, it
+/// cannot be that of something else.
+fn path_of(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
+    let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor));
+    let path = std::fs::read_link(link).ok().filter(|path| path.is_absolute())?;
+    // Of a folder that was deleted, or lies in another mount namespace, it is not a path.
+    let (here, there) = (rustix::fs::fstat(descriptor).ok()?, rustix::fs::stat(&path).ok()?);
+    ((here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)).then_some(path)
+}
+
 /// What a walk found: the thing itself, and how to open it for reading.
-struct Found {
+struct WalkEnd {
     file: OwnedFd,
     folder: OwnedFd,
     name: OsString,

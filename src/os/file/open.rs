@@ -112,11 +112,6 @@ pub fn kind_at(path: &Path) -> Result<Kind, Errno> {
     retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).1)
 }
 
-/// The same, where a link is a link.
-pub fn own_kind_at(path: &Path) -> Result<Kind, Errno> {
-    retry(|| rustix::fs::lstat(path)).map(|stat| from_stat(&stat).1)
-}
-
 // The fields have other types on other targets.
 #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
 fn from_stat(stat: &Stat) -> (Identity, Kind) {

@@ -5,6 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{CWD, inotify};
 
+/// Nothing beside the folder.
+fn none(_: &Path) -> Vec<Beside> {
+    Vec::new()
+}
+
 /// `root/folder` with files and links; `root/outside` with a secret.
 fn tree() -> (tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().expect("a folder");
@@ -63,7 +68,7 @@ impl Opens {
 #[test]
 fn both_ways_open_the_same_and_refuse_the_same() {
     let (root, path) = tree();
-    let folder = Folder::open(&path, &[]).expect("opened");
+    let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     let by_walking = |name: &Path| -> Result<OwnedFd, Refusal> {
         let found = folder.walk(name)?;
         let seen = regular(found.file.as_fd())?;
@@ -106,13 +111,13 @@ fn both_ways_open_the_same_and_refuse_the_same() {
 fn links_may_lead_into_another_root() {
     let (root, path) = tree();
     let outside = root.path().join("outside");
-    let folder = Folder::open(&path, std::slice::from_ref(&outside)).expect("opened");
+    let folder = ConfinedFolder::open(&path, std::slice::from_ref(&outside), none).expect("opened");
     for name in ["out", "chain out", "absolute out", "folder out/secret"] {
         assert_eq!(folder.open_file(Path::new(name)).map(text), Ok("secret".into()), "{name}");
     }
     assert_eq!(folder.open_file(Path::new("a")).map(text), Ok("a".into()));
     assert!(matches!(folder.open_file(Path::new("null")), Err(Refusal::Outside(_))));
-    let wide = Folder::open(&path, &[root.path().into()]).expect("opened");
+    let wide = ConfinedFolder::open(&path, &[root.path().into()], none).expect("opened");
     assert_eq!(wide.open_file(Path::new("out")).map(text), Ok("secret".into()));
     assert_eq!(wide.names().expect("listed").len(), folder.names().expect("listed").len());
 }
@@ -123,7 +128,7 @@ fn another_root_may_be_spelled_by_a_link() {
     let alias = root.path().join("alias");
     symlink(root.path().join("outside"), &alias).expect("linked");
     symlink(alias.join("secret"), path.join("by alias")).expect("linked");
-    let folder = Folder::open(&path, std::slice::from_ref(&alias)).expect("opened");
+    let folder = ConfinedFolder::open(&path, std::slice::from_ref(&alias), none).expect("opened");
     assert_eq!(folder.open_file(Path::new("by alias")).map(text), Ok("secret".into()));
     assert_eq!(folder.open_file(Path::new("out")).map(text), Ok("secret".into()));
 }
@@ -131,7 +136,7 @@ fn another_root_may_be_spelled_by_a_link() {
 #[test]
 fn the_folder_stays_the_one_that_was_opened() {
     let (root, path) = tree();
-    let folder = Folder::open(&path, &[]).expect("opened");
+    let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     std::fs::rename(&path, root.path().join("elsewhere")).expect("renamed");
     symlink(root.path().join("outside"), &path).expect("linked");
     assert_eq!(folder.open_file(Path::new("a")).map(text), Ok("a".into()));
@@ -151,7 +156,7 @@ fn renames_elsewhere_hinder_no_open() {
                 std::fs::rename(&one, &other).and_then(|()| std::fs::rename(&other, &one)).expect("renamed");
             }
         });
-        let folder = Folder::open(&path, &[]).expect("opened");
+        let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
         let failed: Vec<_> =
             (0..20_000).filter_map(|_| folder.open_file(Path::new("up and back")).err()).collect();
         stop.store(true, Ordering::Relaxed);
@@ -162,7 +167,7 @@ fn renames_elsewhere_hinder_no_open() {
 #[test]
 fn a_file_that_never_stays_is_said_to_be_replaced() {
     let (_root, path) = tree();
-    let folder = Folder::open(&path, &[]).expect("opened");
+    let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     let (name, stop) = (path.join("swapped"), AtomicBool::new(false));
     std::fs::write(&name, "s").expect("written");
     let by_link = path.join("by link");
@@ -189,7 +194,7 @@ fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
     let (root, path) = tree();
     let (secret, name, next) = (root.path().join("outside/secret"), path.join("swapped"), path.join("next"));
     let opens = Opens::of(&secret);
-    let folder = Folder::open(&path, &[]).expect("opened");
+    let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     std::fs::write(&name, "s").expect("written");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -222,7 +227,7 @@ fn what_is_no_file_is_not_opened_for_reading() {
     let pipe = path.join("pipe");
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
     let opens = Opens::of(&pipe);
-    let folder = Folder::open(&path, &[]).expect("opened");
+    let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     let refusal = Refusal::NotRegular(Kind::Other("a FIFO"));
     assert_eq!(folder.open_file(Path::new("pipe")).map(text), Err(refusal.clone()));
     assert_eq!(folder.try_open_by_walking(Path::new("pipe")).map(drop), Err(refusal));
@@ -249,7 +254,7 @@ fn as_many_links_are_followed_as_the_kernel_follows() {
     for number in 1..=MAX_LINKS + 1 {
         symlink(link(number - 1), path.join(link(number))).expect("linked");
     }
-    let folder = Folder::open(&path, &[]).expect("opened");
+    let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
     let by_walking = |name: &Path| folder.walk(name).map(|found| found.name);
     let (most, too_many) = (link(MAX_LINKS), link(MAX_LINKS + 1));
     assert_eq!(folder.open_file(most.as_ref()).map(text), Ok("a".into()));
@@ -257,4 +262,34 @@ fn as_many_links_are_followed_as_the_kernel_follows() {
     let refusal = Refusal::System(Errno::LOOP);
     assert_eq!(folder.open_file(too_many.as_ref()).map(text), Err(refusal.clone()));
     assert_eq!(by_walking(too_many.as_ref()), Err(refusal));
+}
+
+/// What is beside the folder is reached by its descriptor: a link in its place is none, whenever it was put there.
+#[test]
+fn a_folder_beside_counts_unless_it_is_a_link() {
+    let (root, path) = tree();
+    let beside = |name: &str, marker: Option<&str>| {
+        let place = Beside { levels_up: 1, name: name.into(), marker: marker.map(Into::into) };
+        ConfinedFolder::open(&path, &[], |_| vec![place]).expect("opened")
+    };
+    let out = Path::new("out");
+    assert_eq!(beside("outside", None).open_file(out).map(text), Ok("secret".into()));
+    assert_eq!(beside("outside", Some("secret")).open_file(out).map(text), Ok("secret".into()));
+    assert!(matches!(beside("outside", Some("nothing")).open_file(out), Err(Refusal::Outside(_))));
+    // Between the look at the path and the opening: what `beside` is called for comes after the first.
+    let (aside, outside) = (root.path().join("aside"), root.path().join("outside"));
+    let swapped = ConfinedFolder::open(&path, &[], |_| {
+        std::fs::rename(&outside, &aside).expect("renamed");
+        symlink(&aside, &outside).expect("linked");
+        vec![Beside { levels_up: 1, name: "outside".into(), marker: None }]
+    });
+    assert!(matches!(swapped.expect("opened").open_file(out), Err(Refusal::Outside(_))));
+    // A folder that is opened stays the one that it was.
+    std::fs::remove_file(&outside).expect("removed");
+    std::fs::rename(&aside, &outside).expect("renamed");
+    let folder = beside("outside", None);
+    std::fs::rename(&outside, &aside).expect("renamed");
+    std::fs::create_dir(&outside).expect("made");
+    std::fs::write(outside.join("secret"), "another").expect("written");
+    assert_eq!(folder.open_file(out).map(text), Ok("secret".into()));
 }
