@@ -1,13 +1,13 @@
-//! The one error type of the core. Each variant keeps what a caller needs to act on it: path,
-//! operation, offset. The binding turns it into Python exceptions (`python/error.rs`).
+//! The one error type of the core. Each variant keeps what a caller needs to act on it: path, operation, offset.
+//! The binding turns it into Python exceptions (`python/error.rs`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. [`Error::message`] is the text without the path, for exceptions that carry the
-/// path in a field of their own (`OSError.filename`).
+/// A failure. [`Error::message`] is the text without the path, for exceptions that carry the path in a field of
+/// their own (`OSError.filename`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -22,7 +22,7 @@ pub enum Error {
     OutOfRange { path: PathBuf, offset: u64, length: u64, size: u64 },
     /// The file's bytes are not what its format says. `offset` is in bytes from the file's start.
     Format { path: PathBuf, offset: Option<u64>, detail: String },
-    /// A safetensors file that is not one; kept apart because Python has a class of its own for it.
+    /// Not a valid safetensors file; kept apart because Python has a class of its own for it.
     Safetensors { path: PathBuf, detail: String },
     /// The object was closed.
     Closed { path: PathBuf },
@@ -50,6 +50,30 @@ pub enum ReadCause {
 impl Error {
     pub fn argument(detail: impl Into<String>) -> Self {
         Self::Argument { detail: detail.into() }
+    }
+
+    /// A failed system call; `path` is empty where the call was not about a file.
+    pub fn system(
+        operation: &'static str,
+        path: impl Into<PathBuf>,
+        errno: i32,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self::System { operation, path: path.into(), errno, advice: advice.into() }
+    }
+
+    /// Bytes that are not what the file's format says; at a byte of the file, if one can be named.
+    pub fn format(
+        path: impl Into<PathBuf>,
+        offset: impl Into<Option<u64>>,
+        detail: impl Into<String>,
+    ) -> Self {
+        Self::Format { path: path.into(), offset: offset.into(), detail: detail.into() }
+    }
+
+    /// A position outside a sequence.
+    pub fn index(detail: impl Into<String>) -> Self {
+        Self::Index { detail: detail.into() }
     }
 
     pub fn path(&self) -> Option<&Path> {

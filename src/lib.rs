@@ -9,6 +9,7 @@ pub mod dtype;
 pub mod error;
 pub mod fetch;
 pub mod mapped_file;
+mod mix;
 pub mod os;
 pub mod parallel;
 #[cfg(feature = "python")]

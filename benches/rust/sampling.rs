@@ -10,7 +10,7 @@ use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_gr
 use pagestream::sampling::mixture::{Exhausted, Mixture};
 use pagestream::sampling::order::{Order, OrderKind};
 use pagestream::sampling::permutation::Permutation;
-use pagestream::sampling::schedule::{Schedule, Source};
+use pagestream::sampling::schedule::{Schedule, SourceSize};
 
 /// Indices or draws of one iteration.
 const COUNT: u64 = 1024;
@@ -43,7 +43,7 @@ fn permute(criterion: &mut Criterion) {
 
 fn draw(criterion: &mut Criterion) {
     let mut group = group(criterion, "schedule");
-    let source = Source { windows: 10_000_000, starts: 10_000_000_000 };
+    let source = SourceSize { windows: 10_000_000, starts: 10_000_000_000 };
     let sources = |count| vec![source.clone(); count];
     let uneven: Vec<u64> = (1..=64).collect();
     let mixtures = [("2 sources", vec![7, 3]), ("64 sources", uneven)];

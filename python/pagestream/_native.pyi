@@ -8,16 +8,22 @@ from typing_extensions import Buffer, disjoint_base
 __all__ = [
     "EXHAUSTED",
     "FORMATS",
+    "LLMC_KINDS",
+    "MAX_MIXTURE_PERIOD",
+    "MAX_MIXTURE_SOURCES",
     "MAX_THREADS",
+    "MEGATRON_CODES",
     "MODES",
     "ORDERS",
     "ORDER_VERSION",
     "TARGETS",
+    "TOKEN_DTYPES",
     "Checkpoint",
     "Exporter",
     "MappedFile",
     "Permutation",
     "Schedule",
+    "ShardFacts",
     "StagingBuffer",
     "StoredTensor",
     "TokenCorpus",
@@ -31,11 +37,16 @@ __all__ = [
 
 EXHAUSTED: tuple[str, ...]
 FORMATS: tuple[str, ...]
+LLMC_KINDS: dict[str, tuple[int, int]]
+MAX_MIXTURE_PERIOD: int
+MAX_MIXTURE_SOURCES: int
 MAX_THREADS: int
+MEGATRON_CODES: dict[str, int]
 MODES: tuple[str, ...]
 ORDERS: tuple[str, ...]
 ORDER_VERSION: int
 TARGETS: tuple[str, ...]
+TOKEN_DTYPES: tuple[str, ...]
 __version__: str
 debug_build: bool
 
@@ -157,15 +168,36 @@ class StagingBuffer(Exporter):
     def protect(self, protection: str) -> None: ...
     def seal(self) -> None: ...
 
-@disjoint_base
+@final
+class ShardFacts:
+    @property
+    def path(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def reason(self) -> str | None: ...
+
+@final
 class TokenCorpus:
     def __new__(cls, paths: Sequence[bytes], dtype: str | None, format: str | None, mode: str) -> Self: ...
     @property
     def tokens(self) -> int: ...
     @property
     def dtype_name(self) -> str: ...
-    def shard_facts(self) -> list[tuple[str, str, int, int, str, str | None]]: ...
-    def fingerprint_number(self) -> int: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def closed(self) -> bool: ...
+    def shards(self) -> list[ShardFacts]: ...
+    def fingerprint(self) -> int: ...
     @property
     def document_count(self) -> int | None: ...
     def document_bounds(self, first: int, out: Buffer) -> None: ...

@@ -100,7 +100,7 @@ impl Feed {
         }
         let counts = sources.iter().map(|source| {
             let starts = source.windows.starts().unwrap_or(u64::MAX);
-            schedule::Source { windows: source.windows.count(), starts }
+            schedule::SourceSize { windows: source.windows.count(), starts }
         });
         let schedule = Schedule::new(counts.collect(), mixture, order, seed)?;
         let total = match (extent.epochs, schedule.len()) {

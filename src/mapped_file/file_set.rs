@@ -14,7 +14,7 @@ use crate::error::{Error, Result, errno_text};
 use crate::os::process::fork;
 use crate::os::process::limits;
 
-use super::{Advice, Facts, Identity, MappedFile, Opened, Origin, RequestedMode};
+use super::{Advice, Facts, Identity, MappedFile, Mode, Opened, Origin, RequestedMode};
 
 /// None keeps more files open than this.
 const MAX_KEPT: usize = 1024;
@@ -111,6 +111,19 @@ impl FileSet {
             closed: AtomicBool::new(false),
             advice: Mutex::default(),
         }
+    }
+
+    /// Among the first `count` files the weakest mode in use: the first file with it, and how many have it.
+    pub fn weakest(&self, count: usize) -> Option<(usize, usize)> {
+        let strength = |mode: Mode| match mode {
+            Mode::Read => 0,
+            Mode::Private => 1,
+            Mode::Shared => 2,
+        };
+        let modes = || (0..count).map(|index| strength(self.facts(index).mode));
+        let weakest = modes().min()?;
+        let first = modes().position(|mode| mode == weakest)?;
+        Some((first, modes().filter(|&mode| mode == weakest).count()))
     }
 
     /// What was found at the first opening.

@@ -1,7 +1,6 @@
 //! A checkpoint over several files. `weights.py` stands on this.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -10,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::error::text;
-use super::files::{audit_open, path_of};
+use super::files::{audit_open, path_of, weakest_reason};
 use super::weights::PyWeightFile;
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
@@ -109,16 +108,7 @@ impl PyCheckpoint {
         let (path, facts, count) = self.checkpoint.weakest()?;
         let reason = facts.reason.as_deref()?;
         let several = self.checkpoint.paths().len() > 1;
-        let mut words = OsString::new();
-        if several {
-            words.push(path);
-            words.push(": ");
-        }
-        words.push(OsStr::from_bytes(reason.as_bytes()));
-        if count > 1 {
-            words.push(format!(" (and so {} more)", count - 1));
-        }
-        Some(words)
+        Some(weakest_reason(reason, several.then_some(path), count))
     }
 
     #[getter]

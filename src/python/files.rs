@@ -1,6 +1,7 @@
 //! `MappedFile`. Its Python subclass in `mapping.py` has the documentation.
 
 use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,6 +72,20 @@ pub fn path_of(encoded: &[u8]) -> PyResult<&Path> {
         )));
     }
     Ok(Path::new(OsStr::from_bytes(encoded)))
+}
+
+/// Why the weakest of several files is read as it is: its path where there are others, and how many are alike.
+pub fn weakest_reason(reason: &str, path: Option<&Path>, count: usize) -> OsString {
+    let mut words = OsString::new();
+    if let Some(path) = path {
+        words.push(path);
+        words.push(": ");
+    }
+    words.push(reason);
+    if count > 1 {
+        words.push(format!(" (and {} more files)", count - 1));
+    }
+    words
 }
 
 /// Raises the audit event before a file is opened, so that a hook can refuse it.

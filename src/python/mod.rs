@@ -5,6 +5,7 @@
 #![allow(missing_debug_implementations)] // Python prints these objects.
 #![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.
 
+mod audit;
 mod checkpoint;
 mod damage;
 mod error;
@@ -35,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::stored_tensor::PyStoredTensor;
     #[pymodule_export]
-    use super::tokens::PyTokenCorpus;
+    use super::tokens::{PyShardFacts, PyTokenCorpus};
     #[pymodule_export]
     use super::weights::{PyWeightFile, parse_weights};
 
@@ -52,10 +53,11 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::weights::prepare(module.py());
         super::damage::watch();
+        super::tokens::add_constants(module)?;
         // Words that users type, for Python's own checks.
         for (name, words) in [
             ("EXHAUSTED", crate::sampling::mixture::Exhausted::WORDS),
-            ("FORMATS", crate::tokens::format::Format::WORDS),
+            ("FORMATS", crate::tokens::format::layout::Format::WORDS),
             ("MODES", &["auto", "shared", "private", "read"]),
             ("ORDERS", crate::sampling::order::OrderKind::WORDS),
             ("TARGETS", crate::tokens::windows::Target::WORDS),
@@ -64,6 +66,8 @@ mod _native {
         }
         module.add("debug_build", cfg!(debug_assertions))?;
         module.add("MAX_THREADS", crate::batching::options::MAX_GIVEN_THREADS)?;
+        module.add("MAX_MIXTURE_PERIOD", crate::sampling::mixture::MAX_PERIOD)?;
+        module.add("MAX_MIXTURE_SOURCES", crate::sampling::mixture::MAX_SOURCES)?;
         module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

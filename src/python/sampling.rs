@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::sampling::mixture::{Exhausted, Mixture};
 use crate::sampling::order::Order;
 use crate::sampling::permutation::Permutation;
-use crate::sampling::schedule::{Schedule, Source};
+use crate::sampling::schedule::{Schedule, SourceSize};
 
 #[pyclass(name = "Permutation", module = "pagestream._native", frozen)]
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl PySchedule {
     ) -> PyResult<Self> {
         let exhausted = Exhausted::from_word(exhausted)?;
         let order = Order::from_word(order, mixing_radius_windows)?;
-        let sources = sources.into_iter().map(|(windows, starts)| Source { windows, starts }).collect();
+        let sources = sources.into_iter().map(|(windows, starts)| SourceSize { windows, starts }).collect();
         let mixture = weights.map(|weights| Mixture::new(&weights, exhausted)).transpose()?;
         Ok(Self { schedule: py.detach(|| Schedule::new(sources, mixture.as_ref(), order, seed))? })
     }

@@ -1,30 +1,43 @@
-//! Tokens. Their Python subclass in `tokens.py` has the documentation.
+//! Token corpora. `tokens/corpus.py` wraps them, and has the documentation.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
+use super::audit::AuditGate;
 use super::error::text;
 use super::export::{self, Access};
-use super::files::{audit_open, path_of};
+use super::files::{path_of, weakest_reason};
 use super::writable::WritableBuffer;
 use crate::batching::row::{BatchMemory, assemble};
 use crate::error::Error;
-use crate::mapped_file::RequestedMode;
+use crate::mapped_file::{Mode, RequestedMode};
 use crate::tokens::corpus::TokenCorpus;
-use crate::tokens::format::{Format, token_dtype_from_name, token_dtype_name};
+use crate::tokens::format::layout::{Format, Opener, TOKEN_DTYPES, token_dtype_from_name, token_dtype_name};
+use crate::tokens::format::{llmc, megatron};
 use crate::tokens::windows::{Target, Windows};
 use crate::widen::Element;
 
-#[pyclass(name = "TokenCorpus", module = "pagestream._native", subclass, weakref, frozen)]
+#[pyclass(name = "TokenCorpus", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
 pub struct PyTokenCorpus {
     corpus: Arc<TokenCorpus>,
 }
 
-type ShardFacts = (OsString, &'static str, u64, u64, &'static str, Option<String>);
+/// The facts of one shard.
+#[pyclass(name = "ShardFacts", module = "pagestream._native", frozen, get_all)]
+#[derive(Debug)]
+pub struct PyShardFacts {
+    path: OsString,
+    format: &'static str,
+    tokens: u64,
+    start: u64,
+    mode: &'static str,
+    reason: Option<String>,
+}
 
 #[pymethods]
 impl PyTokenCorpus {
@@ -41,8 +54,11 @@ impl PyTokenCorpus {
         let format = format.map(Format::from_word).transpose()?;
         let paths: Vec<PathBuf> =
             paths.iter().map(|path| path_of(path).map(PathBuf::from)).collect::<PyResult<_>>()?;
-        paths.iter().try_for_each(|path| audit_open(py, path, mode))?;
-        Ok(Self { corpus: Arc::new(py.detach(|| TokenCorpus::open(&paths, dtype, format, mode))?) })
+        let audit = AuditGate::new(mode);
+        let gate = |path: &Path| audit.ask(path);
+        let opener = Opener { mode, gate: &gate };
+        let corpus = py.detach(|| TokenCorpus::open(&paths, dtype, format, opener));
+        Ok(Self { corpus: Arc::new(audit.result(corpus)?) })
     }
 
     #[getter]
@@ -55,22 +71,43 @@ impl PyTokenCorpus {
         token_dtype_name(self.corpus.dtype())
     }
 
-    /// (absolute path, format, tokens, start, mode, reason) of each shard.
-    fn shard_facts(&self) -> Vec<ShardFacts> {
+    /// The facts of each shard, in order.
+    fn shards(&self) -> Vec<PyShardFacts> {
         let shards = self.corpus.shards().iter().enumerate();
         shards
             .map(|(index, shard)| {
                 let facts = self.corpus.facts(index);
-                (
-                    text(&shard.path),
-                    shard.layout.format.word(),
-                    shard.layout.tokens,
-                    shard.start,
-                    facts.mode.word(),
-                    facts.reason.clone(),
-                )
+                PyShardFacts {
+                    path: text(&shard.path),
+                    format: shard.layout.format.word(),
+                    tokens: shard.layout.tokens,
+                    start: shard.start,
+                    mode: facts.mode.word(),
+                    reason: facts.reason.clone(),
+                }
             })
             .collect()
+    }
+
+    /// The weakest mode in use.
+    #[getter]
+    fn mode(&self) -> &'static str {
+        let weakest = self.corpus.weakest();
+        weakest.map_or(Mode::Shared, |(shard, _)| self.corpus.facts(shard).mode).word()
+    }
+
+    /// Why no better mode is in use; None for the first choice.
+    #[getter]
+    fn reason(&self) -> Option<OsString> {
+        let (shard, count) = self.corpus.weakest()?;
+        let reason = self.corpus.facts(shard).reason.as_deref()?;
+        let path = &self.corpus.shards()[shard].path;
+        Some(weakest_reason(reason, (self.corpus.shards().len() > 1).then_some(path.as_path()), count))
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.corpus.is_closed()
     }
 
     /// A buffer over tokens of one mapped shard, or None.
@@ -80,7 +117,7 @@ impl PyTokenCorpus {
     }
 
     /// A number for the data; see `TokenCorpus::fingerprint`.
-    fn fingerprint_number(&self, py: Python<'_>) -> PyResult<u64> {
+    fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(py.detach(|| self.corpus.fingerprint())?)
     }
 
@@ -185,4 +222,18 @@ impl PyTokenCorpus {
         let target = Target::from_word(target)?;
         Ok(Windows::new(self.corpus.len(), sequence_length, stride, target)?)
     }
+}
+
+/// Adds the constants of the formats, for the writers in Python.
+pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let (kinds, codes) = (PyDict::new(module.py()), PyDict::new(module.py()));
+    for &(magic, version, dtype) in llmc::KINDS {
+        kinds.set_item(token_dtype_name(dtype), (magic, version))?;
+    }
+    for &(code, dtype) in megatron::CODES {
+        codes.set_item(token_dtype_name(dtype), code)?;
+    }
+    module.add("LLMC_KINDS", kinds)?;
+    module.add("MEGATRON_CODES", codes)?;
+    module.add("TOKEN_DTYPES", PyTuple::new(module.py(), TOKEN_DTYPES.iter().map(|(name, _)| *name))?)
 }

@@ -1,9 +1,7 @@
 //! Keys: how a seed becomes the numbers that an order is made of.
 
 use super::ORDER_VERSION;
-
-/// The increment of splitmix64: 2^64 divided by the golden ratio, odd.
-const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+use crate::mix::{GAMMA, mix};
 
 /// A node in a tree of keys: seed, then source, then epoch, and so on. Keys of different paths are
 /// unrelated.
@@ -25,14 +23,6 @@ impl Key {
     pub const fn word(self, number: u64) -> u64 {
         mix(self.0.wrapping_add(number.wrapping_add(1).wrapping_mul(GAMMA)))
     }
-}
-
-/// The finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-/// 2014; constants of Stafford's variant 13). A bijection.
-const fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 /// Uniform draws with replacement, by number: draw 7 can be had without draws 0 to 6.

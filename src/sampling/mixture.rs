@@ -105,12 +105,12 @@ pub(super) struct Member {
 
 /// A pass through a mixture: its phases, and the number of draws, None if it has no end.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct Pass {
     pub phases: Vec<Phase>,
     pub length: Option<u64>,
 }
 
-impl Plan {
+impl Pass {
     /// `windows` has as many elements as there are weights, none of them 0.
     pub fn new(mixture: &Mixture, windows: &[u64]) -> Result<Self> {
         let member = |(source, &weight)| Member { source, weight, taken: 0 };
@@ -122,10 +122,10 @@ impl Plan {
             if mixture.exhausted == Exhausted::Repeat {
                 return Ok(Self { phases, length: None });
             }
-            let table = Table::new(&members);
-            let draws = table.until_one_runs_out(&members, windows).ok_or_else(too_long)?;
+            let period = Period::new(&members);
+            let draws = period.until_one_runs_out(&members, windows).ok_or_else(too_long)?;
             for (number, member) in members.iter_mut().enumerate() {
-                member.taken += table.drawn_before(number, draws);
+                member.taken += period.drawn_before(number, draws);
             }
             start = start.checked_add(draws).ok_or_else(too_long)?;
             members.retain(|member| member.taken < windows[member.source]);
@@ -146,27 +146,27 @@ fn too_long() -> Error {
 
 /// One period of a phase's schedule.
 #[derive(Debug, Clone)]
-pub(super) struct Table {
-    pub slots: Vec<Slot>,
+pub(super) struct Period {
+    pub turns: Vec<Turn>,
     weights: Vec<u64>,
-    /// For each member the slots in which it is drawn.
+    /// For each member the turns at which it is drawn.
     places: Vec<Vec<u32>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct Turn {
     /// Position in the phase's members.
     pub member: u16,
     /// How often that member was drawn in the period before.
     pub rank: u16,
 }
 
-impl Table {
+impl Period {
     pub fn new(members: &[Member]) -> Self {
         let weights: Vec<u64> = members.iter().map(|member| member.weight).collect();
         let period: u64 = weights.iter().sum();
         let mut places: Vec<Vec<u32>> = weights.iter().map(|_| Vec::new()).collect();
-        let mut slots = Vec::with_capacity(period as usize);
+        let mut turns = Vec::with_capacity(period as usize);
         // Job j of a weight w may run from floor(j P / w) on and must before ceil((j + 1) P / w).
         let mut waiting: BinaryHeap<_> = (0..weights.len()).map(|member| Reverse((0, member))).collect();
         let mut ready = BinaryHeap::new();
@@ -178,21 +178,21 @@ impl Table {
                 let done = places[member].len() as u64;
                 ready.push(Reverse((((done + 1) * period).div_ceil(weights[member]), member)));
             }
-            // Earliest deadline first meets all deadlines that can be met, so each slot has a job ready.
+            // Earliest deadline first meets all deadlines that can be met, so each turn has a job ready.
             let Some(Reverse((_, member))) = ready.pop() else { break };
             let done = places[member].len() as u64;
-            slots.push(Slot { member: member as u16, rank: done as u16 });
+            turns.push(Turn { member: member as u16, rank: done as u16 });
             places[member].push(time as u32);
             if done + 1 < weights[member] {
                 waiting.push(Reverse(((done + 1) * period / weights[member], member)));
             }
         }
-        Self { slots, weights, places }
+        Self { turns, weights, places }
     }
 
     /// How many draws it takes until some member has had its last window.
     fn until_one_runs_out(&self, members: &[Member], windows: &[u64]) -> Option<u64> {
-        let period = self.slots.len() as u64;
+        let period = self.turns.len() as u64;
         let last_draws = members.iter().zip(&self.places).map(|(member, places)| {
             let last = windows[member.source] - member.taken - 1;
             let place = u64::from(places[(last % member.weight) as usize]);
@@ -203,7 +203,7 @@ impl Table {
 
     /// How often a member is drawn in the first `draws` draws.
     fn drawn_before(&self, member: usize, draws: u64) -> u64 {
-        let period = self.slots.len() as u64;
+        let period = self.turns.len() as u64;
         let inside = self.places[member].partition_point(|&place| u64::from(place) < draws % period);
         draws / period * self.weights[member] + inside as u64
     }

@@ -4,14 +4,14 @@ use std::sync::{Mutex, PoisonError};
 
 use super::blocked::Blocked;
 use super::key::Key;
-use super::mixture::{Mixture, Plan, Table};
+use super::mixture::{Mixture, Pass, Period};
 use super::order::{EpochOrder, Order};
 use super::permutation::check_length;
 use crate::error::{Error, Result};
 
-/// How much there is to draw from.
+/// The size of a source.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct SourceSize {
     /// Windows, which are the draws of an epoch.
     pub windows: u64,
     /// Possible starts of a window, for [`Order::Random`] alone.
@@ -30,10 +30,10 @@ pub struct Draw {
 /// A stream of draws. A pure function of what it was made of: what it remembers saves time alone.
 #[derive(Debug)]
 pub struct Schedule {
-    sources: Vec<Source>,
+    sources: Vec<SourceSize>,
     order: Order,
     seed: u64,
-    plan: Plan,
+    pass: Pass,
     memory: Mutex<Memory>,
 }
 
@@ -42,7 +42,7 @@ pub struct Schedule {
 struct Memory {
     /// The number of a phase of the pass, and its period.
     phase: usize,
-    table: Table,
+    period: Period,
     /// For each source, an epoch.
     epochs: Vec<Option<Epoch>>,
 }
@@ -58,7 +58,7 @@ struct Epoch {
 
 impl Schedule {
     /// Without a mixture there is one source.
-    pub fn new(sources: Vec<Source>, mixture: Option<&Mixture>, order: Order, seed: u64) -> Result<Self> {
+    pub fn new(sources: Vec<SourceSize>, mixture: Option<&Mixture>, order: Order, seed: u64) -> Result<Self> {
         let single = Mixture::single();
         let mixture = mixture.unwrap_or(&single);
         if sources.len() != mixture.weights().len() {
@@ -78,16 +78,16 @@ impl Schedule {
             return Err(Error::argument("the mixing radius must be at least 1 window"));
         }
         let windows: Vec<u64> = sources.iter().map(|source| source.windows).collect();
-        let plan = Plan::new(mixture, &windows)?;
-        let table = Table::new(&plan.phases[0].members);
-        let memory = Memory { phase: 0, table, epochs: vec![None; sources.len()] };
-        Ok(Self { sources, order, seed, plan, memory: Mutex::new(memory) })
+        let pass = Pass::new(mixture, &windows)?;
+        let period = Period::new(&pass.phases[0].members);
+        let memory = Memory { phase: 0, period, epochs: vec![None; sources.len()] };
+        Ok(Self { sources, order, seed, pass, memory: Mutex::new(memory) })
     }
 
     /// Draws of one pass, which is an epoch of the only source; None if there is no end.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> Option<u64> {
-        self.plan.length
+        self.pass.length
     }
 
     pub fn order(&self) -> &Order {
@@ -98,7 +98,7 @@ impl Schedule {
         self.seed
     }
 
-    pub fn sources(&self) -> &[Source] {
+    pub fn sources(&self) -> &[SourceSize] {
         &self.sources
     }
 
@@ -145,34 +145,34 @@ impl Schedule {
 
     /// Draws until `end`, or until the phase of the mixture ends, and returns the position after them.
     fn draws_of_phase(&self, memory: &mut Memory, position: u64, end: u64, out: &mut Vec<Draw>) -> u64 {
-        let (pass, inside) = match self.plan.length {
+        let (pass, inside) = match self.pass.length {
             Some(length) => (position / length, position % length),
             None => (0, position),
         };
         // The first phase starts at 0.
-        let number = self.plan.phases.partition_point(|phase| phase.start <= inside) - 1;
-        let phase = &self.plan.phases[number];
-        let next = self.plan.phases.get(number + 1).map(|next| next.start).or(self.plan.length);
+        let number = self.pass.phases.partition_point(|phase| phase.start <= inside) - 1;
+        let phase = &self.pass.phases[number];
+        let next = self.pass.phases.get(number + 1).map(|next| next.start).or(self.pass.length);
         let phase_end = next.map_or(end, |next| position.saturating_add(next - inside));
         let stop = phase_end.min(end);
 
         if memory.phase != number {
-            memory.table = Table::new(&phase.members);
+            memory.period = Period::new(&phase.members);
             memory.phase = number;
         }
-        let Memory { table, epochs, .. } = memory;
-        let period = table.slots.len() as u64;
-        let mut round = (inside - phase.start) / period;
-        let mut place = ((inside - phase.start) % period) as usize;
+        let Memory { period, epochs, .. } = memory;
+        let length = period.turns.len() as u64;
+        let mut round = (inside - phase.start) / length;
+        let mut place = ((inside - phase.start) % length) as usize;
         for _ in position..stop {
-            let slot = table.slots[place];
+            let slot = period.turns[place];
             let member = &phase.members[usize::from(slot.member)];
             let drawn = member.taken + round * member.weight + u64::from(slot.rank);
             let epoch = self.epoch(&mut epochs[member.source], member.source, pass, drawn);
             let index = epoch.order.at(drawn - epoch.start);
             out.push(Draw { source: member.source, epoch: epoch.number, index });
             place += 1;
-            if place == table.slots.len() {
+            if place == period.turns.len() {
                 (place, round) = (0, round + 1);
             }
         }
@@ -204,7 +204,7 @@ impl Schedule {
     }
 
     fn epoch_order(&self, source: usize, epoch: u64) -> EpochOrder {
-        let Source { windows, starts } = self.sources[source];
+        let SourceSize { windows, starts } = self.sources[source];
         let key = Key::of_seed(self.seed).derive(source as u64).derive(epoch);
         EpochOrder::new(self.order, windows, starts, key)
     }
@@ -217,7 +217,7 @@ impl Clone for Schedule {
             sources: self.sources.clone(),
             order: self.order,
             seed: self.seed,
-            plan: self.plan.clone(),
+            pass: self.pass.clone(),
             memory: Mutex::new(memory),
         }
     }

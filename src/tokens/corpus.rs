@@ -6,14 +6,15 @@ use std::sync::{Arc, OnceLock};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet, Kept};
-use crate::mapped_file::{Advice, Facts, MappedFile, Opened, RequestedMode, View};
+use crate::mapped_file::{Advice, Facts, MappedFile, Opened, View};
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 use crate::parallel::in_parallel;
 
-use super::documents::DocumentTable;
 use super::fingerprint;
-use super::format::{self, Format, Layout, item_bytes, token_dtype_name};
+use super::format::documents::DocumentTable;
+use super::format::layout::{Format, Opener, TokenLayout, item_bytes, token_dtype_name};
+use super::format::open::open;
 
 /// Threads that open files. More than processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
@@ -25,7 +26,7 @@ const FILES_PER_THREAD: usize = 4;
 pub struct Shard {
     /// The file with the tokens, absolute.
     pub path: PathBuf,
-    pub layout: Layout,
+    pub layout: TokenLayout,
     /// Where its first token stands on the axis.
     pub start: u64,
     /// What records its documents, if anything does, and in which of the corpus's files.
@@ -55,17 +56,18 @@ pub struct Piece {
 
 impl TokenCorpus {
     /// Opens the files, in parallel, and checks headers and sizes. They must agree in type and format.
-    pub fn open(
+    pub fn open<'a>(
         paths: &[PathBuf],
         dtype: Option<Dtype>,
         format: Option<Format>,
-        mode: RequestedMode,
+        opener: impl Into<Opener<'a>>,
     ) -> Result<Self> {
+        let opener = opener.into();
         let budget = DescriptorBudget::for_files(2 * paths.len());
         let mut shards: Vec<Shard> = Vec::with_capacity(paths.len());
         let (mut data, mut indices) = (Vec::with_capacity(paths.len()), Vec::new());
         let (mut len, mut documents) = (0_u64, 0_u64);
-        for found in open_all(paths, dtype, format, mode, &budget)? {
+        for found in open_all(paths, dtype, format, opener, &budget)? {
             if let Some(first) = shards.first() {
                 agree(first, &found)?;
             }
@@ -90,7 +92,7 @@ impl TokenCorpus {
         Ok(Self {
             dtype: first.layout.dtype,
             documents: shards.iter().all(|shard| shard.documents.is_some()).then_some(documents),
-            files: FileSet::new(data, mode, budget),
+            files: FileSet::new(data, opener.mode, budget),
             fingerprint: OnceLock::new(),
             shards,
             len,
@@ -127,6 +129,11 @@ impl TokenCorpus {
         self.documents
     }
 
+    /// The weakest way in which a shard is read: the first such shard, and how many there are.
+    pub fn weakest(&self) -> Option<(usize, usize)> {
+        self.files.weakest(self.shards.len())
+    }
+
     /// What was found when the shard was opened first.
     pub fn facts(&self, shard: usize) -> &Facts {
         self.files.facts(shard)
@@ -161,7 +168,7 @@ impl TokenCorpus {
     pub fn pieces(&self, start: u64, stop: u64) -> Result<impl Iterator<Item = Piece>> {
         if start > stop || stop > self.len {
             let detail = format!("tokens {start} to {stop} of a corpus of {}", self.len);
-            return Err(Error::Index { detail });
+            return Err(Error::index(detail));
         }
         let first = self.index_of(start);
         let within = self.shards[first..].iter().enumerate().take_while(move |(_, shard)| shard.start < stop);
@@ -234,14 +241,21 @@ impl TokenCorpus {
         if let Some(&known) = self.fingerprint.get() {
             return Ok(known);
         }
-        let parts = {
-            let count = self.shards.len();
-            in_parallel(count, threads(count), |shard| fingerprint::of_shard(self, shard))?
-        };
-        let found = fingerprint::of_corpus(self, &parts);
+        let count = self.shards.len();
+        let parts = in_parallel(count, threads(count), |number| {
+            let shard = &self.shards[number];
+            let index = shard.documents.map(|(_, index)| self.index_file(index)).transpose()?;
+            fingerprint::of_shard(&shard.layout, &*self.opened(number)?, index.as_deref())
+        })?;
+        let found = fingerprint::of_corpus(self.dtype, self.format(), &parts);
         Ok(*fork::get_or_make(&self.fingerprint, || found))
     }
 
+    pub fn is_closed(&self) -> bool {
+        self.files.is_closed()
+    }
+
+    /// Closes all files. Views stay valid.
     pub fn close(&self) {
         self.files.close();
     }
@@ -252,9 +266,9 @@ fn add(sum: u64, more: u64, what: &str) -> Result<u64> {
 }
 
 /// A shard after the first opening.
-struct Found {
+struct OpenedFile {
     path: PathBuf,
-    layout: Layout,
+    layout: TokenLayout,
     file: Kept,
     documents: Option<(DocumentTable, Kept)>,
 }
@@ -263,12 +277,12 @@ fn open_all(
     paths: &[PathBuf],
     dtype: Option<Dtype>,
     format: Option<Format>,
-    mode: RequestedMode,
+    opener: Opener<'_>,
     budget: &DescriptorBudget,
-) -> Result<Vec<Found>> {
+) -> Result<Vec<OpenedFile>> {
     in_parallel(paths.len(), threads(paths.len()), |index| {
-        let found = format::open(&paths[index], dtype, format, mode)?;
-        Ok(Found {
+        let found = open(&paths[index], dtype, format, opener)?;
+        Ok(OpenedFile {
             path: found.file.absolute_path().to_owned(),
             layout: found.layout,
             file: Kept::new(found.file, budget),
@@ -281,18 +295,19 @@ fn threads(files: usize) -> usize {
     files.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS)
 }
 
-fn agree(first: &Shard, found: &Found) -> Result<()> {
+fn agree(first: &Shard, found: &OpenedFile) -> Result<()> {
     let (known, layout) = (&first.layout, &found.layout);
     if (known.format, known.dtype) == (layout.format, layout.dtype) {
         return Ok(());
     }
-    let describe =
-        |layout: &Layout| format!("{} tokens ({})", token_dtype_name(layout.dtype), layout.format.word());
+    let describe = |layout: &TokenLayout| {
+        format!("{} tokens ({})", token_dtype_name(layout.dtype), layout.format.word())
+    };
     let detail = format!(
         "the file holds {}, but {} holds {}; one corpus has one type and one format",
         describe(layout),
         first.path.display(),
         describe(known)
     );
-    Err(Error::Format { path: found.path.clone(), offset: None, detail })
+    Err(Error::format(&found.path, None, detail))
 }

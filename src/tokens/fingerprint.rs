@@ -7,31 +7,30 @@
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::mapped_file::Opened;
 
-use super::corpus::TokenCorpus;
-use super::format::token_dtype_name;
+use super::format::layout::{Format, TokenLayout, item_bytes, token_dtype_name};
 
-/// What is read at each place of a shard.
+/// Bytes that are read at each place of a shard.
 const SAMPLE_BYTES: u64 = 1024;
 
-/// Goes up when the same data gives another number.
+/// Version of the fingerprint: it goes up when the same data gives another number.
 const VERSION: u64 = 1;
 
-pub fn of_shard(corpus: &TokenCorpus, number: usize) -> Result<u64> {
-    let shard = &corpus.shards()[number];
-    let opened = corpus.opened(number)?;
-    let first = shard.layout.data_offset_bytes;
-    let length = shard.layout.tokens * corpus.item_bytes();
+/// Fingerprint of one shard, from its token file and the file that records its documents.
+pub fn of_shard(layout: &TokenLayout, data: &Opened, index: Option<&Opened>) -> Result<u64> {
+    let first = layout.data_offset_bytes;
+    let length = layout.tokens * item_bytes(layout.dtype);
     let sample = length.min(SAMPLE_BYTES);
     let mut hash = Xxh3::new();
-    hash.update(&shard.layout.tokens.to_le_bytes());
-    hash.update(&opened.size().to_le_bytes());
+    hash.update(&layout.tokens.to_le_bytes());
+    hash.update(&data.size().to_le_bytes());
     for place in [0, (length - sample) / 2, length - sample] {
-        hash.update(&opened.peek(first + place, sample)?);
+        hash.update(&data.peek(first + place, sample)?);
     }
-    if let Some((_, index)) = shard.documents {
-        let index = corpus.index_file(index)?;
+    if let Some(index) = index {
         let sample = index.size().min(SAMPLE_BYTES);
         hash.update(&index.size().to_le_bytes());
         hash.update(&index.peek(index.size() - sample, sample)?);
@@ -39,9 +38,10 @@ pub fn of_shard(corpus: &TokenCorpus, number: usize) -> Result<u64> {
     Ok(hash.digest())
 }
 
-pub fn of_corpus(corpus: &TokenCorpus, shards: &[u64]) -> u64 {
+/// Fingerprint of a corpus, from those of its shards.
+pub fn of_corpus(dtype: Dtype, format: Format, shards: &[u64]) -> u64 {
     let mut bytes = VERSION.to_le_bytes().to_vec();
-    for word in [token_dtype_name(corpus.dtype()), corpus.format().word()] {
+    for word in [token_dtype_name(dtype), format.word()] {
         bytes.extend_from_slice(word.as_bytes());
         bytes.push(0);
     }

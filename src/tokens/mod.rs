@@ -1,4 +1,15 @@
 //! Token files: their formats, many of them as one axis of tokens, and windows on it.
+//!
+//! ```text
+//! paths ── format/ ──> one file: layout, document table
+//!            └── corpus ──> many files: one axis; pieces of shards, views, copies, fingerprint
+//!                  ├── documents: places of the axis where documents begin
+//!                  └── windows: from a window's number to its tokens; arithmetic alone
+//! ```
+//!
+//! Opening checks headers, sizes and the ends of side files, in parallel, and reads nothing else: data and the
+//! middle of an index are checked when they are read. Files beyond a limit are closed and opened again when
+//! they are needed; a file that is another one by then is an error. Callers: `batching`, the binding.
 
 pub mod corpus;
 pub mod documents;

@@ -12,7 +12,7 @@ use super::report::Report;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
-use crate::mapped_file::{Facts, Identity, Mode, Origin, RequestedMode, identity_at};
+use crate::mapped_file::{Facts, Identity, Origin, RequestedMode, identity_at};
 use crate::parallel::in_parallel;
 
 /// Some or all tensors of some files. Each name is there once.
@@ -147,11 +147,7 @@ impl Checkpoint {
 
     /// The weakest way in which a file is read, the first such file, and how many there are.
     pub fn weakest(&self) -> Option<(&Path, &Facts, usize)> {
-        let strength = |mode: Mode| [Mode::Read, Mode::Private, Mode::Shared].iter().position(|&m| m == mode);
-        let modes = || (0..self.paths.len()).map(|number| strength(self.files.facts(number).mode));
-        let weakest = modes().min()?;
-        let first = modes().position(|mode| mode == weakest)?;
-        let count = modes().filter(|&mode| mode == weakest).count();
+        let (first, count) = self.files.weakest(self.paths.len())?;
         Some((&self.paths[first], self.files.facts(first), count))
     }
 

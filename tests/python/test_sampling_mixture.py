@@ -19,15 +19,15 @@ class Corpus(TokenCorpus):
 
     fingerprint = dtype = None
 
-    def __new__(cls, name="a", dtype="uint16"):
+    def __init__(self, name="a", dtype="uint16"):
         with tempfile.NamedTemporaryFile() as file:
             file.write(bytes(64))
             file.flush()
-            corpus = super().__new__(cls, [file.name], None, "raw", "auto")
-        corpus.fingerprint = name
-        corpus.dtype = np.dtype(dtype)
-        corpus.calls = []
-        return corpus
+            corpus = open_tokens(file.name, format="raw")
+        super().__init__(corpus._files, corpus._opened_with)
+        self.fingerprint = name
+        self.dtype = np.dtype(dtype)
+        self.calls = []
 
     def check(self):
         self.calls.append("check")

@@ -16,7 +16,7 @@ import pagestream
 from pagestream import MappedFile, open_tokens
 from pagestream.errors import FileChangedError, FormatError
 
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 from support.token_files import tokens_of, write_shards, write_tokens
 from support.token_formats import llmc_bytes, write_datatrove, write_file, write_megatron
 
@@ -142,19 +142,19 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 before = descriptors()
 corpus = open_tokens(sys.argv[1], mmap_mode=sys.argv[3])
-counts = [(corpus.open_count, descriptors() - before, maps())]
+counts = [(corpus._files.open_count, descriptors() - before, maps())]
 expected = np.repeat(np.arange(len(corpus.shards)), 3)
 assert (corpus[:] == expected).all()
-counts.append((corpus.open_count, descriptors() - before, maps()))
+counts.append((corpus._files.open_count, descriptors() - before, maps()))
 rng = np.random.default_rng(0)
 for start in rng.integers(0, len(corpus) - 7, 3000).tolist():
     assert (corpus.read(start, start + 7) == expected[start:start + 7]).all()
-counts.append((corpus.open_count, descriptors() - before, maps()))
+counts.append((corpus._files.open_count, descriptors() - before, maps()))
 corpus.check()
 assert len(corpus.fingerprint) == 16
-counts.append((corpus.open_count, descriptors() - before, maps()))
+counts.append((corpus._files.open_count, descriptors() - before, maps()))
 corpus.close()
-counts.append((corpus.open_count, descriptors() - before, maps()))
+counts.append((corpus._files.open_count, descriptors() - before, maps()))
 print(*(max(column) for column in zip(*counts)), counts[-1])
 """
 
@@ -208,7 +208,7 @@ def work(seed):
         assert (corpus.read(start, start + 100) == expected[start:start + 100]).all()
 with ThreadPoolExecutor(8) as pool:
     list(pool.map(work, range(8)))
-assert corpus.open_count <= 16, corpus.open_count
+assert corpus._files.open_count <= 16, corpus._files.open_count
 print("good")
 """
     )
@@ -223,9 +223,9 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
 from pagestream import open_tokens
 paths = [f"{sys.argv[1]}/shard{n}" for n in range(200)]
 corpora = [open_tokens(paths) for _ in range(6)]
-print([corpus.open_count for corpus in corpora])
+print([corpus._files.open_count for corpus in corpora])
 del corpora
-print(open_tokens(paths).open_count)
+print(open_tokens(paths)._files.open_count)
 """
     first, again = output_of(code, tmp_path).splitlines()
     assert first == "[100, 100, 16, 16, 16, 16]"
@@ -435,3 +435,45 @@ def test_opening_and_the_fingerprint_bring_in_a_few_pages_alone(tmp_path, format
     with MappedFile(tmp_path / "tokens.bin") as file:
         # Beginning, middle and end, and a header. A fault would have brought in all that is read ahead.
         assert file.residency().pages.sum() <= 8
+
+
+# Modes
+
+
+def test_a_corpus_says_how_its_files_are_read_and_why(direct_mount, tmp_path):
+    put(tmp_path, "a.bin", "b.bin")
+    put(tmp_path / "source", "c.bin", "d.bin")
+    mapped = open_tokens(tmp_path)
+    assert (mapped.mode, mapped.reason, mapped.closed) == ("shared", None, False)
+    mixed = open_tokens(
+        [tmp_path / "a.bin", direct_mount / "c.bin", tmp_path / "b.bin", direct_mount / "d.bin"]
+    )
+    assert mixed.mode == "private"
+    assert mixed.reason == f"{direct_mount}/c.bin: {mixed.shards[1].reason} (and 1 more files)"
+    assert "ENODEV" in mixed.reason
+    alone = open_tokens(direct_mount / "c.bin")
+    assert alone.reason == alone.shards[0].reason
+    read = open_tokens(tmp_path, mmap_mode="read")
+    assert (read.mode, read.reason) == ("read", None)
+    with mapped:
+        pass
+    assert mapped.closed
+    assert mapped.mode == "shared"
+
+
+# Audit
+
+
+AUDITED = PROGRAMS / "audit_side_files.py"
+
+
+@pytest.mark.parametrize("refused", ["", ".idx", "m.bin", ".index", ".metadata"])
+def test_hooks_see_side_files_and_can_refuse_them(tmp_path, refused):
+    write_megatron(tmp_path / "m", U2, [2, 4])
+    write_datatrove(tmp_path / "t.ds", U2, [2, 6], "gpt2|2\n6\n6")
+    found = output_of(AUDITED.read_text(), tmp_path, refused or "nothing").splitlines()
+    if not refused:
+        assert found == ["m.bin", "m.idx", "t.ds", "t.ds.index", "t.ds.metadata"]
+    else:
+        # The hook's own exception, and the file was not opened.
+        assert found == [f"refused {refused}", "[]"]

@@ -218,6 +218,12 @@ def litdata(folder):
 
 
 # Lengths from byte 34, pointers from 46, documents from 70.
+def fairseq_pair(folder):
+    np.array([1, 2, 3], "u2").tofile(folder / "t.bin")
+    (folder / "t.idx").write_bytes(b"TNTIDX\0\0" + bytes(40))
+    return folder / "t.bin"
+
+
 BAD = {
     # llm.c: name, found, expected
     "llmc: cut off in the header": (single("t.bin", llmc_bytes(U2)[:500]), "t.bin", ["500", "1024"]),
@@ -324,6 +330,11 @@ BAD = {
     ),
     # Others' indices
     "fairseq index": (index_only(b"TNTIDX\0\0" + bytes(40)), "t.idx", ["gpt-neox", "convert"]),
+    "the tokens of a fairseq index": (
+        fairseq_pair,
+        "t.bin",
+        ["t.idx next to it", "gpt-neox", 'format="raw"'],
+    ),
     "an index of no known kind": (index_only(bytes(40)), "t.idx", ["no Megatron index", "raw"]),
     # datatrove
     "datatrove: odd size": (single("t.ds", bytes(3)), "t.ds", ["3 bytes", "2 bytes"]),
@@ -395,6 +406,11 @@ def test_a_bad_file_is_refused_with_path_found_and_expected(tmp_path, case, mode
     assert message.startswith(f"{tmp_path / name}: ")
     assert [word for word in words if word not in message] == [], message
     assert isinstance(caught.value, (ValueError, PagestreamError))
+
+
+def test_a_raw_file_next_to_a_fairseq_index_opens_if_it_is_asked_for(tmp_path):
+    path = fairseq_pair(tmp_path)
+    assert open_tokens(path, format="raw")[:].tolist() == [1, 2, 3]
 
 
 DISAGREE = {

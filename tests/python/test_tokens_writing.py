@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import io
 import os
@@ -21,6 +22,7 @@ from pagestream import open_tokens, write_tokens
 from pagestream.errors import FileChangedError
 from pagestream.tokens import writing as writing_module
 
+from support.process import PROGRAMS, start_python
 from support.token_files import TOKEN_TYPES, tokens_of
 from support.token_formats import MEGATRON_CODES, llmc_bytes, megatron_index
 
@@ -175,7 +177,7 @@ def test_numbers_in_place_of_arrays_are_a_type_error(tmp_path):
         ("npy", ">u2", "little-endian"),
         ("llmc", "i4", "uint16, uint32, not int32"),
         ("megatron", "u4", "not uint32"),
-        ("parquet", "u2", "'raw', 'npy', 'llmc', 'megatron', not 'parquet'"),
+        ("parquet", "u2", '"raw", "npy", "llmc" or "megatron", not \'parquet\''),
     ],
 )
 def test_types_and_formats_that_cannot_be_written_are_value_errors(tmp_path, kind, dtype, message):
@@ -234,6 +236,53 @@ def test_until_the_end_the_file_has_another_name(tmp_path, kind):
 
     write_tokens(tmp_path / "t.bin", arrays(), dtype="u2", format=kind)
     assert open_tokens(tmp_path / "t.bin", format=kind)[:].tolist() == [1, 2, 3]
+
+
+def temporary_files(folder):
+    return [name for name in files(folder) if name.endswith((".tmp", ".lock"))]
+
+
+SLOW_WRITER = PROGRAMS / "write_slowly.py"
+
+
+@every_format
+def test_what_killed_writers_left_goes_with_the_next_write(tmp_path, kind):
+    for _ in range(3):
+        with start_python(SLOW_WRITER, tmp_path / "t.bin", kind) as killed:
+            assert killed.stdout.readline() == "writing\n"
+            killed.kill()
+    assert temporary_files(tmp_path)
+    (tmp_path / ".t.bin.notours.tmp").touch()
+    write_tokens(tmp_path / "t.bin", [[1, 2]], dtype="u2", format=kind)
+    assert temporary_files(tmp_path) == [".t.bin.notours.tmp"]
+
+
+@every_format
+def test_the_files_of_a_living_writer_stay(tmp_path, kind):
+    with start_python(SLOW_WRITER, tmp_path / "t.bin", kind) as living:
+        assert living.stdout.readline() == "writing\n"
+        before = temporary_files(tmp_path)
+        assert before
+        write_tokens(tmp_path / "t.bin", [[1, 2]], dtype="u2", format=kind)
+        assert temporary_files(tmp_path) == before
+        # It goes on, and its tokens take the place of ours.
+    assert living.returncode == 0
+    assert temporary_files(tmp_path) == []
+    assert open_tokens(tmp_path / "t.bin", format=kind)[:].tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("what", ["folder", "data", "index"])
+@pytest.mark.timeout(30)
+def test_a_reader_that_holds_a_lock_holds_up_no_writer(tmp_path, what):
+    write_tokens(tmp_path / "t.bin", [[1]], dtype="u2", format="megatron")
+    path = {"folder": tmp_path, "data": tmp_path / "t.bin", "index": tmp_path / "t.idx"}[what]
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        write_tokens(tmp_path / "t.bin", [[1, 2]], dtype="u2", format="megatron")
+    finally:
+        os.close(descriptor)
+    assert open_tokens(tmp_path / "t")[:].tolist() == [1, 2]
 
 
 @every_format

@@ -371,3 +371,36 @@ def test_a_stateful_data_loader_goes_on_in_the_middle(tmp_path, workers):
     again.load_state_dict(state)
     assert [x.tolist() for x, _ in again] == rest
     assert rest[0][0][0] == 3 * 4 * 8
+
+
+def test_equal_datasets_have_one_repr(tmp_path):
+    """Grain compares it when it restores a state."""
+    path = tmp_path / "tokens.bin"
+    np.arange(400, dtype="u2").tofile(path)
+    one, other = TokenDataset(path, 8, stride=4), TokenDataset(path, 8, stride=4)
+    assert repr(one) == repr(other) == repr(pickle.loads(pickle.dumps(one)))
+    for options in ({"stride": 5}, {"target": "none", "stride": 4}, {"dtype": "int32", "stride": 4}):
+        assert repr(TokenDataset(path, 8, **options)) != repr(one)
+    assert repr(TokenDataset(path, 9, stride=4)) != repr(one)
+    np.arange(404, dtype="u2").tofile(path)
+    assert repr(TokenDataset(path, 8, stride=4)) != repr(one)
+
+
+def test_a_dataset_of_a_path_opens_it_as_it_is_told(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.arange(400, dtype="u2").tofile(path)
+    assert TokenDataset(path, 8, mmap_mode="read").tokens.mode == "read"
+    with pytest.raises(ValueError, match="mmap_mode='read' has no effect"):
+        TokenDataset(open_tokens(path), 8, mmap_mode="read")
+
+
+def test_windows_are_gathered_on_the_host_whatever_the_default_device_is(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.arange(400, dtype="u2").tofile(path)
+    dataset = TokenDataset(path, 4)
+    torch.set_default_device("meta")
+    try:
+        x, y = dataset[10]
+    finally:
+        torch.set_default_device(None)
+    assert (x.tolist(), y.tolist()) == ([10, 11, 12, 13], [11, 12, 13, 14])

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use pagestream::sampling::blocked::{Blocked, OPEN_EXTENTS};
 use pagestream::sampling::order::Order;
-use pagestream::sampling::schedule::{Schedule, Source};
+use pagestream::sampling::schedule::{Schedule, SourceSize};
 use proptest::prelude::*;
 
 fn blocked(windows: u64, mixing_radius_windows: u64, seed: u64, epoch: u64) -> Blocked {
-    let source = Source { windows, starts: windows };
+    let source = SourceSize { windows, starts: windows };
     let order = Order::Blocked { mixing_radius_windows };
     let schedule = Schedule::new(vec![source], None, order, seed).expect("valid");
     schedule.blocked(0, epoch).expect("the order is blocked")

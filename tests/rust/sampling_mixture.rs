@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use pagestream::sampling::mixture::{Exhausted, MAX_PERIOD, MAX_SOURCES, Mixture};
 use pagestream::sampling::order::Order;
 use pagestream::sampling::permutation::Permutation;
-use pagestream::sampling::schedule::{Draw, Schedule, Source};
+use pagestream::sampling::schedule::{Draw, Schedule, SourceSize};
 use proptest::prelude::*;
 
 fn mix(windows: &[u64], weights: &[u64], exhausted: Exhausted, order: Order, seed: u64) -> Schedule {
-    let sources = windows.iter().map(|&windows| Source { windows, starts: windows }).collect();
+    let sources = windows.iter().map(|&windows| SourceSize { windows, starts: windows }).collect();
     let mixture = Mixture::new(weights, exhausted).expect("valid");
     Schedule::new(sources, Some(&mixture), order, seed).expect("valid")
 }
@@ -202,7 +202,7 @@ fn far_positions_are_sought_without_reading_what_is_before() {
 #[test]
 fn one_source_of_a_mixture_is_that_source_alone() {
     let alone =
-        Schedule::new(vec![Source { windows: 50, starts: 50 }], None, Order::Shuffled, 8).expect("valid");
+        Schedule::new(vec![SourceSize { windows: 50, starts: 50 }], None, Order::Shuffled, 8).expect("valid");
     for exhausted in [Exhausted::Repeat, Exhausted::Stop, Exhausted::Drop] {
         let schedule = mix(&[50], &[9], exhausted, Order::Shuffled, 8);
         assert_eq!(draws(&schedule, 0, 200), draws(&alone, 0, 200));
@@ -227,7 +227,7 @@ fn weights_are_reduced_and_those_that_cannot_be_used_are_refused() {
         assert_eq!(Exhausted::from_word(exhausted.word()).expect("known"), exhausted);
     }
     assert!(Exhausted::from_word("end").expect_err("unknown").to_string().contains("\"end\""));
-    let huge = vec![Source { windows: 1 << 63, starts: 1 }; 2];
+    let huge = vec![SourceSize { windows: 1 << 63, starts: 1 }; 2];
     let mixture = Mixture::new(&[1, 1], Exhausted::Drop).expect("valid");
     let error = Schedule::new(huge, Some(&mixture), Order::Shuffled, 0).expect_err("refused").to_string();
     assert!(error.contains("2^64 draws"), "{error}");

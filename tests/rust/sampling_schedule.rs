@@ -5,14 +5,14 @@ use std::collections::HashSet;
 use pagestream::sampling::key::{Draws, Key};
 use pagestream::sampling::order::{Order, OrderKind};
 use pagestream::sampling::permutation::Permutation;
-use pagestream::sampling::schedule::{Draw, Schedule, Source};
+use pagestream::sampling::schedule::{Draw, Schedule, SourceSize};
 use proptest::prelude::*;
 
 const ORDERS: [Order; 4] =
     [Order::Shuffled, Order::Random, Order::Sequential, Order::Blocked { mixing_radius_windows: 32 }];
 
 fn schedule(windows: u64, order: Order, seed: u64) -> Schedule {
-    let source = Source { windows, starts: windows * 3 };
+    let source = SourceSize { windows, starts: windows * 3 };
     Schedule::new(vec![source], None, order, seed).expect("valid")
 }
 
@@ -90,7 +90,7 @@ fn the_far_end_of_the_stream_can_be_read_and_no_further() {
 
 #[test]
 fn what_cannot_be_drawn_from_is_refused() {
-    let new = |windows, starts, order| Schedule::new(vec![Source { windows, starts }], None, order, 0);
+    let new = |windows, starts, order| Schedule::new(vec![SourceSize { windows, starts }], None, order, 0);
     for (windows, starts, order, expected) in [
         (0, 9, Order::Shuffled, "no window"),
         (9, 0, Order::Random, "no window"),
@@ -104,7 +104,7 @@ fn what_cannot_be_drawn_from_is_refused() {
     assert!(new(9, 0, Order::Shuffled).is_ok());
     assert!(new(9, u64::MAX, Order::Shuffled).is_ok());
     assert!(Schedule::new(Vec::new(), None, Order::Shuffled, 0).is_err());
-    let two = vec![Source { windows: 1, starts: 1 }, Source { windows: 1, starts: 1 }];
+    let two = vec![SourceSize { windows: 1, starts: 1 }, SourceSize { windows: 1, starts: 1 }];
     let error = Schedule::new(two, None, Order::Shuffled, 0).expect_err("refused").to_string();
     assert!(error.contains("2 sources, but weights for 1"), "{error}");
 }

@@ -7,7 +7,7 @@ use pagestream::dtype::Dtype;
 use pagestream::error::Error;
 use pagestream::mapped_file::RequestedMode;
 use pagestream::tokens::corpus::TokenCorpus;
-use pagestream::tokens::format::Format;
+use pagestream::tokens::format::layout::Format;
 use proptest::prelude::*;
 use tempfile::TempDir;
 

@@ -2,7 +2,7 @@
 
 use pagestream::dtype::Dtype;
 use pagestream::os::memory::Uninit;
-use pagestream::tokens::format::TOKEN_DTYPES;
+use pagestream::tokens::format::layout::TOKEN_DTYPES;
 use pagestream::widen::{DoesNotFit, Element, widen, widen_window};
 use proptest::prelude::*;
 

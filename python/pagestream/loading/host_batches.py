@@ -9,6 +9,7 @@ import numpy as np
 
 from pagestream import _native
 from pagestream.loading.batches import Batch, PackedBatch, document_bounds
+from pagestream.tokens.corpus import native_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,10 @@ class HostBatches:
             self.stop()
             self.pipelines_started += 1
             pipeline = self._pipeline = _native.TokenPipeline(
-                self._corpora, *self._mixture, position=position, **self._settings
+                [native_corpus(corpus) for corpus in self._corpora],
+                *self._mixture,
+                position=position,
+                **self._settings,
             )
         return pipeline
 

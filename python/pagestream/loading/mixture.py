@@ -8,6 +8,7 @@ import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from pagestream import _native
 from pagestream._common.closing import ClosedByWith
 from pagestream.tokens.corpus import TokenCorpus
 
@@ -18,11 +19,10 @@ __all__ = ["Mixture"]
 
 Exhausted = Literal["repeat", "stop", "drop"]
 
-# The largest sum of whole-number weights, and the most sources; see src/sampling/mixture.rs.
-# A share that is off by more than this part of itself is told.
+
+_MAX_PERIOD = _native.MAX_MIXTURE_PERIOD
+# A share that is off by more than this part of itself is warned of.
 _ROUNDING_TOLD = Fraction(1, 100)
-_MAX_PERIOD = 1 << 16
-_MAX_SOURCES = 1024
 
 
 class Mixture(ClosedByWith):
@@ -66,8 +66,8 @@ class Mixture(ClosedByWith):
 
     def __init__(self, sources: Iterable[tuple[Any, float]], *, exhausted: Exhausted = "repeat") -> None:
         pairs = _pairs(sources)
-        if not 1 <= len(pairs) <= _MAX_SOURCES:
-            message = f"a mixture has 1 to {_MAX_SOURCES} sources, not {len(pairs)}"
+        if not 1 <= len(pairs) <= _native.MAX_MIXTURE_SOURCES:
+            message = f"a mixture has 1 to {_native.MAX_MIXTURE_SOURCES} sources, not {len(pairs)}"
             raise ValueError(message)
         if exhausted not in get_args(Exhausted):
             message = f'exhausted must be "repeat", "stop" or "drop", not {exhausted!r}'

@@ -1,4 +1,11 @@
-"""Files that are written under another name and take their own at the end, all of them or none."""
+"""Files that are written under another name and take their own at the end, all of them or none.
+
+```text
+create .name.<random>.tmp ── lock it ── write ── fsync ── rename over name
+        │                       └── held until it is closed: a temporary file without a lock has no writer
+        └── those that a killed writer left are removed, by that sign, when the same name is written again
+```
+"""
 
 from __future__ import annotations
 
@@ -11,11 +18,13 @@ import stat
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import TracebackType
     from typing import Self
 
     from pagestream._common.types import StrPath
+
+_SUFFIX = ".tmp"
+_RANDOM_BYTES = 8
 
 
 class Replacement:
@@ -24,6 +33,9 @@ class Replacement:
     def __init__(self) -> None:
         self._files: list[tuple[str, str, IO[bytes]]] = []
         self._open: list[IO[bytes]] = []
+        self._folders: list[int] = []
+        self._locks: list[int] = []
+        self._lock_name = ""
         # Known before the file is made, so that an interruption in between leaves nothing.
         self._names: list[str] = []
 
@@ -60,16 +72,24 @@ class Replacement:
     def _create(self, target: str) -> tuple[str, IO[bytes]]:
         folder, base = os.path.split(target)
         # A name of any length may become too long; its beginning says enough.
-        name = os.path.join(folder, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
-        self._names.append(name)
-        try:
-            # One call, which no interrupt can come into: a file is in the list as soon as it is open.
-            self._open.extend(map(open, (name,), ("x+b",)))
-            return name, self._open[-1]
-        except OSError as error:
-            # The name is ours; what the caller can do something about is its directory.
-            error.filename = folder or os.curdir
-            raise
+        prefix = f".{base[:40]}."
+        _remove_abandoned(folder or os.curdir, prefix)
+        while True:
+            name = os.path.join(folder, f"{prefix}{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}")
+            self._names.append(name)
+            try:
+                # One call, which no interrupt can come into: a file is in the list as soon as it is open.
+                self._open.extend(map(open, (name,), ("x+b",)))
+            except OSError as error:
+                # The name is ours; what the caller can do something about is its directory.
+                error.filename = folder or os.curdir
+                raise
+            file = self._open[-1]
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Another writer may have taken it for abandoned before it was locked.
+            if os.fstat(file.fileno()).st_nlink:
+                return name, file
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -90,6 +110,16 @@ class Replacement:
             for name in self._names:
                 if os.path.lexists(name):
                     os.unlink(name)
+            self._remove_lock_file()
+            for descriptor in (*self._locks, *self._folders):
+                os.close(descriptor)
+
+    def _remove_lock_file(self) -> None:
+        """Removes the lock file, unless another writer has it: an interrupt may have come before the lock."""
+        if self._locks and os.fstat(self._locks[-1]).st_nlink:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(self._lock_name)
 
     def _finish(self) -> None:
         for name, target, file in self._files:
@@ -99,29 +129,62 @@ class Replacement:
             except OSError as error:
                 error.filename = error.filename or target or name
                 raise
-        folders = sorted({os.path.dirname(target) or os.curdir for _, target, _ in self._files})
-        held: list[int] = []
-        try:
-            _lock_folders(folders, held)
-            # Last is what says what the others are. While they are replaced there is none, rather than
-            # one that does not fit.
-            *_, (_, last, _) = self._files
-            if len(self._files) > 1 and os.path.lexists(last):
-                os.unlink(last)
+        *_, (_, last, _) = self._files
+        if len(self._files) > 1:
+            self._rename_in_turn(last)
+        else:
             for name, target, _ in self._files:
                 os.replace(name, target)
-            for descriptor in held:
-                os.fsync(descriptor)
-        finally:
-            for descriptor in held:
-                os.close(descriptor)
+        for folder in sorted({os.path.dirname(target) or os.curdir for _, target, _ in self._files}):
+            _hold(self._folders, folder, os.O_RDONLY | os.O_DIRECTORY)
+            # The names in it last from now on.
+            os.fsync(self._folders[-1])
+
+    def _rename_in_turn(self, last: str) -> None:
+        """Renames several files, of which the last says what the others are, while no other writer does.
+
+        Writers lock a file of their own next to the target. Readers could hold a lock on the folder, or on
+        the target, for as long as they like.
+        """
+        folder, base = os.path.split(last)
+        self._lock_name = os.path.join(folder, f".{base[:40]}.lock")
+        while True:
+            _hold(self._locks, self._lock_name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            with contextlib.suppress(OSError):  # the file system may have no locks
+                fcntl.flock(self._locks[-1], fcntl.LOCK_EX)
+            # The writer before has removed it, and another may have made it again.
+            if os.fstat(self._locks[-1]).st_nlink:
+                break
+        # While the others are replaced there is none of it, rather than one that does not fit.
+        if os.path.lexists(last):
+            os.unlink(last)
+        for temporary, target, _ in self._files:
+            os.replace(temporary, target)
 
 
-def _lock_folders(folders: Iterable[str], held: list[int]) -> None:
-    """Adds descriptors of folders, locked as far as the file system can: two writers of a pair take turns."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    for folder in folders:
-        # One call, which no interrupt can come into: a descriptor is in the list as soon as it is open.
-        held.extend(map(os.open, (folder,), (flags,)))
+def _hold(held: list[int], path: str, flags: int) -> None:
+    """Opens a descriptor for a list whose elements are closed later."""
+    # One call, which no interrupt can come into: a descriptor is in the list as soon as it is open.
+    held.extend(map(os.open, (path,), (flags | os.O_CLOEXEC,), (0o666,)))
+
+
+def _remove_abandoned(folder: str, prefix: str) -> None:
+    """Removes temporary files of the same target that no living writer has locked."""
+    length = len(prefix) + 2 * _RANDOM_BYTES + len(_SUFFIX)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(prefix) and name.endswith(_SUFFIX) and len(name) == length:
+                _remove_if_abandoned(os.path.join(folder, name))
+
+
+def _remove_if_abandoned(path: str) -> None:
+    held: list[int] = []
+    try:
+        # Where the file system has no locks nobody can tell, and the file stays.
         with contextlib.suppress(OSError):
-            fcntl.flock(held[-1], fcntl.LOCK_EX)
+            _hold(held, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)

@@ -12,13 +12,14 @@ import numpy as np
 
 from pagestream import _native
 from pagestream._common import environment
+from pagestream._common.checks import one_of
+from pagestream._common.closing import ClosedByWith
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
 from pagestream.tokens.paths import token_paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     import numpy.typing as npt
 
@@ -58,7 +59,11 @@ class TokenShard:
     reason: str | None
 
 
-class TokenCorpus(_native.TokenCorpus):
+# Type, format and mode.
+_OpenedWith = tuple[str | None, Format | None, str]
+
+
+class TokenCorpus(ClosedByWith):
     """Token files as one axis of tokens. Made by `open_tokens`.
 
     ``len(corpus)`` is the number of tokens, ``corpus[7]`` an int, ``corpus[a:b]`` a read-only 1-d array:
@@ -76,32 +81,38 @@ class TokenCorpus(_native.TokenCorpus):
         (4096, 7, array([10, 11, 12, 13], dtype=uint16))
     """
 
-    __slots__ = ("_arguments",)
-    _arguments: tuple[str | None, Format | None, str]
+    __slots__ = ("__weakref__", "_files", "_opened_with")
 
-    def __new__(
-        cls, paths: Sequence[StrPath], dtype: npt.DTypeLike | None, format: Format | None, mode: str
-    ) -> Self:
-        """Opens the files."""
-        name = None if dtype is None else _dtype_name(np.dtype(dtype))
-        corpus = super().__new__(cls, [os.fsencode(path) for path in paths], name, format, mode)
-        corpus._arguments = (name, format, mode)
-        # The facts of thousands of files are not gathered for nobody.
-        if _log.isEnabledFor(logging.INFO):
-            for shard in corpus.shards:
-                environment.logged(shard)
-            _log.info("opened %r", corpus)
-        return corpus
+    def __init__(self, files: _native.TokenCorpus, opened_with: _OpenedWith) -> None:
+        """Wraps the native object; `open_tokens` makes it."""
+        self._files = files
+        self._opened_with = opened_with
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The tokens' type in the files."""
-        return np.dtype(super().dtype_name)
+        return np.dtype(self._files.dtype_name)
 
     @property
     def shards(self) -> tuple[TokenShard, ...]:
         """The files, in order."""
-        return tuple(TokenShard(*facts) for facts in super().shard_facts())
+        return tuple(
+            TokenShard(facts.path, facts.format, facts.tokens, facts.start, facts.mode, facts.reason)
+            for facts in self._files.shards()
+        )
+
+    @property
+    def mode(self) -> str:
+        """How the files are read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
+
+        Where that differs from file to file, the weakest: ``"read"``, else ``"private"``.
+        """
+        return self._files.mode
+
+    @property
+    def reason(self) -> str | None:
+        """Why `mode` is not the first choice, with the first such file and their number; None if it is."""
+        return self._files.reason
 
     @property
     def documents(self) -> Documents | None:
@@ -109,7 +120,7 @@ class TokenCorpus(_native.TokenCorpus):
 
         Megatron's files do, and datatrove's if each has its ``.index``.
         """
-        return None if super().document_count is None else Documents(self)
+        return None if self._files.document_count is None else Documents(self, self._files)
 
     @property
     def fingerprint(self) -> str:
@@ -124,11 +135,11 @@ class TokenCorpus(_native.TokenCorpus):
             FileChangedError: A file is no longer the one that was opened.
             MappedReadError: A file's storage failed.
         """
-        return f"{super().fingerprint_number():016x}"
+        return f"{self._files.fingerprint():016x}"
 
     def __len__(self) -> int:
         """The number of tokens."""
-        return super().tokens
+        return self._files.tokens
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> int: ...
@@ -157,7 +168,7 @@ class TokenCorpus(_native.TokenCorpus):
         return int(self.read(position, position + 1)[0])
 
     def _range(self, start: int, stop: int) -> npt.NDArray[Any]:
-        view = super().view(start, stop)
+        view = self._files.view(start, stop)
         if view is not None:
             return np.frombuffer(view, self.dtype)
         copy = self.read(start, stop)
@@ -188,7 +199,7 @@ class TokenCorpus(_native.TokenCorpus):
             message = f"tokens {start} to {stop} of a corpus of {len(self)}"
             raise IndexError(message)
         out = np.empty(stop - start, self.dtype)
-        super().read_into(start, stop, out)
+        self._files.read_into(start, stop, out)
         return out
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001 - NumPy's protocol
@@ -211,7 +222,7 @@ class TokenCorpus(_native.TokenCorpus):
         """
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         if copy is False:
-            view = super().view(0, len(self)) if wanted == self.dtype else None
+            view = self._files.view(0, len(self)) if wanted == self.dtype else None
             if view is None:
                 message = "copy=False: only the tokens of one mapped file, in its own type, need no copy"
                 raise ValueError(message)
@@ -228,7 +239,12 @@ class TokenCorpus(_native.TokenCorpus):
             >>> from pagestream import open_tokens
             >>> open_tokens("tokens.bin").check()
         """
-        super().check()
+        self._files.check()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._files.closed
 
     def close(self) -> None:
         """Closes the files. Arrays that are out stay valid.
@@ -237,12 +253,12 @@ class TokenCorpus(_native.TokenCorpus):
             >>> from pagestream import open_tokens
             >>> open_tokens("tokens.bin").close()
         """
-        super().close()
+        self._files.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as paths and what they were opened with."""
         files = [(shard.path, shard.tokens) for shard in self.shards]
-        return _open_again, (type(self), files, *self._arguments), getattr(self, "__dict__", None)
+        return _open_again, (files, *self._opened_with)
 
     def __repr__(self) -> str:
         """Size, type and number of files."""
@@ -258,14 +274,30 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
+def _open(paths: Sequence[StrPath], opened_with: _OpenedWith) -> TokenCorpus:
+    corpus = TokenCorpus(
+        _native.TokenCorpus([os.fsencode(path) for path in paths], *opened_with), opened_with
+    )
+    # The facts of thousands of files are gathered only for a log that is read.
+    if _log.isEnabledFor(logging.INFO):
+        for shard in corpus.shards:
+            environment.log_opening(shard.path, shard.mode, shard.reason)
+        _log.info("opened %r", corpus)
+    return corpus
+
+
+def native_corpus(corpus: TokenCorpus) -> _native.TokenCorpus:
+    """Returns the native object of a corpus, for the packages of `pagestream` that gather from it."""
+    return corpus._files  # noqa: SLF001 - this module's own
+
+
 def _open_again(
-    cls: type[TokenCorpus],
     files: list[tuple[str, int]],
     dtype: str | None,
     format: Format | None,
     mode: str,
 ) -> TokenCorpus:
-    corpus = cls([path for path, _ in files], dtype, format, mode)
+    corpus = _open([path for path, _ in files], (dtype, format, mode))
     for shard, (path, tokens) in zip(corpus.shards, files, strict=True):
         if shard.tokens != tokens:
             import errno
@@ -312,4 +344,8 @@ def open_tokens(
         >>> open_tokens(["tokens.bin", "tokens.bin"])[4094:4098]
         array([4094, 4095,    0,    1], dtype=uint16)
     """
-    return TokenCorpus(token_paths(path), dtype, format, environment.mmap_mode(mmap_mode))
+    name = None if dtype is None else _dtype_name(np.dtype(dtype))
+    if format is not None:
+        one_of("format", format, _native.FORMATS)
+    mode = environment.mmap_mode(mmap_mode)
+    return _open(token_paths(path), (name, format, mode))

@@ -21,13 +21,16 @@ _BLOCK = 4096
 
 
 class _Corpus(Protocol):
-    @property
-    def document_count(self) -> int | None: ...
-    def document_bounds(self, first: int, out: Any, /) -> None: ...  # noqa: ANN401
     @overload
     def __getitem__(self, index: SupportsIndex) -> int: ...
     @overload
     def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
+
+
+class _Record(Protocol):
+    @property
+    def document_count(self) -> int | None: ...
+    def document_bounds(self, first: int, out: Any, /) -> None: ...  # noqa: ANN401
 
 
 class Documents(Sequence["npt.NDArray[Any]"]):
@@ -49,12 +52,13 @@ class Documents(Sequence["npt.NDArray[Any]"]):
         (2, array([0, 1], dtype=uint16), array([0, 3, 5], dtype=uint64))
     """
 
-    __slots__ = ("_corpus", "_length")
+    __slots__ = ("_corpus", "_length", "_record")
 
-    def __init__(self, corpus: _Corpus) -> None:
-        """Of a corpus that records documents."""
+    def __init__(self, corpus: _Corpus, record: _Record) -> None:
+        """Takes a corpus, and the record of its documents."""
         self._corpus = corpus
-        self._length = corpus.document_count or 0
+        self._record = record
+        self._length = record.document_count or 0
 
     @property
     def starts(self) -> npt.NDArray[np.uint64]:
@@ -69,7 +73,7 @@ class Documents(Sequence["npt.NDArray[Any]"]):
 
     def _bounds(self, first: int, last: int) -> npt.NDArray[np.uint64]:
         bounds = np.empty(last - first + 1, "u8")
-        self._corpus.document_bounds(first, bounds)
+        self._record.document_bounds(first, bounds)
         return bounds
 
     def __len__(self) -> int:

@@ -7,6 +7,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pagestream import _native
+from pagestream._common.checks import one_of
 from pagestream._common.progress import reporting
 from pagestream.tokens.atomic_write import Replacement
 
@@ -24,13 +26,8 @@ __all__ = ["write_tokens"]
 _CHUNK_TOKENS = 1 << 20
 _INT32_MAX = (1 << 31) - 1
 
-_TOKEN_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-# Magic number and version of llm.c's files, by the type of their tokens.
-_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
 _LLMC_HEADER_BYTES = 1024
 _NPY_HEADER_BYTES = 128
-# Megatron's own codes. Those of DeepSpeed for uint32 and uint64 are read, but not by Megatron.
-_MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 
 
 def write_tokens(
@@ -135,7 +132,7 @@ def _write_one(path: StrPath, stream: _Stream, format: str) -> None:
             pass
         file.seek(0)
         if format == "llmc":
-            words = (*_LLMC_KINDS[stream.dtype.name], stream.tokens)
+            words = (*_native.LLMC_KINDS[stream.dtype.name], stream.tokens)
             file.write(np.array(words, "<i4").tobytes())
         elif format == "npy":
             file.write(_npy_header(stream.dtype, stream.tokens))
@@ -194,7 +191,7 @@ class _MegatronIndex:
     def write_to(self, file: IO[bytes], dtype: np.dtype[Any]) -> None:
         self._documents.write(self._sequences.to_bytes(8, "little"))
         file.write(b"MMIDIDX\0\0" + (1).to_bytes(8, "little"))
-        file.write(_MEGATRON_CODES[dtype.name].to_bytes(1, "little"))
+        file.write(_native.MEGATRON_CODES[dtype.name].to_bytes(1, "little"))
         file.write(self._sequences.to_bytes(8, "little") + (self._count + 1).to_bytes(8, "little"))
         for block in _blocks(self._lengths):
             file.write(block)
@@ -216,10 +213,13 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:
     found = np.dtype(dtype)
-    known = {"raw": _TOKEN_TYPES, "npy": _TOKEN_TYPES, "llmc": _LLMC_KINDS, "megatron": _MEGATRON_CODES}
-    if format not in known:
-        message = f"format is one of {', '.join(map(repr, known))}, not {format!r}"
-        raise ValueError(message)
+    known = {
+        "raw": _native.TOKEN_DTYPES,
+        "npy": _native.TOKEN_DTYPES,
+        "llmc": _native.LLMC_KINDS,
+        "megatron": _native.MEGATRON_CODES,
+    }
+    one_of("format", format, tuple(known))
     if found.name not in known[format]:
         message = f'tokens of format="{format}" are of type {", ".join(known[format])}, not {found.name}'
         raise ValueError(message)

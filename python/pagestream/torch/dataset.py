@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, SupportsIndex, get_args
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 from torch.utils.data import Dataset
 
-from pagestream._common.checks import at_least, one_of
+from pagestream import _native
+from pagestream._common.checks import at_least, one_of, only_with
 from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
-from pagestream.tokens.corpus import TokenCorpus, open_tokens
+from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pagestream._common.types import StrPath
+    from pagestream._common.types import Mode, StrPath
 
 __all__ = ["TokenDataset"]
 
@@ -38,6 +39,7 @@ class TokenDataset(Dataset[Item]):
         target: ``"shift"`` as above; ``"block"`` the same over blocks of T+1 tokens that no other item
             has; ``"none"`` for x alone.
         dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
+        mmap_mode: How to open files; see `MappedFile`.
 
     Raises:
         ValueError: The corpus is shorter than one window, or an argument is out of range.
@@ -61,17 +63,22 @@ class TokenDataset(Dataset[Item]):
         stride: int | None = None,
         target: Target = "shift",
         dtype: BatchDtype = "int64",
+        mmap_mode: Mode | None = None,
     ) -> None:
         """Counts the windows."""
-        self.tokens = tokens if isinstance(tokens, TokenCorpus) else open_tokens(tokens)
+        if isinstance(tokens, TokenCorpus):
+            only_with("mmap_mode", mmap_mode, needed=False, needs="a path: this corpus is open already")
+        else:
+            tokens = open_tokens(tokens, mmap_mode=mmap_mode)
+        self.tokens = tokens
         self.sequence_length = at_least(1, "sequence_length", sequence_length)
-        one_of("target", target, get_args(Target))
+        one_of("target", target, _native.TARGETS)
         check_long_enough(self.sequence_length + (target != "none"), (self.tokens,))
         default_stride = self.sequence_length + 1 if target == "block" else 1
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.target = target
         self.dtype: BatchDtype = batch_dtype(dtype)
-        self._length = self.tokens.windows(self.sequence_length, self.stride, target)
+        self._length = native_corpus(self.tokens).windows(self.sequence_length, self.stride, target)
         self._torch_dtype = getattr(torch, str(self.tokens.dtype) if self.dtype == "raw" else self.dtype)
 
     def __len__(self) -> int:
@@ -112,7 +119,7 @@ class TokenDataset(Dataset[Item]):
         # The gather writes to host memory, whatever torch.set_default_device says.
         x = torch.empty(shape, dtype=self._torch_dtype, device="cpu")
         y = None if self.target == "none" else torch.empty(shape, dtype=self._torch_dtype, device="cpu")
-        self.tokens.assemble(
+        native_corpus(self.tokens).assemble(
             numbers,
             self.sequence_length,
             self.stride,
@@ -143,3 +150,10 @@ class TokenDataset(Dataset[Item]):
             >>> TokenDataset("tokens.bin", 2).check()
         """
         self.tokens.check()
+
+    def __repr__(self) -> str:
+        """Files, length and settings; equal for equal datasets, as tools that compare data sources expect."""
+        return (
+            f"{type(self).__name__}({self.tokens!r}, {self.sequence_length}, stride={self.stride}, "
+            f"target={self.target!r}, dtype={self.dtype!r}, length={self._length})"
+        )

@@ -18,6 +18,7 @@ use rustix::thread::CapabilitySet;
 
 use super::map::Region;
 use super::page::{page_bytes, whole_pages};
+use crate::mix::{GAMMA, mix};
 use crate::os::process::usage::Usage;
 
 /// Pages that the third way asks at most.
@@ -213,7 +214,7 @@ fn sample(file: BorrowedFd<'_>, first: u64, count: u64, seed: u64) -> Residency 
     // One page out of each of `asked` equal parts of the range.
     let picked = (0..asked).map(|index| {
         let (start, end) = (index * (count / asked), (index + 1) * (count / asked));
-        first + start + mix(seed ^ index) % (end - start)
+        first + start + mix(GAMMA.wrapping_add(seed ^ index)) % (end - start)
     });
     let pages: Result<Vec<bool>, Errno> = picked.map(|number| is_cached(file, number * page)).collect();
     let _ = rustix::fs::fadvise(file, 0, None, Advice::Normal);
@@ -234,12 +235,4 @@ fn is_cached(file: BorrowedFd<'_>, offset: u64) -> Result<bool, Errno> {
         Err(Errno::AGAIN) => Ok(false),
         Err(errno) => Err(errno),
     }
-}
-
-/// SplitMix64's output function (<https://prng.di.unimi.it/splitmix64.c>).
-fn mix(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -6,23 +6,57 @@
 //! A file that was shuffled in chunks records the ends of chunks too, so its `.index` is not purely
 //! one of documents.
 
-use std::path::{Path, PathBuf};
-
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Opened, RequestedMode};
-use crate::tokens::documents::DocumentTable;
+use crate::mapped_file::{MappedFile, Mode, Opened, Reader, RequestedMode};
 
-use super::{Format, Found, Layout, agree_dtype, item_bytes, not_found, read_prefix, token_dtype_name};
+use super::layout::{
+    Format, Opener, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name, with_suffix,
+};
 
 /// Text that is longer is not what datatrove writes.
 const MAX_METADATA_BYTES: u64 = 64 << 10;
 
-pub fn open(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, mode: RequestedMode) -> Result<Found> {
+/// The `.index` of a file: the end of each document, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DocumentEnds {
+    documents: u64,
+    tokens: u64,
+}
+
+impl DocumentEnds {
+    pub fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    /// Where document `number` begins, in tokens; for `documents()`, where the last one ends.
+    pub fn start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
+        let Some(before) = number.checked_sub(1) else { return Ok(0) };
+        let offset = 8 * before;
+        let end = u64::from_le_bytes(index.bytes(offset)?);
+        if end <= self.tokens {
+            return Ok(end);
+        }
+        let detail = format!(
+            "document {before} ends at token {end}, but the file has {} tokens; the index belongs to another \
+             file or is damaged",
+            self.tokens
+        );
+        Err(Error::format(index.opened().path(), offset, detail))
+    }
+}
+
+/// Finds the layout of a `.ds` file, with its index if there is one.
+pub fn layout(
+    file: &MappedFile,
+    opened: &Opened,
+    dtype: Option<Dtype>,
+    opener: Opener<'_>,
+) -> Result<(TokenLayout, Option<(DocumentEnds, MappedFile)>)> {
     let size = opened.size();
-    let metadata =
-        side_file(file.path(), ".metadata", RequestedMode::Pinned(crate::mapped_file::Mode::Read))?;
-    let index = side_file(file.path(), ".index", mode)?;
+    let read = Opener { mode: RequestedMode::Pinned(Mode::Read), ..opener };
+    let metadata = read.open_if_there(&with_suffix(file.path(), ".metadata"))?;
+    let index = opener.open_if_there(&with_suffix(file.path(), ".index"))?;
     let claimed = metadata.as_ref().map(Metadata::read).transpose()?;
     let last_end = index.as_ref().map(last_end).transpose()?;
     let found = match (claimed.as_ref().and_then(|claimed| claimed.dtype), last_end, dtype) {
@@ -43,7 +77,7 @@ pub fn open(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, mode: Reque
             token_dtype_name(found),
             item_bytes(found)
         );
-        return Err(Error::Format { path: file.path().into(), offset: None, detail });
+        return Err(Error::format(file.path(), None, detail));
     }
     let tokens = size / item_bytes(found);
     if let (Some(metadata), Some(claimed)) = (&metadata, claimed.and_then(|claimed| claimed.tokens))
@@ -57,9 +91,9 @@ pub fn open(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, mode: Reque
         );
         return Err(refuse(metadata, detail));
     }
-    let layout = Layout { format: Format::Datatrove, dtype: found, data_offset_bytes: 0, tokens };
+    let layout = TokenLayout { format: Format::Datatrove, dtype: found, data_offset_bytes: 0, tokens };
     let Some((index, last_end)) = index.zip(last_end) else {
-        return Ok(Found { file, layout, documents: None });
+        return Ok((layout, None));
     };
     if last_end != tokens {
         let detail = format!(
@@ -70,18 +104,7 @@ pub fn open(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, mode: Reque
         );
         return Err(refuse(&index, detail));
     }
-    let table = DocumentTable::Ends { documents: index.size() / 8, tokens };
-    Ok(Found { file, layout, documents: Some((table, index)) })
-}
-
-fn side_file(path: &Path, suffix: &str, mode: RequestedMode) -> Result<Option<MappedFile>> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    match MappedFile::open(&PathBuf::from(name), mode) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if not_found(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
+    Ok((layout, Some((DocumentEnds { documents: index.size() / 8, tokens }, index))))
 }
 
 /// Where the index says the last document ends; 0 if it has none.
@@ -140,5 +163,5 @@ impl Metadata {
 }
 
 fn refuse(file: &MappedFile, detail: String) -> Error {
-    Error::Format { path: file.path().into(), offset: None, detail }
+    Error::format(file.path(), None, detail)
 }

@@ -6,24 +6,21 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, Opened};
 
-use super::{Format, Layout, agree_dtype, item_bytes, read_prefix, token_dtype_name};
+use super::layout::{Format, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name};
 
 const HEADER_BYTES: u64 = 1024;
 
 /// Magic, version, type of the tokens.
-const KINDS: &[(i32, i32, Dtype)] = &[(20_240_520, 1, Dtype::U16), (20_240_801, 7, Dtype::U32)];
+pub const KINDS: &[(i32, i32, Dtype)] = &[(20_240_520, 1, Dtype::U16), (20_240_801, 7, Dtype::U32)];
 
 /// Does a file that begins like this claim to be one?
 pub fn claims(prefix: &[u8]) -> bool {
     word(prefix, 0).is_some_and(|magic| KINDS.iter().any(|kind| kind.0 == magic))
 }
 
-pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Result<Layout> {
-    let refuse = |offset: u64, detail: String| Error::Format {
-        path: file.path().into(),
-        offset: Some(offset),
-        detail,
-    };
+/// Finds the layout of a file from its header.
+pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
+    let refuse = |offset: u64, detail: String| Error::format(file.path(), offset, detail);
     let raw = "; if it is a raw token stream all the same, pass format=\"raw\"";
     let prefix = read_prefix(opened, 12)?;
     let Some(&(magic, version, found)) = KINDS.iter().find(|(magic, _, _)| word(&prefix, 0) == Some(*magic))
@@ -64,7 +61,7 @@ pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Resul
         return Err(refuse(8, detail));
     }
     agree_dtype(file, 0, found, dtype)?;
-    Ok(Layout { format: Format::Llmc, dtype: found, data_offset_bytes: HEADER_BYTES, tokens })
+    Ok(TokenLayout { format: Format::Llmc, dtype: found, data_offset_bytes: HEADER_BYTES, tokens })
 }
 
 fn word(bytes: &[u8], offset: usize) -> Option<i32> {

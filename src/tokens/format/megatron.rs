@@ -10,18 +10,17 @@ use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Reader, RequestedMode};
-use crate::tokens::documents::DocumentTable;
+use crate::mapped_file::{MappedFile, Reader};
 
-use super::{Format, Found, Layout, agree_dtype, item_bytes, not_found};
+use super::layout::{Format, Opener, TokenLayout, agree_dtype, item_bytes, with_suffix};
 
 pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
 
 const HEADER_BYTES: u64 = 34;
 
-/// Where the arrays of an index are, and what they are about.
+/// The arrays of an index: where they are in the file, and what they describe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tables {
+pub struct SequenceTables {
     sequences: u64,
     /// Entries of the array of documents: one more than documents.
     entries: u64,
@@ -29,57 +28,54 @@ pub struct Tables {
     tokens: u64,
 }
 
-/// The two files' paths, from that of either or their common stem.
+/// Returns the paths of index and token file, from that of either or their common stem.
 pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
     let stem = match path.extension().and_then(|extension| extension.to_str()) {
         Some("idx" | "bin") => path.with_extension(""),
         _ => path.to_owned(),
     };
-    let with = |suffix| {
-        let mut name = stem.clone().into_os_string();
-        name.push(suffix);
-        PathBuf::from(name)
-    };
-    (with(".idx"), with(".bin"))
+    (with_suffix(&stem, ".idx"), with_suffix(&stem, ".bin"))
+}
+
+/// An index and its token file, open and understood.
+#[derive(Debug)]
+pub struct Pair {
+    pub index: MappedFile,
+    pub data: MappedFile,
+    pub layout: TokenLayout,
+    pub tables: SequenceTables,
 }
 
 /// Opens the pair, of which the index may be open already.
 pub fn open(
     path: &Path,
     index: Option<MappedFile>,
-    data: Option<MappedFile>,
     dtype: Option<Dtype>,
-    mode: RequestedMode,
-) -> Result<Found> {
+    opener: Opener<'_>,
+) -> Result<Pair> {
     let (index_path, data_path) = paths(path);
-    let index = index.map_or_else(|| MappedFile::open(&index_path, mode), Ok)?;
+    let index = index.map_or_else(|| opener.open(&index_path), Ok)?;
     let opened = index.opened()?;
-    let mut tables = Tables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
+    let mut tables = SequenceTables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
     let reader = opened.sparse_reader();
     let found = tables.read_header(&reader)?;
     agree_dtype(&index, 17, found, dtype)?;
-    let data = match data {
-        Some(data) => data,
-        None => MappedFile::open(&data_path, mode).map_err(|error| match error {
-            error if not_found(&error) => {
-                let detail = format!(
-                    "the Megatron index has no token file: {} does not exist; expected both next to each other",
-                    data_path.display()
-                );
-                Error::Format { path: index.path().into(), offset: None, detail }
-            }
-            error => error,
-        })?,
-    };
+    let data = opener.open_if_there(&data_path)?.ok_or_else(|| {
+        let detail = format!(
+            "the Megatron index has no token file: {} does not exist; expected both next to each other",
+            data_path.display()
+        );
+        Error::format(index.path(), None, detail)
+    })?;
     tables.tokens = tables.check_ends(&reader, &data)?;
     reader.finish()?;
     let layout =
-        Layout { format: Format::Megatron, dtype: found, data_offset_bytes: 0, tokens: tables.tokens };
+        TokenLayout { format: Format::Megatron, dtype: found, data_offset_bytes: 0, tokens: tables.tokens };
     drop(opened);
-    Ok(Found { file: data, layout, documents: Some((DocumentTable::Megatron(tables), index)) })
+    Ok(Pair { index, data, layout, tables })
 }
 
-impl Tables {
+impl SequenceTables {
     pub fn documents(&self) -> u64 {
         self.entries.saturating_sub(1)
     }
@@ -243,33 +239,31 @@ impl Tables {
     }
 }
 
+/// Type codes that Megatron writes.
+pub const CODES: &[(u8, Dtype)] =
+    &[(1, Dtype::U8), (2, Dtype::I8), (3, Dtype::I16), (4, Dtype::I32), (5, Dtype::I64), (8, Dtype::U16)];
+/// Type codes of DeepSpeed alone.
+const DEEPSPEED_CODES: &[(u8, Dtype)] = &[(9, Dtype::U32), (10, Dtype::U64)];
+
 fn dtype_of_code(code: u8) -> Result<Dtype, String> {
-    match code {
-        1 => Ok(Dtype::U8),
-        2 => Ok(Dtype::I8),
-        3 => Ok(Dtype::I16),
-        4 => Ok(Dtype::I32),
-        5 => Ok(Dtype::I64),
-        8 => Ok(Dtype::U16),
-        // DeepSpeed's.
-        9 => Ok(Dtype::U32),
-        10 => Ok(Dtype::U64),
-        6 | 7 => Err(format!(
+    match CODES.iter().chain(DEEPSPEED_CODES).find(|(known, _)| *known == code) {
+        Some(&(_, dtype)) => Ok(dtype),
+        None if matches!(code, 6 | 7) => Err(format!(
             "the index says floating-point data (type code {code}, float32 or float64 depending on who wrote \
              it); tokens are integers, expected code 1 to 5 or 8 to 10"
         )),
-        _ => Err(format!("type code {code} in the Megatron index; expected 1 to 5 or 8 to 10")),
+        None => Err(format!("type code {code} in the Megatron index; expected 1 to 5 or 8 to 10")),
     }
 }
 
 fn refuse(index: &Reader<'_>, offset: u64, detail: String) -> Error {
-    Error::Format { path: index.opened().path().into(), offset: Some(offset), detail }
+    Error::format(index.opened().path(), offset, detail)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokens::format::token_dtype_name;
+    use crate::tokens::format::layout::token_dtype_name;
 
     #[test]
     fn a_pair_is_named_by_either_file_or_by_the_stem() {

@@ -6,19 +6,16 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, Opened};
 
-use super::{Format, Layout, agree_dtype, item_bytes, read_prefix, token_dtype_name};
+use super::layout::{Format, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name};
 
 pub const MAGIC: &[u8] = b"\x93NUMPY";
 
 /// NumPy's own limit (`max_header_size`).
 const MAX_HEADER_BYTES: u64 = 10_000;
 
-pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Result<Layout> {
-    let refuse = |offset: u64, detail: String| Error::Format {
-        path: file.path().into(),
-        offset: Some(offset),
-        detail,
-    };
+/// Finds the layout of a file from its header.
+pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
+    let refuse = |offset: u64, detail: String| Error::format(file.path(), offset, detail);
     let prefix = read_prefix(opened, 12)?;
     let (length_bytes, header_bytes) = match prefix.get(6..) {
         Some(&[1, _, a, b, ..]) => (2, u64::from(u16::from_le_bytes([a, b]))),
@@ -40,7 +37,7 @@ pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Resul
     }
     let text = std::str::from_utf8(&bytes[8 + length_bytes as usize..])
         .map_err(|_| refuse(8 + length_bytes, "the .npy header is not text".into()))?;
-    let header = Header::parse(text).ok_or_else(|| {
+    let header = NpyHeader::parse(text).ok_or_else(|| {
         refuse(8 + length_bytes, format!("the .npy header cannot be understood: {}", text.trim_end()))
     })?;
     let found = header.token_dtype().map_err(|detail| refuse(8 + length_bytes, detail))?;
@@ -63,17 +60,17 @@ pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Resul
         );
         return Err(refuse(8 + length_bytes, detail));
     }
-    Ok(Layout { format: Format::Npy, dtype: found, data_offset_bytes, tokens })
+    Ok(TokenLayout { format: Format::Npy, dtype: found, data_offset_bytes, tokens })
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Header {
+struct NpyHeader {
     /// `None` for a list: a structured type.
     descr: Option<String>,
     shape: Vec<u64>,
 }
 
-impl Header {
+impl NpyHeader {
     /// `{'descr': '<u2', 'fortran_order': False, 'shape': (3,), }`, keys in any order.
     fn parse(text: &str) -> Option<Self> {
         let mut rest = text.trim().strip_prefix('{')?.strip_suffix('}')?.trim_start();
@@ -153,7 +150,7 @@ mod tests {
 
     #[test]
     fn headers_as_numpy_writes_them() {
-        let header = |text| Header::parse(text).map(|header| (header.descr, header.shape));
+        let header = |text| NpyHeader::parse(text).map(|header| (header.descr, header.shape));
         let expected = Some((Some("<u2".to_owned()), vec![3]));
         assert_eq!(header("{'descr': '<u2', 'fortran_order': False, 'shape': (3,), }    \n"), expected);
         assert_eq!(header("{\"shape\": (3L,), 'fortran_order': True, 'descr': '<u2'}"), expected);
@@ -181,7 +178,7 @@ mod tests {
             "{'descr': __import__('os'), 'fortran_order': False, 'shape': (3,)}",
             "{'descr': '\\x3cu2', 'fortran_order': False, 'shape': (3,)}",
         ] {
-            assert_eq!(Header::parse(text), None, "{text}");
+            assert_eq!(NpyHeader::parse(text), None, "{text}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::mapped_file;
 
-/// Bytes that are enough to know every magic number.
+/// The length of the longest magic number, and more.
 pub const SNIFF_BYTES: u64 = 16;
 
 /// First bytes of files that are something else.
@@ -39,10 +39,9 @@ const NAMES: &[(&str, &str)] = &[
     (".pkl", "a pickle, such as nanoGPT's meta.pkl; give the .bin file"),
 ];
 
-/// An error if the file is known to be something else.
+/// Refuses a file that is known to be something else.
 pub fn check(path: &Path, prefix: &[u8]) -> Result<()> {
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-    let by_magic = MAGIC.iter().find(|(magic, _)| prefix.starts_with(magic)).map(|(_, what)| *what);
     let by_name = || NAMES.iter().find(|(end, _)| name.ends_with(end)).map(|(_, what)| *what);
     let by_neighbour = || {
         let is_chunk =
@@ -50,7 +49,24 @@ pub fn check(path: &Path, prefix: &[u8]) -> Result<()> {
         (is_chunk && mapped_file::identity_at(&path.with_file_name("index.json")).is_ok())
             .then_some("a chunk of LitData (index.json lies next to it); export its tokens to a flat file")
     };
-    let Some(what) = by_magic.or_else(by_name).or_else(by_neighbour) else { return Ok(()) };
-    let detail = format!("the file is {what}; if it is a raw token stream all the same, pass format=\"raw\"");
-    Err(Error::Format { path: path.into(), offset: Some(0), detail })
+    match by_magic(prefix).or_else(by_name).or_else(by_neighbour) {
+        Some(what) => Err(refusal(path, &format!("the file is {what}"))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a file next to which an index of another kind lies.
+pub fn check_neighbour(path: &Path, index: &Path, index_prefix: &[u8]) -> Result<()> {
+    match by_magic(index_prefix) {
+        Some(what) => Err(refusal(path, &format!("{} next to it is {what}", index.display()))),
+        None => Ok(()),
+    }
+}
+
+fn by_magic(prefix: &[u8]) -> Option<&'static str> {
+    MAGIC.iter().find(|(magic, _)| prefix.starts_with(magic)).map(|(_, what)| *what)
+}
+
+fn refusal(path: &Path, what: &str) -> Error {
+    Error::format(path, 0, format!("{what}; if it is a raw token stream all the same, pass format=\"raw\""))
 }

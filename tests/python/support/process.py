@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+# Programs that tests run, one a file.
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def run_python(
@@ -32,3 +36,10 @@ def output_of(
     done = run_python(code, *arguments, wrapper=wrapper, timeout_seconds=timeout_seconds, **environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
+
+
+def start_python(program: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """Starts a program whose standard streams are pipes."""
+    command = [sys.executable, str(program), *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})

@@ -1,0 +1,100 @@
+//! How a file records where its documents begin, and the look-ups in that record.
+//!
+//! Nothing is loaded; an answer costs some reads of a few bytes. A document never crosses files: each file
+//! that records documents begins with one. Documents may be empty, then several begin at one place.
+
+use crate::error::{Error, Result};
+use crate::mapped_file::Reader;
+
+use super::datatrove::DocumentEnds;
+use super::megatron::SequenceTables;
+
+/// Documents at one place that are passed one by one; further ones are skipped by a search.
+const SAME_PLACE: u32 = 64;
+
+/// The record of a file's documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DocumentTable {
+    /// Megatron's `.idx`: runs of sequences.
+    Megatron(SequenceTables),
+    /// datatrove's `.ds.index`: the end of each document, in tokens.
+    Ends(DocumentEnds),
+}
+
+impl DocumentTable {
+    /// The number of documents.
+    pub fn count(&self) -> u64 {
+        match self {
+            Self::Megatron(tables) => tables.documents(),
+            Self::Ends(ends) => ends.documents(),
+        }
+    }
+
+    /// Where document `number` begins, in tokens of the file; for `count()`, where the last one ends.
+    pub fn start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
+        match self {
+            Self::Megatron(tables) => tables.document_start(index, number),
+            Self::Ends(ends) => ends.start(index, number),
+        }
+    }
+
+    /// The first document at or after `from` that begins at or after `token`, or `count()`.
+    fn first_at(&self, index: &Reader<'_>, from: u64, token: u64) -> Result<u64> {
+        let (mut low, mut high) = (from, self.count());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.start(index, middle)? < token {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Ok(low)
+    }
+
+    /// Appends `base` + each place in `[low, high)` where documents begin, ascending and once. The elements of
+    /// `out` from `known` on were appended for the same question.
+    pub fn places(
+        &self,
+        index: &Reader<'_>,
+        (low, high): (u64, u64),
+        base: u64,
+        known: usize,
+        out: &mut Vec<u64>,
+    ) -> Result<()> {
+        let mut number = self.first_at(index, 0, low)?;
+        let mut last = low;
+        let mut same = 0;
+        while number < self.count() {
+            let start = self.start(index, number)?;
+            if start < last {
+                return Err(out_of_order(index, number, start, last));
+            }
+            if start >= high {
+                break;
+            }
+            number += 1;
+            if out[known..].last() == Some(&(base + start)) {
+                same += 1;
+                if same == SAME_PLACE {
+                    number = self.first_at(index, number, start + 1)?;
+                    same = 0;
+                }
+            } else {
+                out.push(base + start);
+                same = 0;
+            }
+            last = start;
+        }
+        Ok(())
+    }
+}
+
+/// The error of a document that begins before the one in front of it.
+pub fn out_of_order(index: &Reader<'_>, number: u64, start: u64, last: u64) -> Error {
+    let detail = format!(
+        "document {number} begins at token {start}, before the one in front of it, which begins at {last}; \
+         the index is damaged"
+    );
+    Error::format(index.opened().path(), None, detail)
+}

@@ -1,0 +1,127 @@
+//! Where the tokens of a file are: the format's word, the type, the offset, the number.
+
+use std::path::{Path, PathBuf};
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::mapped_file::{MappedFile, Opened, RequestedMode, is_gone};
+use crate::os::errno::Code;
+use crate::words::words;
+
+words! {
+    /// A format of token files.
+    pub enum Format as "format" {
+        /// Tokens and nothing else: nanoGPT's `.bin`, and the `.npy` without a header of OLMo and dolma.
+        Raw = "raw",
+        /// NumPy's `.npy`, one-dimensional.
+        Npy = "npy",
+        /// llm.c and modded-nanogpt.
+        Llmc = "llmc",
+        /// Megatron's `.idx` and `.bin`.
+        Megatron = "megatron",
+        /// datatrove's `.ds`.
+        Datatrove = "datatrove",
+    }
+}
+
+/// Where the tokens of a file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenLayout {
+    pub format: Format,
+    pub dtype: Dtype,
+    pub data_offset_bytes: u64,
+    pub tokens: u64,
+}
+
+/// The types that tokens have, by NumPy's names.
+pub const TOKEN_DTYPES: &[(&str, Dtype)] = &[
+    ("uint8", Dtype::U8),
+    ("int8", Dtype::I8),
+    ("uint16", Dtype::U16),
+    ("int16", Dtype::I16),
+    ("uint32", Dtype::U32),
+    ("int32", Dtype::I32),
+    ("uint64", Dtype::U64),
+    ("int64", Dtype::I64),
+];
+
+pub fn token_dtype_name(dtype: Dtype) -> &'static str {
+    TOKEN_DTYPES.iter().find(|(_, known)| *known == dtype).map_or(dtype.name(), |(name, _)| *name)
+}
+
+pub fn token_dtype_from_name(name: &str) -> Result<Dtype> {
+    TOKEN_DTYPES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype).ok_or_else(|| {
+        let names: Vec<_> = TOKEN_DTYPES.iter().map(|(name, _)| *name).collect();
+        Error::argument(format!("tokens are of one of the types {}, not {name}", names.join(", ")))
+    })
+}
+
+/// A question before each file that is opened; an error keeps the file closed.
+pub type Gate<'a> = dyn Fn(&Path) -> Result<()> + Sync + 'a;
+
+/// A way to open the files of a corpus: the mode, and the gate in front of each.
+#[derive(Clone, Copy)]
+pub struct Opener<'a> {
+    pub mode: RequestedMode,
+    pub gate: &'a Gate<'a>,
+}
+
+impl std::fmt::Debug for Opener<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opener").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+impl From<RequestedMode> for Opener<'_> {
+    /// Opens in this mode whatever it is given.
+    fn from(mode: RequestedMode) -> Self {
+        Self { mode, gate: &|_| Ok(()) }
+    }
+}
+
+impl Opener<'_> {
+    /// Opens a file, if the gate lets it.
+    pub fn open(&self, path: &Path) -> Result<MappedFile> {
+        (self.gate)(path)?;
+        MappedFile::open(path, self.mode)
+    }
+
+    /// Opens a file that may be missing.
+    pub fn open_if_there(&self, path: &Path) -> Result<Option<MappedFile>> {
+        match self.open(path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if is_not_found(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Returns the path with a suffix after its last component.
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// Returns whether a path leads to no file; a directory of that name is none either.
+pub(super) fn is_not_found(error: &Error) -> bool {
+    matches!(error, Error::System { errno, .. } if is_gone(*errno) || *errno == Code::ISDIR.raw_os_error())
+}
+
+/// Refuses a type that was asked for and is not the one in the header.
+pub(super) fn agree_dtype(file: &MappedFile, offset: u64, found: Dtype, asked: Option<Dtype>) -> Result<()> {
+    let Some(asked) = asked.filter(|&asked| asked != found) else { return Ok(()) };
+    let (found, asked) = (token_dtype_name(found), token_dtype_name(asked));
+    let detail = format!("the file holds {found} tokens, but dtype={asked} was asked for");
+    Err(Error::format(file.path(), offset, detail))
+}
+
+/// Bytes of one token. Every token type fills whole bytes.
+pub fn item_bytes(dtype: Dtype) -> u64 {
+    dtype.bits() / 8
+}
+
+/// Returns up to `len` bytes from the start of the file.
+pub(super) fn read_prefix(opened: &Opened, len: u64) -> Result<Vec<u8>> {
+    opened.peek(0, len.min(opened.size()))
+}

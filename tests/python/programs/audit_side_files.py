@@ -1,0 +1,34 @@
+"""Prints the files that audit hooks see when corpora are opened: FOLDER REFUSED.
+
+A file whose name ends in REFUSED is refused; then the files that are open all the same are printed.
+"""
+
+import os
+import sys
+
+from pagestream import open_tokens
+
+folder, refused = sys.argv[1:]
+seen: set[str] = set()
+
+
+def hook(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "pagestream.open":
+        name = os.path.basename(str(arguments[0]))
+        if os.path.exists(str(arguments[0])):
+            seen.add(name)
+        if name.endswith(refused):
+            message = f"refused {refused}"
+            raise PermissionError(message)
+
+
+sys.addaudithook(hook)
+try:
+    corpora = [open_tokens(f"{folder}/m.bin"), open_tokens(f"{folder}/t.ds")]
+except PermissionError as error:
+    print(error)
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    print([target for target in targets if target.startswith(folder) and target.endswith(refused)])
+else:
+    print("\n".join(sorted(seen)))
