@@ -61,15 +61,15 @@ mod tests {
     #[test]
     fn words_and_values_are_one_to_one() {
         for word in Color::WORDS {
-            assert_eq!(Color::from_word(word).unwrap().word(), *word);
+            assert_eq!(Color::from_word(word).expect("a word").word(), *word);
         }
-        assert_eq!(Color::from_word("green").unwrap(), Color::Green);
+        assert_eq!(Color::from_word("green").expect("a word"), Color::Green);
         assert_eq!([Color::Red, Color::Blue].map(Color::word), ["red", "blue"]);
     }
 
     #[test]
     fn a_refusal_lists_all_words_and_the_one_found() {
-        let message = Color::from_word("pink").unwrap_err().message();
+        let message = Color::from_word("pink").expect_err("no word").message();
         assert_eq!(message, "color must be \"red\", \"green\" or \"blue\", not 'pink'");
         assert_eq!(super::refusal("x", &["one"], "").message(), "x must be \"one\", not ''");
     }

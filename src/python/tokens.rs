@@ -56,8 +56,8 @@ impl PyTokenCorpus {
             paths.iter().map(|path| path_of(path).map(PathBuf::from)).collect::<PyResult<_>>()?;
         let audit = AuditGate::new(mode);
         let gate = |path: &Path| audit.ask(path);
-        let opener = Opener { mode, gate: &gate };
-        let corpus = py.detach(|| TokenCorpus::open(&paths, dtype, format, opener));
+        let how = Opener { mode, gate: &gate };
+        let corpus = py.detach(|| TokenCorpus::open(&paths, dtype, format, how));
         Ok(Self { corpus: Arc::new(audit.result(corpus)?) })
     }
 

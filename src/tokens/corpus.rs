@@ -60,14 +60,14 @@ impl TokenCorpus {
         paths: &[PathBuf],
         dtype: Option<Dtype>,
         format: Option<Format>,
-        opener: impl Into<Opener<'a>>,
+        how: impl Into<Opener<'a>>,
     ) -> Result<Self> {
-        let opener = opener.into();
+        let how = how.into();
         let budget = DescriptorBudget::for_files(2 * paths.len());
         let mut shards: Vec<Shard> = Vec::with_capacity(paths.len());
         let (mut data, mut indices) = (Vec::with_capacity(paths.len()), Vec::new());
         let (mut len, mut documents) = (0_u64, 0_u64);
-        for found in open_all(paths, dtype, format, opener, &budget)? {
+        for found in open_all(paths, dtype, format, how, &budget)? {
             if let Some(first) = shards.first() {
                 agree(first, &found)?;
             }
@@ -92,7 +92,7 @@ impl TokenCorpus {
         Ok(Self {
             dtype: first.layout.dtype,
             documents: shards.iter().all(|shard| shard.documents.is_some()).then_some(documents),
-            files: FileSet::new(data, opener.mode, budget),
+            files: FileSet::new(data, how.mode, budget),
             fingerprint: OnceLock::new(),
             shards,
             len,
@@ -277,11 +277,11 @@ fn open_all(
     paths: &[PathBuf],
     dtype: Option<Dtype>,
     format: Option<Format>,
-    opener: Opener<'_>,
+    how: Opener<'_>,
     budget: &DescriptorBudget,
 ) -> Result<Vec<OpenedFile>> {
     in_parallel(paths.len(), threads(paths.len()), |index| {
-        let found = open(&paths[index], dtype, format, opener)?;
+        let found = open(&paths[index], dtype, format, how)?;
         Ok(OpenedFile {
             path: found.file.absolute_path().to_owned(),
             layout: found.layout,

@@ -51,12 +51,12 @@ pub fn layout(
     file: &MappedFile,
     opened: &Opened,
     dtype: Option<Dtype>,
-    opener: Opener<'_>,
+    how: Opener<'_>,
 ) -> Result<(TokenLayout, Option<(DocumentEnds, MappedFile)>)> {
     let size = opened.size();
-    let read = Opener { mode: RequestedMode::Pinned(Mode::Read), ..opener };
+    let read = Opener { mode: RequestedMode::Pinned(Mode::Read), ..how };
     let metadata = read.open_if_there(&with_suffix(file.path(), ".metadata"))?;
-    let index = opener.open_if_there(&with_suffix(file.path(), ".index"))?;
+    let index = how.open_if_there(&with_suffix(file.path(), ".index"))?;
     let claimed = metadata.as_ref().map(Metadata::read).transpose()?;
     let last_end = index.as_ref().map(last_end).transpose()?;
     let found = match (claimed.as_ref().and_then(|claimed| claimed.dtype), last_end, dtype) {

@@ -39,7 +39,7 @@ pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
 
 /// An index and its token file, open and understood.
 #[derive(Debug)]
-pub struct Pair {
+pub struct MegatronPair {
     pub index: MappedFile,
     pub data: MappedFile,
     pub layout: TokenLayout,
@@ -51,16 +51,16 @@ pub fn open(
     path: &Path,
     index: Option<MappedFile>,
     dtype: Option<Dtype>,
-    opener: Opener<'_>,
-) -> Result<Pair> {
+    how: Opener<'_>,
+) -> Result<MegatronPair> {
     let (index_path, data_path) = paths(path);
-    let index = index.map_or_else(|| opener.open(&index_path), Ok)?;
+    let index = index.map_or_else(|| how.open(&index_path), Ok)?;
     let opened = index.opened()?;
     let mut tables = SequenceTables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
     let reader = opened.sparse_reader();
     let found = tables.read_header(&reader)?;
     agree_dtype(&index, 17, found, dtype)?;
-    let data = opener.open_if_there(&data_path)?.ok_or_else(|| {
+    let data = how.open_if_there(&data_path)?.ok_or_else(|| {
         let detail = format!(
             "the Megatron index has no token file: {} does not exist; expected both next to each other",
             data_path.display()
@@ -72,7 +72,7 @@ pub fn open(
     let layout =
         TokenLayout { format: Format::Megatron, dtype: found, data_offset_bytes: 0, tokens: tables.tokens };
     drop(opened);
-    Ok(Pair { index, data, layout, tables })
+    Ok(MegatronPair { index, data, layout, tables })
 }
 
 impl SequenceTables {

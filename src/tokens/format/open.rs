@@ -22,27 +22,22 @@ pub struct TokenFile {
 }
 
 /// Opens a token file and finds its layout, from a few bytes and the sizes.
-pub fn open(
-    path: &Path,
-    dtype: Option<Dtype>,
-    format: Option<Format>,
-    opener: Opener<'_>,
-) -> Result<TokenFile> {
+pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Opener<'_>) -> Result<TokenFile> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     match (format, extension) {
-        (Some(Format::Megatron), _) => return pair(path, None, dtype, opener),
+        (Some(Format::Megatron), _) => return pair(path, None, dtype, how),
         (None, Some("bin")) => {
             // Any file may be called .bin and have an .idx next to it: its magic number decides.
-            if let Some(index) = index_next_to(path, opener)? {
-                return pair(path, Some(index), dtype, opener);
+            if let Some(index) = index_next_to(path, how)? {
+                return pair(path, Some(index), dtype, how);
             }
         }
         _ => {}
     }
-    let file = match opener.open(path) {
+    let file = match how.open(path) {
         // The common stem of a Megatron pair.
-        Err(error) if format.is_none() && is_not_found(&error) => match index_next_to(path, opener)? {
-            Some(index) => return pair(path, Some(index), dtype, opener),
+        Err(error) if format.is_none() && is_not_found(&error) => match index_next_to(path, how)? {
+            Some(index) => return pair(path, Some(index), dtype, how),
             None => return Err(error),
         },
         opened => opened?,
@@ -57,17 +52,17 @@ pub fn open(
         }
         Some(Format::Raw) => raw(&file, &opened, dtype)?,
         Some(Format::Llmc) => llmc::layout(&file, &opened, dtype)?,
-        Some(Format::Datatrove) => return with_ends(file, &opened, dtype, opener),
+        Some(Format::Datatrove) => return with_ends(file, &opened, dtype, how),
         _ if is_npy => npy::layout(&file, &opened, dtype)?,
         _ if prefix.starts_with(megatron::MAGIC) && extension == Some("idx") => {
             drop(opened);
-            return pair(path, Some(file), dtype, opener);
+            return pair(path, Some(file), dtype, how);
         }
         _ if llmc::claims(&prefix) => llmc::layout(&file, &opened, dtype)?,
         _ => {
             refused::check(path, &prefix)?;
             if extension == Some("ds") {
-                return with_ends(file, &opened, dtype, opener);
+                return with_ends(file, &opened, dtype, how);
             }
             raw(&file, &opened, dtype)?
         }
@@ -77,34 +72,24 @@ pub fn open(
 }
 
 /// Opens a Megatron pair, of which the index may be open already.
-fn pair(
-    path: &Path,
-    index: Option<MappedFile>,
-    dtype: Option<Dtype>,
-    opener: Opener<'_>,
-) -> Result<TokenFile> {
-    let pair = megatron::open(path, index, dtype, opener)?;
+fn pair(path: &Path, index: Option<MappedFile>, dtype: Option<Dtype>, how: Opener<'_>) -> Result<TokenFile> {
+    let pair = megatron::open(path, index, dtype, how)?;
     let documents = Some((DocumentTable::Megatron(pair.tables), pair.index));
     Ok(TokenFile { file: pair.data, layout: pair.layout, documents })
 }
 
 /// Understands a datatrove file, with the files next to it.
-fn with_ends(
-    file: MappedFile,
-    opened: &Opened,
-    dtype: Option<Dtype>,
-    opener: Opener<'_>,
-) -> Result<TokenFile> {
-    let (layout, ends) = datatrove::layout(&file, opened, dtype, opener)?;
+fn with_ends(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, how: Opener<'_>) -> Result<TokenFile> {
+    let (layout, ends) = datatrove::layout(&file, opened, dtype, how)?;
     let documents = ends.map(|(ends, index)| (DocumentTable::Ends(ends), index));
     Ok(TokenFile { file, layout, documents })
 }
 
 /// Opens the Megatron index next to a file, if there is one. An index of another kind is refused: it says that
 /// the file holds other tokens than it seems to.
-fn index_next_to(path: &Path, opener: Opener<'_>) -> Result<Option<MappedFile>> {
+fn index_next_to(path: &Path, how: Opener<'_>) -> Result<Option<MappedFile>> {
     let (index, _) = megatron::paths(path);
-    let Some(file) = opener.open_if_there(&index)? else { return Ok(None) };
+    let Some(file) = how.open_if_there(&index)? else { return Ok(None) };
     let prefix = read_prefix(&*file.opened()?, refused::SNIFF_BYTES)?;
     if prefix.starts_with(megatron::MAGIC) {
         return Ok(Some(file));

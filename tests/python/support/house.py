@@ -44,6 +44,11 @@ def module_file(folder: Path, name: str) -> Path | None:
     return next((file for file in found if file.exists()), None)
 
 
+def rust_files() -> list[Path]:
+    """Returns the Rust sources, files of unit tests aside."""
+    return sorted(file for file in SOURCE.rglob("*.rs") if file.name != "tests.rs")
+
+
 def rust_edges() -> Edges:
     """Returns, for each Rust file, the files of the same room that it uses.
 
@@ -51,7 +56,7 @@ def rust_edges() -> Edges:
     none.
     """
     edges: Edges = {}
-    for file in sorted(SOURCE.rglob("*.rs")):
+    for file in rust_files():
         if file.name == "lib.rs" or file.parent == SOURCE:
             continue
         code = rust_code(file.read_text())
@@ -180,7 +185,7 @@ def rust_types() -> dict[str, list[str]]:
     """Returns the files that define each type name, unit tests and associated types aside."""
     found: dict[str, list[str]] = {}
     pattern = r"^(?:    )?(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type|union) ([A-Z]\w*)\b([^;]*;)?"
-    for file in sorted(SOURCE.rglob("*.rs")):
+    for file in rust_files():
         for line in rust_code(file.read_text()).splitlines():
             match = re.match(pattern, line)
             # `type X = …;` within an `impl` is the trait's name.
@@ -216,7 +221,7 @@ def code_lines(file: Path) -> int:
 def all_code() -> dict[str, int]:
     """Counts the lines of code of both languages."""
     return {
-        "Rust": sum(code_lines(file) for file in SOURCE.rglob("*.rs")),
+        "Rust": sum(code_lines(file) for file in rust_files()),
         "Python": sum(code_lines(file) for file in PACKAGE.rglob("*.py")),
     }
 
