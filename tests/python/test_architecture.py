@@ -1,9 +1,7 @@
 """The floors: a room uses only rooms below it, unsafe code stays on its islands, and so on."""
 
 import ast
-import json
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -131,14 +129,16 @@ def test_unsafe_code_stays_on_its_islands_and_names_its_reason() -> None:
             assert "allow(unsafe_code)" not in code, name
 
 
+# Where memory that is ours, or the caller's to be written, becomes a slice. All of them are write-only.
+SLICES_OF_MEMORY = {"os/memory/parts.rs", "os/memory/uninit.rs", "python/writable.rs"}
+
+
 def test_no_reference_is_made_to_mapped_memory() -> None:
-    """Nothing holds a `&[u8]` over a mapping: `from_raw_parts` is for memory that is our own."""
-    uses = [
-        str(file.relative_to(SOURCE))
-        for file in rust_files()
-        if re.search(r"\bfrom_raw_parts\b", file.read_text())
-    ]
-    assert uses == []
+    """Nothing holds a `&[u8]` over a mapping, and a slice that is written is made of memory that is not one."""
+    code = {str(file.relative_to(SOURCE)): file.read_text() for file in rust_files()}
+    assert {name for name, text in code.items() if re.search(r"\bfrom_raw_parts\b", text)} == set()
+    mutable = {name for name, text in code.items() if re.search(r"\bfrom_raw_parts_mut\b", text)}
+    assert mutable == SLICES_OF_MEMORY
 
 
 def test_the_core_knows_no_python() -> None:
@@ -215,18 +215,6 @@ def test_all_names_that_are_exported_exist_and_are_documented() -> None:
 
 # --- dependencies ---------------------------------------------------------------------------------
 
-LICENCES = {
-    "Apache-2.0",
-    "Apache-2.0 WITH LLVM-exception",
-    "BSD-3-Clause",
-    "BSL-1.0",  # xxhash-rust; the Boost licence, as permissive as MIT
-    "MIT",
-    "Unicode-3.0",
-    "Unlicense",
-    "Zlib",
-}
-
-
 def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum() -> None:
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
     for package in lock["package"]:
@@ -236,7 +224,7 @@ def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum() -> Non
 
 
 def test_no_version_with_a_known_advisory_is_locked() -> None:
-    """What `make audit` checks in full against RustSec, for the advisories that the design names."""
+    """The advisories that the design names. `make audit` checks all, where it can reach their database."""
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
     versions = {
         package["name"]: tuple(map(int, package["version"].split(".")))
@@ -245,21 +233,3 @@ def test_no_version_with_a_known_advisory_is_locked() -> None:
     }
     assert versions["memmap2"] >= (0, 9, 11)  # RUSTSEC-2026-0186
     assert versions["pyo3"] >= (0, 24, 1)  # RUSTSEC-2025-0020
-
-
-def test_the_licences_of_dependencies_go_with_ours() -> None:
-    def run(*command: str) -> str:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-    # Dependencies of other platforms are not fetched by a build here.
-    platform = f"--filter-platform={run('rustc', '--print=host-tuple').strip()}"
-    listed = run("cargo", "metadata", "--format-version=1", "--all-features", "--offline", platform)
-    metadata = json.loads(listed)
-    wrong = {}
-    for package in metadata["packages"]:
-        offered = re.split(r"\s+OR\s+|/", (package["license"] or "").replace("(", "").replace(")", ""))
-        accepted = any(set(re.split(r"\s+AND\s+", choice.strip())) <= LICENCES for choice in offered)
-        if not accepted:
-            wrong[package["name"]] = package["license"]
-    assert wrong == {}
-    assert len(metadata["packages"]) > 10
