@@ -14,7 +14,7 @@ use pagestream::os::memory::map::{Mapping, Region};
 const FILE_BYTES: usize = 256 << 20;
 
 fn copies(criterion: &mut Criterion) {
-    assert!(fault::ready());
+    assert!(fault::install_and_check());
     let mut file = tempfile::tempfile().expect("a temporary file");
     for block in 0..FILE_BYTES as u64 / 4096 {
         file.write_all(&[block as u8; 4096]).expect("written");
@@ -55,7 +55,7 @@ fn copies(criterion: &mut Criterion) {
         group.finish();
     }
     // What a caller pays besides, once a read or batch.
-    criterion.bench_function("ready", |bencher| bencher.iter(fault::ready));
+    criterion.bench_function("ready", |bencher| bencher.iter(fault::install_and_check));
 }
 
 criterion_group!(benches, copies);

@@ -235,7 +235,7 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
     let region = Region::map(file.as_fd(), std::path::Path::new(""), size, Mapping::Shared)
         .map_err(std::io::Error::from)?;
     advise_map(&region, 0, size, Advice::Random).map_err(std::io::Error::from)?;
-    if !fault::ready() {
+    if !fault::install_and_check() {
         return Err("the SIGBUS handler is not in place".into());
     }
     let window_bytes = options.window_bytes;
@@ -259,7 +259,7 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
     std::thread::scope(|scope| -> Outcome<()> {
         for _ in 0..options.helpers {
             scope.spawn(|| {
-                fault::ready();
+                fault::install_and_check();
                 while let Some(offset) = offsets.get(claimed.load(Ordering::Relaxed)) {
                     let mine = claimed.load(Ordering::Relaxed);
                     if mine >= reached.load(Ordering::Acquire) + options.depth {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pagestream import errors
 from pagestream._native import __version__
+from pagestream.files.guard import guard
 from pagestream.files.mapped_file import FileSystem, MappedFile, Residency
 from pagestream.files.staging import StagingBuffer
 from pagestream.loading.batches import Batch, PackedBatch
@@ -35,6 +36,7 @@ __all__ = [
     "TokenShard",
     "__version__",
     "errors",
+    "guard",
     "open_checkpoint",
     "open_tokens",
     "write_tokens",

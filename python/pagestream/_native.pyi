@@ -6,8 +6,10 @@ import numpy as np
 from typing_extensions import Buffer, disjoint_base
 
 __all__ = [
+    "ADVICE",
     "EXHAUSTED",
     "FORMATS",
+    "HUGE_PAGES",
     "LLMC_KINDS",
     "MAX_MIXTURE_PERIOD",
     "MAX_MIXTURE_SOURCES",
@@ -16,6 +18,7 @@ __all__ = [
     "MODES",
     "ORDERS",
     "ORDER_VERSION",
+    "PROTECTIONS",
     "TARGETS",
     "TOKEN_DTYPES",
     "Checkpoint",
@@ -31,12 +34,15 @@ __all__ = [
     "WeightFile",
     "__version__",
     "debug_build",
+    "guard",
     "parse_weights",
     "set_fault_guard",
 ]
 
+ADVICE: tuple[str, ...]
 EXHAUSTED: tuple[str, ...]
 FORMATS: tuple[str, ...]
+HUGE_PAGES: tuple[str, ...]
 LLMC_KINDS: dict[str, tuple[int, int]]
 MAX_MIXTURE_PERIOD: int
 MAX_MIXTURE_SOURCES: int
@@ -45,11 +51,13 @@ MEGATRON_CODES: dict[str, int]
 MODES: tuple[str, ...]
 ORDERS: tuple[str, ...]
 ORDER_VERSION: int
+PROTECTIONS: tuple[str, ...]
 TARGETS: tuple[str, ...]
 TOKEN_DTYPES: tuple[str, ...]
 __version__: str
 debug_build: bool
 
+def guard() -> bool: ...
 def set_fault_guard(enabled: bool) -> None: ...
 def parse_weights(
     head: bytes, size: int, strict: bool
@@ -95,7 +103,7 @@ class MappedFile(Exporter):
     @property
     def path(self) -> str: ...
     @property
-    def absolute_path(self) -> str: ...
+    def _absolute_path(self) -> str: ...
     @property
     def size(self) -> int: ...
     @property
@@ -152,15 +160,9 @@ class StagingBuffer(Exporter):
     @property
     def nbytes(self) -> int: ...
     @property
-    def address(self) -> int: ...
-    @property
     def shared(self) -> bool: ...
     @property
     def sealed(self) -> bool: ...
-    @property
-    def protection(self) -> str: ...
-    @property
-    def wants_huge_pages(self) -> bool: ...
     @property
     def huge_page_bytes(self) -> int: ...
     def fileno(self) -> int: ...

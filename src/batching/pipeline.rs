@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
 use crate::fetch::crew::Role;
+use crate::os::process::fork;
 
 use super::gatherer::Gatherer;
 use super::layout::BatchLayout;
@@ -49,7 +50,7 @@ pub struct Pipeline {
     gatherer: Mutex<Gatherer>,
     /// Whether an earlier call waited for the first batch, and gave up.
     gave_up: AtomicBool,
-    process: u32,
+    process: u64,
 }
 
 impl Pipeline {
@@ -63,7 +64,7 @@ impl Pipeline {
             shared: shared.clone(),
             gatherer: Mutex::default(),
             gave_up: AtomicBool::new(false),
-            process: std::process::id(),
+            process: fork::generation(),
         };
         let crew = &shared.crew;
         let ours = shared.clone();
@@ -80,7 +81,7 @@ impl Pipeline {
 
     /// Whether this process is the one that started the threads, and not a fork of it.
     pub fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.process == fork::generation()
     }
 
     /// The next batch, waiting for it for at most `patience`. An error is that of this batch; the stream is to be

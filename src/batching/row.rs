@@ -226,7 +226,7 @@ struct TokenCopier {
     of: Option<usize>,
     touched: Vec<usize>,
     last: Option<OpenShard>,
-    /// The answer of [`fault::ready`] in this thread, once a mapping was met.
+    /// The answer of [`fault::install_and_check`] in this thread, once a mapping was met.
     guarded: Option<bool>,
 }
 
@@ -250,7 +250,7 @@ impl TokenCopier {
             return Ok(true);
         }
         let is_mapped = self.shard(corpus, start)?.opened.region().is_some();
-        Ok(is_mapped && *self.guarded.get_or_insert_with(fault::ready))
+        Ok(is_mapped && *self.guarded.get_or_insert_with(fault::install_and_check))
     }
 
     /// Tells the processor that the tokens from `start` on are wanted soon, if they are of the last shard.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::{Error, Result};
 use crate::os::memory::anonymous::{Anonymous, HugePages};
+use crate::os::process::fork;
 
 /// Buffers of one size. The one that came back last is given out first: it is still in the cache.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ struct Inner {
     keep: usize,
     made: AtomicU64,
     /// After a fork the lock may be one that a thread of the parent held: the child does not touch it.
-    process: u32,
+    process: u64,
 }
 
 /// A full buffer. It goes back when this is dropped, or is freed if the pool is gone.
@@ -37,7 +38,7 @@ impl Pool {
             buffer_bytes,
             keep,
             made: AtomicU64::new(0),
-            process: std::process::id(),
+            process: fork::generation(),
         }))
     }
 
@@ -83,7 +84,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let (Some(block), Some(pool)) = (self.block.take(), self.pool.upgrade()) else { return };
-        if pool.process == std::process::id() {
+        if pool.process == fork::generation() {
             let mut free = pool.free.lock().unwrap_or_else(PoisonError::into_inner);
             if free.len() < pool.keep {
                 free.push(block);

@@ -9,7 +9,7 @@ use super::{Opened, View};
 impl View {
     /// To be called each time that the memory is handed out.
     pub fn check(&self) -> Result<()> {
-        fault::stay_in_front();
+        fault::reinstall_sometimes();
         match self.region.as_ref().and_then(|region| region.damage()) {
             Some(damage) => Err(error_of(damage)),
             None => Ok(()),

@@ -167,7 +167,10 @@ impl MappedFile {
     }
 
     /// The open file; an error once it is closed.
+    ///
+    /// Every call on a file begins here, and so puts the handler of bus errors back in front.
     pub fn opened(&self) -> Result<Arc<Opened>> {
+        fault::reinstall();
         self.opened_in(&fork::section())
     }
 
@@ -286,7 +289,7 @@ impl Opened {
     pub fn view(&self, offset: u64, length: u64) -> Result<Option<View>> {
         self.check_range(offset, length)?;
         self.check_views()?;
-        fault::stand_in_front();
+        fault::reinstall();
         Ok(match (&self.region, self.facts.mode) {
             (None, Mode::Read) => None,
             (region, _) => {
@@ -307,7 +310,7 @@ impl Opened {
         if self.size() == 0 {
             return Ok(Some(view(None)));
         }
-        fault::stand_in_front();
+        fault::reinstall();
         Ok(self.copy_on_write_region().as_ref().ok().map(|region| view(Some(region.clone()))))
     }
 

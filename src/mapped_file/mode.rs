@@ -1,7 +1,6 @@
 //! How to get at a file's bytes: shared mapping, else private read-only mapping, else positioned
 //! reads. The step down is decided by the error number alone, never by the file system's name.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -12,63 +11,51 @@ use crate::os::file::pread::{self, Short};
 use crate::os::memory::Uninit;
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::limits;
+use crate::words::words;
 
-/// What is in use.
+words! {
+    /// How the caller wants a file to be opened.
+    #[derive(Default)]
+    pub enum RequestedMode as "mode" {
+        /// The first of the others that works.
+        #[default]
+        Auto = "auto",
+        Shared = "shared",
+        Private = "private",
+        Read = "read",
+    }
+}
+
+/// How a file is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
+    /// `MAP_SHARED`, read-only: the page cache itself.
     Shared,
+    /// `MAP_PRIVATE`, read-only: the page cache as well, where a file system refuses `MAP_SHARED`.
     Private,
+    /// Not mapped: positioned reads.
     Read,
 }
 
-/// What was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RequestedMode {
-    #[default]
-    Auto,
-    Pinned(Mode),
+impl From<Mode> for RequestedMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Shared => Self::Shared,
+            Mode::Private => Self::Private,
+            Mode::Read => Self::Read,
+        }
+    }
 }
 
 impl Mode {
     pub fn word(self) -> &'static str {
-        match self {
-            Self::Shared => "shared",
-            Self::Private => "private",
-            Self::Read => "read",
-        }
+        RequestedMode::from(self).word()
     }
 }
 
-impl RequestedMode {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Pinned(mode) => mode.word(),
-        }
-    }
-
-    pub fn from_word(word: &str) -> Result<Self> {
-        match word {
-            "auto" => Ok(Self::Auto),
-            "shared" => Ok(Self::Pinned(Mode::Shared)),
-            "private" => Ok(Self::Pinned(Mode::Private)),
-            "read" => Ok(Self::Pinned(Mode::Read)),
-            _ => Err(Error::argument(format!(
-                "mode is \"auto\", \"shared\", \"private\" or \"read\", not {word:?}"
-            ))),
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
-    }
-}
-
-/// The way that was found.
+/// The mode that was found, and its mapping.
 #[derive(Debug)]
-pub(super) struct Access {
+pub(super) struct OpenedAs {
     pub mode: Mode,
     /// Why not the first choice.
     pub reason: Option<String>,
@@ -82,38 +69,42 @@ pub(super) fn access(
     path: &Path,
     size: u64,
     requested: RequestedMode,
-) -> Result<Access> {
-    match requested {
-        RequestedMode::Pinned(Mode::Read) => {
+) -> Result<OpenedAs> {
+    let pinned = match requested {
+        RequestedMode::Auto => return step_down(file, path, size),
+        RequestedMode::Shared => Mode::Shared,
+        RequestedMode::Private => Mode::Private,
+        RequestedMode::Read => {
             verify_last_byte(file, path, size)?;
-            Ok(Access { mode: Mode::Read, reason: None, region: None })
+            return Ok(OpenedAs { mode: Mode::Read, reason: None, region: None });
         }
-        RequestedMode::Pinned(mode) => match map(file, path, size, mode) {
-            Ok(region) => Ok(Access { mode, reason: None, region }),
-            Err(errno) => {
-                // A file of /sys can be mapped in no mode, and read in none.
-                verify_last_byte(file, path, size)?;
-                Err(refused(path, size, mode, errno))
-            }
-        },
-        RequestedMode::Auto => {
-            let mut reasons = Vec::new();
-            for mode in [Mode::Shared, Mode::Private] {
-                match map(file, path, size, mode) {
-                    Ok(region) => return Ok(Access { mode, reason: join(&reasons), region }),
-                    Err(errno) => {
-                        reasons.push(why(size, mode, errno));
-                        // A private mapping needs the same address space, and fails at the same page.
-                        if matches!(errno, Code::NOMEM | Code::IO) {
-                            break;
-                        }
-                    }
-                }
-            }
+    };
+    match map(file, path, size, pinned) {
+        Ok(region) => Ok(OpenedAs { mode: pinned, reason: None, region }),
+        Err(errno) => {
+            // A file of /sys can be mapped in no mode, and read in none.
             verify_last_byte(file, path, size)?;
-            Ok(Access { mode: Mode::Read, reason: join(&reasons), region: None })
+            Err(refused(path, size, pinned, errno))
         }
     }
+}
+
+fn step_down(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<OpenedAs> {
+    let mut reasons = Vec::new();
+    for mode in [Mode::Shared, Mode::Private] {
+        match map(file, path, size, mode) {
+            Ok(region) => return Ok(OpenedAs { mode, reason: join(&reasons), region }),
+            Err(errno) => {
+                reasons.push(why(size, mode, errno));
+                // A private mapping needs the same address space, and fails at the same page.
+                if matches!(errno, Code::NOMEM | Code::IO) {
+                    break;
+                }
+            }
+        }
+    }
+    verify_last_byte(file, path, size)?;
+    Ok(OpenedAs { mode: Mode::Read, reason: join(&reasons), region: None })
 }
 
 /// Maps the file; an empty one needs no mapping.

@@ -226,7 +226,7 @@ impl Opened {
     /// mount where pread goes past the cache (FUSE `direct_io`), so its pages are touched.
     fn warm_chunk(&self, offset: u64, length: u64, scratch: &mut Vec<u8>) -> Result<()> {
         match &self.region {
-            Some(region) if self.facts.mode == Mode::Private && fault::ready() => {
+            Some(region) if self.facts.mode == Mode::Private && fault::install_and_check() => {
                 let (start, len) = (offset as usize, length as usize);
                 // Where a page fails, pread gets it after all or tells why not.
                 region

@@ -55,7 +55,7 @@ impl Reader<'_> {
 
 impl Opened {
     pub fn reader(&self) -> Reader<'_> {
-        Reader { opened: self, guarded: fault::ready(), random: None }
+        Reader { opened: self, guarded: fault::install_and_check(), random: None }
     }
 
     /// For a few bytes of a file of which nothing else may be wanted: past the mapping, where a fault would
@@ -75,7 +75,7 @@ impl Opened {
         if length == 0 {
             return Ok(());
         }
-        self.copy_into(offset, out, fault::ready())?;
+        self.copy_into(offset, out, fault::install_and_check())?;
         self.verify_copied(offset, length)
     }
 
@@ -96,7 +96,7 @@ impl Opened {
     }
 
     /// [`Self::read_into`] without its first and last step, for callers that do those once for many
-    /// ranges: `guarded` is the answer of [`fault::ready`] in this thread.
+    /// ranges: `guarded` is the answer of [`fault::install_and_check`] in this thread.
     pub fn copy_into(&self, offset: u64, mut out: Uninit<'_>, guarded: bool) -> Result<()> {
         let copied = match &self.region {
             Some(region) if guarded => match region.copy_out(offset as usize, out.reborrow()) {
@@ -197,7 +197,7 @@ impl RandomReads<'_> {
 
     /// Whether copies out of the mapping survive bus errors in this thread.
     pub fn is_guarded(&self) -> bool {
-        fault::ready()
+        fault::install_and_check()
     }
 
     pub fn opened(&self) -> &Opened {

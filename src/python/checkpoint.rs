@@ -69,7 +69,7 @@ impl PyCheckpoint {
         }
         let located = py.detach(|| source.locate(cache_root))?;
         if let Some(index) = located.index_path() {
-            audit_open(py, &index, RequestedMode::Pinned(Mode::Read))?;
+            audit_open(py, &index, RequestedMode::Read)?;
         }
         let list = py.detach(|| located.list(strictness))?;
         py.check_signals()?;

@@ -4,18 +4,19 @@ use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use super::error::{full_text, text};
-use super::export::{self, Access, Export, PyExporter, Source};
+use super::export::{self, Access, Export, Exportable, PyExporter, Requester};
 use super::writable::{self, WritableBuffer};
 use crate::error::Error;
-use crate::mapped_file::{MappedFile, RequestedMode};
+use crate::mapped_file::{MappedFile, RequestedMode, View};
 use crate::os::memory::advise::Advice;
+use crate::os::process::fork;
 
 #[pyclass(name = "MappedFile", module = "pagestream._native", extends = PyExporter, subclass, weakref, frozen)]
 #[derive(Debug)]
@@ -24,42 +25,40 @@ pub struct PyMappedFile {
 }
 
 /// The whole file, read-only.
-impl Source for Arc<MappedFile> {
-    fn export(&self) -> PyResult<Export> {
-        let opened = self.opened().map_err(|error| PyBufferError::new_err(full_text(&error)))?;
-        if let Some(view) = opened.view(0, opened.size())? {
-            return Export::of_view(view, Access::ReadOnly);
+#[derive(Debug)]
+struct WholeFile {
+    file: Arc<MappedFile>,
+    /// One view of each mapping that was exported to code which may keep this object and nothing else.
+    kept: Mutex<Vec<View>>,
+}
+
+impl Exportable for WholeFile {
+    fn export(&self, py: Python<'_>, requester: Requester) -> PyResult<Export> {
+        let opened = self.file.opened().map_err(|error| PyBufferError::new_err(full_text(&error)))?;
+        let Some(view) = opened.view(0, opened.size())? else {
+            let why = opened.facts().reason.as_deref().unwrap_or("as was asked for");
+            let mut message = text(self.file.path());
+            message.push(format!(
+                ": in \"read\" mode ({why}) there is no memory to export; use read(), read_into() or view()"
+            ));
+            return Err(PyBufferError::new_err(message));
+        };
+        view.check()?;
+        let (address, len, access) = (view.as_ptr(), view.len(), Access::ReadOnly);
+        if requester != Requester::KeepsView {
+            let _section = fork::section();
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.iter().all(|known| known.as_ptr() != address) {
+                kept.push(view.clone());
+            }
         }
-        let why = opened.facts().reason.as_deref().unwrap_or("as was asked for");
-        let mut message = text(self.path());
-        message.push(format!(
-            ": in \"read\" mode ({why}) there is no memory to export; use read(), read_into() or view()"
-        ));
-        Err(PyBufferError::new_err(message))
+        let holder = Some(Py::new(py, PyExporter::new((view, access)))?);
+        Ok(Export { address, len, access, holder })
     }
 
+    /// Closing can take long on network file systems.
     fn is_last(&self) -> bool {
-        Arc::strong_count(self) == 1
-    }
-}
-
-impl Drop for PyMappedFile {
-    fn drop(&mut self) {
-        // Closing can take long on network file systems. What is left for the base class is empty, unless
-        // it is closed already or another exporter uses it.
-        if Arc::strong_count(&self.file) <= 2 {
-            let file = self.file.clone();
-            export::drop_detached(Closing(file));
-        }
-    }
-}
-
-/// Closes the file as it goes.
-struct Closing(Arc<MappedFile>);
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        self.0.close();
+        true
     }
 }
 
@@ -116,7 +115,8 @@ impl PyMappedFile {
     #[new]
     fn new(py: Python<'_>, path: &[u8], mode: &str) -> PyResult<PyClassInitializer<Self>> {
         let file = Arc::new(open(py, path_of(path)?, RequestedMode::from_word(mode)?)?);
-        Ok(PyClassInitializer::from(PyExporter::new(file.clone())).add_subclass(Self { file }))
+        let memory = WholeFile { file: file.clone(), kept: Mutex::default() };
+        Ok(PyClassInitializer::from(PyExporter::new(memory)).add_subclass(Self { file }))
     }
 
     #[getter]
@@ -124,7 +124,7 @@ impl PyMappedFile {
         text(self.file.path())
     }
 
-    #[getter]
+    #[getter(_absolute_path)]
     fn absolute_path(&self) -> std::ffi::OsString {
         text(self.file.absolute_path())
     }
@@ -191,13 +191,7 @@ impl PyMappedFile {
 
     #[pyo3(signature = (advice, offset = 0, length = None))]
     fn advise(&self, py: Python<'_>, advice: &str, offset: u64, length: Option<u64>) -> PyResult<bool> {
-        let Some(known) = Advice::from_word(advice) else {
-            let words: Vec<_> = Advice::WORDS.iter().map(|(word, _)| *word).collect();
-            return Err(PyValueError::new_err(format!(
-                "advice is one of {}, not {advice:?}",
-                words.join(", ")
-            )));
-        };
+        let known = Advice::from_word(advice)?;
         let (offset, length) = self.range(offset, length)?;
         Ok(py.detach(|| self.file.advise(known, offset, length))?)
     }

@@ -13,6 +13,7 @@ use crate::batching::pipeline::{Next, Pipeline};
 use crate::batching::plan::{Feed, Share, StreamExtent, TokenSource};
 use crate::error::Error;
 use crate::mapped_file::DropBehind;
+use crate::os::fault;
 use crate::sampling::mixture::{Exhausted, Mixture};
 use crate::sampling::order::Order;
 use crate::tokens::windows::{Target, Windows};
@@ -96,6 +97,8 @@ impl PyTokenPipeline {
 
     /// The next batch, or None at the end.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<BatchFacts<'py>>> {
+        // Each call on files does; threads of the pipeline may have nothing to read now.
+        fault::reinstall();
         let Some(pipeline) = self.lock().clone() else {
             return Err(Error::argument("the loader is closed").into());
         };

@@ -49,16 +49,26 @@ mod _native {
         crate::os::fault::set_enabled(enabled);
     }
 
+    /// Puts the SIGBUS handler in front of those that came later. Returns whether there is one.
+    #[pyfunction]
+    fn guard() -> bool {
+        crate::os::fault::reinstall()
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::os::process::atfork::register();
         super::weights::prepare(module.py());
         super::damage::watch();
         super::tokens::add_constants(module)?;
         // Words that users type, for Python's own checks.
         for (name, words) in [
+            ("ADVICE", crate::os::memory::advise::Advice::WORDS),
+            ("HUGE_PAGES", crate::os::memory::anonymous::HugePages::WORDS),
+            ("PROTECTIONS", crate::os::memory::anonymous::Protection::WORDS),
             ("EXHAUSTED", crate::sampling::mixture::Exhausted::WORDS),
             ("FORMATS", crate::tokens::format::layout::Format::WORDS),
-            ("MODES", &["auto", "shared", "private", "read"]),
+            ("MODES", crate::mapped_file::RequestedMode::WORDS),
             ("ORDERS", crate::sampling::order::OrderKind::WORDS),
             ("TARGETS", crate::tokens::windows::Target::WORDS),
         ] {

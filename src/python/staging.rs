@@ -1,46 +1,63 @@
-//! `StagingBuffer`. Its Python subclass in `staging.py` has the documentation.
+//! `StagingBuffer`. Its Python subclass has the documentation.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::export::{Access, Export, Keeper, PyExporter, Source};
+use super::export::{Access, Export, Exportable, PyExporter, Requester};
 use crate::error::{Error, Result};
 use crate::os::errno::Code;
-use crate::os::memory::anonymous::{Anonymous, HugePages, Protection};
+use crate::os::memory::anonymous::{Anonymous, HugePages, Protection, huge_page_bytes};
+use crate::os::process::fork::{self, Section};
 
 #[pyclass(name = "StagingBuffer", module = "pagestream._native", extends = PyExporter, subclass, weakref, frozen)]
 #[derive(Debug)]
 pub struct PyStagingBuffer {
-    staging: Staging,
+    staging: Arc<Staging>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Staging {
-    block: Arc<Mutex<Anonymous>>,
-    /// Exports that are out. Raised under the lock, so that none appears during a resize.
-    exports: Arc<AtomicUsize>,
+    block: Mutex<Anonymous>,
+    /// [`StagingExport`]s that are alive. Raised under the lock, so that none appears during a resize.
+    exports: AtomicUsize,
+    /// Whether an array was made that keeps the buffer and not its export. Nobody can tell when it dies.
+    is_kept_whole: AtomicBool,
 }
 
-/// One export: keeps the memory, and counts itself out.
-struct Exported {
-    block: Arc<Mutex<Anonymous>>,
-    exports: Arc<AtomicUsize>,
+/// The lock, in a section: a fork meanwhile would leave it locked in the child.
+struct LockedBlock<'a> {
+    // Dropped in this order.
+    block: MutexGuard<'a, Anonymous>,
+    _section: Section,
 }
 
-impl Keeper for Exported {
+/// One export of a buffer: keeps its memory where it is.
+struct StagingExport {
+    staging: Arc<Staging>,
+    address: usize,
+    len: usize,
+    access: Access,
+}
+
+impl Exportable for StagingExport {
+    fn export(&self, _py: Python<'_>, _requester: Requester) -> PyResult<Export> {
+        let address = std::ptr::with_exposed_provenance(self.address);
+        Ok(Export { address, len: self.len, access: self.access, holder: None })
+    }
+
     fn is_last(&self) -> bool {
-        Arc::strong_count(&self.block) == 1
+        Arc::strong_count(&self.staging) == 1
     }
 }
 
-impl Drop for Exported {
+impl Drop for StagingExport {
     fn drop(&mut self) {
-        self.exports.fetch_sub(1, Ordering::AcqRel);
+        self.staging.exports.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -48,56 +65,58 @@ fn system(operation: &'static str, errno: Code, advice: &str) -> Error {
     Error::System { operation, path: PathBuf::new(), errno: errno.raw_os_error(), advice: advice.into() }
 }
 
-fn huge_pages_of(word: &str) -> PyResult<HugePages> {
-    match word {
-        "auto" => Ok(HugePages::Auto),
-        "always" => Ok(HugePages::Always),
-        "never" => Ok(HugePages::Never),
-        _ => Err(PyValueError::new_err(format!(
-            "huge_pages is \"auto\", \"always\" or \"never\", not {word:?}"
-        ))),
-    }
-}
-
-impl Source for Staging {
-    fn export(&self) -> PyResult<Export> {
-        let block = self.lock();
-        let access = match block.protection() {
-            Protection::Read => Access::ReadOnly,
-            Protection::ReadWrite => Access::Writable,
+impl Exportable for Arc<Staging> {
+    fn export(&self, py: Python<'_>, requester: Requester) -> PyResult<Export> {
+        let export = {
+            let LockedBlock { block, .. } = &self.lock();
+            let access = match block.protection() {
+                Protection::Read => Access::ReadOnly,
+                Protection::ReadWrite => Access::Writable,
+            };
+            self.exports.fetch_add(1, Ordering::AcqRel);
+            let address = block.as_ptr().expose_provenance();
+            StagingExport { staging: self.clone(), address, len: block.len(), access }
         };
-        self.exports.fetch_add(1, Ordering::AcqRel);
-        let keeper = Box::new(Exported { block: self.block.clone(), exports: self.exports.clone() });
-        Ok(Export { address: block.as_ptr(), len: block.len(), access, keeper })
+        if requester == Requester::KeepsAskedObject {
+            self.is_kept_whole.store(true, Ordering::Release);
+        }
+        let (address, len, access) = (export.address, export.len, export.access);
+        let holder = Some(Py::new(py, PyExporter::new(export))?);
+        Ok(Export { address: std::ptr::with_exposed_provenance(address), len, access, holder })
     }
 
     fn is_last(&self) -> bool {
-        Arc::strong_count(&self.block) == 1
+        Arc::strong_count(self) == 1
     }
 }
 
 impl Staging {
-    fn lock(&self) -> MutexGuard<'_, Anonymous> {
-        self.block.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> LockedBlock<'_> {
+        let section = fork::section();
+        LockedBlock { block: self.block.lock().unwrap_or_else(PoisonError::into_inner), _section: section }
     }
 
-    /// The block, while no view of it is out.
-    fn lock_unused(&self, verb: &str) -> Result<MutexGuard<'_, Anonymous>> {
-        let block = self.lock();
-        match self.exports.load(Ordering::Acquire) {
-            0 => Ok(block),
-            count => Err(Error::Buffer {
-                detail: format!(
-                    "cannot {verb} the buffer: {count} views of it are still alive; delete them first"
-                ),
-            }),
-        }
+    /// The block, while nothing uses its memory.
+    fn lock_unused(&self, verb: &str) -> Result<LockedBlock<'_>> {
+        let locked = self.lock();
+        let why = match self.exports.load(Ordering::Acquire) {
+            0 if !self.is_kept_whole.load(Ordering::Acquire) => return Ok(locked),
+            0 => "np.ndarray(buffer=…) was called with it, and an array that was made so may be alive; use \
+                  np.frombuffer, whose arrays say when they die"
+                .to_owned(),
+            count => format!("{count} views of it are still alive; delete them first"),
+        };
+        Err(Error::Buffer { detail: format!("cannot {verb} the buffer: {why}") })
     }
 }
 
 impl PyStagingBuffer {
     fn with(block: Anonymous) -> PyClassInitializer<Self> {
-        let staging = Staging { block: Arc::new(Mutex::new(block)), exports: Arc::new(AtomicUsize::new(0)) };
+        let staging = Arc::new(Staging {
+            block: Mutex::new(block),
+            exports: AtomicUsize::new(0),
+            is_kept_whole: AtomicBool::new(false),
+        });
         PyClassInitializer::from(PyExporter::new(staging.clone())).add_subclass(Self { staging })
     }
 }
@@ -115,7 +134,7 @@ impl PyStagingBuffer {
         huge_pages: &str,
         descriptor: Option<i32>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let huge = huge_pages_of(huge_pages)?;
+        let huge = HugePages::from_word(huge_pages)?;
         let made = py.detach(|| match descriptor {
             Some(number) => Anonymous::from_descriptor(number, nbytes, huge),
             None if shared => Anonymous::shared(nbytes, huge),
@@ -131,49 +150,35 @@ impl PyStagingBuffer {
     }
 
     fn __len__(&self) -> usize {
-        self.staging.lock().len()
+        self.staging.lock().block.len()
     }
 
     #[getter]
     fn nbytes(&self) -> usize {
-        self.staging.lock().len()
-    }
-
-    #[getter]
-    fn address(&self) -> usize {
-        self.staging.lock().as_ptr() as usize
+        self.staging.lock().block.len()
     }
 
     #[getter]
     fn shared(&self) -> bool {
-        self.staging.lock().descriptor().is_some()
+        self.staging.lock().block.descriptor().is_some()
     }
 
     #[getter]
     fn sealed(&self) -> bool {
-        self.staging.lock().is_sealed()
-    }
-
-    #[getter]
-    fn protection(&self) -> &'static str {
-        match self.staging.lock().protection() {
-            Protection::Read => "read",
-            Protection::ReadWrite => "readwrite",
-        }
-    }
-
-    #[getter]
-    fn wants_huge_pages(&self) -> bool {
-        self.staging.lock().wants_huge_pages()
+        self.staging.lock().block.is_sealed()
     }
 
     #[getter]
     fn huge_page_bytes(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.staging.lock().huge_page_bytes())
+        // The lock is not held while the system answers, which takes as long as the process has mappings.
+        py.detach(|| {
+            let addresses = self.staging.lock().block.addresses();
+            huge_page_bytes(&addresses)
+        })
     }
 
     fn fileno(&self) -> PyResult<i32> {
-        match self.staging.lock().descriptor() {
+        match self.staging.lock().block.descriptor() {
             Some(descriptor) => Ok(descriptor.as_raw_fd()),
             None => Err(PyValueError::new_err("a private buffer has no descriptor; use shared=True")),
         }
@@ -181,7 +186,7 @@ impl PyStagingBuffer {
 
     fn resize(&self, py: Python<'_>, nbytes: usize) -> PyResult<()> {
         py.detach(|| {
-            self.staging.lock_unused("resize")?.resize(nbytes).map_err(|errno| {
+            self.staging.lock_unused("resize")?.block.resize(nbytes).map_err(|errno| {
                 let advice = match errno {
                     Code::PERM => "a sealed buffer keeps its size, and a shared one can only grow",
                     _ => "",
@@ -193,22 +198,14 @@ impl PyStagingBuffer {
     }
 
     fn protect(&self, py: Python<'_>, protection: &str) -> PyResult<()> {
-        let protection = match protection {
-            "read" => Protection::Read,
-            "readwrite" => Protection::ReadWrite,
-            _ => {
-                return Err(PyValueError::new_err(format!(
-                    "protection is \"read\" or \"readwrite\", not {protection:?}"
-                )));
-            }
-        };
+        let protection = Protection::from_word(protection)?;
         py.detach(|| {
             // A view that is out believes that it may write.
-            let mut block = match protection {
+            let mut locked = match protection {
                 Protection::Read => self.staging.lock_unused("protect")?,
                 Protection::ReadWrite => self.staging.lock(),
             };
-            block.protect(protection).map_err(|errno| {
+            locked.block.protect(protection).map_err(|errno| {
                 let advice = if errno == Code::PERM { "a sealed buffer stays read-only" } else { "" };
                 system("cannot change the buffer's protection", errno, advice)
             })
@@ -218,7 +215,7 @@ impl PyStagingBuffer {
 
     fn seal(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
-            self.staging.lock_unused("seal")?.seal().map_err(|errno| {
+            self.staging.lock_unused("seal")?.block.seal().map_err(|errno| {
                 let advice = match errno {
                     Code::INVAL => "only memory made with shared=True can be sealed",
                     Code::BUSY => "another process has it mapped; let that one drop its buffer first",

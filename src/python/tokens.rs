@@ -182,6 +182,9 @@ impl PyTokenCorpus {
         let element = Element::from_word(dtype)?;
         let mut x = WritableBuffer::of(x)?;
         let mut y = y.map(WritableBuffer::of).transpose()?;
+        if y.as_ref().is_some_and(|y| x.overlaps(y)) {
+            return Err(Error::argument("x and y overlap; give each memory of its own").into());
+        }
         let x_bytes = x.len();
         let x = x.memory(x_bytes)?;
         let y = match &mut y {

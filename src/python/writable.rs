@@ -60,7 +60,13 @@ impl WritableBuffer {
         self.request.len as usize
     }
 
-    /// Its first `len` bytes.
+    /// Returns whether the two have memory in common. Both at once must not be borrowed then.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let start = |of: &Self| of.request.buf.addr();
+        start(self) < start(other) + other.len() && start(other) < start(self) + self.len()
+    }
+
+    /// Returns its first `len` bytes.
     pub fn memory(&mut self, len: usize) -> PyResult<Uninit<'_>> {
         if self.len() < len {
             return Err(PyBufferError::new_err(format!(
@@ -73,7 +79,9 @@ impl WritableBuffer {
         }
         // SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`.
         // A caller that uses the memory meanwhile races with itself only.
-        Ok(Uninit::of(unsafe { std::slice::from_raw_parts_mut(self.request.buf.cast::<u8>(), len) }))
+        let memory =
+            unsafe { std::slice::from_raw_parts_mut(self.request.buf.cast::<MaybeUninit<u8>>(), len) };
+        Ok(Uninit::spare(memory))
     }
 
     /// Fills its first `len` bytes as [`new_bytes`] does.

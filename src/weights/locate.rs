@@ -12,8 +12,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mapped_file::{
-    Beside, Folder, Identity, MappedFile, Mode, NOT_FOUND, Origin, RequestedMode, is_directory, is_gone,
-    is_refusal,
+    Beside, Folder, Identity, MappedFile, NOT_FOUND, Origin, RequestedMode, is_directory, is_gone, is_refusal,
 };
 
 use super::index::{Index, MAX_INDEX_BYTES};
@@ -156,8 +155,7 @@ pub fn blame_checkpoint(error: Error) -> Error {
 }
 
 fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Result<IndexFile> {
-    let file = MappedFile::open_beneath(folder, name, RequestedMode::Pinned(Mode::Read))
-        .map_err(blame_checkpoint)?;
+    let file = MappedFile::open_beneath(folder, name, RequestedMode::Read).map_err(blame_checkpoint)?;
     let path = file.path().to_owned();
     let wrong = |detail: String| Error::Safetensors { path: path.clone(), detail };
     let opened = file.opened()?;

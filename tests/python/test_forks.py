@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
+from support import real
 from support.process import output_of
 from support.weight_files import entry, weight_file
 
@@ -78,6 +81,25 @@ print(statuses.count(0), len(statuses))
 """
 
 
+# The lock of a buffer, by a thread that asks all the time. More mappings make /proc/self/smaps longer.
+STAGING = """
+from pagestream import StagingBuffer
+buffer = StagingBuffer(1 << 20)
+others = [StagingBuffer(4096, huge_pages="never") for _ in range(2000)]
+stop = threading.Event()
+def poll():
+    while not stop.is_set():
+        buffer.huge_page_bytes
+threads = [threading.Thread(target=poll) for _ in range(2)]
+for thread in threads: thread.start()
+def act(): assert len(buffer) == buffer.nbytes == len(memoryview(buffer)) == 1 << 20
+statuses = [forked(act) for _ in range(20)]
+stop.set()
+for thread in threads: thread.join()
+print(statuses.count(0), len(statuses))
+"""
+
+
 @pytest.fixture
 def shards(tmp_path):
     """400 files of 5,000 tokens."""
@@ -88,7 +110,9 @@ def shards(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("code", [BATCHES, CLOSE, TENSORS], ids=["batches", "close", "tensors"])
+@pytest.mark.parametrize(
+    "code", [BATCHES, CLOSE, TENSORS, STAGING], ids=["batches", "close", "tensors", "staging"]
+)
 def test_a_child_can_go_on_with_what_its_parents_threads_use(shards, code):
     output = output_of(FORKING + code, shards, timeout_seconds=200)
     found, count = output.splitlines()[-1].split()
@@ -151,3 +175,32 @@ def test_a_child_keeps_nothing_of_what_its_parents_threads_unmap(tmp_path):
             file.truncate(path.stat().st_size + size)
     found, count = output_of(FORKING + UNMAPPING, tmp_path, timeout_seconds=200).splitlines()[-1].split()
     assert found == count
+
+
+# Both are the first process of their namespace: their ids are the same.
+NAMESPACES = """
+import ctypes, faulthandler
+from pagestream import TokenLoader, open_tokens
+assert os.getpid() == 1
+loader = TokenLoader(open_tokens(sys.argv[1]), sequence_length=64, batch_size=16, threads=2)
+next(loader)
+CLONE_NEWPID = 0x20000000
+assert ctypes.CDLL(None).unshare(CLONE_NEWPID) == 0
+child = os.fork()
+if child == 0:
+    # No other alarm ends the first process of a namespace.
+    faulthandler.dump_traceback_later(30, exit=True)
+    assert os.getpid() == 1
+    for _ in range(20): next(loader)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_with_the_id_of_its_parent_is_no_less_a_child(shards):
+    if os.geteuid() != 0:
+        real.missing("root, for namespaces of process ids")
+    unshare = real.need_tool("unshare")
+    code = "import os, sys\n" + NAMESPACES
+    wrapper = (unshare, "--pid", "--fork", "--kill-child")
+    assert output_of(code, shards, wrapper=wrapper, timeout_seconds=120) == "0"

@@ -6,14 +6,16 @@ import os
 import re
 import weakref
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagestream import MappedFile
+from pagestream import MappedFile, _native
 from pagestream.errors import FileChangedError
+from pagestream.files.mapped_file import Advice
 
 from support import real
 from support.mappings import mappings_of
@@ -154,7 +156,7 @@ def test_advice_is_taken_or_not_and_never_an_error(token_file: Path, mode: str, 
 
 
 def test_advice_that_does_not_exist_lists_what_does(token_file: Path) -> None:
-    with pytest.raises(ValueError, match=r"normal, random, .*hugepage, not \"populate\""):
+    with pytest.raises(ValueError, match=r"\"normal\", \"random\", .* or \"hugepage\", not 'populate'"):
         MappedFile(token_file).advise("populate")  # type: ignore[arg-type]
 
 
@@ -492,3 +494,50 @@ def test_its_text_tells_path_size_and_mode(token_file: Path) -> None:
     assert repr(f) == f"<MappedFile {str(token_file)!r} 8192 bytes, shared>"
     f.close()
     assert repr(f).endswith("closed>")
+
+
+MAKERS = {
+    "ndarray": "np.ndarray(70_001, 'u1', f)",
+    "ndarray of a memoryview": "np.ndarray(70_001, 'u1', memoryview(f))",
+    "torch": "torch.frombuffer(f, dtype=torch.uint8)",
+    "frombuffer": "np.frombuffer(f, 'u1')",
+    "view": "f.view()",
+}
+ENDS = {
+    "close": "f.close()",
+    "refresh": "open(path, 'ab').write(b'more'); f.refresh()",
+    "close after refresh": "open(path, 'ab').write(b'more'); f.refresh(); f.close()",
+    "with": "f.__exit__(None, None, None)",
+    "delete": "del f; gc.collect()",
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("end", ENDS)
+def test_what_was_made_of_the_file_stays_valid_until_it_dies(
+    random_file: Path, tmp_path: Path, maker: str, end: str
+) -> None:
+    """NumPy and torch keep the object and let go of its buffer."""
+    path = tmp_path / "f"
+    path.write_bytes(random_file.read_bytes())
+    code = f"""
+    import gc, sys, warnings
+    import numpy as np, torch
+    from pagestream import MappedFile
+    warnings.simplefilter("ignore")  # torch: the memory cannot be written
+    path = sys.argv[1]
+    f = MappedFile(path)
+    made = {MAKERS[maker]}
+    {ENDS[end]}
+    others = [MappedFile(path) for _ in range(8)]  # where it was, if it is gone
+    print(bytes(memoryview(np.asarray(made))) == open(path, "rb").read()[:70_001])
+    del made, others
+    globals().pop("f", None)
+    gc.collect()
+    print(sum(path in line for line in open("/proc/self/maps")))
+    """
+    assert output_of(code, path).split() == ["True", "0"]
+
+
+def test_words_of_advice_are_those_of_the_core() -> None:
+    assert get_args(Advice) == _native.ADVICE

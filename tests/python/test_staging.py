@@ -6,11 +6,12 @@ import os
 import pickle
 import signal
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
-from pagestream import StagingBuffer
+from pagestream import StagingBuffer, _native
 
 from support.process import output_of, run_python
 
@@ -24,7 +25,7 @@ def test_it_is_zeroed_aligned_and_writable(nbytes: int, shared: bool) -> None:
     buffer = StagingBuffer(nbytes, shared=shared)
     array = np.frombuffer(buffer, "u1")
     assert (array.shape, len(buffer), buffer.nbytes) == ((nbytes,), nbytes, nbytes)
-    assert buffer.address % PAGE == 0
+    assert array.ctypes.data % PAGE == 0
     assert not array.any()
     assert array.flags.writeable
     array[:] = 3
@@ -100,7 +101,6 @@ def test_a_view_outlives_the_object() -> None:
 def test_protection_changes_what_views_may_do() -> None:
     buffer = StagingBuffer(PAGE)
     buffer.protect("read")
-    assert buffer.protection == "read"
     assert memoryview(buffer).readonly
     assert not np.frombuffer(buffer, "u1").flags.writeable
     buffer.protect("readwrite")
@@ -112,11 +112,13 @@ def test_writing_to_protected_memory_by_address_is_a_segmentation_fault() -> Non
     code = """
     import ctypes
     from pagestream import StagingBuffer
+    import numpy as np
     b = StagingBuffer(4096)
-    ctypes.memset(b.address, 1, 4096)
+    address = np.frombuffer(b, "u1").ctypes.data
+    ctypes.memset(address, 1, 4096)
     b.protect("read")
     print("protected", flush=True)
-    ctypes.memset(b.address, 1, 4096)
+    ctypes.memset(address, 1, 4096)
     """
     done = run_python(code)
     assert (done.returncode, done.stdout.strip()) == (-signal.SIGSEGV, "protected")
@@ -128,7 +130,6 @@ def test_a_seal_is_for_good() -> None:
     buffer.seal()
     buffer.seal()
     assert buffer.sealed
-    assert buffer.protection == "read"
     assert bytes(buffer) == b"\4" * PAGE
     assert memoryview(buffer).readonly
     for act in (lambda: buffer.protect("readwrite"), lambda: buffer.resize(2 * PAGE)):
@@ -194,14 +195,14 @@ def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed() -> Non
     except OSError as error:
         print(error.strerror)
     np.frombuffer(b, "u1")[0] = 7
-    print(b.sealed, b.protection, bytes(memoryview(other)[:2]))
+    print(b.sealed, memoryview(b).readonly, bytes(memoryview(other)[:2]))
     del other
     b.seal()
     print(b.sealed)
     """
     first, second, third = output_of(code).splitlines()
     assert "another process has it mapped" in first
-    assert (second, third) == ("False readwrite b'\\x07\\x06'", "True")
+    assert (second, third) == ("False False b'\\x07\\x06'", "True")
 
 
 def test_a_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -220,8 +221,9 @@ def test_huge_pages_are_used_where_asked_and_the_kernel_has_them() -> None:
     allowed = setting.exists() and "[never]" not in setting.read_text()
     for word, expected in (("always", allowed), ("auto", allowed)):
         buffer = StagingBuffer(16 * MIB, huge_pages=word)
-        np.frombuffer(buffer, "u1")[::PAGE] = 1
-        assert buffer.address % (2 * MIB) == 0
+        array = np.frombuffer(buffer, "u1")
+        array[::PAGE] = 1
+        assert array.ctypes.data % (2 * MIB) == 0
         assert (buffer.huge_page_bytes > 0) == expected
     if setting.exists() and "[always]" not in setting.read_text():
         buffer = StagingBuffer(16 * MIB, huge_pages="never")
@@ -230,9 +232,9 @@ def test_huge_pages_are_used_where_asked_and_the_kernel_has_them() -> None:
 
 
 def test_an_unknown_word_for_huge_pages_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match='"auto", "always" or "never", not "yes"'):
+    with pytest.raises(ValueError, match='huge_pages must be "auto", "always" or "never", not \'yes\''):
         StagingBuffer(PAGE, huge_pages="yes")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match='"read" or "readwrite", not "none"'):
+    with pytest.raises(ValueError, match='protection must be "read" or "readwrite", not \'none\''):
         StagingBuffer(PAGE).protect("none")  # type: ignore[arg-type]
 
 
@@ -274,7 +276,7 @@ def test_new_bytes_of_a_protected_buffer_are_zero_too() -> None:
     buffer.protect("read")
     buffer.resize(100)
     buffer.resize(PAGE)
-    assert (buffer.protection, bytes(buffer)) == ("read", b"\xff" * 100 + bytes(PAGE - 100))
+    assert (memoryview(buffer).readonly, bytes(buffer)) == (True, b"\xff" * 100 + bytes(PAGE - 100))
 
 
 def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing() -> None:
@@ -292,11 +294,72 @@ def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing() -> Non
     try:
         b.seal()
     except OSError as error:
-        print(errno.errorcode[error.errno], b.sealed, b.protection, bytes(b)[:2])
+        print(errno.errorcode[error.errno], b.sealed, memoryview(b).readonly, bytes(b)[:2])
     for descriptor in held: os.close(descriptor)
     np.frombuffer(b, "u1")[0] = 4
     b.seal()
     print(b.sealed, bytes(b)[:2])
     """
     first, second = output_of(code).splitlines()
-    assert (first, second) == ("EMFILE False readwrite b'\\x03\\x03'", "True b'\\x04\\x03'")
+    assert (first, second) == ("EMFILE False False b'\\x03\\x03'", "True b'\\x04\\x03'")
+
+
+@pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
+def test_nothing_moves_under_a_tensor(verb: str) -> None:
+    """`torch.frombuffer` releases its view at once, and keeps what had exported it."""
+    import torch
+
+    buffer = StagingBuffer(PAGE, shared=True)
+    act = {
+        "resize": lambda: buffer.resize(2 * PAGE),
+        "protect": lambda: buffer.protect("read"),
+        "seal": buffer.seal,
+    }[verb]
+    tensor = torch.frombuffer(buffer, dtype=torch.uint8)
+    part = tensor[5:]
+    del tensor
+    with pytest.raises(BufferError, match="1 views of it are still alive"):
+        act()
+    part[0] = 7
+    del part
+    gc.collect()
+    act()
+    assert bytes(buffer)[5] == 7
+
+
+@pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
+def test_nothing_moves_once_an_array_was_made_that_says_nothing_when_it_dies(verb: str) -> None:
+    """`np.ndarray(buffer=…)` releases its view at once, and keeps the buffer that it was given."""
+    buffer = StagingBuffer(PAGE, shared=True)
+    array = np.ndarray(PAGE, "u1", buffer)
+    with pytest.raises(BufferError, match=r"may be alive; use np\.frombuffer"):
+        {
+            "resize": lambda: buffer.resize(2 * PAGE),
+            "protect": lambda: buffer.protect("read"),
+            "seal": buffer.seal,
+        }[verb]()
+    array[5] = 7
+    assert bytes(buffer)[5] == 7
+
+
+def test_an_array_of_a_view_says_when_it_dies() -> None:
+    buffer = StagingBuffer(PAGE)
+    array = np.ndarray(PAGE, "u1", memoryview(buffer))
+    with pytest.raises(BufferError, match="1 views of it are still alive"):
+        buffer.resize(2 * PAGE)
+    array[5] = 7
+    del array
+    buffer.resize(2 * PAGE)
+    assert bytes(buffer)[5] == 7
+
+
+def test_the_address_is_nobodys_business() -> None:
+    assert not hasattr(StagingBuffer(PAGE), "address")
+
+
+def test_words_are_those_of_the_core() -> None:
+    import typing
+
+    hints = get_type_hints(StagingBuffer.__new__, localns={"Self": typing.Self})
+    assert get_args(hints["huge_pages"]) == _native.HUGE_PAGES
+    assert get_args(get_type_hints(StagingBuffer.protect)["protection"]) == _native.PROTECTIONS

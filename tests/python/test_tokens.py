@@ -472,3 +472,16 @@ def test_a_file_that_is_gone_since_pickling_is_refused(path):
     with pytest.raises(FileNotFoundError) as caught:
         pickle.loads(shipped)
     assert caught.value.filename == path
+
+
+@pytest.mark.parametrize("shift", [0, 1, 31])
+def test_a_batch_whose_x_and_y_overlap_is_refused(token_file, shift):
+    """Two threads may write at once, and none of the values would be right."""
+    memory = np.zeros(64, "i8")
+    corpus = open_tokens(token_file)
+    with pytest.raises(ValueError, match="x and y overlap"):
+        corpus.assemble([0, 1], 16, 16, "shift", "int64", memory[:32], memory[shift : shift + 32])
+    x, y = memory[:32], memory[32:]
+    corpus.assemble([0, 1], 16, 16, "shift", "int64", x, y)
+    assert (x == np.arange(32)).all()
+    assert (y == np.arange(1, 33)).all()

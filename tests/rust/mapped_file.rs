@@ -11,11 +11,7 @@ use pagestream::os;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-const MODES: [RequestedMode; 3] = [
-    RequestedMode::Pinned(Mode::Shared),
-    RequestedMode::Pinned(Mode::Private),
-    RequestedMode::Pinned(Mode::Read),
-];
+const MODES: [RequestedMode; 3] = [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read];
 
 /// A file of `len` bytes in which each 8 hold their own number.
 fn numbered(len: usize) -> (TempDir, PathBuf, Vec<u8>) {
@@ -34,7 +30,7 @@ fn every_mode_reads_the_same() {
         let opened = file.opened().expect("not closed");
         assert_eq!(opened.read(0, 100_003).expect("read"), bytes);
         assert_eq!(opened.read(5, 77).expect("read"), bytes[5..82]);
-        assert_eq!(RequestedMode::Pinned(file.facts().mode), mode);
+        assert_eq!(RequestedMode::from(file.facts().mode), mode);
         assert_eq!(file.facts().reason, None);
     }
 }
@@ -122,7 +118,7 @@ fn a_file_cut_under_four_threads_gives_errors_or_its_own_bytes() {
 #[test]
 fn the_copy_says_exactly_enough_about_what_it_copied() {
     let (_folder, path, bytes) = numbered(64 << 10);
-    assert!(os::fault::ready());
+    assert!(os::fault::install_and_check());
     let file = File::open(&path).expect("open");
     let region = os::memory::map::Region::map(
         std::os::fd::AsFd::as_fd(&file),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pagestream::error::{Error, ReadCause};
-use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
+use pagestream::mapped_file::{MappedFile, Mode};
 use pagestream::os;
 use pagestream::slicing::{GAP_BYTES, PIECE_BYTES, Selection, SlicePlan, fill};
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ fn file_of(folder: &TempDir, bytes: &[u8]) -> std::path::PathBuf {
 }
 
 fn open(path: &Path, mode: Mode) -> MappedFile {
-    MappedFile::open(path, RequestedMode::Pinned(mode)).expect("a file")
+    MappedFile::open(path, mode.into()).expect("a file")
 }
 
 fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>, Error> {
@@ -184,7 +184,7 @@ fn what_is_larger_than_a_piece_is_cut() {
         let expected: Vec<u8> = indexed.places().iter().map(|&place| bytes[place as usize]).collect();
         for mode in [Mode::Shared, Mode::Private, Mode::Read] {
             let found = read(&open(&path, mode), 0, &indexed.plan(GAP_BYTES)).expect("readable");
-            assert!(found == expected, "{indexed:?} {mode}");
+            assert!(found == expected, "{indexed:?} {mode:?}");
         }
     }
 }
@@ -291,7 +291,7 @@ fn a_file_that_was_cut_is_an_error_in_every_mode() {
                 .expect("cut");
             let found = read(&file, 0, &wanted.plan(GAP_BYTES));
             let Err(Error::MappedRead { cause: ReadCause::Truncated { size_now, .. }, .. }) = found else {
-                panic!("{mode} {size}: {found:?}")
+                panic!("{mode:?} {size}: {found:?}")
             };
             assert_eq!(size_now, size);
         }
@@ -308,7 +308,7 @@ fn a_file_that_was_rewritten_is_an_error_in_every_mode() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(&path, content(64 * 4096)).expect("writable");
         let found = read(&file, 0, &wanted.plan(GAP_BYTES));
-        assert!(matches!(found, Err(Error::FileChanged { .. })), "{mode}: {found:?}");
+        assert!(matches!(found, Err(Error::FileChanged { .. })), "{mode:?}: {found:?}");
     }
 }
 

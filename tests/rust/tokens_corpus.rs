@@ -5,14 +5,13 @@ use std::path::PathBuf;
 
 use pagestream::dtype::Dtype;
 use pagestream::error::Error;
-use pagestream::mapped_file::{Mode, RequestedMode};
+use pagestream::mapped_file::RequestedMode;
 use pagestream::os::memory::Uninit;
 use pagestream::tokens::corpus::{Piece, TokenCorpus};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-pub const MODES: [RequestedMode; 3] =
-    [RequestedMode::Auto, RequestedMode::Pinned(Mode::Private), RequestedMode::Pinned(Mode::Read)];
+pub const MODES: [RequestedMode; 3] = [RequestedMode::Auto, RequestedMode::Private, RequestedMode::Read];
 
 /// Files of these lengths, which together hold the tokens `0, 1, 2, …` as uint16. The folder goes with
 /// the first value.
@@ -88,7 +87,7 @@ proptest! {
         }
         // An empty range may have one or not.
         if !shards.is_empty() {
-            let mapped = MODES[mode] != RequestedMode::Pinned(Mode::Read);
+            let mapped = MODES[mode] != RequestedMode::Read;
             prop_assert_eq!(view.is_some(), mapped && shards.len() == 1);
         }
     }

@@ -156,7 +156,7 @@ fn a_descriptor_becomes_a_file_of_its_own() {
         MappedFile::from_descriptor(of.as_raw_fd(), Path::new("the name"), mode)
     };
     for mode in [Mode::Shared, Mode::Private, Mode::Read] {
-        let file = open(&handle, RequestedMode::Pinned(mode)).expect("opened");
+        let file = open(&handle, mode.into()).expect("opened");
         assert_eq!(file.path(), Path::new("the name"));
         assert_eq!(file.opened().and_then(|opened| opened.read(8, 2)).expect("read"), b"{\"");
         file.close();

@@ -386,7 +386,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Pickles as the absolute path and the mode asked for."""
         return (
             _open_again,
-            (type(self), self.absolute_path, self.requested_mode),
+            (type(self), self._absolute_path, self.requested_mode),
             getattr(self, "__dict__", None),
         )
 

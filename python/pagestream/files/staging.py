@@ -65,11 +65,6 @@ class StagingBuffer(_native.StagingBuffer):
         return super().sealed
 
     @property
-    def protection(self) -> str:
-        """``"read"`` or ``"readwrite"``."""
-        return super().protection
-
-    @property
     def huge_page_bytes(self) -> int:
         """Bytes that lie on huge pages now, from ``/proc/self/smaps``."""
         return super().huge_page_bytes

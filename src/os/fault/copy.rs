@@ -29,7 +29,7 @@ unsafe extern "C" {
     static pagestream_copy_avx_landing: u8;
 }
 
-/// What `pagestream_copy_avx` needs at least.
+/// Least length that `pagestream_copy_avx` takes.
 #[cfg(target_arch = "x86_64")]
 const AVX_MIN_BYTES: usize = 128;
 
@@ -39,11 +39,11 @@ const AVX_MIN_BYTES: usize = 128;
 /// # Safety
 /// * `destination` is valid for writes of `length` bytes, and not inside `source`.
 /// * `source` is an address range that stays mapped during the call. Its pages may be unreadable
-///   (beyond the end of the file, failed I/O) only if [`super::ready`] has answered `true` in this
-///   thread.
+///   (beyond the end of the file, failed I/O) only if [`super::install_and_check`] has returned `true` in
+///   this thread.
 pub unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) -> usize {
     debug_assert!(!destination.is_null() || length == 0);
-    // SAFETY: the caller's promises are those of the routine, and `routine` heeds its minimum.
+    // SAFETY: the caller's promises are those of the routine, and `routine` heeds its least length.
     unsafe { routine(length)(destination, source, length) }
 }
 
@@ -62,7 +62,7 @@ fn routine(_length: usize) -> Routine {
     pagestream_copy_plain
 }
 
-/// Where a fault at the instruction `pc` goes on, if it lies in one of the routines.
+/// Returns where a fault at the instruction `pc` goes on, if that lies in one of the routines.
 pub(super) fn landing(pc: usize) -> Option<usize> {
     let plain = [
         &raw const pagestream_copy_start,

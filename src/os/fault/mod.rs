@@ -1,51 +1,81 @@
-//! Bus errors. A page of a mapping that its file cannot give (the file shrank, its disk or server
-//! failed) raises SIGBUS in whoever touches it. [`copy()`] survives that; this module has the handler
-//! that makes it so, and its manners towards other handlers in the process:
+//! Bus errors. A page of a mapping that its file cannot give (the file shrank, its disk or server failed) raises
+//! SIGBUS in the thread that touches it. This room makes that survivable.
 //!
-//! 1. It acts only on a fault (`si_code > 0`) at an instruction of our copy routine, or in a mapping of ours whose
-//!    memory others have ([`views`]). Everything else, signals sent by hand above all, goes to the handler that was
-//!    there before.
-//! 2. It stands in front: [`ready`] looks before each read or batch, and steps in front of a handler
-//!    that came later (`faulthandler.enable()`, `signal.signal`, the one that torch's `DataLoader`
-//!    puts into its workers). Behind any of these a fault would kill or loop for ever.
-//! 3. It reads and writes atomics and calls only async-signal-safe functions (signal-safety(7)).
+//! **What it promises.** A fault in [`copy()`] ends that copy and nothing else. A fault at any other instruction, in
+//! memory of ours that was handed out, finds zeros, damages that mapping for good ([`views`]) and is reported.
+//! Every other SIGBUS reaches the handler that would have got it without us. The handler reads and writes atomics
+//! and calls only async-signal-safe functions (signal-safety(7)).
 //!
-//! Others keep us as their predecessor, too, and put us back when they leave. So each time that we step
-//! in front of a handler that is new to us, it is by another entry function, which keeps that one for its
-//! predecessor. A thread that comes to the same entry again, while it is still in that entry's chain, is
-//! going in circles and gets the default action.
+//! **Who may call it.** Code that copies out of a mapping calls [`install_and_check`] in its thread first. Code that
+//! hands out memory calls [`reinstall`], or, many times a batch, [`reinstall_sometimes`].
+//!
+//! **The way of a signal** (`handler.rs`, `chain.rs`):
+//!
+//! ```text
+//!  SIGBUS ─► entry n ─┬─ our mark (a thread is to be woken) ──────────────► return
+//!                     ├─ fault at an instruction of copy()  ──────────────► go on at its landing
+//!                     ├─ fault in a guarded mapping ─► zeros, damage, hook ► return
+//!                     └─ anything else ─► predecessor of entry n ─────────► return
+//!                                         (already inside it: the default action)
+//! ```
+//!
+//! **Entries** (`install.rs`). Handlers that come later (`faulthandler.enable()`, `signal.signal`, torch's
+//! `DataLoader` in its workers) would kill, or loop for ever, at a fault of ours. So each call that matters looks
+//! whether we are still in front, and if not installs an entry over the newcomer, which becomes that entry's
+//! predecessor for good:
+//!
+//! ```text
+//!  at first          entry 0 ─► default
+//!  faulthandler      faulthandler ─► entry 0 ─► default
+//!  reinstall()       entry 1 ─► faulthandler ─► entry 0 ─► default
+//!  it leaves again   entry 0 ─► default                (it restores what it had found: entry 0)
+//! ```
 
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod chain;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod copy;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod handler;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod install;
 pub mod views;
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub use self::{
     copy::copy,
-    handler::{forked, ready, set_enabled, stand_in_front, stay_in_front},
+    install::{
+        forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_enabled,
+        wake_first_thread,
+    },
 };
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod unsupported {
-    /// No copy routine for this target: [`ready`] says so, and readers use `pread`.
+    /// Copies nothing: there is no copy routine for this target. [`install_and_check`] says so, and readers use
+    /// `pread`.
     ///
     /// # Safety
-    /// Trivially safe: it copies nothing.
+    /// Trivially safe.
     pub unsafe fn copy(_destination: *mut u8, _source: *const u8, length: usize) -> usize {
         length
     }
-    pub fn ready() -> bool {
+    pub fn install_and_check() -> bool {
         false
     }
-    pub fn stand_in_front() -> bool {
+    pub fn reinstall() -> bool {
         false
     }
-    pub fn stay_in_front() {}
+    pub fn is_installed() -> bool {
+        false
+    }
+    pub fn reinstall_sometimes() {}
     pub fn forked() {}
     pub fn set_enabled(_enabled: bool) {}
+    pub fn wake_first_thread() {}
 }
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-pub use self::unsupported::{copy, forked, ready, set_enabled, stand_in_front, stay_in_front};
+pub use self::unsupported::{
+    copy, forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_enabled,
+    wake_first_thread,
+};

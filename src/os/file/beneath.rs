@@ -175,6 +175,7 @@ impl ConfinedFolder {
         match retry(|| rustix::fs::openat(folder, name, READ, Mode::empty())) {
             // Now it is a link, and was a file.
             Err(Errno::LOOP) => Ok(None),
+            Err(Errno::AGAIN) => same(open::wait_and_open(found.file.as_fd())?, &seen),
             file => same(file?, &seen),
         }
     }

@@ -1,6 +1,6 @@
 //! Opening files, and what they are.
 
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,7 +16,25 @@ pub const EAGAIN_TRIES: u32 = 3;
 /// Opens for reading. A FIFO does not block, a terminal does not become the controlling one.
 pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    retry(|| rustix::fs::open(path, flags, Mode::empty()))
+    match retry(|| rustix::fs::open(path, flags, Mode::empty())) {
+        Err(Errno::AGAIN) => {
+            let look = OFlags::PATH | OFlags::CLOEXEC;
+            wait_and_open(retry(|| rustix::fs::open(path, look, Mode::empty()))?.as_fd())
+        }
+        done => done,
+    }
+}
+
+/// Opens the regular file that a descriptor of `O_PATH` refers to, after the system said EAGAIN. Another process has a
+/// lease on it (fcntl(2); Samba does) and was told to give it back. As open(2) without `O_NONBLOCK` does, this waits
+/// until then, /proc/sys/fs/lease-break-time seconds at most.
+pub fn wait_and_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    if identity(file)?.1 != Kind::Regular {
+        return Err(Errno::AGAIN);
+    }
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    retry(|| rustix::fs::open(&link, flags, Mode::empty()))
 }
 
 /// Another descriptor of the open file that has this one.

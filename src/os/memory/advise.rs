@@ -9,35 +9,23 @@ use rustix::mm::Advice as MapAdvice;
 
 use super::map::{Mapping, Region};
 use super::page::whole_pages;
+use crate::words::words;
 
-/// madvise(2)'s words that make sense for a file that is read. `MADV_POPULATE_READ` is not among
-/// them: before Linux 6.9 it spins for ever on a page that cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Advice {
-    Normal,
-    Random,
-    Sequential,
-    WillNeed,
-    DontNeed,
-    Cold,
-    HugePage,
+words! {
+    /// The advice of madvise(2) that makes sense for a file that is read. `MADV_POPULATE_READ` is not among it: before
+    /// Linux 6.9 it spins for ever on a page that cannot be read.
+    pub enum Advice as "advice" {
+        Normal = "normal",
+        Random = "random",
+        Sequential = "sequential",
+        WillNeed = "willneed",
+        DontNeed = "dontneed",
+        Cold = "cold",
+        HugePage = "hugepage",
+    }
 }
 
 impl Advice {
-    pub const WORDS: &'static [(&'static str, Self)] = &[
-        ("normal", Self::Normal),
-        ("random", Self::Random),
-        ("sequential", Self::Sequential),
-        ("willneed", Self::WillNeed),
-        ("dontneed", Self::DontNeed),
-        ("cold", Self::Cold),
-        ("hugepage", Self::HugePage),
-    ];
-
-    pub fn from_word(word: &str) -> Option<Self> {
-        Self::WORDS.iter().find(|(name, _)| *name == word).map(|(_, advice)| *advice)
-    }
-
     fn for_map(self) -> MapAdvice {
         match self {
             Self::Normal => MapAdvice::Normal,

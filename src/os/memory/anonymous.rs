@@ -2,6 +2,7 @@
 //! moving page tables (mremap(2)) and never by copying, and, if shared, a memfd that another process
 //! can map and that can be sealed.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
@@ -11,23 +12,29 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::page::page_bytes;
 use crate::os::file::open;
+use crate::words::words;
 
 /// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// From here on `HugePages::Auto` asks for huge pages (benches/compare/staging.py).
 pub const HUGE_AUTO_MIN_BYTES: usize = HUGE_PAGE_BYTES;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HugePages {
-    Auto,
-    Always,
-    Never,
+words! {
+    /// Whether to ask the kernel for huge pages.
+    pub enum HugePages as "huge_pages" {
+        /// From [`HUGE_AUTO_MIN_BYTES`] on.
+        Auto = "auto",
+        Always = "always",
+        Never = "never",
+    }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protection {
-    Read,
-    ReadWrite,
+words! {
+    /// What may be done to a block's memory.
+    pub enum Protection as "protection" {
+        Read = "read",
+        ReadWrite = "readwrite",
+    }
 }
 
 /// A block of anonymous memory. Unmapped when dropped.
@@ -159,11 +166,6 @@ impl Anonymous {
         self.sealed
     }
 
-    /// Whether huge pages were asked for; [`Self::huge_page_bytes`] says what came of it.
-    pub fn wants_huge_pages(&self) -> bool {
-        self.huge
-    }
-
     /// Grows or, if private, shrinks. The address may change; new bytes are zero, unless another process
     /// that shares them has written there.
     pub fn resize(&mut self, len: usize) -> Result<(), Errno> {
@@ -266,24 +268,29 @@ impl Anonymous {
         Ok(block)
     }
 
-    /// Bytes of the block that lie on huge pages now, from `/proc/self/smaps`.
-    pub fn huge_page_bytes(&self) -> u64 {
-        let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else { return 0 };
-        let inside = self.base.as_ptr() as usize..self.base.as_ptr() as usize + self.mapped;
-        let (mut counts, mut total) = (false, 0);
-        for line in text.lines() {
-            let mut words = line.split_ascii_whitespace();
-            let (Some(first), Some(second)) = (words.next(), words.next()) else { continue };
-            if let Some(start) =
-                first.split_once('-').and_then(|(start, _)| usize::from_str_radix(start, 16).ok())
-            {
-                counts = inside.contains(&start);
-            } else if counts && (first == "AnonHugePages:" || first == "ShmemPmdMapped:") {
-                total += second.parse::<u64>().unwrap_or(0) * 1024;
-            }
-        }
-        total
+    /// Addresses of the block, for [`huge_page_bytes`].
+    pub fn addresses(&self) -> Range<usize> {
+        let start = self.base.as_ptr().addr();
+        start..start + self.mapped
     }
+}
+
+/// Returns how many bytes of a block lie on huge pages now, from `/proc/self/smaps`.
+pub fn huge_page_bytes(addresses: &Range<usize>) -> u64 {
+    let Ok(text) = std::fs::read_to_string("/proc/self/smaps") else { return 0 };
+    let (mut counts, mut total) = (false, 0);
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let (Some(first), Some(second)) = (words.next(), words.next()) else { continue };
+        if let Some(start) =
+            first.split_once('-').and_then(|(start, _)| usize::from_str_radix(start, 16).ok())
+        {
+            counts = addresses.contains(&start);
+        } else if counts && (first == "AnonHugePages:" || first == "ShmemPmdMapped:") {
+            total += second.parse::<u64>().unwrap_or(0) * 1024;
+        }
+    }
+    total
 }
 
 impl Drop for Anonymous {

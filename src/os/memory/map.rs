@@ -3,6 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
 
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::io::Errno;
@@ -93,12 +94,15 @@ impl Region {
     /// Copies `out.len()` bytes at `offset`. On a fault gives the number of bytes that are good, and none of a mapping
     /// that is damaged.
     ///
-    /// [`fault::ready`] must have been asked in this thread: without the handler a fault kills.
+    /// [`fault::install_and_check`] must have been asked in this thread: without the handler a fault kills.
     pub fn copy_out(&self, offset: usize, mut out: Uninit<'_>) -> Result<(), usize> {
         let Some((source, len)) = self.range(offset, out.len()) else { return Err(0) };
         // SAFETY: `range` checked that the source lies inside the mapping, which `self` keeps
         // mapped; `out` is exclusively borrowed and `len` long.
         let left = unsafe { fault::copy(out.as_mut_ptr(), source, len) };
+        // What another thread put in the place of a damaged page may have been copied: the copy comes before the look
+        // at the mark, which that thread set before.
+        fence(Ordering::Acquire);
         match left {
             // What took the place of damaged pages is no data.
             _ if self.guard.is_damaged() => Err(0),

@@ -8,7 +8,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Mode, Opened, Reader, RequestedMode};
+use crate::mapped_file::{MappedFile, Opened, Reader, RequestedMode};
 
 use super::layout::{
     Format, Opener, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name, with_suffix,
@@ -54,7 +54,7 @@ pub fn layout(
     how: Opener<'_>,
 ) -> Result<(TokenLayout, Option<(DocumentEnds, MappedFile)>)> {
     let size = opened.size();
-    let read = Opener { mode: RequestedMode::Pinned(Mode::Read), ..how };
+    let read = Opener { mode: RequestedMode::Read, ..how };
     let metadata = read.open_if_there(&with_suffix(file.path(), ".metadata"))?;
     let index = how.open_if_there(&with_suffix(file.path(), ".index"))?;
     let claimed = metadata.as_ref().map(Metadata::read).transpose()?;

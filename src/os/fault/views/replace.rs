@@ -1,9 +1,14 @@
-//! What the handler does to a page of a guarded mapping that cannot be read: memory of zeros takes its place, with
-//! the protection of what it replaces.
+//! What the handler does to a page of a guarded mapping that cannot be read: zeros take its place, with the protection
+//! of what they replace.
 //!
-//! Where the file was cut, all from its new end to the mapping's is replaced at once: page by page would take a
-//! signal each, and end at the limit of mappings a process may have (vm.max_map_count). After an I/O error only the
-//! pages around are. What is in memory stays: a user may have written to it.
+//! | mapping | the file was cut: the page lies behind its new end | I/O error |
+//! |---|---|---|
+//! | read-only | one mapping of zeros, from the new end to the mapping's | one over the absent pages of the block |
+//! | writable | those of the next [`MAX_LOOKS`] pages that cannot be read | the page alone |
+//!
+//! Page by page would take a signal each, and end at the limit of mappings that a process may have
+//! (vm.max_map_count). But a page of a writable mapping may hold what a user wrote, in memory or in swap: only one
+//! that was seen to be unreadable is replaced there.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -13,17 +18,18 @@ use std::time::{Duration, Instant};
 use super::table;
 use crate::os::memory::page_bytes;
 
-/// What is replaced at most after an I/O error.
+/// Upper bound of what is replaced after an I/O error.
 const BLOCK_BYTES: usize = 64 << 10;
-/// So many pages are asked before a file passes for cut.
+/// Pages probed before the file is taken to be truncated.
 const SAMPLES: usize = 8;
-/// Pages said to be in memory that are looked at in one fault; what is left waits for the next.
-const MOST_LOOKS: usize = 4096;
-/// Where to fail takes longer, a server is waited for, and nothing is asked that need not be.
+/// Upper bound of pages of a writable mapping that are probed in one fault. The next fault goes on from there.
+const MAX_LOOKS: usize = 4096;
+/// Where an access takes longer than this to fail, the thread waits for a server, and nothing is probed that need
+/// not be.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// Puts zeros where `address` lies, if that belongs to a guarded mapping. False if the fault is not ours, or cannot
-/// be helped.
+/// Puts zeros where `address` lies, if that belongs to a guarded mapping. Returns false if the fault is not ours, or
+/// cannot be helped.
 pub(in crate::os::fault) fn replace(address: usize) -> bool {
     let Some(mapping) = table::find(address) else { return false };
     let page = page_bytes();
@@ -33,18 +39,21 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
     if is_readable(first) && mapping.may_retry() {
         return true;
     }
-    let block = absent_around(first, &mapping.pages);
     let cut_off = if start.elapsed() < SLOW { cut_off(first, &mapping) } else { None };
-    // Before there are zeros: who copies looks at this afterwards.
-    let is_first =
-        mapping.mark_damaged(&block) | cut_off.as_ref().is_some_and(|all| mapping.mark_damaged(all));
-    if !map_zeros(&block, mapping.writable) {
+    let range = match &cut_off {
+        Some(all) if !mapping.writable => all.clone(),
+        None if !mapping.writable => absent_around(first, &mapping.pages),
+        _ => first..first + page,
+    };
+    // Before there are zeros: a thread that copies looks at the mark afterwards.
+    let is_first = mapping.mark_damaged(cut_off.as_ref().unwrap_or(&range));
+    if !map_zeros(&range, &mapping) {
         return false;
     }
     if let Some(all) = cut_off
-        && replace_absent(&all, mapping.writable)
+        && (!mapping.writable || replace_unreadable(range.end..all.end, &mapping))
     {
-        mapping.set_tail(all.start);
+        mapping.set_tail(range.start);
     }
     if is_first {
         table::call_hook();
@@ -52,9 +61,9 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
     true
 }
 
-/// All from the file's new end to the mapping's, if the page that failed lies there: nothing behind it can be read.
-/// A disk that fails in several places can be taken for that.
-fn cut_off(first: usize, mapping: &table::Found) -> Option<Range<usize>> {
+/// Returns the range from the file's new end to the mapping's, if the page that failed lies there: nothing in it can
+/// be read. A disk that fails in several places can be taken for that.
+fn cut_off(first: usize, mapping: &table::FaultingMapping) -> Option<Range<usize>> {
     let tail = mapping.tail();
     if first >= tail || is_any_readable(first, tail) {
         return None;
@@ -63,7 +72,7 @@ fn cut_off(first: usize, mapping: &table::Found) -> Option<Range<usize>> {
     Some(if is_any_readable(low, first) { first } else { low }..tail)
 }
 
-/// Of some pages between the two, the last among them; not the one at `start`, which cannot be read.
+/// Returns whether one of some pages between the two can be read, the last among them and `start` not.
 fn is_any_readable(start: usize, end: usize) -> bool {
     let page = page_bytes();
     let between = (end - start) / page - usize::from(end > start);
@@ -74,8 +83,8 @@ fn is_any_readable(start: usize, end: usize) -> bool {
         .any(is_readable)
 }
 
-/// Whether the kernel can read a page. rt_sigprocmask(2) copies its set from there before it finds the question
-/// senseless; where it cannot, it says EFAULT and no signal is raised. It blocks as a fault would.
+/// Returns whether the kernel can read a page. rt_sigprocmask(2) copies a set from there before it refuses the
+/// question; where it cannot, it returns EFAULT and no signal is raised. It blocks as a fault would.
 fn is_readable(page: usize) -> bool {
     const NO_SUCH_QUESTION: c_int = -1;
     const SET_BYTES: usize = 8;
@@ -90,11 +99,11 @@ fn is_readable(page: usize) -> bool {
             SET_BYTES,
         )
     };
-    // This reads errno, and no more.
+    // Reads errno and no more.
     status == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
-/// Up to `known`, which cannot be read: of a file that was cut, all from there on cannot.
+/// Returns the first page that cannot be read, `known` at most: of a file that was cut, none behind it can.
 fn first_unreadable(start: usize, known: usize) -> usize {
     let page = page_bytes();
     let (mut readable, mut unreadable) = (start, known);
@@ -108,7 +117,7 @@ fn first_unreadable(start: usize, known: usize) -> usize {
     unreadable
 }
 
-/// The pages beside `first`, and in its block, that are not in memory.
+/// Returns `first` and the pages beside it, in its block, that are not in memory.
 fn absent_around(first: usize, mapping: &Range<usize>) -> Range<usize> {
     let page = page_bytes();
     let block = BLOCK_BYTES.max(page);
@@ -120,58 +129,66 @@ fn absent_around(first: usize, mapping: &Range<usize>) -> Range<usize> {
     from..last + page
 }
 
-/// Whether a page is in memory; true of all pages if the kernel does not tell this user.
+/// Returns whether a page is in memory; true of all pages if the kernel does not tell this user.
 fn is_present(page: usize) -> bool {
-    let mut present = [1_u8];
-    ask_present(page, page_bytes(), &mut present);
-    present[0] & 1 == 1
+    let mut present = 1_u8;
+    // SAFETY: the kernel checks the range, and `present` has a byte for its one page.
+    unsafe { libc::mincore(ptr::with_exposed_provenance_mut(page), page_bytes(), (&raw mut present).cast()) };
+    present & 1 == 1
 }
 
-fn ask_present(start: usize, len: usize, present: &mut [u8]) {
-    debug_assert!(len.div_ceil(page_bytes()) <= present.len());
-    // SAFETY: the kernel checks the range, and `present` has a byte for each page of it.
-    unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), len, present.as_mut_ptr().cast()) };
-}
-
-/// Puts zeros over the pages of the range that are not in memory. Those that are said to be are looked at: the kernel
-/// says it of all to users who may not know, and of what is left of a large folio beyond the end of a file. False if
-/// there is more to do.
-fn replace_absent(range: &Range<usize>, writable: bool) -> bool {
-    // Small: a signal's stack may be.
-    const PAGES: usize = 256;
+/// Puts zeros over the pages of the range that cannot be read. Returns false if there are more pages to look at.
+fn replace_unreadable(range: Range<usize>, mapping: &table::FaultingMapping) -> bool {
     let page = page_bytes();
     let mut run = range.start;
-    let mut looks = 0;
-    for chunk in range.clone().step_by(PAGES * page) {
-        let mut present = [1; PAGES];
-        let bytes = (PAGES * page).min(range.end - chunk);
-        ask_present(chunk, bytes, &mut present);
-        for (number, _) in present[..bytes / page].iter().enumerate().filter(|(_, byte)| *byte & 1 == 1) {
-            let at = chunk + number * page;
-            looks += 1;
-            let is_enough = looks > MOST_LOOKS;
-            if is_enough || is_readable(at) {
-                if !map_zeros(&(run..at), writable) || is_enough {
-                    return false;
-                }
-                run = at + page;
+    for (looks, at) in range.clone().step_by(page).enumerate() {
+        let is_enough = looks == MAX_LOOKS;
+        if is_enough || is_readable(at) {
+            if !map_zeros(&(run..at), mapping) || is_enough {
+                return false;
+            }
+            run = at + page;
+        }
+    }
+    map_zeros(&(run..range.end), mapping)
+}
+
+fn map_zeros(range: &Range<usize>, mapping: &table::FaultingMapping) -> bool {
+    if range.is_empty() || try_map_zeros(range, mapping.writable) == Ok(()) {
+        return true;
+    }
+    // EINVAL: the mapping is of huge pages (hugetlbfs), and such a page cannot be split. One that fails does so as a
+    // whole, so all of it is to go.
+    for huge in (16..=34).map(|shift| 1_usize << shift).filter(|&huge| huge > page_bytes()) {
+        let end = range.end.div_ceil(huge) * huge;
+        let wider = range.start / huge * huge..end.min(mapping.pages.end);
+        if wider.start < mapping.pages.start {
+            return false;
+        }
+        match try_map_zeros(&wider, mapping.writable) {
+            Err(libc::EINVAL) => {}
+            Err(_) => return false,
+            Ok(()) => {
+                mapping.mark_damaged(&wider);
+                return true;
             }
         }
     }
-    map_zeros(&(run..range.end), writable)
+    false
 }
 
-fn map_zeros(range: &Range<usize>, writable: bool) -> bool {
-    if range.is_empty() {
-        return true;
-    }
+fn try_map_zeros(range: &Range<usize>, writable: bool) -> Result<(), c_int> {
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let address = ptr::with_exposed_provenance_mut(range.start);
     // SAFETY: the pages belong to a guarded mapping that the faulting instruction keeps, no Rust reference is on
-    // them, and they hold nothing: one could not be read, the others are not in memory or beyond the file's end.
+    // them, and no user wrote to them: the mapping is read-only, or they could not be read.
     let mapped = unsafe { libc::mmap(address, range.len(), protection, flags, -1, 0) };
-    mapped == address
+    if mapped == address {
+        return Ok(());
+    }
+    // Reads errno and no more.
+    Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
 #[cfg(test)]

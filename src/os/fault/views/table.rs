@@ -1,7 +1,4 @@
-//! Mappings whose memory is handed out: NumPy and torch touch it by instructions of their own, which cannot be
-//! led to a landing. When such a page cannot be read, memory of zeros takes its place (`replace.rs`), so that the
-//! instruction goes on; the mapping counts as damaged from then on, for good. Whoever hands out more of it looks at
-//! that first, and a hook lets the program know.
+//! The table of guarded mappings, which the handler reads. `mod.rs` has the picture.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,95 +8,95 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::os::memory::page_bytes;
-use crate::os::process::fork;
 
-/// Slots are made this many at a time, and never go: a handler may be reading them.
+/// Slots made at a time. They never go: a handler may be reading them.
 const CHUNK_SLOTS: usize = 256;
-/// How often a page that can be read after all is tried again before it is replaced nevertheless.
+/// Upper bound of accesses that are tried again because the page can be read after all; then it is replaced
+/// nevertheless.
 const MOST_RETRIES: usize = 1 << 16;
 const NO_DAMAGE: usize = usize::MAX;
 
-/// Null, or a leaked chunk; so is the next of each.
-static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
+/// The newest chunk, leaked, or null.
+static CHUNKS: AtomicPtr<SlotChunk> = AtomicPtr::new(ptr::null_mut());
 static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
-static MAPPED: Mutex<Mapped> =
-    Mutex::new(Mapped { paths: BTreeMap::new(), untold: Vec::new(), free: Vec::new() });
+static GUARDED: Mutex<Guarded> =
+    Mutex::new(Guarded { paths: BTreeMap::new(), untold: Vec::new(), free: Vec::new() });
 
-/// What messages need to know; the handler does not touch it.
+/// What messages need to know of guarded mappings. The handler does not touch it.
 #[derive(Debug)]
-pub struct Mapped {
-    /// By address.
+pub struct Guarded {
+    /// Paths by address.
     paths: BTreeMap<usize, PathBuf>,
-    /// Damage to mappings that are gone, and that [`untold_damage`] has yet to give out.
+    /// Damage to mappings that are gone, which [`untold_damage`] has yet to return.
     untold: Vec<Damage>,
-    free: Vec<&'static Slot>,
+    free: Vec<&'static GuardSlot>,
 }
 
-struct Chunk {
-    slots: [Slot; CHUNK_SLOTS],
-    next: Option<&'static Chunk>,
+struct SlotChunk {
+    slots: [GuardSlot; CHUNK_SLOTS],
+    next: Option<&'static SlotChunk>,
 }
 
-/// One mapping. `state` is 4n while the slot is free, 4n+1 while it is written, 4n+2 while it is in use; what was
-/// read of it is true if it was in use before and `state` is the same after.
+/// One mapping.
 #[derive(Debug)]
-struct Slot {
+struct GuardSlot {
+    /// The sequence lock.
     state: AtomicUsize,
     address: AtomicUsize,
-    /// In bytes, as the file's; the last page may be less than whole.
+    /// Bytes, as many as the file had; the last page may be less than whole.
     len: AtomicUsize,
     writable: AtomicBool,
-    /// Where the first page lies that could not be read, from the mapping's start.
+    /// Offset of the first page that could not be read.
     damage: AtomicUsize,
-    /// Where the last one ends.
+    /// Offset of the end of the last one.
     damage_end: AtomicUsize,
-    /// From this address on, up to the mapping's end, all was replaced.
+    /// Address from which on all was replaced, up to the mapping's end.
     tail: AtomicUsize,
-    /// Whether [`untold_damage`] gave it out.
+    /// Whether [`untold_damage`] has returned it.
     told: AtomicBool,
     retries: AtomicUsize,
 }
 
-/// A mapping's place among those that are guarded.
+/// A mapping's entry in the table.
 #[derive(Debug)]
 pub struct Guard {
-    slot: &'static Slot,
+    slot: &'static GuardSlot,
 }
 
-/// What could not be read of a mapping when it was used.
+/// The part of a mapping that could not be read when it was used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     pub path: PathBuf,
-    /// From the file's start.
+    /// Bytes from the file's start.
     pub offset: u64,
     pub bytes: u64,
-    /// The length of the mapping, which the file had.
+    /// Length of the mapping, which is the file's when it was mapped.
     pub mapped_bytes: u64,
-    /// Whether all is gone from there on.
+    /// Whether nothing can be read from there on.
     pub to_end: bool,
 }
 
-/// Makes a chunk that the handler can see, and gives out a slot and the others.
-fn more_slots() -> (&'static Slot, &'static [Slot]) {
-    let slots = [const { Slot::new() }; CHUNK_SLOTS];
+/// Makes a chunk that the handler can see, and returns its first slot and the others.
+fn more_slots() -> (&'static GuardSlot, &'static [GuardSlot]) {
+    let slots = [const { GuardSlot::new() }; CHUNK_SLOTS];
     let next = chunks().next();
-    let chunk: &'static Chunk = Box::leak(Box::new(Chunk { slots, next }));
+    let chunk: &'static SlotChunk = Box::leak(Box::new(SlotChunk { slots, next }));
     CHUNKS.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
     let [first, others @ ..] = &chunk.slots;
     (first, others)
 }
 
-fn chunks() -> impl Iterator<Item = &'static Chunk> {
-    // SAFETY: null, or a leaked box to which nobody has a mutable reference.
+fn chunks() -> impl Iterator<Item = &'static SlotChunk> {
+    // SAFETY: null, or a leaked box of which no mutable reference exists.
     let first = unsafe { CHUNKS.load(Ordering::Acquire).as_ref() };
     std::iter::successors(first, |chunk| chunk.next)
 }
 
-fn slots() -> impl Iterator<Item = &'static Slot> {
+fn slots() -> impl Iterator<Item = &'static GuardSlot> {
     chunks().flat_map(|chunk| &chunk.slots)
 }
 
-impl Slot {
+impl GuardSlot {
     const fn new() -> Self {
         Self {
             state: AtomicUsize::new(0),
@@ -114,7 +111,7 @@ impl Slot {
         }
     }
 
-    /// Of a free slot, which nobody else claims.
+    /// Fills a free slot. Under the lock of the table.
     fn claim(&self, address: usize, len: usize, writable: bool) {
         self.state.fetch_add(1, Ordering::Acquire);
         fence(Ordering::Release);
@@ -133,7 +130,7 @@ impl Slot {
         self.state.fetch_add(2, Ordering::Release);
     }
 
-    /// Address, length and whether it is writable, if it is in use.
+    /// Returns address, length and whether it is writable, if the slot is in use.
     fn mapping(&self) -> Option<(usize, usize, bool)> {
         let before = self.state.load(Ordering::Acquire);
         if before % 4 != 2 {
@@ -152,16 +149,16 @@ impl Slot {
         self.damage.load(Ordering::Acquire) != NO_DAMAGE
     }
 
-    /// Whether it is the first.
+    /// Notes that a range could not be read, and returns whether it is the first one.
     fn note_damage(&self, offset: usize, end: usize) -> bool {
         self.damage_end.fetch_max(end, Ordering::Relaxed);
         self.damage.fetch_min(offset, Ordering::AcqRel) == NO_DAMAGE
     }
 
-    fn damage_of(&self, mapped: &Mapped) -> Option<Damage> {
+    fn damage_of(&self, guarded: &Guarded) -> Option<Damage> {
         let (address, len, _) = self.mapping()?;
         let offset = self.damage.load(Ordering::Acquire);
-        let path = mapped.paths.get(&address)?.clone();
+        let path = guarded.paths.get(&address)?.clone();
         let end = self.damage_end.load(Ordering::Relaxed).min(len);
         (offset != NO_DAMAGE).then_some(Damage {
             path,
@@ -174,32 +171,31 @@ impl Slot {
 }
 
 impl Guard {
-    /// Of `len` bytes of the file at `path`, mapped at `address`.
+    /// Enters `len` bytes of the file at `path`, mapped at `address`.
     pub fn new(address: *const u8, len: usize, writable: bool, path: &Path) -> Self {
-        fork::watch();
-        page_bytes(); // asked of the system once, and not first in the handler
-        let mut mapped = mapped();
-        let slot = mapped.free.pop().unwrap_or_else(|| {
+        page_bytes(); // Asks the system once, and not first in the handler.
+        let mut guarded = lock();
+        let slot = guarded.free.pop().unwrap_or_else(|| {
             let (slot, others) = more_slots();
-            mapped.free.extend(others.iter().rev());
+            guarded.free.extend(others.iter().rev());
             slot
         });
-        mapped.paths.insert(address.addr(), path.into());
+        guarded.paths.insert(address.addr(), path.into());
         slot.claim(address.addr(), len, writable);
         Self { slot }
     }
 
-    /// To be called before the mapping goes: its addresses may hold something else then.
+    /// Takes the mapping out. To be called before it is unmapped: its addresses may hold something else then.
     pub fn end(&self) {
-        let mut mapped = mapped();
-        // Of an array that was made, used and dropped in one expression.
+        let mut guarded = lock();
+        // An array may be made, used and dropped in one expression.
         if self.is_damaged() && !self.slot.told.swap(true, Ordering::Relaxed) {
-            let damage = self.slot.damage_of(&mapped);
-            mapped.untold.extend(damage);
+            let damage = self.slot.damage_of(&guarded);
+            guarded.untold.extend(damage);
         }
-        mapped.paths.remove(&self.slot.address.load(Ordering::Relaxed));
+        guarded.paths.remove(&self.slot.address.load(Ordering::Relaxed));
         self.slot.release();
-        mapped.free.push(self.slot);
+        guarded.free.push(self.slot);
     }
 
     pub fn is_damaged(&self) -> bool {
@@ -207,56 +203,57 @@ impl Guard {
     }
 
     pub fn damage(&self) -> Option<Damage> {
-        if self.is_damaged() { self.slot.damage_of(&mapped()) } else { None }
+        if self.is_damaged() { self.slot.damage_of(&lock()) } else { None }
     }
 }
 
-/// Never held for long, and by no thread when one forks.
-pub fn mapped() -> MutexGuard<'static, Mapped> {
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the table. Never for long, and `fork` waits for it.
+pub(in crate::os) fn lock() -> MutexGuard<'static, Guarded> {
+    GUARDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Damage that was not given out yet.
+/// Returns damage that was not returned before.
 pub fn untold_damage() -> Vec<Damage> {
-    let mut mapped = mapped();
-    let mut untold = std::mem::take(&mut mapped.untold);
+    let mut guarded = lock();
+    let mut untold = std::mem::take(&mut guarded.untold);
     // None of them goes meanwhile: that takes the lock.
     let damaged = slots().filter(|slot| slot.mapping().is_some() && slot.is_damaged());
     let news = damaged.filter(|slot| !slot.told.swap(true, Ordering::Relaxed));
-    untold.extend(news.filter_map(|slot| slot.damage_of(&mapped)));
+    untold.extend(news.filter_map(|slot| slot.damage_of(&guarded)));
     untold
 }
 
-/// What the handler calls when a mapping is damaged for the first time; it must be async-signal-safe.
+/// Sets the function that the handler calls when a mapping is damaged for the first time. It must be
+/// async-signal-safe.
 pub fn set_hook(hook: extern "C" fn()) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
-/// A mapping in use, found by an address in it.
+/// A mapping in use, found by an address in it. For the handler.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
-    slot: &'static Slot,
+pub(super) struct FaultingMapping {
+    slot: &'static GuardSlot,
     /// Whole pages.
     pub pages: Range<usize>,
     pub writable: bool,
 }
 
-/// The mapping in which an address lies. For the handler: reads atomics, no more.
-pub(super) fn find(address: usize) -> Option<Found> {
+/// Returns the mapping in which an address lies. Reads atomics and no more.
+pub(super) fn find(address: usize) -> Option<FaultingMapping> {
     slots().find_map(|slot| {
         let (start, len, writable) = slot.mapping()?;
         let end = start.checked_add(len)?.checked_next_multiple_of(page_bytes())?;
-        (start..end).contains(&address).then_some(Found { slot, pages: start..end, writable })
+        (start..end).contains(&address).then_some(FaultingMapping { slot, pages: start..end, writable })
     })
 }
 
-impl Found {
-    /// Whether an access that failed may be tried again as it is.
+impl FaultingMapping {
+    /// Returns whether an access that failed may be tried again as it is.
     pub fn may_retry(&self) -> bool {
         self.slot.retries.fetch_add(1, Ordering::Relaxed) < MOST_RETRIES
     }
 
-    /// From where on all was replaced.
+    /// Returns the address from which on all was replaced.
     pub fn tail(&self) -> usize {
         self.slot.tail.load(Ordering::Relaxed).min(self.pages.end)
     }
@@ -265,18 +262,18 @@ impl Found {
         self.slot.tail.fetch_min(start, Ordering::Relaxed);
     }
 
-    /// Whether it is the first time.
+    /// Marks a range as damaged, and returns whether it is the mapping's first.
     pub fn mark_damaged(&self, range: &Range<usize>) -> bool {
         let start = self.pages.start;
         self.slot.note_damage(range.start - start, range.end - start)
     }
 }
 
-/// Lets the program know. For the handler.
+/// Calls the hook.
 pub(super) fn call_hook() {
     let hook = HOOK.load(Ordering::Acquire);
     if !hook.is_null() {
-        // SAFETY: `set_hook` stores nothing but such functions.
+        // SAFETY: `set_hook` stores such functions alone.
         let hook = unsafe { std::mem::transmute::<*mut (), extern "C" fn()>(hook) };
         hook();
     }
@@ -288,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_told_apart_from_what_it_was() {
-        let slot = Slot::new();
+        let slot = GuardSlot::new();
         assert_eq!(slot.mapping(), None);
         slot.claim(1 << 20, 8192, true);
         assert_eq!(slot.mapping(), Some((1 << 20, 8192, true)));
@@ -308,14 +305,14 @@ mod tests {
         let address = |index: usize| bytes.as_ptr().wrapping_add(index);
         let guards: Vec<_> =
             (0..bytes.len()).map(|index| Guard::new(address(index), 1, false, path)).collect();
-        let ours = |slot: &&Slot| {
+        let ours = |slot: &&GuardSlot| {
             slot.mapping().is_some_and(|(start, ..)| bytes.as_ptr_range().contains(&(start as *const u8)))
         };
         assert_eq!(slots().filter(ours).count(), bytes.len());
         let chunks_before = chunks().count();
         guards.iter().for_each(Guard::end);
         assert_eq!(slots().filter(ours).count(), 0);
-        assert!(bytes.iter().all(|byte| !mapped().paths.contains_key(&ptr::from_ref(byte).addr())));
+        assert!(bytes.iter().all(|byte| !lock().paths.contains_key(&ptr::from_ref(byte).addr())));
         let again: Vec<_> =
             (0..bytes.len()).map(|index| Guard::new(address(index), 1, false, path)).collect();
         assert_eq!(chunks().count(), chunks_before);
