@@ -14,7 +14,7 @@ pub enum Error {
     /// A system call failed. `advice` says what to do about it and may be empty; so may the path, where
     /// the call was not about a file.
     System { operation: &'static str, path: PathBuf, errno: i32, advice: String },
-    /// Bytes of an open file could not be had.
+    /// Bytes of an open file could not be read.
     MappedRead { path: PathBuf, offset: u64, length: u64, cause: ReadCause },
     /// The file is no longer the one that was opened.
     FileChanged { path: PathBuf, detail: String },
@@ -24,7 +24,7 @@ pub enum Error {
     Format { path: PathBuf, offset: Option<u64>, detail: String },
     /// Not a valid safetensors file; kept apart because Python has a class of its own for it.
     Safetensors { path: PathBuf, detail: String },
-    /// The object was closed.
+    /// The file was closed.
     Closed { path: PathBuf },
     /// A caller's argument is wrong.
     Argument { detail: String },
@@ -34,16 +34,16 @@ pub enum Error {
     Buffer { detail: String },
 }
 
-/// Why bytes of an open file could not be read.
+/// The reason why bytes of an open file could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadCause {
     /// The file is shorter than it was when it was opened.
     Truncated { size_at_open: u64, size_now: u64 },
-    /// The file says it is long enough, yet a read returned nothing.
+    /// The file reports that it is long enough, yet a read returned nothing.
     EndedEarly { size: u64 },
     /// The system's own error.
     Io { errno: i32 },
-    /// It was touched in memory that had been handed out; zeros stand there now.
+    /// User code touched the bytes in a mapping and could not have them; zeros stand there now.
     Damaged { size_at_open: u64, to_end: bool },
 }
 
@@ -124,7 +124,16 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::MappedRead { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl std::error::Error for ReadCause {}
 
 impl fmt::Display for ReadCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -164,5 +173,30 @@ pub fn errno_text(errno: i32) -> String {
     match text.rfind(" (os error") {
         Some(end) => text[..end].to_owned(),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn the_cause_of_a_failed_read_is_its_source() {
+        let cause = ReadCause::Truncated { size_at_open: 9, size_now: 4 };
+        let error = Error::MappedRead { path: "/a".into(), offset: 4, length: 5, cause: cause.clone() };
+        assert_eq!(error.source().map(ToString::to_string), Some(cause.to_string()));
+        assert!(error.to_string().starts_with("/a: cannot read 5 bytes at offset 4: the file was truncated"));
+        assert!(Error::argument("no").source().is_none());
+    }
+
+    #[test]
+    fn an_error_names_its_path_and_its_byte() {
+        assert_eq!(Error::format("/a", 7, "bad").to_string(), "/a: bad (at byte 7)");
+        assert_eq!(Error::format("/a", None, "bad").message(), "bad");
+        let system = Error::system("cannot open", "/a", 2, "look elsewhere");
+        assert_eq!(system.to_string(), "/a: cannot open: No such file or directory: look elsewhere");
+        assert_eq!(Error::system("cannot start", "", 11, "").path(), Some(Path::new("")));
     }
 }

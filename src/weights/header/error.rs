@@ -34,8 +34,7 @@ pub enum HeaderErrorKind {
 }
 
 /// Why a header was refused. `offset` is in bytes from the file's start.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{detail}{}", AtByte(*.offset))]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderError {
     pub kind: HeaderErrorKind,
     pub offset: Option<u64>,
@@ -48,13 +47,14 @@ impl HeaderError {
     }
 }
 
-struct AtByte(Option<u64>);
-
-impl fmt::Display for AtByte {
+impl fmt::Display for HeaderError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |offset| write!(f, " (at byte {offset})"))
+        f.write_str(&self.detail)?;
+        self.offset.map_or(Ok(()), |offset| write!(f, " (at byte {offset})"))
     }
 }
+
+impl std::error::Error for HeaderError {}
 
 /// A name for a message: quoted, escaped, and short even where the file's name is megabytes long.
 pub(in crate::weights) fn quoted(name: &str) -> String {
