@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
@@ -125,8 +126,14 @@ def _bar(axes: Axes, place: float, color: str, measured: Measured, value: Callab
     whiskers = [[max(0.0, middle - ends[0])], [max(0.0, ends[1] - middle)]]
     axes.barh(place, middle, height=0.9, color=color, xerr=whiskers, ecolor="#333333", capsize=2)
     axes.annotate(
-        f"{middle:.3g}", (ends[1], place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
+        plain(middle), (ends[1], place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
     )
+
+
+def plain(number: float) -> str:
+    """Writes a number with three significant digits, or all of its whole part, and no exponent."""
+    decimals = max(0, 2 - math.floor(math.log10(abs(number)))) if number else 0
+    return f"{number:,.{decimals}f}"
 
 
 def _without_box(axes: Axes) -> None:

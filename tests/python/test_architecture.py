@@ -215,6 +215,7 @@ def test_all_names_that_are_exported_exist_and_are_documented() -> None:
 
 # --- dependencies ---------------------------------------------------------------------------------
 
+
 def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum() -> None:
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
     for package in lock["package"]:

@@ -244,3 +244,14 @@ def test_too_few_files_is_said_in_a_sentence(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "at least 20 are needed" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(3281.6, "3,282"), (0.01234, "0.0123"), (4.2, "4.20"), (42.04, "42.0"), (999_999, "999,999"), (0, "0")],
+)
+def test_labels_of_bars_have_three_digits_and_no_exponent(number, text, monkeypatch):
+    monkeypatch.syspath_prepend(str(DEMO))
+    from plot import plain
+
+    assert plain(number) == text
