@@ -4,7 +4,7 @@ use std::fmt;
 
 macro_rules! dtypes {
     ($($variant:ident $name:literal $bits:literal),+ $(,)?) => {
-        /// An element type of safetensors, of which the integers also are token types.
+        /// An element type of safetensors. The integers are token types, too.
         ///
         /// Source: <https://github.com/huggingface/safetensors>, `tensor.rs`, `Dtype`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -13,7 +13,7 @@ macro_rules! dtypes {
         impl Dtype {
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The name as it stands in a safetensors header.
+            /// The name in a safetensors header.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),+ }
             }
@@ -60,7 +60,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Why a shape has no size in bytes.
+/// The reason why a shape has no size in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeError {
     /// The number of elements, or of their bits, is larger than 2^64 - 1.

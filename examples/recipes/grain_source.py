@@ -10,9 +10,9 @@ import numpy as np
 from pagestream import open_tokens
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from os import PathLike
+
+    import numpy.typing as npt
 
 
 class TokenSource:

@@ -9,8 +9,9 @@ from lightning.pytorch import LightningDataModule
 from pagestream.torch import TokenLoader
 
 if TYPE_CHECKING:
-    from pagestream import Mixture, TokenCorpus
     from os import PathLike
+
+    from pagestream import Mixture, TokenCorpus
 
 
 class TokenDataModule(LightningDataModule):

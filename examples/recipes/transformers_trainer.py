@@ -14,9 +14,9 @@ from transformers import Trainer, TrainingArguments
 from pagestream.torch import TokenDataset
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from os import PathLike
+
+    from transformers import PreTrainedModel
 
 
 def collate(windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-//! [`Error`] as Python exceptions. The only place where they are made.
+//! Conversion of [`Error`] to Python exceptions.
 
 use std::ffi::OsString;
 use std::path::Path;

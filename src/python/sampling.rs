@@ -1,4 +1,4 @@
-//! Orders for Python: what the sampler of `torch/sampler.py` iterates over, and the schedule for tests.
+//! Orders for Python: the permutation under `torch/sampler.py`, and the schedule for tests.
 
 use pyo3::prelude::*;
 
@@ -29,7 +29,7 @@ impl PyPermutation {
         Ok(self.permutation.inverse(self.checked(value)?))
     }
 
-    /// What is at `start`, `start + step`, …, for `count` indices.
+    /// The images of `start`, `start + step`, …, `count` of them.
     fn take(&self, py: Python<'_>, start: u64, step: u64, count: u64) -> PyResult<Vec<u64>> {
         let Some(last) = count.checked_sub(1) else { return Ok(Vec::new()) };
         let end = last.checked_mul(step).and_then(|steps| steps.checked_add(start));

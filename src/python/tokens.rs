@@ -121,7 +121,7 @@ impl PyTokenCorpus {
         Ok(py.detach(|| self.corpus.fingerprint())?)
     }
 
-    /// How many documents there are, or None where the format does not record them.
+    /// The number of documents; None where the format does not record them.
     #[getter]
     fn document_count(&self) -> Option<u64> {
         self.corpus.document_count()
@@ -141,13 +141,13 @@ impl PyTokenCorpus {
         })
     }
 
-    /// How many files are open.
+    /// The number of files that are open.
     #[getter]
     fn open_count(&self) -> usize {
         self.corpus.open_count()
     }
 
-    /// Fills a buffer, which has room for just these tokens.
+    /// Fills a buffer of exactly the size of these tokens.
     fn read_into(&self, py: Python<'_>, start: u64, stop: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut out = WritableBuffer::of(out)?;
         let tokens = stop.checked_sub(start).ok_or_else(|| Error::argument("stop lies before start"))?;
@@ -160,7 +160,7 @@ impl PyTokenCorpus {
         })
     }
 
-    /// How many windows there are.
+    /// The number of windows.
     fn windows(&self, sequence_length: u64, stride: u64, target: &str) -> PyResult<u64> {
         Ok(self.windows_of(sequence_length, stride, target)?.count())
     }
@@ -209,7 +209,7 @@ impl PyTokenCorpus {
 
 impl Drop for PyTokenCorpus {
     fn drop(&mut self) {
-        // A loader that still reads from it keeps it open.
+        // A loader that still reads from the corpus keeps it open.
         if Arc::strong_count(&self.corpus) == 1 {
             Python::try_attach(|py| py.detach(|| self.corpus.close()));
         }

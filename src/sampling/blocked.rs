@@ -1,8 +1,11 @@
 //! The order for storage that hates random reads: whole extents at random, mixed within a group.
 //!
-//! The windows are cut into extents of consecutive windows, the extents are permuted, [`OPEN_EXTENTS`]
-//! consecutive ones of the permuted are a group, and the windows of a group are permuted among
-//! themselves. What a group reads are few long runs of the file.
+//! ```text
+//! windows ── cut ──> extents of consecutive windows ── permute ──> groups of OPEN_EXTENTS extents
+//!                                                                     └── permute the windows of each group
+//! ```
+//!
+//! A group reads a few long runs of the file.
 
 use std::ops::Range;
 
@@ -12,21 +15,21 @@ use super::permutation::Permutation;
 /// Extents of a group.
 pub const OPEN_EXTENTS: u64 = 16;
 
-/// The extents of a number of windows; they depend on no seed.
+/// The division of windows into extents, which does not depend on the seed.
 #[derive(Debug, Clone, Copy)]
 struct Extents {
     windows: u64,
-    /// Windows of an extent, of which the last may have fewer.
+    /// Windows of an extent; the last may have fewer.
     size: u64,
     count: u64,
 }
 
-/// One epoch of the order. `at` remembers the group that it looked into last.
+/// One epoch of the order. `at` keeps the last group that it worked out.
 #[derive(Debug, Clone)]
 pub struct Blocked {
     extents: Extents,
     order: Permutation,
-    /// Where the extent with fewer windows comes in the order.
+    /// Position in the order of the extent with fewer windows.
     short: u64,
     key: Key,
     open: Group,
@@ -34,14 +37,13 @@ pub struct Blocked {
 
 #[derive(Debug, Clone)]
 struct Group {
-    /// The indices of the epoch at which its windows come.
+    /// Indices of the epoch at which the windows of the group come.
     range: Range<u64>,
     order: Permutation,
     /// The first window of each of its extents. Worked out once: a permutation of extents for each
     /// window would cost more than that of the windows.
     starts: [u64; OPEN_EXTENTS as usize],
-    /// From which of its windows on, counted extent by extent, the short extent's missing ones are
-    /// skipped.
+    /// The window, counted extent by extent, from which on the missing windows of the short extent are skipped.
     short_end: u64,
 }
 
@@ -86,7 +88,7 @@ impl Blocked {
         (number, start_of(number)..start_of(number + 1))
     }
 
-    /// The runs of windows that a group consists of, in the order of the permuted extents.
+    /// The runs of windows of a group, in the order of the permuted extents.
     pub fn group_extents(&self, group: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let count = self.extents.count;
         let first = group.saturating_mul(OPEN_EXTENTS).min(count);
@@ -118,7 +120,7 @@ impl Blocked {
 }
 
 impl Extents {
-    /// How many windows the last extent lacks.
+    /// The number of windows that the last extent lacks.
     fn missing(self) -> u64 {
         // No overflow: an extent is no larger than the windows, which are 2^63 at most.
         self.count * self.size - self.windows

@@ -1,4 +1,4 @@
-//! Keys: how a seed becomes the numbers that an order is made of.
+//! Keys: the numbers that an order is made of, derived from a seed.
 
 use super::ORDER_VERSION;
 use crate::mix::{GAMMA, mix};
@@ -13,7 +13,7 @@ impl Key {
         Self(mix(GAMMA.wrapping_mul(ORDER_VERSION as u64))).derive(seed)
     }
 
-    /// The key of a child. Two children of one key never have the same one.
+    /// The key of a child. No two children of a key share one.
     #[must_use]
     pub const fn derive(self, child: u64) -> Self {
         Self(mix(self.0 ^ mix(child.wrapping_add(GAMMA))).wrapping_add(GAMMA))
@@ -25,7 +25,7 @@ impl Key {
     }
 }
 
-/// Uniform draws with replacement, by number: draw 7 can be had without draws 0 to 6.
+/// Uniform draws with replacement, by number: draw 7 does not need draws 0 to 6.
 #[derive(Debug, Clone)]
 pub struct Draws {
     key: Key,

@@ -1,4 +1,4 @@
-//! Weighted sources: which of them a draw comes from, in closed form.
+//! Weighted sources: the source of each draw, in closed form.
 //!
 //! Integer weights make a schedule with a period, their sum. Over one period the sources' draws are
 //! unit jobs with deadlines on one processor, and the earliest deadline goes first. That keeps the
@@ -14,11 +14,11 @@ use crate::words::words;
 /// The largest sum of weights.
 pub const MAX_PERIOD: u64 = 1 << 16;
 
-/// The most sources.
+/// The largest number of sources.
 pub const MAX_SOURCES: usize = 1024;
 
 words! {
-    /// What happens when a source runs out.
+    /// The policy for a source that runs out.
     pub enum Exhausted as "exhausted" {
         /// The source begins its next epoch; the mixture has no end.
         Repeat = "repeat",
@@ -30,7 +30,7 @@ words! {
     }
 }
 
-/// Weights of sources, and what happens when one runs out.
+/// Weights of sources, and the policy for a source that runs out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mixture {
     weights: Vec<u64>,
@@ -90,7 +90,7 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
 /// Draws of a mixture from one point on, while the same sources take part.
 #[derive(Debug, Clone)]
 pub(super) struct Phase {
-    /// The draw of the pass that it begins with.
+    /// First draw of the phase, counted in the pass.
     pub start: u64,
     pub members: Vec<Member>,
 }
@@ -99,7 +99,7 @@ pub(super) struct Phase {
 pub(super) struct Member {
     pub source: usize,
     pub weight: u64,
-    /// Windows that earlier phases of the pass drew.
+    /// Windows drawn by earlier phases of the pass.
     pub taken: u64,
 }
 
@@ -149,7 +149,7 @@ fn too_long() -> Error {
 pub(super) struct Period {
     pub turns: Vec<Turn>,
     weights: Vec<u64>,
-    /// For each member the turns at which it is drawn.
+    /// Turns of each member.
     places: Vec<Vec<u32>>,
 }
 
@@ -157,7 +157,7 @@ pub(super) struct Period {
 pub(super) struct Turn {
     /// Position in the phase's members.
     pub member: u16,
-    /// How often that member was drawn in the period before.
+    /// Number of earlier turns of that member in the period.
     pub rank: u16,
 }
 
@@ -178,7 +178,7 @@ impl Period {
                 let done = places[member].len() as u64;
                 ready.push(Reverse((((done + 1) * period).div_ceil(weights[member]), member)));
             }
-            // Earliest deadline first meets all deadlines that can be met, so each turn has a job ready.
+            // Earliest deadline first meets all deadlines that can be met, so that each turn has a job.
             let Some(Reverse((_, member))) = ready.pop() else { break };
             let done = places[member].len() as u64;
             turns.push(Turn { member: member as u16, rank: done as u16 });
@@ -190,7 +190,7 @@ impl Period {
         Self { turns, weights, places }
     }
 
-    /// How many draws it takes until some member has had its last window.
+    /// The number of draws until some member runs out of windows.
     fn until_one_runs_out(&self, members: &[Member], windows: &[u64]) -> Option<u64> {
         let period = self.turns.len() as u64;
         let last_draws = members.iter().zip(&self.places).map(|(member, places)| {
@@ -201,7 +201,7 @@ impl Period {
         last_draws.flatten().min()
     }
 
-    /// How often a member is drawn in the first `draws` draws.
+    /// The number of times a member comes in the first `draws` draws.
     fn drawn_before(&self, member: usize, draws: u64) -> u64 {
         let period = self.turns.len() as u64;
         let inside = self.places[member].partition_point(|&place| u64::from(place) < draws % period);

@@ -1,4 +1,16 @@
-//! Which window comes when. Pure arithmetic: sees no file.
+//! The order of windows: pure arithmetic that sees no file.
+//!
+//! ```text
+//! position ── mixture ──> source, epoch, index ── order ──> window
+//!               │                                   ├── permutation (shuffled)
+//!               └── phases of weighted turns        ├── draws (random starts)
+//!                                                   ├── blocked (extents, then windows of a group)
+//!                                                   └── sequential
+//! ```
+//!
+//! Everything is a function of seed and position: no table grows with the number of windows, any position can be
+//! sought, and ranks do not matter. Changes of an order raise [`ORDER_VERSION`], which saved states carry.
+//! Callers: `batching`, the binding.
 
 pub mod blocked;
 pub mod key;
@@ -7,5 +19,5 @@ pub mod order;
 pub mod permutation;
 pub mod schedule;
 
-/// Version of the orders, for saved states: a change of any order, draw or mixture raises it.
+/// Version of the orders for saved states. A change of any order, draw or mixture raises it.
 pub const ORDER_VERSION: u32 = 1;

@@ -1,4 +1,4 @@
-//! In which order an epoch visits the windows of a source.
+//! The order in which an epoch visits the windows of a source.
 
 use super::blocked::Blocked;
 use super::key::{Draws, Key};
@@ -46,7 +46,7 @@ impl Order {
     }
 }
 
-/// One epoch of one source, with the keys worked out.
+/// One epoch of one source, with its keys.
 #[derive(Debug, Clone)]
 pub enum EpochOrder {
     Shuffled(Box<Permutation>),
@@ -68,7 +68,7 @@ impl EpochOrder {
         }
     }
 
-    /// The window, or the start for random starts, that comes at `index` of the epoch.
+    /// The window at `index` of the epoch; its first token for random starts.
     #[inline]
     pub fn at(&mut self, index: u64) -> u64 {
         match self {

@@ -11,11 +11,10 @@ use crate::error::{Error, Result};
 /// The largest `n`.
 pub const MAX_LENGTH: u64 = 1 << 63;
 
-/// From this many on, so few pairs of rounds do.
+/// Length from which on [`PAIRS_LARGE`] pairs of rounds suffice.
 const LARGE: u64 = 4097;
 const PAIRS_LARGE: usize = 4;
-/// In a small rectangle a round has few outcomes, so that it takes more of them to reach every
-/// permutation alike.
+/// In a small rectangle a round has few outcomes; more rounds are needed to reach every permutation alike.
 const PAIRS_SMALL: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,7 +71,7 @@ impl Permutation {
         self.length
     }
 
-    /// Where `index` goes; `index` lies below the length.
+    /// The image of `index`, which lies below the length.
     pub fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.length);
         let mut cell = index;
@@ -84,7 +83,7 @@ impl Permutation {
         }
     }
 
-    /// Which index goes to `value`; `value` lies below the length.
+    /// The index whose image is `value`, which lies below the length.
     pub fn inverse(&self, value: u64) -> u64 {
         debug_assert!(value < self.length);
         let mut cell = value;

@@ -1,4 +1,4 @@
-//! What the pipeline reads: the stream of draws, epoch after epoch, at any position.
+//! The stream of draws, epoch after epoch, from any position.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,16 +18,16 @@ pub struct SourceSize {
     pub starts: u64,
 }
 
-/// What to read.
+/// A draw: one window to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
     pub source: usize,
     pub epoch: u64,
-    /// The window's number, or where it starts for [`Order::Random`].
+    /// Number of the window, or its first token for [`Order::Random`].
     pub index: u64,
 }
 
-/// A stream of draws. A pure function of what it was made of: what it remembers saves time alone.
+/// A stream of draws: a pure function of its arguments. Its memory only saves time.
 #[derive(Debug)]
 pub struct Schedule {
     sources: Vec<SourceSize>,
@@ -37,13 +37,13 @@ pub struct Schedule {
     memory: Mutex<Memory>,
 }
 
-/// What the last call worked out, for the next, which mostly goes on where it ended.
+/// Results of the last call for the next one, which usually continues there.
 #[derive(Debug, Clone)]
 struct Memory {
-    /// The number of a phase of the pass, and its period.
+    /// Number of a phase of the pass; `period` is its period.
     phase: usize,
     period: Period,
-    /// For each source, an epoch.
+    /// The last epoch of each source.
     epochs: Vec<Option<Epoch>>,
 }
 
@@ -51,13 +51,13 @@ struct Memory {
 struct Epoch {
     pass: u64,
     number: u64,
-    /// The draw of the pass with which it begins, counted among the draws of its source.
+    /// First draw of the epoch, counted among the draws of its source in the pass.
     start: u64,
     order: EpochOrder,
 }
 
 impl Schedule {
-    /// Without a mixture there is one source.
+    /// A schedule of a mixture, or of one source without.
     pub fn new(sources: Vec<SourceSize>, mixture: Option<&Mixture>, order: Order, seed: u64) -> Result<Self> {
         let single = Mixture::single();
         let mixture = mixture.unwrap_or(&single);
@@ -84,7 +84,7 @@ impl Schedule {
         Ok(Self { sources, order, seed, pass, memory: Mutex::new(memory) })
     }
 
-    /// Draws of one pass, which is an epoch of the only source; None if there is no end.
+    /// Draws of one pass, which for one source is an epoch; `None` if the stream has no end.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> Option<u64> {
         self.pass.length

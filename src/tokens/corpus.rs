@@ -16,9 +16,9 @@ use super::format::documents::DocumentTable;
 use super::format::layout::{Format, Opener, TokenLayout, item_bytes, token_dtype_name};
 use super::format::open::open;
 
-/// Threads that open files. More than processors, since each may wait for a server.
+/// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
-/// Files that are worth one more thread.
+/// Number of files that justifies one more thread.
 const FILES_PER_THREAD: usize = 4;
 
 /// One file of a corpus.
@@ -27,11 +27,11 @@ pub struct Shard {
     /// The file with the tokens, absolute.
     pub path: PathBuf,
     pub layout: TokenLayout,
-    /// Where its first token stands on the axis.
+    /// Position of the first token on the axis.
     pub start: u64,
-    /// What records its documents, if anything does, and in which of the corpus's files.
+    /// The record of its documents, if any, and the number of the file that holds it.
     pub(super) documents: Option<(DocumentTable, usize)>,
-    /// Which number its first document has.
+    /// Number of its first document.
     pub(super) first_document: u64,
 }
 
@@ -41,7 +41,7 @@ pub struct TokenCorpus {
     dtype: Dtype,
     len: u64,
     documents: Option<u64>,
-    /// The shards' own files by the shards' numbers, then those that record documents.
+    /// The token files in the order of the shards, then the files that record documents.
     files: FileSet,
     fingerprint: OnceLock<u64>,
 }
@@ -111,7 +111,7 @@ impl TokenCorpus {
         self.dtype
     }
 
-    /// All shards have the same.
+    /// The format, which all shards share.
     pub fn format(&self) -> Format {
         self.shards.first().map_or(Format::Raw, |shard| shard.layout.format)
     }
@@ -124,7 +124,7 @@ impl TokenCorpus {
         &self.shards
     }
 
-    /// The documents' number, where every shard records its documents.
+    /// The number of documents; `None` unless every shard records its documents.
     pub fn document_count(&self) -> Option<u64> {
         self.documents
     }
@@ -134,17 +134,17 @@ impl TokenCorpus {
         self.files.weakest(self.shards.len())
     }
 
-    /// What was found when the shard was opened first.
+    /// The facts of a shard as of its first opening.
     pub fn facts(&self, shard: usize) -> &Facts {
         self.files.facts(shard)
     }
 
-    /// A shard's file, opened again if it was closed to make room for others. For advice and the like.
+    /// A shard's file, reopened if it was closed to make room for others; for advice and the like.
     pub fn file(&self, shard: usize) -> Result<Arc<MappedFile>> {
         self.files.get(shard)
     }
 
-    /// The same, ready for reading. Cheap where the file is open: no lock that other shards share.
+    /// A shard's file, ready for reading. Cheap if the file is open: takes no lock that shards share.
     pub fn opened(&self, shard: usize) -> Result<Arc<Opened>> {
         self.files.opened(shard)
     }
@@ -154,17 +154,17 @@ impl TokenCorpus {
         self.files.opened(index)
     }
 
-    /// How many files are open.
+    /// The number of files that are open.
     pub fn open_count(&self) -> usize {
         self.files.open_count()
     }
 
-    /// Advice for all files, those that are opened later included. The last call counts.
+    /// Advises all files, including those that open later. The last call counts.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         self.files.advise(advice)
     }
 
-    /// The pieces that `[start, stop)` of the axis consists of, in order.
+    /// The pieces of shards that make up `[start, stop)` of the axis, in order.
     pub fn pieces(&self, start: u64, stop: u64) -> Result<impl Iterator<Item = Piece>> {
         if start > stop || stop > self.len {
             let detail = format!("tokens {start} to {stop} of a corpus of {}", self.len);
@@ -216,13 +216,13 @@ impl TokenCorpus {
         Ok(())
     }
 
-    /// After ranges of these shards were copied: are the files still all there, and not rewritten?
+    /// Checks that shards are complete and not rewritten, after ranges of them were copied.
     pub fn verify(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
         shards.into_iter().try_for_each(|shard| self.opened(shard)?.verify())
     }
 
-    /// [`Self::verify`] at the end of a batch. Files that are not mapped are asked for anew, not told by what
-    /// the kernel still believes.
+    /// [`Self::verify`] at the end of a batch: asks the server about files that are not mapped, whatever the
+    /// kernel still believes.
     pub fn verify_now(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
         shards.into_iter().try_for_each(|shard| {
             let opened = self.opened(shard)?;
@@ -230,13 +230,13 @@ impl TokenCorpus {
         })
     }
 
-    /// Is every file still the one that was opened?
+    /// Checks that every file is still the one that was opened.
     pub fn check(&self) -> Result<()> {
         let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();
         in_parallel(files, threads(files), |index| self.files.check(index)).map(drop)
     }
 
-    /// A number for the data: equal where the same tokens lie in the same files, on whatever machine.
+    /// A number that identifies the data: equal for the same tokens in the same files, on any machine.
     pub fn fingerprint(&self) -> Result<u64> {
         if let Some(&known) = self.fingerprint.get() {
             return Ok(known);
@@ -265,7 +265,7 @@ fn add(sum: u64, more: u64, what: &str) -> Result<u64> {
     sum.checked_add(more).ok_or_else(|| Error::argument(format!("more than 2^64 {what}")))
 }
 
-/// A shard after the first opening.
+/// A file after its first opening.
 struct OpenedFile {
     path: PathBuf,
     layout: TokenLayout,

@@ -6,7 +6,7 @@ use super::corpus::TokenCorpus;
 use super::format::documents::out_of_order;
 
 impl TokenCorpus {
-    /// Does every shard record its documents?
+    /// Returns whether every shard records its documents.
     pub fn has_documents(&self) -> bool {
         self.document_count().is_some()
     }
@@ -33,8 +33,8 @@ impl TokenCorpus {
         Ok(())
     }
 
-    /// Where the documents `first`, `first + 1`, … begin, as many as `out` has room for. The one after the
-    /// last document begins at the end of the corpus.
+    /// Fills `out` with the positions where documents `first`, `first + 1`, … begin. The document after the last
+    /// one begins at the end of the corpus.
     pub fn document_bounds(&self, first: u64, out: &mut [u64]) -> Result<()> {
         let count = self.document_count().ok_or_else(no_documents)?;
         let stop = first.checked_add(out.len() as u64).filter(|&stop| stop <= count + 1);
@@ -49,7 +49,7 @@ impl TokenCorpus {
             let Some((table, index)) = &shard.documents else { return Err(no_documents()) };
             let index = self.index_file(*index)?;
             let reader = index.reader();
-            // The last shard also tells where its last document ends.
+            // The last shard also knows where its last document ends.
             let after = u64::from(number == count);
             let end = stop.min(shard.first_document + table.count() + after);
             let mut last = 0;

@@ -1,9 +1,9 @@
-//! A number for the data of a corpus, so that a saved position is not used on other data.
+//! Fingerprint of a corpus, so that a saved position is not used on other data.
 //!
-//! It covers type, format, and of each shard in order: the number of tokens, the file's size,
-//! [`SAMPLE_BYTES`] of its tokens from the beginning, the middle and the end, and of the file that records
-//! its documents the size and the end. It does not cover paths, times and machines, nor a change between
-//! the samples that leaves the size as it was.
+//! It covers the type, the format, and for each shard in order the number of tokens, the size of the file,
+//! [`SAMPLE_BYTES`] of tokens from the beginning, the middle and the end, and size and end of the file that
+//! records its documents. It ignores paths, times and machines, and it misses a change between the samples that
+//! keeps the size.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::words::words;
 
 words! {
-    /// What a window's targets are.
+    /// The targets of a window.
     pub enum Target as "target" {
         /// `x = t[s:s+T]`, `y = t[s+1:s+T+1]`, windows begin every `stride` tokens.
         Shift = "shift",
@@ -21,7 +21,7 @@ pub struct Windows {
     sequence_length: u64,
     stride: u64,
     target: Target,
-    /// Where the last possible window begins.
+    /// The last token at which a window can begin.
     last_start: u64,
 }
 
@@ -46,8 +46,8 @@ impl Windows {
         self.last_start / self.stride + 1
     }
 
-    /// At how many places a window can begin if it need not be at a multiple of the stride; `None` if
-    /// the number exceeds 64 bits.
+    /// The number of tokens at which a window can begin, multiples of the stride or not; `None` if it exceeds
+    /// 64 bits.
     pub fn starts(&self) -> Option<u64> {
         self.last_start.checked_add(1)
     }

@@ -14,7 +14,7 @@ use super::layout::{
     Format, Opener, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name, with_suffix,
 };
 
-/// Text that is longer is not what datatrove writes.
+/// Upper bound of the metadata; datatrove writes three short lines.
 const MAX_METADATA_BYTES: u64 = 64 << 10;
 
 /// The `.index` of a file: the end of each document, in tokens.
@@ -29,7 +29,7 @@ impl DocumentEnds {
         self.documents
     }
 
-    /// Where document `number` begins, in tokens; for `documents()`, where the last one ends.
+    /// The first token of document `number`; for `documents()`, the end of the last one.
     pub fn start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
         let Some(before) = number.checked_sub(1) else { return Ok(0) };
         let offset = 8 * before;
@@ -67,7 +67,7 @@ pub fn layout(
             found
         }
         (None, _, Some(asked)) => asked,
-        // The index tells how many tokens there are, and so how large one is.
+        // The index has the number of tokens, and with it the size of each.
         (None, Some(tokens), None) if tokens.checked_mul(4) == Some(size) && size > 0 => Dtype::U32,
         (None, _, None) => Dtype::U16,
     };
@@ -107,7 +107,7 @@ pub fn layout(
     Ok((layout, Some((DocumentEnds { documents: index.size() / 8, tokens }, index))))
 }
 
-/// Where the index says the last document ends; 0 if it has none.
+/// The end of the last document according to the index; 0 if it has none.
 fn last_end(index: &MappedFile) -> Result<u64> {
     let size = index.size();
     if !size.is_multiple_of(8) {

@@ -1,7 +1,7 @@
-//! How a file records where its documents begin, and the look-ups in that record.
+//! The record of where the documents of a file begin, and look-ups in it.
 //!
-//! Nothing is loaded; an answer costs some reads of a few bytes. A document never crosses files: each file
-//! that records documents begins with one. Documents may be empty, then several begin at one place.
+//! No table is loaded: an answer costs some reads of a few bytes. A document never crosses files: each file that
+//! records documents begins with one. Documents may be empty; several then begin at one place.
 
 use crate::error::{Error, Result};
 use crate::mapped_file::Reader;
@@ -30,7 +30,7 @@ impl DocumentTable {
         }
     }
 
-    /// Where document `number` begins, in tokens of the file; for `count()`, where the last one ends.
+    /// The first token of document `number` within the file; for `count()`, the end of the last one.
     pub fn start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
         match self {
             Self::Megatron(tables) => tables.document_start(index, number),

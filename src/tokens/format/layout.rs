@@ -1,4 +1,4 @@
-//! Where the tokens of a file are: the format's word, the type, the offset, the number.
+//! The layout of a token file: its format, and type, offset and number of its tokens.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ words! {
     }
 }
 
-/// Where the tokens of a file are.
+/// Format of a file, and type, place and number of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenLayout {
     pub format: Format,
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Opener<'_> {
 }
 
 impl From<RequestedMode> for Opener<'_> {
-    /// Opens in this mode whatever it is given.
+    /// Opens every file, in this mode.
     fn from(mode: RequestedMode) -> Self {
         Self { mode, gate: &|_| Ok(()) }
     }

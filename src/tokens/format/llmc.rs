@@ -1,6 +1,6 @@
 //! llm.c and modded-nanogpt (<https://github.com/karpathy/llm.c>, `dev/data/data_common.py`): 256 words of
 //! 32 bits, of which the first three are magic, version and number of tokens, then the tokens. The other
-//! words are not looked at: some writers leave them uninitialised.
+//! words are ignored: some writers leave them uninitialised.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ const HEADER_BYTES: u64 = 1024;
 /// Magic, version, type of the tokens.
 pub const KINDS: &[(i32, i32, Dtype)] = &[(20_240_520, 1, Dtype::U16), (20_240_801, 7, Dtype::U32)];
 
-/// Does a file that begins like this claim to be one?
+/// Returns whether a file that begins with these bytes claims to be one.
 pub fn claims(prefix: &[u8]) -> bool {
     word(prefix, 0).is_some_and(|magic| KINDS.iter().any(|kind| kind.0 == magic))
 }

@@ -3,8 +3,8 @@
 //! `.idx`: magic, version, type, S, D, then lengths `int32[S]`, byte pointers `int64[S]`, documents as
 //! numbers of sequences `int64[D]`, and `int8[S]` modes in multimodal ones. No array is aligned.
 //!
-//! At opening the size and the ends of the arrays are checked. The middle is checked as far as it is
-//! looked at: the arrays can have billions of entries.
+//! Opening checks the size and the ends of the arrays. The arrays can have billions of entries, so that an entry in
+//! the middle is checked when it is read.
 
 use std::path::{Path, PathBuf};
 
@@ -114,7 +114,7 @@ impl SequenceTables {
         let arrays = self.sequences.checked_mul(12).zip(self.entries.checked_mul(8));
         let expected = arrays
             .and_then(|(sequences, documents)| sequences.checked_add(documents)?.checked_add(HEADER_BYTES));
-        // The modes of a multimodal data set: whether they are there shows in the size alone.
+        // Only the size shows whether the modes of a multimodal data set are there.
         let with_modes = expected.and_then(|expected| expected.checked_add(self.sequences));
         if expected == Some(size) || with_modes == Some(size) {
             return Ok(dtype);
@@ -128,7 +128,8 @@ impl SequenceTables {
         Err(refuse(18, detail))
     }
 
-    /// The first and the last entry of each array, against each other and the token file.
+    /// Checks the first and the last entry of each array against each other and the token file; returns the
+    /// number of tokens.
     fn check_ends(&self, index: &Reader<'_>, data: &MappedFile) -> Result<u64> {
         let refuse = |offset, detail| refuse(index, offset, detail);
         let bytes = data.size();
@@ -151,7 +152,7 @@ impl SequenceTables {
             );
             return Err(refuse(HEADER_BYTES, detail));
         }
-        // Each sequence ends on a token's border, so that the last one does is left to check.
+        // Sequences end at the borders of tokens; the last one is left to check.
         if !bytes.is_multiple_of(self.item_bytes) {
             let detail = format!(
                 "the token file has {bytes} bytes, expected a whole number of tokens of {} bytes",
@@ -173,7 +174,7 @@ impl SequenceTables {
         Ok(bytes / self.item_bytes)
     }
 
-    /// Where a document begins, in tokens; its sequence must begin where the one before it ends.
+    /// The first token of a document, whose sequence must begin where the one before it ends.
     pub fn document_start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
         let sequence = self.sequence_of(index, number)?;
         if sequence == self.sequences {

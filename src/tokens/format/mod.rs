@@ -1,14 +1,13 @@
-//! Formats of token files: where in a file the tokens lie, and of which type they are.
+//! Formats of token files: place and type of the tokens in a file.
 //!
-//! A format is told by its magic number, then by the files next to it, else the file is a raw stream. Files
-//! that are known to be something else are refused by name: read as raw tokens they would give plausible
-//! nonsense.
+//! The magic number decides the format, then the files next to it do; any other file is a raw stream. Files that
+//! are known to be something else are rejected by name: read as raw tokens they would give plausible nonsense.
 //!
 //! ```text
 //! open ──┬── npy, llmc, raw ────────> TokenLayout
 //!        ├── megatron (.idx, .bin) ─> TokenLayout + SequenceTables ─┐
 //!        ├── datatrove (.ds, …) ────> TokenLayout + DocumentEnds ───┴─> DocumentTable
-//!        └── refused: what looks like tokens and is something else
+//!        └── refused: files that look like tokens and are something else
 //! ```
 //!
 //! A new format: a file of its own that reads a [`TokenLayout`](layout::TokenLayout), its word in

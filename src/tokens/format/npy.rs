@@ -1,6 +1,6 @@
 //! NumPy's `.npy` (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>): magic,
 //! version, the length of a header, and the header, a Python dict literal with `descr`,
-//! `fortran_order` and `shape`. Read with a parser for just that; nothing is evaluated or unpickled.
+//! `fortran_order` and `shape`. The parser knows only that; it evaluates and unpickles nothing.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};

@@ -27,7 +27,7 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
     match (format, extension) {
         (Some(Format::Megatron), _) => return pair(path, None, dtype, how),
         (None, Some("bin")) => {
-            // Any file may be called .bin and have an .idx next to it: its magic number decides.
+            // Any file may be called .bin and have an .idx next to it; the magic number of the .idx decides.
             if let Some(index) = index_next_to(path, how)? {
                 return pair(path, Some(index), dtype, how);
             }
@@ -35,7 +35,7 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
         _ => {}
     }
     let file = match how.open(path) {
-        // The common stem of a Megatron pair.
+        // The path may be the common stem of a Megatron pair.
         Err(error) if format.is_none() && is_not_found(&error) => match index_next_to(path, how)? {
             Some(index) => return pair(path, Some(index), dtype, how),
             None => return Err(error),
@@ -85,8 +85,8 @@ fn with_ends(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, how: Opene
     Ok(TokenFile { file, layout, documents })
 }
 
-/// Opens the Megatron index next to a file, if there is one. An index of another kind is refused: it says that
-/// the file holds other tokens than it seems to.
+/// Opens the Megatron index next to a file, if there is one. Rejects the file if the index is of another kind: its
+/// tokens are then of another format, too.
 fn index_next_to(path: &Path, how: Opener<'_>) -> Result<Option<MappedFile>> {
     let (index, _) = megatron::paths(path);
     let Some(file) = how.open_if_there(&index)? else { return Ok(None) };

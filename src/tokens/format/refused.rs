@@ -1,4 +1,4 @@
-//! Files that are known not to be token streams, by their first bytes and by their names.
+//! Files that are not token streams, recognised by their first bytes, their names and their neighbours.
 
 use std::path::Path;
 
@@ -17,14 +17,14 @@ const MAGIC: &[(&[u8], &str)] = &[
     ),
     (&20_240_522_i32.to_le_bytes(), "an llm.c evaluation file, not a token stream"),
     (b"PK\x03\x04", "a zip archive (.npz?); extract it first"),
-    // The third byte is the only method of compression that there is.
+    // The third byte is the method of compression; gzip has only one.
     (b"\x1F\x8B\x08", "compressed by gzip; decompress it first"),
     (b"\x28\xB5\x2F\xFD", "compressed by zstd; decompress it first"),
     (b"PAR1", "a Parquet file; tokenize its text, or save its column of tokens"),
     (b"ARROW1\0\0", "an Arrow file; save its column of tokens"),
 ];
 
-/// Ends of names of files that lie next to tokens, or hold something else.
+/// Suffixes of files that lie next to tokens, or hold something else.
 const NAMES: &[(&str, &str)] = &[
     (".ds.index", "datatrove's index of documents, not tokens; give the .ds file"),
     (".ds.metadata", "datatrove's metadata, not tokens; give the .ds file"),
