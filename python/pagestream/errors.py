@@ -36,7 +36,7 @@ class PagestreamError(Exception):
 
 
 class FormatError(PagestreamError, ValueError):
-    """A file's bytes are not what its format says.
+    """A file's bytes do not follow its format.
 
     Example:
         >>> from pagestream.errors import FormatError

@@ -81,7 +81,7 @@ def test_a_sampler_goes_on_where_the_state_was_taken(length, ranks, taken, shuff
 
 def test_setting_the_epoch_of_the_state_keeps_the_position_and_another_drops_it():
     sampler = DistributedTokenSampler(range(10), 1, 0, shuffle=False)
-    state = {**sampler.state_dict(), "epoch": 1, "yielded": 7}
+    state = {**sampler.state_dict(), "epoch": 1, "samples_consumed": 7}
     sampler.load_state_dict(state)
     sampler.set_epoch(1)
     assert list(sampler) == [7, 8, 9]
@@ -107,11 +107,24 @@ def test_a_state_of_other_settings_is_refused(name, value):
         sampler.load_state_dict({**sampler.state_dict(), name: value})
 
 
-@pytest.mark.parametrize("wrong", [{"yielded": 11}, {"yielded": -1}, {"epoch": -1}])
+@pytest.mark.parametrize("wrong", [{"samples_consumed": 11}, {"samples_consumed": -1}, {"epoch": -1}])
 def test_a_position_that_there_is_not_is_refused(wrong):
     sampler = DistributedTokenSampler(range(10), 1, 0)
     with pytest.raises(StateMismatchError):
         sampler.load_state_dict({**sampler.state_dict(), **wrong})
+
+
+def test_a_state_counts_the_indices_of_all_ranks():
+    sampler = DistributedTokenSampler(range(10), 2, 1, shuffle=False)
+    indices = iter(sampler)
+    assert [next(indices), next(indices)] == [1, 3]
+    state = sampler.state_dict()
+    assert state["samples_consumed"] == 4
+    other = DistributedTokenSampler(range(10), 2, 0, shuffle=False)
+    other.load_state_dict(state)
+    assert list(other) == [4, 6, 8]
+    with pytest.raises(StateMismatchError, match="multiple of num_replicas"):
+        other.load_state_dict({**state, "samples_consumed": 3})
 
 
 def test_ranks_come_from_the_environment(monkeypatch):
@@ -206,19 +219,19 @@ def test_a_permutation_refuses_what_lies_outside():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: None, "a state is what state_dict.. returned, not None"),
-        (lambda _: [1], "a state is what state_dict.. returned, not "),
+        (lambda _: None, "a state must be a dict from state_dict.., not None"),
+        (lambda _: [1], "a state must be a dict from state_dict.., not "),
         (lambda _: {}, "the state was taken with version None"),
         (
             lambda state: {name: state[name] for name in state if name != "epoch"},
             "epoch must be an integer, not None",
         ),
         (
-            lambda state: {name: state[name] for name in state if name != "yielded"},
-            "yielded must be .* not None",
+            lambda state: {name: state[name] for name in state if name != "samples_consumed"},
+            "samples_consumed must be .* not None",
         ),
         (lambda state: state | {"epoch": 1 << 64}, "epoch must be below"),
-        (lambda state: state | {"yielded": "3"}, "yielded must be an integer, not '3'"),
+        (lambda state: state | {"samples_consumed": "3"}, "samples_consumed must be an integer, not '3'"),
     ],
 )
 def test_what_is_no_state_is_refused_and_changes_nothing(change, message):

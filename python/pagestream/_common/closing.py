@@ -1,4 +1,4 @@
-"""What a ``with`` block closes."""
+"""The base of objects that a ``with`` block closes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 class ClosedByWith:
-    """Base of classes with a `close` that the end of a ``with`` block calls."""
+    """Base of classes whose `close` is called at the end of a ``with`` block."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Lets go of what is held."""
+        """Releases the files or threads."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

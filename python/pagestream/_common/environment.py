@@ -32,7 +32,7 @@ def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> str:
 
 
 def apply_log() -> None:
-    """Heeds ``PAGESTREAM_LOG``: without it the library is silent, unless the program sets up logging.
+    """Applies ``PAGESTREAM_LOG``: without it the library is silent, unless the program sets up logging.
 
     With it, messages of that level and above go to standard error.
     """
@@ -49,7 +49,7 @@ def apply_log() -> None:
 
 
 def apply() -> None:
-    """What is heeded once, when the package is imported."""
+    """Applies the variables that count once, when the package is imported."""
     apply_fault_guard()
     apply_log()
 
@@ -69,13 +69,13 @@ _OpenedFile = TypeVar("_OpenedFile", bound=_Opened)
 
 
 def logged(file: _OpenedFile) -> _OpenedFile:
-    """The file; how it was opened is told, and why not in the first choice."""
+    """Logs how a file was opened, and returns it."""
     log_opening(file.path, file.mode, file.reason)
     return file
 
 
 def log_opening(what: str, mode: str, reason: str | None) -> None:
-    """Tells in which mode something was opened, and why not in the first choice."""
+    """Logs the mode in which something was opened, and why it is not the first choice."""
     if reason is None:
         _log.debug("opened %s: %s", what, mode)
     else:
@@ -83,7 +83,7 @@ def log_opening(what: str, mode: str, reason: str | None) -> None:
 
 
 def apply_fault_guard() -> None:
-    """Heeds ``PAGESTREAM_FAULT_GUARD``: ``on`` (default), or ``off`` to install no SIGBUS handler."""
+    """Applies ``PAGESTREAM_FAULT_GUARD``: ``on`` (default), or ``off`` to install no SIGBUS handler."""
     value = os.environ.get("PAGESTREAM_FAULT_GUARD", "on")
     one_of("PAGESTREAM_FAULT_GUARD", value, ("on", "off"))
     _native.set_fault_guard(value == "on")

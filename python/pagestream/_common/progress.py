@@ -10,13 +10,13 @@ Progress = bool | Callable[[int, int], object] | None
 
 @contextmanager
 def reporting(progress: Progress, total_bytes: int, label: str) -> Iterator[Callable[[int], object] | None]:
-    """Gives the function to call with the bytes done so far, or None if nobody wants to know.
+    """Yields the function to call with the bytes done so far, or None without progress.
 
     Args:
         progress: True for a bar on standard error (needs tqdm), or a callable that is called with
             (bytes done, bytes in all).
         total_bytes: Bytes in all.
-        label: What is going on, for the bar.
+        label: Name of the work, for the bar.
 
     Raises:
         ImportError: ``progress=True`` and tqdm is not installed.

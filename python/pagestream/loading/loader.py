@@ -40,51 +40,51 @@ _log = logging.getLogger("pagestream.loader")
 class TokenLoader(ClosedByWith):
     """One stream of batches over a corpus, epoch after epoch, read ahead by native threads.
 
-    The order is a function of seed and position alone, so the loader knows what comes: it asks the
-    kernel for the pages of later batches, gathers batches in threads of its own, and hands out arrays
-    on buffers that are used again once nothing refers to them. No batch ever changes under its user.
+    The order depends only on seed and position, so the loader knows the next batches. It requests their
+    pages from the kernel, gathers batches in its own threads, and hands out arrays on buffers that are
+    reused once nothing refers to them. No batch ever changes while it is in use.
 
-    Each file is looked at when a batch is whole; one that was rewritten is an error then. Of files that are
-    not mapped the server is asked. Of mapped ones on NFS the kernel tells what it knows, which may be as old
-    as the mount's ``acregmin`` to ``acregmax`` (3 to 60 s; see nfs(5)): so long may a file that is rewritten
-    there go unnoticed.
+    The loader checks each file when a batch is complete, and raises if the file was rewritten. For files
+    that are not mapped it asks the server. For mapped files on NFS it asks the kernel, whose answer may be
+    as old as the mount's ``acregmin`` to ``acregmax`` (3 to 60 s; see nfs(5)): a rewrite may go unnoticed
+    that long.
 
-    A loader is an iterator. It goes on where it stopped, also in a second ``for`` loop, and after the
-    end it stays at the end; `load_state_dict` takes it elsewhere. An exception from storage leaves it at
-    the batch that failed, which is tried again by the next call.
+    A loader is an iterator. It continues where it stopped, also in a second ``for`` loop, and stays at the
+    end once it is there; `load_state_dict` moves it. An exception from storage leaves it at the batch that
+    failed; the next call tries that batch again.
 
     Args:
-        tokens: A corpus, a `Mixture`, or what `open_tokens` takes.
+        tokens: A corpus, a `Mixture`, or an argument of `open_tokens`.
         sequence_length: T, tokens of x in one window.
         batch_size: Windows of one batch on this rank.
         order: ``"shuffled"`` (a permutation of all windows, another each epoch), ``"random"`` (starts at
             any token, with replacement), ``"sequential"``, or ``"blocked"`` (a permutation that stays
             within `mixing_radius` windows at a time, for storage that is slow at random reads).
         seed: Picks the order.
-        epochs: After how many epochs the stream ends; None for never.
+        epochs: Number of epochs after which the stream ends; None for an endless stream.
         stride: Tokens between the beginnings of windows; T by default, T+1 for ``"block"``.
         target: ``"shift"``, ``"block"`` or ``"none"``; see `TokenDataset`. With ``"none"`` batches are x
             alone.
         documents: ``"ignore"``, or ``"boundaries"`` for `PackedBatch`.
         max_documents: Pads ``cu_seqlens`` to this many documents; a batch with more is an error.
-        drop_last: Whether a short global batch at the very end is left out. If not, it is dealt out so
-            that all ranks make as many steps; a rank can get fewer rows, even none.
+        drop_last: Whether to drop a short global batch at the very end. If not, it is dealt out so that all
+            ranks make the same number of steps; a rank can get fewer rows, even none.
         rank: This process among `world_size`; by default from torch.distributed if that is set up, else
             from ``RANK`` and ``WORLD_SIZE``, else 0 of 1. Rank r gets rows ``[r * batch_size,
             (r + 1) * batch_size)`` of each global batch.
         world_size: See `rank`; both or none.
         dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
             files.
-        lookahead: Batches whose pages are asked for ahead; None adapts. Where files are not
+        lookahead: Batches whose pages are requested ahead; None adapts. Where files are not
             mapped: batches that are read ahead.
         threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).
-        memory_bytes: What buffers and pages asked for ahead may take together, but two batches of each at
-            least; None for an eighth of the available memory and at most 1 GiB
+        memory_bytes: Bound of buffers and pages requested ahead together, but at least two batches of each;
+            None for an eighth of the available memory and at most 1 GiB
             (``PAGESTREAM_MEMORY_BYTES``).
         mmap_mode: How to open files; see `MappedFile`.
         mixing_radius: Windows within which ``"blocked"`` mixes; None for about 64 MiB.
-        drop_behind: What is let go of once gathered: ``"resident"`` takes pages out of this process's
-            resident set, ``"cache"`` also out of the page cache; None lets the kernel decide. With
+        drop_behind: Pages to drop once they are gathered: ``"resident"`` removes them from this process's
+            resident set, ``"cache"`` also from the page cache; None lets the kernel decide. With
             ``mmap_mode="read"`` nothing is resident.
 
     Raises:
@@ -210,7 +210,7 @@ class TokenLoader(ClosedByWith):
         return self._handout.next()
 
     def __len__(self) -> int:
-        """Batches of one epoch.
+        """Returns the number of batches of one epoch.
 
         Raises:
             TypeError: A mixture whose sources repeat has no epochs.
@@ -222,10 +222,10 @@ class TokenLoader(ClosedByWith):
         return samples // rows if self.drop_last else -(-samples // rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands, counted in batches that were handed out; equal on all ranks.
+        """Returns the position of the stream after the batches handed out; equal on all ranks.
 
-        The fingerprint of the data is worked out in the background when the loader starts, so that a state
-        can be taken once storage has failed; of more than 1024 files it is read at the first call.
+        The loader computes the fingerprint of the data in the background when it starts, so that a state can
+        be taken after storage has failed; for more than 1024 files the first call computes it.
 
         Returns:
             A small dict of str, int and None, fit for JSON.
@@ -246,7 +246,7 @@ class TokenLoader(ClosedByWith):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """What must be equal for a position to mean the same."""
+        """Returns the settings that must be equal for a position to mean the same."""
         return {
             "fingerprint": self.tokens.fingerprint,
             "order": self.order,
@@ -259,12 +259,12 @@ class TokenLoader(ClosedByWith):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Goes to the place where a state was taken, on however many ranks, with whatever batch size.
+        """Moves to the position of a state, taken on any number of ranks and with any batch size.
 
         Args:
             state: From `state_dict`.
-            strict: Whether a state of other data or another order is refused. If not, its position is
-                taken all the same.
+            strict: Whether to refuse a state of other data or another order. If not, its position is taken
+                all the same.
 
         Raises:
             StateMismatchError: The state is of another version, or is not of this data and order; the
@@ -286,7 +286,7 @@ class TokenLoader(ClosedByWith):
         self._handout.go_to(position, self._batches.start)
 
     def check(self) -> None:
-        """Raises if a file is no longer what was opened; see `MappedFile.check`.
+        """Raises if a file is no longer the one that was opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
@@ -299,13 +299,13 @@ class TokenLoader(ClosedByWith):
         self.tokens.check()
 
     def metrics(self) -> dict[str, float]:
-        """Counts what the loader did so far, and tells how far it looks ahead now.
+        """Returns counters of the work so far, and the present lookahead.
 
-        In a fork of the process: what it had done by then, until the fork takes a batch of its own.
+        In a fork of the process the counters stand as at the fork, until the fork takes a batch.
 
         Returns:
             Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched
-            ahead; of files that are not mapped, what was read), ``lookahead_hits`` and
+            ahead; bytes read of files that are not mapped), ``lookahead_hits`` and
             ``lookahead_misses`` (windows gathered without and with a wait for storage),
             ``already_cached`` (ranges found in the cache), ``major_faults``,
             ``stalls``, ``stall_seconds`` (time that `next` waited for other threads). And of the present:
@@ -343,7 +343,7 @@ class TokenLoader(ClosedByWith):
         raise TypeError(message)
 
     def __repr__(self) -> str:
-        """What it reads, and where it stands."""
+        """Names order, shape, corpus and position."""
         return (
             f"<{type(self).__name__} {self.order} [{self.batch_size}, {self.sequence_length}] "
             f"of {self.tokens!r}, sample {self._handout.position}>"

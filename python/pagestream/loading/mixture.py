@@ -102,7 +102,7 @@ class Mixture(ClosedByWith):
 
     @property
     def whole_weights(self) -> tuple[int, ...]:
-        """The shares in use as whole numbers: of each ``sum(whole_weights)`` windows so many."""
+        """The shares in use as whole numbers, which count windows of each ``sum(whole_weights)``."""
         return self._whole_weights
 
     @property
@@ -119,7 +119,7 @@ class Mixture(ClosedByWith):
         return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 
     def check(self) -> None:
-        """Raises if a file of a corpus is no longer what was opened; see `MappedFile.check`.
+        """Raises if a file of a corpus is no longer the one that was opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
@@ -205,7 +205,7 @@ def _whole(weights: list[Fraction]) -> tuple[int, ...]:
     whole = [weight // divisor for weight in whole]
     total = sum(whole)
     if total > _MAX_PERIOD:
-        # Largest remainders over what is left when each source has the 1 that it needs at least.
+        # Each source needs 1 at least; largest remainders deal out the rest.
         left = _MAX_PERIOD - len(whole)
         wanted = [max(Fraction(weight * _MAX_PERIOD, total) - 1, Fraction(0)) for weight in whole]
         wanted = [share * left / sum(wanted) for share in wanted]

@@ -1,4 +1,4 @@
-"""What a saved position of a `TokenLoader` must agree with."""
+"""Saved positions of a `TokenLoader`, and their checks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _POSITIONS = 1 << 63
 
 
 def require_state(state: object) -> Mapping[str, Any]:
-    """The state, if it is one at all.
+    """Returns the state, if it is one.
 
     Raises:
         StateMismatchError: It is no mapping.
     """
     if not isinstance(state, Mapping):
-        message = f"a state is what state_dict() returned, not {state!r}"
+        message = f"a state must be a dict from state_dict(), not {state!r}"
         raise StateMismatchError(message)
     return state
 
 
 def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) -> int:
-    """The samples that a stream had given out when the state was taken.
+    """Returns the samples that a stream had handed out when the state was taken.
 
     Args:
         state: From `TokenLoader.state_dict`.
-        identity: What must be equal for a position to mean the same.
+        identity: Settings that must be equal for a position to mean the same.
         strict: Whether to refuse a state with another identity.
 
     Raises:

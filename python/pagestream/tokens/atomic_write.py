@@ -44,7 +44,7 @@ class Replacement:
 
     def open(self, path: StrPath) -> IO[bytes]:
         """Creates the file that will replace `path`."""
-        # A symbolic link stays one: what it leads to is replaced.
+        # A symbolic link stays: its target is replaced.
         target = os.path.realpath(os.fsdecode(path)) if os.path.islink(path) else os.fsdecode(path)
         mode = None
         with contextlib.suppress(FileNotFoundError):
@@ -58,7 +58,7 @@ class Replacement:
                 raise OSError(errno.EINVAL, f"{message}, FIFO or socket", target)
         name, file = self._create(target)
         self._files.append((name, target, file))
-        # Whoever may read the old file may read the new one, and nobody else.
+        # The new file has the permissions of the old one.
         if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
             os.fchmod(file.fileno(), stat.S_IMODE(mode))
         return file
@@ -81,7 +81,7 @@ class Replacement:
                 # One call, which no interrupt can come into: a file is in the list as soon as it is open.
                 self._open.extend(map(open, (name,), ("x+b",)))
             except OSError as error:
-                # The name is ours; what the caller can do something about is its directory.
+                # The caller knows the directory, not the temporary name.
                 error.filename = folder or os.curdir
                 raise
             file = self._open[-1]
@@ -141,7 +141,7 @@ class Replacement:
             os.fsync(self._folders[-1])
 
     def _rename_in_turn(self, last: str) -> None:
-        """Renames several files, of which the last says what the others are, while no other writer does.
+        """Renames several files, of which the last describes the others, while no other writer does.
 
         Writers lock a file of their own next to the target. Readers could hold a lock on the folder, or on
         the target, for as long as they like.
@@ -155,7 +155,7 @@ class Replacement:
             # The writer before has removed it, and another may have made it again.
             if os.fstat(self._locks[-1]).st_nlink:
                 break
-        # While the others are replaced there is none of it, rather than one that does not fit.
+        # No index is better than one that does not fit, while the others are replaced.
         if os.path.lexists(last):
             os.unlink(last)
         for temporary, target, _ in self._files:
@@ -180,7 +180,7 @@ def _remove_abandoned(folder: str, prefix: str) -> None:
 def _remove_if_abandoned(path: str) -> None:
     held: list[int] = []
     try:
-        # Where the file system has no locks nobody can tell, and the file stays.
+        # Without locks in the file system nothing shows whether a writer lives: the file stays.
         with contextlib.suppress(OSError):
             _hold(held, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)

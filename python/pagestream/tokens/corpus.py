@@ -208,7 +208,7 @@ class TokenCorpus(ClosedByWith):
         Args:
             dtype: Another type to convert to; None for that of the files.
             copy: None or True for an array of the caller's own. False for a read-only view without a copy,
-                which there is of one mapped file alone.
+                which exists for one mapped file only.
 
         Raises:
             ValueError: ``copy=False``, and a copy is needed.
@@ -230,7 +230,7 @@ class TokenCorpus(ClosedByWith):
         return self.read(0, len(self)).astype(wanted, copy=False)
 
     def check(self) -> None:
-        """Raises if any file is no longer the one that was opened; see `MappedFile.check`.
+        """Raises if a file is no longer the one that was opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
@@ -256,7 +256,7 @@ class TokenCorpus(ClosedByWith):
         self._files.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles as paths and what they were opened with."""
+        """Pickles paths and the arguments of opening."""
         files = [(shard.path, shard.tokens) for shard in self.shards]
         return _open_again, (files, *self._opened_with)
 
@@ -322,7 +322,7 @@ def open_tokens(
             taken in its order and names neither directories nor patterns. Files of a pattern or directory
             are taken in natural order (2 before 10). All must agree in format and type. A Megatron pair is
             named by its ``.idx``, its ``.bin`` or their common stem.
-        dtype: The tokens' type. None means what the file's header says, or ``uint16`` for raw
+        dtype: The tokens' type. None means the type in the header, or ``uint16`` for raw
             files, which do not say. One that disagrees with a header is refused.
         format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy, one-dimensional), ``"llmc"`` (llm.c
             and modded-nanogpt), ``"megatron"`` (``.idx`` and ``.bin``) or ``"datatrove"`` (``.ds``). None
@@ -336,7 +336,7 @@ def open_tokens(
     Raises:
         FileNotFoundError: No such file, no match, or no token files in the directory.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
-        FormatError: A file is not what it should be; the message says what was found.
+        FormatError: A file is not of its format; the message says what was found.
         ValueError: An empty list, or an unknown word.
 
     Example:

@@ -1,4 +1,4 @@
-"""From what people name, a file, a pattern or a directory, to the token files that are meant."""
+"""Token files from a path, a pattern, a directory or a list."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
     from pagestream._common.types import StrPath
 
-# What token files are called. Others in a directory are left alone.
+# Suffixes of token files. Other files of a directory are ignored.
 TOKEN_SUFFIXES = (".bin", ".npy", ".ds", ".idx", ".raw", ".tok", ".tokens", ".u16", ".u32", ".mds")
 
-# Files that lie next to token files and are none, among them the indices that Megatron caches.
+# Files next to token files that hold no tokens, among them the indices that Megatron caches.
 _SIDE_FILE = re.compile(
     r"\.ds\.(index|metadata|loss)$|\.(json|jsonl|pkl|csv|csv\.gz|txt|md|log|ya?ml)$"
     r"|-(document|sample|shuffle|dataset|dataset_sample)_index\.npy$",
     re.IGNORECASE,
 )
 
-# As many names as a message shows.
+# Number of names that a message shows.
 _SHOWN = 5
 
 
 def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
-    """The files that are meant, in order.
+    """Returns the files in order.
 
     Args:
         path: A file (or the stem of a Megatron pair), a pattern or a directory; or a list of files,

@@ -230,7 +230,7 @@ def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:
 
 
 def _each_array(arrays: npt.ArrayLike | Iterable[npt.ArrayLike]) -> Iterable[npt.ArrayLike]:
-    # An array, or what becomes one (a tensor), is one array; iterating it would give numbers.
+    # An array, or an object that becomes one (a tensor), is one array; iterating it would give numbers.
     if isinstance(arrays, np.ndarray) or hasattr(arrays, "__array__"):
         return [arrays]  # type: ignore[list-item]
     return arrays  # type: ignore[return-value]
@@ -247,7 +247,7 @@ def _checked(given: npt.ArrayLike, number: int) -> npt.NDArray[Any]:
     if array.ndim != 1:
         message = (
             f"array {number} has the shape {array.shape}; tokens are one-dimensional "
-            "(give a list of arrays, and reshape(-1) what has rows)"
+            "(pass a list of arrays, and reshape(-1) arrays with rows)"
         )
         raise TypeError(message)
     if array.dtype.kind not in "iu" and array.size:

@@ -204,7 +204,7 @@ class StagedBatches:
 
 
 def converted(
-    batch: Any,  # noqa: ANN401 - any of the kinds of batch, as is what is returned
+    batch: Any,  # noqa: ANN401 - any kind of batch, as is the result
     convert: Callable[[Array], torch.Tensor],
     convert_bounds: Callable[[Array], torch.Tensor],
 ) -> Any:  # noqa: ANN401

@@ -33,7 +33,7 @@ class TokenDataset(Dataset[Item]):
     `DataLoader` calls `__getitems__`, which gathers a batch in one native call without the GIL.
 
     Args:
-        tokens: A corpus, or what `open_tokens` takes.
+        tokens: A corpus, or an argument of `open_tokens`.
         sequence_length: T.
         stride: Tokens between the beginnings of windows. None means 1, or T+1 for ``"block"``.
         target: ``"shift"`` as above; ``"block"`` the same over blocks of T+1 tokens that no other item
@@ -140,7 +140,7 @@ class TokenDataset(Dataset[Item]):
         return number
 
     def check(self) -> None:
-        """Raises if a file of the corpus is no longer what was opened; see `MappedFile.check`.
+        """Raises if a file of the corpus is no longer the one that was opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.

@@ -23,20 +23,20 @@ _CHUNK = 1024
 
 
 class DistributedTokenSampler(DistributedSampler[int]):
-    """Takes the place of ``torch.utils.data.DistributedSampler``: same arguments, same counts.
+    """A replacement of ``torch.utils.data.DistributedSampler``: same arguments, same counts.
 
-    It is one, for those who ask (Lightning replaces other samplers).
+    It is a subclass of torch's, because Lightning replaces other samplers.
 
-    An epoch's order is a permutation that is computed as it goes, so that a sampler of any length takes
-    no memory and begins at once. Rank *r* of *w* takes its places *r*, *r + w*, *r + 2w*, …. Without
-    ``drop_last`` the order is continued from its beginning until all ranks have as many; with it the rest
-    that not all ranks would share is left out.
+    The order of an epoch is a permutation that is computed on the fly, so that a sampler of any length takes
+    no memory and starts at once. Rank *r* of *w* takes places *r*, *r + w*, *r + 2w*, …. Without ``drop_last``
+    the order continues from its beginning until all ranks have the same number of indices; with it the
+    remainder is dropped.
 
-    `state_dict` is the position in the epoch, equal on all ranks that have yielded as many.
+    `state_dict` is the position in the epoch, equal on all ranks that have yielded the same number.
     torchdata's ``StatefulDataLoader`` saves and restores it.
 
     Args:
-        dataset: What has a length.
+        dataset: Any object with a length.
         num_replicas: The number of ranks. None means that of ``torch.distributed``, if it is initialised,
             else ``WORLD_SIZE``, else 1.
         rank: This rank. None means that of ``torch.distributed``, else ``RANK``, else 0.
@@ -45,7 +45,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         drop_last: See above.
 
     Raises:
-        ValueError: A rank that there is not, or a variable that is no number.
+        ValueError: The rank is out of range, or a variable is not a number.
 
     Example:
         >>> from pagestream.torch import DistributedTokenSampler
@@ -62,7 +62,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     ) -> None:
-        # The base's initialiser would ask for a process group, and sets as attributes what here is computed.
+        # The base's initialiser would ask for a process group, and sets attributes that are computed here.
         if num_replicas is None or rank is None:
             own, ranks = rank_and_world_size(None, None)
             num_replicas = ranks if num_replicas is None else num_replicas
@@ -83,22 +83,22 @@ class DistributedTokenSampler(DistributedSampler[int]):
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
-        """How many indices each rank gets in an epoch."""
+        """The number of indices of each rank in an epoch."""
         if self.drop_last:
             return self._length // self.num_replicas
         return -(-self._length // self.num_replicas)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
-        """How many indices all ranks get together."""
+        """The number of indices of all ranks together."""
         return self.num_samples * self.num_replicas
 
     def __len__(self) -> int:
-        """How many indices each rank gets in an epoch."""
+        """The number of indices of each rank in an epoch."""
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's indices, from the loaded position on if a state was loaded just before."""
+        """Returns this rank's indices, from the loaded position on if a state was just loaded."""
         start = self._yielded if self._resume else 0
         self._resume = False
         self._yielded = start
@@ -124,7 +124,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
             start = stop
 
     def set_epoch(self, epoch: int) -> None:
-        """Takes another order. Call it before each epoch, with the same number on all ranks.
+        """Switches to the order of an epoch. Call it before each epoch, with one number on all ranks.
 
         Args:
             epoch: The epoch's number, at least 0 and below 2**63.
@@ -144,33 +144,34 @@ class DistributedTokenSampler(DistributedSampler[int]):
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sampler stands, as plain numbers.
+        """Returns the position as plain numbers.
 
         Returns:
-            A dict for `load_state_dict`.
+            A dict for `load_state_dict`. ``samples_consumed`` counts the indices of all ranks, as in
+            `TokenLoader.state_dict`.
 
         Example:
             >>> from pagestream.torch import DistributedTokenSampler
             >>> sampler = DistributedTokenSampler(range(10), 1, 0, shuffle=False)
             >>> indices = iter(sampler)
-            >>> next(indices), next(indices), sampler.state_dict()["yielded"]
+            >>> next(indices), next(indices), sampler.state_dict()["samples_consumed"]
             (0, 1, 2)
         """
-        return {**self._settings(), "epoch": self.epoch, "yielded": self._yielded}
+        return {**self._settings(), "epoch": self.epoch, "samples_consumed": self._yielded * self.num_replicas}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration go on where a state was taken.
+        """Makes the next iteration continue where a state was taken.
 
         Args:
             state: From `state_dict`, of any rank.
 
         Raises:
-            StateMismatchError: It was taken with other settings, which the message names, or it is no state.
+            StateMismatchError: The state has other settings, which the message names, or is no state.
 
         Example:
             >>> from pagestream.torch import DistributedTokenSampler
             >>> sampler = DistributedTokenSampler(range(5), 1, 0, shuffle=False)
-            >>> sampler.load_state_dict({**sampler.state_dict(), "yielded": 3})
+            >>> sampler.load_state_dict({**sampler.state_dict(), "samples_consumed": 3})
             >>> list(sampler)
             [3, 4]
         """
@@ -181,15 +182,18 @@ class DistributedTokenSampler(DistributedSampler[int]):
                 raise StateMismatchError(message)
         try:
             epoch = at_least(0, "epoch", found.get("epoch"))
-            yielded = at_least(0, "yielded", found.get("yielded"))
+            consumed = at_least(0, "samples_consumed", found.get("samples_consumed"))
         except (TypeError, ValueError) as error:
             message = f"this is no state of a sampler: {error}"
             raise StateMismatchError(message) from None
-        if yielded > self.num_samples:
-            message = f"a state at index {yielded} of {self.num_samples} in epoch {epoch}"
+        if consumed > self.total_size or consumed % self.num_replicas:
+            message = (
+                f"samples_consumed is {consumed} in the state; it must be a multiple of num_replicas "
+                f"({self.num_replicas}) and at most {self.total_size}"
+            )
             raise StateMismatchError(message)
         self.epoch = epoch
-        self._yielded, self._resume = yielded, True
+        self._yielded, self._resume = consumed // self.num_replicas, True
 
     def _settings(self) -> dict[str, Any]:
         return {
