@@ -12,6 +12,8 @@ Example:
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
@@ -91,53 +93,51 @@ class FileChangedError(PagestreamError, OSError):
 if TYPE_CHECKING:
 
     class SafetensorError(FormatError):
-        """A safetensors file, or what was asked of one, is wrong. Made at run time, see below."""
+        """A safetensors file, or what was asked of one, is wrong. See `_define_safetensor_errors`."""
 
     class SliceError(SafetensorError, IndexError):
-        """An index does not fit a tensor. Made at run time, see below."""
+        """An index does not fit a tensor. See `_define_safetensor_errors`."""
 
 
-def _safetensor_error() -> type[FormatError]:
-    """Makes `SafetensorError`, derived from upstream's class too where that is installed."""
-    bases: tuple[type, ...] = (FormatError,)
-    try:
-        from safetensors import SafetensorError as Upstream
-    except ImportError:
-        pass
-    else:
-        bases = (FormatError, Upstream)
-    return type("SafetensorError", bases, {"__doc__": _SAFETENSOR_ERROR, "__module__": __name__})
+def _define_safetensor_errors() -> None:
+    """Defines the classes whose base is upstream's class, where safetensors is installed."""
+    upstream: Any = Exception
+    with suppress(ImportError):
+        upstream = import_module("safetensors").SafetensorError
 
+    class SafetensorError(FormatError, upstream):  # type: ignore[misc]
+        """A safetensors file, or what was asked of one, is wrong.
 
-_SAFETENSOR_ERROR = """A safetensors file, or what was asked of one, is wrong.
+        Handlers of upstream's class of that name catch it too, where safetensors is installed.
 
-    Handlers of upstream's class of that name catch it too, where safetensors is installed.
+        Example:
+            >>> from pagestream.errors import FormatError, SafetensorError
+            >>> issubclass(SafetensorError, FormatError)
+            True
+        """
 
-    Example:
-        >>> from pagestream.errors import FormatError, SafetensorError
-        >>> issubclass(SafetensorError, FormatError)
-        True
-    """
+        __qualname__ = "SafetensorError"
 
+    class SliceError(SafetensorError, IndexError):
+        """An index does not fit a tensor, or is not of the kind that slices take.
 
-_SLICE_ERROR = """An index does not fit a tensor, or is not of the kind that slices take.
+        Example:
+            >>> from pagestream.errors import SafetensorError, SliceError
+            >>> issubclass(SliceError, SafetensorError), issubclass(SliceError, IndexError)
+            (True, True)
+        """
 
-    Example:
-        >>> from pagestream.errors import SafetensorError, SliceError
-        >>> issubclass(SliceError, SafetensorError), issubclass(SliceError, IndexError)
-        (True, True)
-    """
+        __qualname__ = "SliceError"
+
+    # Another thread may have been faster: there is one class of each name.
+    if "SliceError" not in globals():
+        globals().update(SafetensorError=SafetensorError, SliceError=SliceError)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
     # Late, because `import pagestream` must not import safetensors.
-    if name == "SafetensorError":
-        made = globals()[name] = _safetensor_error()
-        return made
-    if name == "SliceError":
-        # Whichever of the two is asked for first, there is one class of each name.
-        bases = (globals().get("SafetensorError") or __getattr__("SafetensorError"), IndexError)
-        made = globals()[name] = type(name, bases, {"__doc__": _SLICE_ERROR, "__module__": __name__})
-        return made
+    if name in ("SafetensorError", "SliceError"):
+        _define_safetensor_errors()
+        return globals()[name]
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

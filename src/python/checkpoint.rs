@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyString};
 
 use super::error::text;
 use super::files::{audit_open, path_of, weakest_reason};
+use super::tensor_info::PyTensorInfo;
 use super::weights::PyWeightFile;
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
@@ -144,16 +145,11 @@ impl PyCheckpoint {
         self.checkpoint.index_metadata()
     }
 
-    /// (dtype, shape, bytes, offset in the file, the file's path); also of a closed checkpoint.
-    fn info<'py>(
-        &self,
-        py: Python<'py>,
-        name: &Bound<'_, PyString>,
-    ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64, u64, OsString)> {
+    /// Works for a closed checkpoint too.
+    fn info(&self, name: &Bound<'_, PyString>) -> PyResult<PyTensorInfo> {
         let (number, entry) = self.find(name)?;
-        let (offset, length) = self.checkpoint.header(number).byte_range(&entry);
-        let path = text(&self.checkpoint.paths()[number]);
-        Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, offset, path))
+        let range = self.checkpoint.header(number).byte_range(&entry);
+        Ok(PyTensorInfo::new(&entry, &self.checkpoint.paths()[number], range))
     }
 
     /// The file that a tensor is in, opened again if it was closed to make room for others.

@@ -15,6 +15,7 @@ mod loader;
 mod sampling;
 mod staging;
 mod stored_tensor;
+mod tensor_info;
 mod tokens;
 mod weights;
 mod writable;
@@ -35,6 +36,8 @@ mod _native {
     use super::staging::PyStagingBuffer;
     #[pymodule_export]
     use super::stored_tensor::PyStoredTensor;
+    #[pymodule_export]
+    use super::tensor_info::PyTensorInfo;
     #[pymodule_export]
     use super::tokens::{PyShardFacts, PyTokenCorpus};
     #[pymodule_export]
@@ -58,7 +61,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::os::process::atfork::register();
-        super::weights::prepare(module.py());
+        super::tensor_info::add_constants(module)?;
         super::damage::watch();
         super::tokens::add_constants(module)?;
         // Words that users type, for Python's own checks.

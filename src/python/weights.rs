@@ -2,19 +2,19 @@
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::error::text;
 use super::export::{self, Access};
 use super::files::{audit_open, path_of};
 use super::stored_tensor::PyStoredTensor;
+use super::tensor_info::{PyTensorInfo, dtype_word};
 use super::writable::WritableBuffer;
-use crate::dtype::Dtype;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::TensorEntry;
@@ -49,21 +49,6 @@ impl From<WeightFile> for PyWeightFile {
     }
 }
 
-/// Names of element types as Python's strings.
-static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock::new() }; Dtype::ALL.len()];
-
-fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
-    WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
-}
-
-/// Makes what is made once, while the module is imported: a fork in the midst of it, later, would leave the child
-/// waiting for a thread that it has not.
-pub fn prepare(py: Python<'_>) {
-    for &dtype in Dtype::ALL {
-        dtype_word(py, dtype);
-    }
-}
-
 impl PyWeightFile {
     fn buffers(&self) -> MutexGuard<'_, Buffers> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
@@ -81,23 +66,12 @@ fn strictness(strict: bool) -> Strictness {
     if strict { Strictness::Strict } else { Strictness::Upstream }
 }
 
-/// What the header of a file that is in memory says: (name, dtype, shape, begin, end) of each tensor in
-/// order of the data, where begin and end count from the file's first byte. `head` has at least the header.
+/// Parses the header of a file that is in memory: each tensor in order of the data. `head` has at least the header.
 #[pyfunction]
-#[expect(clippy::type_complexity, reason = "a tuple for Python")]
-pub fn parse_weights<'py>(
-    py: Python<'py>,
-    head: &[u8],
-    size: u64,
-    strict: bool,
-) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>, u64, u64)>> {
+pub fn parse_weights(py: Python<'_>, head: &[u8], size: u64, strict: bool) -> PyResult<Vec<PyTensorInfo>> {
     let header = py.detach(|| file::parse_head(head, size, strictness(strict)))?;
-    let start = header.data_start();
-    let tensors = header.tensors_by_offset().map(|entry| {
-        let shape = PyTuple::new(py, entry.shape)?;
-        Ok((entry.name.to_owned(), entry.dtype.name(), shape, start + entry.begin, start + entry.end))
-    });
-    tensors.collect()
+    let info = |entry: TensorEntry<'_>| PyTensorInfo::new(&entry, Path::new(""), header.byte_range(&entry));
+    Ok(header.tensors_by_offset().map(info).collect())
 }
 
 #[pymethods]
@@ -187,15 +161,9 @@ impl PyWeightFile {
         Ok(Some(found))
     }
 
-    /// (dtype, shape, bytes, offset in the file)
-    fn info<'py>(
-        &self,
-        py: Python<'py>,
-        name: &Bound<'_, PyString>,
-    ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64, u64)> {
+    fn info(&self, name: &Bound<'_, PyString>) -> PyResult<PyTensorInfo> {
         let entry = self.entry(name)?;
-        let (offset, length) = self.weights.byte_range(&entry);
-        Ok((entry.dtype.name(), PyTuple::new(py, entry.shape)?, length, offset))
+        Ok(PyTensorInfo::new(&entry, self.weights.file().path(), self.weights.byte_range(&entry)))
     }
 
     /// The whole file as a buffer; None where there is no mapping. With `writable` it lies on pages that are

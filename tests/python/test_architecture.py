@@ -46,7 +46,7 @@ PYTHON_MAY_USE = {
     "torch": {"_native", "errors", "_common", "files", "tokens", "weights", "loading"},
     "__init__": {"_native", "errors", "files", "tokens", "weights", "loading"},
 }
-MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py"}
+MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py", "safetensors/_torch_tensors.py"}
 
 UNSAFE_ISLANDS = ("os/", "widen", "python/export.rs", "python/writable.rs")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import mmap
+import re
 
 import ml_dtypes
 import numpy as np
@@ -483,3 +484,19 @@ def test_lists_that_torch_refuses_are_slice_errors(path, index):
 def test_numpy_takes_no_lists(path):
     with pytest.raises(SliceError, match="Non empty lists are not implemented"):
         safe_open(path, "np").get_slice("matrix")[[0, 1]]
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 63, 1 << 63], [1] * 65])
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_a_shape_that_a_framework_does_not_have_is_an_error_that_names_the_tensor(tmp_path, framework, shape):
+    size = 4 if shape[0] else 0
+    path = write(tmp_path / "t", weight_file({"odd": entry("F32", shape, 0, size)}, size))
+    if framework == "pt" and shape[0]:
+        assert safe_open(path, framework).get_tensor("odd").ndim == 65
+        return
+    named = re.escape(f"{path}: tensor 'odd'")
+    with pytest.raises(SafetensorError, match=rf"{named}.*: .*shape|{named}.*: .*dimension"):
+        safe_open(path, framework).get_tensor("odd")
+    if framework == "np":
+        with pytest.raises(ValueError, match=named):
+            open_checkpoint(path)["odd"]

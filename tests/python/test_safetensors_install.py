@@ -234,3 +234,27 @@ def test_headers_are_taken_as_the_last_install_says_where_a_call_does_not(tmp_pa
         lenient.__exit__()
         assert not accepted()
         strict.__exit__()
+
+
+def test_ours_put_under_upstreams_name_by_hand_works(tmp_path):
+    """Upstream's package is found behind ours: its helpers, its writers, its version."""
+    code = """
+        import sys
+        import torch
+        import pagestream.safetensors
+        sys.modules["safetensors"] = pagestream.safetensors
+        import safetensors
+        from safetensors.torch import load_file, save_file, storage_ptr, _find_shared_tensors
+        tensors = {"a": torch.arange(3)}
+        save_file(tensors, sys.argv[1])
+        assert torch.equal(load_file(sys.argv[1])["a"], tensors["a"])
+        assert _find_shared_tensors(tensors) == [{"a"}] and storage_ptr(tensors["a"])
+        assert safetensors.safe_open is pagestream.safetensors.safe_open
+        assert not hasattr(safetensors, "nothing") and not hasattr(safetensors.torch, "nothing")
+        import numpy
+        from safetensors.numpy import save
+        assert len(safetensors.deserialize(save({"a": numpy.arange(3)}))) == 1
+        assert sys.modules["safetensors"] is pagestream.safetensors
+        print(safetensors.__version__)
+    """
+    assert output_of(code, tmp_path / "a") == safetensors.__version__

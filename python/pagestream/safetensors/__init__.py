@@ -19,7 +19,7 @@ from pagestream.safetensors._open import TensorMeta, _safe_open_handle, deserial
 from pagestream.safetensors._slice import PySafeSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pagestream._common.types import StrPath
 
@@ -38,19 +38,8 @@ __all__ = [
 ]
 
 
-class _Upstreams(type):
-    """Makes upstream's objects: their class can be neither derived from nor changed."""
-
-    def __call__(cls, **arguments: Any) -> Any:  # noqa: ANN401
-        with _upstream.errors_as_ours():
-            return _upstream.module().TensorSpec(**arguments)
-
-    def __instancecheck__(cls, thing: object) -> bool:
-        return isinstance(thing, _upstream.module().TensorSpec)
-
-
-class TensorSpec(metaclass=_Upstreams):
-    r"""Where one tensor lies in memory, for `serialize`. Upstream's class of that name.
+class TensorSpec:
+    r"""Where one tensor lies in memory, for `serialize`. It goes by the name of upstream's class.
 
     Args:
         dtype: The element type by its name in NumPy or torch, such as ``"float32"``.
@@ -70,17 +59,50 @@ class TensorSpec(metaclass=_Upstreams):
         bytearray(b'\x00\x01\x02')
     """
 
-    dtype: str
-    shape: list[int]
-    data_ptr: int
-    data_len: int
+    __slots__ = ("_upstreams",)
+
+    def __init__(self, *, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int) -> None:
+        """Makes upstream's object, which checks the arguments."""
+        with _upstream.errors_as_ours():
+            self._upstreams = _upstream.module().TensorSpec(
+                dtype=dtype, shape=list(shape), data_ptr=data_ptr, data_len=data_len
+            )
+
+    @property
+    def dtype(self) -> str:
+        """The element type."""
+        return str(self._upstreams.dtype)
+
+    @property
+    def shape(self) -> list[int]:
+        """The dimensions, in elements."""
+        return list(self._upstreams.shape)
+
+    @property
+    def data_ptr(self) -> int:
+        """The address of the first byte."""
+        return int(self._upstreams.data_ptr)
+
+    @property
+    def data_len(self) -> int:
+        """The length in bytes."""
+        return int(self._upstreams.data_len)
+
+
+def _specs(tensor_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the specs as upstream's writer takes them."""
+    _upstream.check_names(tensor_dict)
+    return {
+        name: spec._upstreams if isinstance(spec, TensorSpec) else spec  # noqa: SLF001 - of this module
+        for name, spec in tensor_dict.items()
+    }
 
 
 def serialize(tensor_dict: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    r"""A safetensors file as bytes, from addresses. Upstream's function of that name.
+    r"""Returns a safetensors file as bytes, from addresses. Upstream's function of that name.
 
     Args:
-        tensor_dict: A `TensorSpec` for each name. The memory that they point to must outlive the call.
+        tensor_dict: A `TensorSpec`, ours or upstream's, for each name. The memory must outlive the call.
         metadata: What to put into ``__metadata__``.
 
     Raises:
@@ -91,15 +113,15 @@ def serialize(tensor_dict: Mapping[str, Any], metadata: dict[str, str] | None = 
         >>> serialize({})
         b'\x08\x00\x00\x00\x00\x00\x00\x00{}      '
     """
-    _upstream.check_names(tensor_dict)
+    specs = _specs(tensor_dict)
     with _upstream.errors_as_ours():
-        return bytes(_upstream.module().serialize(tensor_dict, metadata))
+        return bytes(_upstream.module().serialize(specs, metadata))
 
 
 def serialize_file(
     tensor_dict: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None
 ) -> None:
-    """`serialize` to a file.
+    """Writes what `serialize` gives to a file.
 
     A new file's mode follows the umask, an old one's stays; a link is followed.
 
@@ -117,8 +139,8 @@ def serialize_file(
         >>> safe_open("empty.safetensors", "np").keys()
         []
     """
-    _upstream.check_names(tensor_dict)
-    _upstream.write(lambda path: _upstream.module().serialize_file(tensor_dict, path, metadata), filename)
+    specs = _specs(tensor_dict)
+    _upstream.write(lambda path: _upstream.module().serialize_file(specs, path, metadata), filename)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type

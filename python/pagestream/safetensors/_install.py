@@ -85,7 +85,7 @@ def install(*, strict: bool = True) -> Installed:
     """
     with _upstream.turns.lock:
         installed = Installed(check_bool("strict", strict))
-        _strictness.installed.append(installed)
+        _strictness.installed.append((installed, installed.strict))
         if len(_strictness.installed) == 1:
             _put_in_place()
     return installed
@@ -116,10 +116,8 @@ def _take_away(installed: Installed | None) -> None:
         if not _strictness.installed:
             message = "pagestream.safetensors is not installed in the place of safetensors"
             raise RuntimeError(message)
-        if installed in _strictness.installed:
-            _strictness.installed.remove(installed)
-        else:
-            _strictness.installed.pop()
+        found = [place for place, (each, _) in enumerate(_strictness.installed) if each is installed]
+        del _strictness.installed[found[0] if found else -1]
         if not _strictness.installed:
             _put_back()
 

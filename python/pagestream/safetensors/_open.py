@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _strictness
-from pagestream.safetensors._frameworks import converter, framework_named, maker
+from pagestream.safetensors._frameworks import ByNumpy, NumpyArrays, check_cpu, framework_named
 from pagestream.safetensors._slice import PySafeSlice
 from pagestream.weights import dtypes
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from typing import IO, Self
 
     from pagestream._common.types import Mode, StrPath
+    from pagestream.safetensors._frameworks import Framework
     from pagestream.weights.arrays import Align
 
 __all__ = ["Backend", "TensorMeta", "safe_open"]
@@ -113,20 +113,21 @@ class safe_open:  # noqa: N801 - upstream's name
     ) -> None:
         """Opens the file and reads its header."""
         self._mode = _mode(backend, mmap_mode)
-        self._framework = framework_named(framework)
-        self._copy = checks.check_bool("copy", copy)
-        self._raw = checks.check_bool("raw", raw)
+        name = framework_named(framework)
         checks.one_of("align", align, ("copy", "view", "error"))
-        if align == "view" and self._framework != "numpy":
-            message = f'align="view" is for NumPy; tensors of {self._framework} must be aligned'
+        if align == "view" and name != "numpy":
+            message = f'align="view" is for NumPy; tensors of {name} must be aligned'
             raise ValueError(message)
-        self._device = device
-        self._make = maker(self._framework, device, align)
-        self._read_only = self._mode == "shared" and self._framework == "numpy"
+        options = {
+            "copies": checks.check_bool("copy", copy),
+            "read_only": self._mode == "shared" and name == "numpy",
+            "raw": checks.check_bool("raw", raw),
+        }
+        self._framework = _framework(name, device, align, options)
         self._file = self._opened(filename, _strictness.chosen(strict))
-        self._refusal = None if self._read_only else self._file.copy_on_write_refusal()
-        # What `get_tensor` can leave to one native call, unless the tensor is an odd one.
-        self._is_plain = self._framework == "numpy" and self.mode != "read" and not raw
+        self._refusal = None if self._framework.read_only else self._file.copy_on_write_refusal()
+        # One native call makes a plain array, unless the tensor is an odd one.
+        self._is_plain = name == "numpy" and self.mode != "read" and not raw
 
     def _opened(self, filename: StrPath, strict: bool) -> _native.WeightFile:  # noqa: FBT001
         return _native.WeightFile(os.fsencode(filename), self._mode, strict)
@@ -137,18 +138,18 @@ class safe_open:  # noqa: N801 - upstream's name
 
         ``"shared"`` (read-only views), ``"private"`` (copy-on-write pages) or ``"read"`` (copies).
         """
-        if self._copy or self._refusal is not None:
+        if self._framework.copies or self._refusal is not None:
             return "read"
-        return self._file.mode if self._read_only else "private"
+        return self._file.mode if self._framework.read_only else "private"
 
     @property
     def reason(self) -> str | None:
         """Why they do not stand on the shared mapping; None if they do."""
-        if self._copy:
+        if self._framework.copies:
             return "copy=True"
         if self._refusal is not None:
             return None if self._mode == "read" else self._refusal
-        return self._file.reason or (None if self._read_only else _COPY_ON_WRITE)
+        return self._file.reason or (None if self._framework.read_only else _COPY_ON_WRITE)
 
     def keys(self) -> list[str]:
         """The names of the tensors, sorted.
@@ -196,30 +197,18 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         try:
             if self._is_plain:
-                array = self._file.array(name, np.ndarray, dtypes.KNOWN, not self._read_only)
+                array = self._plain_array(name)
                 if array is not None:
                     return array
-            return self._odd_tensor(name)
+            return self._framework.whole(self._open(), name)
         except KeyError:
             raise self._missing(name) from None
-        except ValueError:
-            self._open()
-            raise
 
-    def _odd_tensor(self, name: str) -> Any:  # noqa: ANN401
-        file = self._open()
-        dtype, shape, nbytes, offset = file.info(name)
-        if self._raw:
-            dtype, shape = "U8", dtypes.raw_shape(dtype, shape, nbytes)
-        buffer = None if self._copy else file.buffer(not self._read_only)
+    def _plain_array(self, name: str) -> Any:  # noqa: ANN401
         try:
-            tensor = self._make(dtype, shape, nbytes, offset, buffer, partial(file.read_into, name))
-        except SafetensorError as error:
-            message = f"{file.path}: tensor {name!r} at byte {offset}: {error}"
-            raise SafetensorError(message) from error
-        if self._read_only and not self._copy:
-            tensor.flags.writeable = False  # also where it had to be a copy, for being misaligned
-        return tensor
+            return self._file.array(name, np.ndarray, dtypes.KNOWN, not self._framework.read_only)
+        except ValueError:  # closed, or a shape that NumPy does not have: the long way says which
+            return None
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors, in the order of the data.
@@ -250,17 +239,7 @@ class safe_open:  # noqa: N801 - upstream's name
             stored = self._open().stored(name)
         except KeyError:
             raise self._missing(name) from None
-        return PySafeSlice(
-            stored,
-            self._make,
-            views=not self._copy,
-            read_only=self._read_only,
-            raw=self._raw,
-            is_torch=self._framework == "torch",
-            convert=None
-            if self._framework in ("torch", "numpy")
-            else converter(self._framework, self._device),
-        )
+        return PySafeSlice(stored, self._framework)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """What the header says of a tensor.
@@ -275,11 +254,11 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         file = self._open()
         try:
-            dtype, shape, nbytes, offset = file.info(name)
+            info = file.info(name)
         except KeyError:
             raise self._missing(name) from None
-        begin = offset - file.data_start
-        return TensorMeta(dtype, list(shape), (begin, begin + nbytes))
+        begin = info.offset - file.data_start
+        return TensorMeta(info.dtype, list(info.shape), (begin, begin + info.nbytes))
 
     def check(self) -> None:
         """Raises if the file is no longer the one that was opened; see `MappedFile.check`.
@@ -292,6 +271,23 @@ class safe_open:  # noqa: N801 - upstream's name
             >>> safe_open("model.safetensors", "np").check()
         """
         self._open().check()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._file.closed
+
+    def close(self) -> None:
+        """Closes the file. Tensors and slices that are in use stay valid.
+
+        Example:
+            >>> from pagestream.safetensors import safe_open
+            >>> f = safe_open("model.safetensors", "np")
+            >>> f.close()
+            >>> f.closed
+            True
+        """
+        self._file.close()
 
     def _open(self) -> _native.WeightFile:
         if self._file.closed:
@@ -309,7 +305,11 @@ class safe_open:  # noqa: N801 - upstream's name
 
     def __exit__(self, *_exception: object) -> None:
         """Closes the file."""
-        self._file.close()
+        self.close()
+
+    def __repr__(self) -> str:
+        """Returns path and number of tensors."""
+        return f"<{type(self).__name__} {self._file.path!r} {len(self._file)} tensors>"
 
 
 class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
@@ -368,21 +368,44 @@ def deserialize(
     view = memoryview(bytes)
     view = view.cast("B") if view.nbytes else memoryview(b"")
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
-    head = view[: _LENGTH_BYTES + min(length, _MOST_HEADER_BYTES)].tobytes()
-    return [
-        (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[begin:end])})
-        for name, dtype, shape, begin, end in _native.parse_weights(
-            head, len(view), _strictness.chosen(strict)
-        )
-    ]
+    head = view[: _LENGTH_BYTES + min(length, _native.MAX_HEADER_BYTES)].tobytes()
+    tensors = _native.parse_weights(head, len(view), _strictness.chosen(strict))
+    return [(each.name, _owned(view, each)) for each in tensors]
 
 
+# The header's length stands in the first bytes.
 _LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000
+
+
+def _owned(view: memoryview, info: _native.TensorInfo) -> Mapping[str, Any]:
+    data = bytearray(view[info.offset : info.offset + info.nbytes])
+    return {"shape": list(info.shape), "dtype": info.dtype, "data": data}
+
+
+def _framework(
+    name: str,
+    device: Any,  # noqa: ANN401 - a str, an int or a torch.device
+    align: Align,
+    options: dict[str, bool],
+) -> Framework:
+    """Returns what makes tensors.
+
+    Raises:
+        SafetensorError: The framework has no such device.
+        ModuleNotFoundError: The framework is not installed.
+    """
+    if name == "torch":
+        from pagestream.safetensors._torch_tensors import TorchTensors
+
+        return TorchTensors(device, align, **options)
+    if name == "numpy":
+        check_cpu(name, device)
+        return NumpyArrays(align, **options)
+    return ByNumpy(name, device, align, **options)
 
 
 def _mode(backend: Backend | None, mmap_mode: Mode | None) -> str:
-    """One word out of upstream's argument and ours."""
+    """Returns one word for upstream's argument and ours."""
     if backend is None:
         return environment.mmap_mode(mmap_mode)
     if backend not in ("mmap", "pread"):

@@ -34,7 +34,7 @@ _private: dict[str, ModuleType] = {}
 
 
 def module(part: str | None = None) -> ModuleType:
-    """Upstream's ``safetensors``, or ``safetensors.<part>``.
+    """Returns upstream's ``safetensors``, or ``safetensors.<part>``.
 
     Raises:
         ImportError: It is not installed, or what it needs itself is not.
@@ -43,21 +43,40 @@ def module(part: str | None = None) -> ModuleType:
     with turns.lock:
         if name in taken:
             return taken[name]
-        if name not in _private and replaced:
-            _private[name] = _load(name)
-        if replaced:
-            return _private[name]
-        try:
-            return import_module(name)
-        except ModuleNotFoundError as error:
-            raise (_missing(name) if error.name == NAME else error) from error
+        if not (replaced or _is_ours(sys.modules.get(NAME))):
+            try:
+                return import_module(name)
+            except ModuleNotFoundError as error:
+                raise (_missing(name) if error.name == NAME else error) from error
+        if name not in _private:
+            _private[name] = _load(name) if part or replaced else _load_behind_ours()
+        return _private[name]
+
+
+def _is_ours(module: ModuleType | None) -> bool:
+    """Whether ours stands under upstream's name without `install`: somebody put it into ``sys.modules``."""
+    return module is not None and module.__name__ == __package__
+
+
+def _load_behind_ours() -> ModuleType:
+    """Imports upstream's package, in whose place somebody has put ours."""
+    names = [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]
+    ours = {name: sys.modules.pop(name) for name in names}
+    try:
+        return import_module(NAME)
+    except ModuleNotFoundError as error:
+        raise (_missing(NAME) if error.name == NAME else error) from error
+    finally:
+        for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
+            _private.setdefault(name, sys.modules.pop(name))
+        sys.modules.update(ours)
 
 
 def attribute(part: str, name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-    """What upstream's part has under a name that ours has not: helpers that others import from there.
+    """Returns what upstream's part has under a name that ours lacks: helpers that others import from there.
 
     Raises:
-        AttributeError: Nothing; or upstream is not installed.
+        AttributeError: Upstream's part has no such name; or upstream is not installed.
     """
     try:
         if not name.startswith("__"):
@@ -78,8 +97,8 @@ def _missing(name: str) -> ModuleNotFoundError:
 
 
 def _load(name: str) -> ModuleType:
-    """A module of upstream's, from its file. What it imports under upstream's name is ours meanwhile."""
-    package = taken.get(NAME)
+    """Loads a module of upstream's from its file. What it imports under upstream's name is ours meanwhile."""
+    package = taken.get(NAME) or (None if replaced else module())
     finder = importlib.machinery.PathFinder
     spec = None if package is None else finder.find_spec(name, package.__path__)
     if spec is None or spec.loader is None:
@@ -103,7 +122,7 @@ def errors_as_ours() -> Iterator[None]:
 
 
 def check_names(names: Iterable[Any]) -> None:
-    """Refuses the one name with which upstream writes a file that nobody can read.
+    """Refuses the one name with which upstream writes a file that no reader accepts.
 
     https://github.com/huggingface/safetensors/issues/849
 
@@ -155,7 +174,7 @@ def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:
 
 
 def _umask() -> int:
-    """This process's umask, read without changing it where the system tells it (proc(5), ``Umask``)."""
+    """Returns this process's umask, without changing it where the system tells it (proc(5), ``Umask``)."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             for line in status:
@@ -169,7 +188,7 @@ def _umask() -> int:
 
 
 def version() -> str:
-    """Upstream's version; that of its names here if it is not installed."""
+    """Returns upstream's version; if it is not installed, the version whose names are here."""
     try:
         return str(module().__version__)
     except ImportError:

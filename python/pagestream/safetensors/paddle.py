@@ -2,14 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pagestream.safetensors import _upstream
-from pagestream.safetensors._foreign import functions
+from pagestream.safetensors import _foreign, _upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pagestream._common.types import Mode, StrPath
+    from pagestream.safetensors._open import Backend
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-load, load_file, save, save_file = functions("paddle", __name__)
+
+def load(data: Any, device: Any = "cpu", *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
+    """Loads all tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …).
+
+    Example:
+        >>> from pathlib import Path
+        >>> from pagestream.safetensors.paddle import load
+        >>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
+        (3,)
+    """
+    return _foreign.load("paddle", data, device, strict)
+
+
+def load_file(
+    filename: StrPath,
+    device: Any = "cpu",  # noqa: ANN401 - a str or an int
+    *,
+    backend: Backend | None = None,
+    mmap_mode: Mode | None = None,
+    strict: bool | None = None,
+) -> dict[str, Any]:
+    """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
+
+    Example:
+        >>> from pagestream.safetensors.paddle import load_file
+        >>> tuple(load_file("model.safetensors")["bias"].shape)
+        (3,)
+    """
+    return _foreign.load_file("paddle", filename, device, backend, mmap_mode, strict)
+
+
+def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+    """Makes a safetensors file of these tensors, as bytes; see `numpy.save`.
+
+    Example:
+        >>> from pagestream.safetensors.paddle import load, load_file, save
+        >>> sorted(load(save(load_file("model.safetensors"))))
+        ['bias', 'weight']
+    """
+    return _foreign.save("paddle", tensors, metadata)
+
+
+def save_file(tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None) -> None:
+    """Saves these tensors to a file; see `numpy.save_file`.
+
+    Example:
+        >>> from pagestream.safetensors.paddle import load_file, save_file
+        >>> save_file(load_file("model.safetensors"), "again.safetensors")
+        >>> sorted(load_file("again.safetensors"))
+        ['bias', 'weight']
+    """
+    _foreign.save_file("paddle", tensors, filename, metadata)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type

@@ -4,51 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
+import torch  # noqa: TC002 - the examples use it
 
-from pagestream.errors import SafetensorError, SliceError
 from pagestream.safetensors import _upstream
 from pagestream.safetensors._open import Backend, deserialize, safe_open
-from pagestream.weights import arrays, dtypes
+from pagestream.safetensors._torch_tensors import TYPES, over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from types import EllipsisType
+    from collections.abc import Iterable, Mapping
 
     from pagestream._common.types import Mode, StrPath
-    from pagestream.safetensors._frameworks import Maker
-    from pagestream.safetensors._slice import PySafeSlice
-    from pagestream.weights.arrays import Align
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
-
-# Types that this torch does not have are left out, and refused when a file holds them.
-_TYPES: dict[str, torch.dtype] = {
-    code: getattr(torch, name)
-    for code, name in {
-        "BOOL": "bool",
-        "U8": "uint8",
-        "I8": "int8",
-        "U16": "uint16",
-        "I16": "int16",
-        "U32": "uint32",
-        "I32": "int32",
-        "U64": "uint64",
-        "I64": "int64",
-        "F16": "float16",
-        "BF16": "bfloat16",
-        "F32": "float32",
-        "F64": "float64",
-        "C64": "complex64",
-        "F8_E4M3": "float8_e4m3fn",
-        "F8_E5M2": "float8_e5m2",
-        "F8_E4M3FNUZ": "float8_e4m3fnuz",
-        "F8_E5M2FNUZ": "float8_e5m2fnuz",
-        "F8_E8M0": "float8_e8m0fnu",
-        "F4": "float4_e2m1fn_x2",
-    }.items()
-    if hasattr(torch, name)
-}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
@@ -249,126 +216,13 @@ def save_model(
 
 
 def _getdtype(dtype_str: str) -> torch.dtype:
-    """The torch type of a safetensors element type; KeyError if there is none."""
-    return _TYPES[dtype_str]
+    """Returns the torch type of a safetensors element type; KeyError if there is none."""
+    return TYPES[dtype_str]
 
 
 def _view2torch(safeview: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """What `deserialize` gives, as tensors over its memory."""
-    tensors = {}
-    for name, tensor in safeview:
-        content, shape = tensor["data"], tuple(tensor["shape"])
-        tensors[name] = _over(_dtype(tensor["dtype"]), tensor["dtype"], shape, len(content), 0, content)
-    return tensors
-
-
-def _maker_on(device: str | int | torch.device | None, align: Align = "copy") -> Maker:
-    """Makes tensors on a device, which is checked when the file is opened and not at the first tensor."""
-    try:
-        place = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        message = f"device {device!r} is invalid: {error}"
-        raise SafetensorError(message) from error
-    is_cpu = place.type == "cpu"
-
-    def make(
-        dtype_name: str,
-        shape: tuple[int, ...],
-        nbytes: int,
-        offset: int,
-        buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-        read_into: Callable[[Any], None],
-    ) -> torch.Tensor:
-        dtype = _TYPES.get(dtype_name) or _dtype(dtype_name)
-        tensor = None
-        if buffer is not None:
-            tensor = _over(dtype, dtype_name, shape, nbytes, offset, buffer)
-            if tensor.data_ptr() % dtype.itemsize:
-                if align == "error":
-                    raise SafetensorError(arrays.misaligned(dtype_name))
-                tensor = None
-        if tensor is None:
-            # Whatever the default device is.
-            copied = torch.empty(nbytes, dtype=torch.uint8, device="cpu").numpy()
-            if nbytes:
-                read_into(copied)
-            tensor = _over(dtype, dtype_name, shape, nbytes, 0, copied)
-        return tensor if is_cpu else tensor.to(place)
-
-    return make
-
-
-def _advanced_part(whole: PySafeSlice, index: Any) -> torch.Tensor:  # noqa: ANN401
-    """A part by torch's own indexing, of no more than it needs where that is simple.
-
-    Raises:
-        SliceError: torch refuses the index.
-    """
-    parts = index if isinstance(index, tuple) else (index,)
-    narrowed = _narrowed(parts, whole.get_shape())
-    try:
-        if narrowed is None:
-            part: torch.Tensor = whole[...][index]
-        else:
-            basic, dimension, places = narrowed
-            part = whole[basic].index_select(dimension, places)
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, SafetensorError):
-            raise
-        message = f"index {index!r} of a tensor of shape {whole.get_shape()}: {error}"
-        raise SliceError(message) from error
-    return part
-
-
-def _narrowed(
-    parts: tuple[Any, ...], shape: list[int]
-) -> tuple[tuple[slice | EllipsisType, ...], int, torch.Tensor] | None:
-    """For one list of ints among slices: the slices that hold it, its dimension, and its places in them.
-
-    None where torch's indexing means more than that.
-    """
-    lists = [place for place, part in enumerate(parts) if not isinstance(part, slice) and part is not ...]
-    dots = sum(part is ... for part in parts)
-    if len(lists) != 1 or dots > 1 or len(parts) > len(shape) + dots:
-        return None
-    places = torch.as_tensor(parts[lists[0]], device="cpu")
-    if places.ndim != 1 or not places.numel() or places.dtype not in (torch.int64, torch.int32):
-        return None
-    behind = len(parts) - 1 - lists[0]
-    dimension = len(shape) - 1 - behind if any(part is ... for part in parts[: lists[0]]) else lists[0]
-    size = shape[dimension]
-    if not bool(((places >= -size) & (places < size)).all()):
-        return None  # torch says what is wrong
-    places = torch.where(places < 0, places + size, places).to(torch.int64)
-    least, largest = int(places.min()), int(places.max())
-    basic = (*parts[: lists[0]], slice(least, largest + 1), *parts[lists[0] + 1 :])
-    return basic, dimension, places - least
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name in _TYPES:
-        return _TYPES[name]
-    message = f"torch {torch.__version__} has no type for {name} elements; raw=True gives their bytes"
-    raise SafetensorError(message)
-
-
-def _over(
-    dtype: torch.dtype,
-    dtype_name: str,
-    shape: tuple[int, ...],
-    nbytes: int,
-    offset: int,
-    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-) -> torch.Tensor:
-    """A tensor over writable memory."""
-    if dtype_name == "F4":
-        if not shape or shape[-1] % 2:
-            message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
-            raise SafetensorError(message)
-        # Two elements a byte, of which torch counts the pairs.
-        shape = (*shape[:-1], shape[-1] // 2)
-    if not nbytes:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    count = nbytes // dtypes.itemsize(dtype_name)
-    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
-    return flat if len(shape) == 1 else flat.view(shape)
+    """Makes tensors over the memory that `deserialize` gives."""
+    return {
+        name: over(tensor["dtype"], tuple(tensor["shape"]), len(tensor["data"]), 0, tensor["data"])
+        for name, tensor in safeview
+    }

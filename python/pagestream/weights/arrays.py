@@ -35,19 +35,19 @@ def over(
     *,
     align: Align = "copy",
 ) -> npt.NDArray[Any]:
-    """An array over `buffer`, or a copy.
+    """Makes an array over `buffer`, or a copy.
 
     Args:
         dtype: The element type by its safetensors name.
-        shape: In elements.
-        nbytes: What the elements take in the file.
-        offset: Where they begin in the buffer, in bytes.
+        shape: The dimensions, in elements.
+        nbytes: The size of the elements in the file.
+        offset: Where the elements begin in the buffer, in bytes.
         buffer: Memory with the elements; None makes a copy.
         read_into: Fills memory of `nbytes` with the elements, for a copy.
-        align: What becomes of elements that are misaligned in `buffer`.
+        align: What to do with elements that are misaligned in `buffer`.
 
     Raises:
-        FormatError: NumPy has no such type; or they are misaligned, and that is to be an error.
+        FormatError: NumPy has no such type or shape; or the elements are misaligned, and ``align="error"``.
     """
     numpy_type = numpy_dtype(dtype)
     if dtype in SUB_BYTE_BITS:
@@ -55,13 +55,19 @@ def over(
         if nbytes:
             read_into(packed)
         return unpack(packed, dtype, shape)
-    if buffer is not None:
-        array: npt.NDArray[Any] = np.ndarray(shape, numpy_type, buffer, offset)
-        if array.flags.aligned or align == "view":
-            return array
-        if align == "error":
-            raise FormatError(misaligned(dtype))
-    array = np.empty(shape, numpy_type)
+    try:
+        if buffer is not None:
+            array: npt.NDArray[Any] = np.ndarray(shape, numpy_type, buffer, offset)
+            if array.flags.aligned or align == "view":
+                return array
+            if align == "error":
+                raise FormatError(misaligned(dtype))  # noqa: TRY301
+        array = np.empty(shape, numpy_type)
+    except FormatError:
+        raise
+    except (OverflowError, ValueError) as error:
+        message = f"NumPy cannot make an array of {dtype} elements and shape {list(shape)}: {error}"
+        raise FormatError(message) from error
     if nbytes:
         # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
         read_into(array.reshape(-1).view(np.uint8))
@@ -69,7 +75,7 @@ def over(
 
 
 def misaligned(dtype: str) -> str:
-    """What is said where ``align="error"``."""
+    """Returns the message of ``align="error"``."""
     return f'it begins where {dtype} elements must not; align="copy" copies it'
 
 
@@ -79,7 +85,7 @@ def unpacked_part(
     make: Callable[..., Any],
     error: type[Exception] = IndexError,
 ) -> Any:  # noqa: ANN401 - what `make` makes
-    """A part of a tensor of elements smaller than a byte, whole rows of which are read.
+    """Makes a part of a tensor of elements smaller than a byte, whole rows of which are read.
 
     Args:
         stored: The tensor.
@@ -102,7 +108,7 @@ def unpacked_part(
 
 
 def reader(stored: _native.StoredTensor, part: indexing.Selection, item_bytes: int) -> Filler:
-    """The function that fills memory with a part of a tensor."""
+    """Returns the function that fills memory with a part of a tensor."""
 
     def read(room: Any) -> None:  # noqa: ANN401
         strides = [stride * item_bytes for stride in part.strides]

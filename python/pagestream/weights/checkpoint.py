@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import ClosedByWith
+from pagestream.errors import FormatError
 from pagestream.weights import arrays, indexing
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype, raw_shape
 
@@ -26,30 +27,33 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a header says of one tensor.
+TensorInfo = _native.TensorInfo
 
-    Attributes:
-        name: Its name.
-        dtype: The element type by its safetensors name, such as ``"BF16"``.
-        shape: Its dimensions, in elements.
-        nbytes: Its size in bytes.
-        path: The file that holds it.
-        offset: Where its bytes begin in that file.
 
-    Example:
-        >>> from pagestream import open_checkpoint
-        >>> open_checkpoint("model.safetensors").info("bias").nbytes
-        12
-    """
+class _OpenedWith(NamedTuple):
+    """What a checkpoint is opened with. Its paths are absolute where it opens the files again."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    path: str
-    offset: int
+    path: str | list[str]
+    mode: str
+    strict: bool
+    cache_root: str | None
+    raw: bool
+
+    def absolute(self) -> _OpenedWith:
+        """Returns the same for a process with another current directory."""
+        path = (
+            [_absolute(each) for each in self.path] if isinstance(self.path, list) else _absolute(self.path)
+        )
+        root = None if self.cache_root is None else _absolute(self.cache_root)
+        return self._replace(path=path, cache_root=root)
+
+    def open(self) -> Checkpoint:
+        """Opens the files and reads their headers."""
+        paths = self.path if isinstance(self.path, list) else [self.path]
+        root = None if self.cache_root is None else os.fsencode(self.cache_root)
+        encoded = [os.fsencode(each) for each in paths]
+        files = _native.Checkpoint(encoded, isinstance(self.path, list), self.mode, self.strict, root)
+        return Checkpoint(files, self.absolute())
 
 
 class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
@@ -81,29 +85,12 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         False
     """
 
-    def __init__(
-        self,
-        path: StrPath | Iterable[StrPath],
-        mode: str,
-        strict: bool,  # noqa: FBT001
-        cache_root: StrPath | None = None,
-        raw: bool = False,  # noqa: FBT001, FBT002
-    ) -> None:
-        """Opens the files and reads their headers."""
-        listed = not isinstance(path, (str, bytes, os.PathLike))
-        paths = [os.fsencode(each) for each in (path if listed else [path])]  # type: ignore[union-attr, arg-type]
-        root = None if cache_root is None else os.fsencode(cache_root)
-        self._files = _native.Checkpoint(paths, listed, mode, strict, root)
-        environment.log_opening(repr(self), self._files.mode, self._files.reason)
-        absolute = [_absolute(each) for each in paths]
-        self._arguments = (
-            absolute if listed else absolute[0],
-            mode,
-            strict,
-            None if root is None else _absolute(root),
-            raw,
-        )
-        self._raw = raw
+    def __init__(self, files: _native.Checkpoint, opened_with: _OpenedWith) -> None:
+        """Wraps the native object; `open_checkpoint` makes it."""
+        self._files = files
+        self._opened_with = opened_with
+        self._raw = opened_with.raw
+        environment.log_opening(repr(self), files.mode, files.reason)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -172,21 +159,29 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
 
         Raises:
             KeyError: There is none.
-            FormatError: NumPy has no type for its elements.
-            ValueError: The checkpoint is closed; or NumPy cannot make an array of this shape.
+            FormatError: NumPy has no type for its elements, or cannot make an array of its shape.
+            ValueError: The checkpoint is closed.
             OSError: The file had to be opened again (see above), and could not be.
             FileChangedError: The same, and it is another file now.
         """
         if not isinstance(name, str):
             raise KeyError(name)
         file = self._files.file_of(name)
-        array = None if self._raw else file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
-        if array is not None:
-            return array
-        dtype, shape, nbytes, offset = file.info(name)
+        if not self._raw:
+            with suppress(ValueError):  # a shape that NumPy does not have: `over` says so below
+                array = file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
+                if array is not None:
+                    return array
+        info = file.info(name)
+        dtype, shape = info.dtype, info.shape
         if self._raw:
-            dtype, shape = "U8", raw_shape(dtype, shape, nbytes)
-        array = arrays.over(dtype, shape, nbytes, offset, file.buffer(False), partial(file.read_into, name))  # noqa: FBT003
+            dtype, shape = "U8", raw_shape(dtype, shape, info.nbytes)
+        fill = partial(file.read_into, name)
+        try:
+            array = arrays.over(dtype, shape, info.nbytes, info.offset, file.buffer(False), fill)  # noqa: FBT003
+        except FormatError as error:
+            message = f"{info.path}: tensor {name!r} at byte {info.offset}: {error}"
+            raise FormatError(message) from error
         array.flags.writeable = False
         return array
 
@@ -253,8 +248,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
         """
-        dtype, shape, nbytes, offset, path = self._files.info(name)
-        return TensorInfo(name, dtype, shape, nbytes, path, offset)
+        return self._files.info(name)
 
     def check(self) -> None:
         """Raises if a file, or the index, is no longer the one that was opened; see `MappedFile.check`.
@@ -278,9 +272,14 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         """
         self._files.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the checkpoint was closed."""
+        return self._files.closed
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute paths and what it was opened with."""
-        return type(self), self._arguments
+        return _OpenedWith.open, (self._opened_with,)
 
     def __repr__(self) -> str:
         """Path and number of tensors."""
@@ -289,9 +288,9 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         return f"<{type(self).__name__} {what} {len(self)} tensors>"
 
 
-def _absolute(path: bytes) -> str:
+def _absolute(path: str) -> str:
     # Not `os.path.abspath`, which takes "link/.." for nothing.
-    return os.fsdecode(path if os.path.isabs(path) else os.path.join(os.getcwdb(), path))
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def open_checkpoint(
@@ -352,4 +351,7 @@ def open_checkpoint(
     if not isinstance(path, (str, bytes, os.PathLike, Iterable)):
         message = f"path must be a path or a list of paths, not {path!r}"  # type: ignore[unreachable]
         raise TypeError(message)
-    return Checkpoint(path, environment.mmap_mode(mmap_mode), strict, cache_root, raw)
+    one = isinstance(path, (str, bytes, os.PathLike))
+    given = os.fsdecode(path) if one else [os.fsdecode(each) for each in path]  # type: ignore[arg-type, union-attr]
+    root = None if cache_root is None else os.fsdecode(cache_root)
+    return _OpenedWith(given, environment.mmap_mode(mmap_mode), strict, root, raw).open()

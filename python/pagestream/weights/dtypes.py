@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pagestream import _native
 from pagestream.errors import FormatError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# NumPy types by name, those of ml_dtypes from their first use on.
+# NumPy types by name. Those of ml_dtypes are added when they are first used.
 KNOWN: dict[str, np.dtype[Any]] = {
     name: np.dtype(kind)
     for name, kind in {
@@ -46,12 +47,12 @@ _ML_DTYPES = {
     "F6_E3M2": "float6_e3m2fn",
 }
 
-# Several of these share a byte in a file, and have one each in an array.
-SUB_BYTE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+# Bits of those that are smaller than a byte: several share a byte in a file, and have one each in an array.
+SUB_BYTE_BITS = {name: bits for name, bits in _native.DTYPE_BITS.items() if bits % 8}
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy type of a safetensors element type.
+    """Returns the NumPy type of a safetensors element type.
 
     Args:
         name: As it stands in a header, such as ``"BF16"``.
@@ -76,7 +77,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def raw_shape(dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
-    """The shape of a tensor's bytes: its last dimension counts bytes.
+    """Returns the shape of a tensor's bytes: its last dimension counts bytes.
 
     Args:
         dtype: The element type by its safetensors name.
@@ -84,7 +85,7 @@ def raw_shape(dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[int, ...
         nbytes: Its size in bytes.
 
     Returns:
-        What ``array.view(np.uint8)`` would have; a flat one where the last dimension does not fill bytes
+        The shape of ``array.view(np.uint8)``; a flat one where the last dimension does not fill bytes
         (elements of 4 and 6 bits).
     """
     if dtype not in SUB_BYTE_BITS:
@@ -97,14 +98,12 @@ def raw_shape(dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[int, ...
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element in a file; 1 for those that share a byte."""
-    if dtype in KNOWN:
-        return KNOWN[dtype].itemsize
-    return 2 if dtype == "BF16" else 1
+    """Returns the bytes of one element in a file; 1 for elements that share a byte."""
+    return max(1, _native.DTYPE_BITS[dtype] // 8)
 
 
 def unpack(packed: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Elements of 4 and 6 bits, one byte each, as the types of ml_dtypes want them.
+    """Unpacks elements of 4 and 6 bits to one byte each, as the types of ml_dtypes want them.
 
     The first element has the lowest bits, as in PyTorch's ``float4_e2m1fn_x2``; the format itself does not
     say so.

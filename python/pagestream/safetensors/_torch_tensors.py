@@ -1,0 +1,196 @@
+"""torch's tensors from the bytes of a file. Importing this imports torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pagestream.errors import SafetensorError, SliceError
+from pagestream.safetensors._frameworks import Framework
+from pagestream.weights import arrays, dtypes, indexing
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+
+    from pagestream import _native
+    from pagestream.weights.arrays import Align, Filler
+    from pagestream.weights.indexing import Index
+
+# Types that this torch does not have are left out, and are refused when a file holds them.
+TYPES: dict[str, torch.dtype] = {
+    code: getattr(torch, name)
+    for code, name in {
+        "BOOL": "bool",
+        "U8": "uint8",
+        "I8": "int8",
+        "U16": "uint16",
+        "I16": "int16",
+        "U32": "uint32",
+        "I32": "int32",
+        "U64": "uint64",
+        "I64": "int64",
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "F32": "float32",
+        "F64": "float64",
+        "C64": "complex64",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F8_E8M0": "float8_e8m0fnu",
+        "F4": "float4_e2m1fn_x2",
+    }.items()
+    if hasattr(torch, name)
+}
+
+
+class TorchTensors(Framework):
+    """torch's tensors on a device."""
+
+    def __init__(
+        self,
+        device: str | int | torch.device | None,
+        align: Align = "copy",
+        **options: bool,
+    ) -> None:
+        """Checks the device: when the file is opened, and not at the first tensor.
+
+        Raises:
+            SafetensorError: torch knows no such device.
+        """
+        super().__init__(align, **options)
+        try:
+            self._device = torch.device("cpu" if device is None else device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            message = f"device {device!r} is invalid: {error}"
+            raise SafetensorError(message) from error
+        self._is_cpu = self._device.type == "cpu"
+
+    def make(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        nbytes: int,
+        offset: int,
+        buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
+        fill: Filler,
+    ) -> torch.Tensor:
+        """Makes a tensor."""
+        tensor = None
+        if buffer is not None:
+            tensor = over(dtype, shape, nbytes, offset, buffer)
+            if tensor.data_ptr() % tensor.itemsize:
+                if self.align == "error":
+                    raise SafetensorError(arrays.misaligned(dtype))
+                tensor = None
+        if tensor is None:
+            # Whatever the default device is.
+            copied = torch.empty(nbytes, dtype=torch.uint8, device="cpu").numpy()
+            if nbytes:
+                fill(copied)
+            tensor = over(dtype, shape, nbytes, 0, copied)
+        return tensor if self._is_cpu else tensor.to(self._device)
+
+    def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
+        """Makes a part, by torch's own indexing where `index` has lists or tensors.
+
+        Raises:
+            SliceError: torch refuses the index.
+        """
+        if not indexing.is_advanced(index):
+            return super().part(stored, index)  # type: ignore[no-any-return]
+        parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
+        _, shape = self.described(stored.dtype, stored.shape, stored.nbytes)
+        narrowed = _narrowed(parts, list(shape))
+        try:
+            if narrowed is None:
+                return super().part(stored, ...)[index]  # type: ignore[no-any-return]
+            basic, dimension, places = narrowed
+            return super().part(stored, basic).index_select(dimension, places)  # type: ignore[no-any-return]
+        except SafetensorError:
+            raise
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            message = f"index {index!r} of a tensor of shape {list(shape)}: {error}"
+            raise SliceError(message) from error
+
+    def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
+        """Makes a part of bytes, and sees it as torch's type for pairs of elements."""
+        kind = dtype_named(stored.dtype)  # refused where there is no such type
+        shape = stored.shape
+        if not shape or shape[-1] % 2 or kind.itemsize != 1:
+            message = (
+                f"{stored.path}: slices of {stored.dtype} elements are of whole pairs, but the last "
+                f"dimension of {list(shape)} is odd"
+            )
+            raise SafetensorError(message)
+        pairs = self.basic_part(stored, "U8", (*shape[:-1], shape[-1] // 2), index)
+        return pairs.view(kind)  # type: ignore[no-any-return]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Returns the torch type of a safetensors element type.
+
+    Raises:
+        SafetensorError: This torch has none.
+    """
+    if name in TYPES:
+        return TYPES[name]
+    message = f"torch {torch.__version__} has no type for {name} elements; raw=True gives their bytes"
+    raise SafetensorError(message)
+
+
+def over(
+    dtype: str,
+    shape: tuple[int, ...],
+    nbytes: int,
+    offset: int,
+    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
+) -> torch.Tensor:
+    """Makes a tensor over writable memory; the arguments are those of `Framework.make`.
+
+    Raises:
+        SafetensorError: torch has no such type, or cannot make a tensor of this shape.
+    """
+    kind = TYPES.get(dtype) or dtype_named(dtype)
+    if dtype == "F4":
+        if not shape or shape[-1] % 2:
+            message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
+            raise SafetensorError(message)
+        # Two elements a byte, of which torch counts the pairs.
+        shape = (*shape[:-1], shape[-1] // 2)
+    try:
+        if not nbytes:
+            return torch.empty(shape, dtype=kind, device="cpu")
+        count = nbytes // dtypes.itemsize(dtype)
+        flat = torch.frombuffer(buffer, dtype=kind, count=count, offset=offset)
+        return flat if len(shape) == 1 else flat.view(shape)
+    except (OverflowError, RuntimeError, TypeError) as error:
+        message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {error}"
+        raise SafetensorError(message) from error
+
+
+def _narrowed(
+    parts: tuple[Any, ...], shape: list[int]
+) -> tuple[tuple[slice | EllipsisType, ...], int, torch.Tensor] | None:
+    """Narrows a list of ints among slices to the slices that hold it, its dimension, and its places in them.
+
+    Returns None where torch's indexing means more than that.
+    """
+    lists = [place for place, part in enumerate(parts) if not isinstance(part, slice) and part is not ...]
+    dots = sum(part is ... for part in parts)
+    if len(lists) != 1 or dots > 1 or len(parts) > len(shape) + dots:
+        return None
+    places = torch.as_tensor(parts[lists[0]], device="cpu")
+    if places.ndim != 1 or not places.numel() or places.dtype not in (torch.int64, torch.int32):
+        return None
+    behind = len(parts) - 1 - lists[0]
+    dimension = len(shape) - 1 - behind if any(part is ... for part in parts[: lists[0]]) else lists[0]
+    size = shape[dimension]
+    if not bool(((places >= -size) & (places < size)).all()):
+        return None  # torch says what is wrong
+    places = torch.where(places < 0, places + size, places).to(torch.int64)
+    least, largest = int(places.min()), int(places.max())
+    basic = (*parts[: lists[0]], slice(least, largest + 1), *parts[lists[0] + 1 :])
+    return basic, dimension, places - least
