@@ -241,6 +241,7 @@ def test_the_cache_as_the_hubs_own_helpers_make_it(tmp_path):
     assert len(open_checkpoint(found)) == len(open_checkpoint(os.path.dirname(found))) == 48
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("wide", [False, True], ids=["its own", "cache_root"])
 def test_renames_elsewhere_hinder_no_open(tmp_path, wide):
     """openat2(2) answers EAGAIN to a path with ``..`` when anything was renamed meanwhile, wherever."""

@@ -63,11 +63,13 @@ print("survived")
 """
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("mode", ["shared", "private", "read"])
 def test_a_file_cut_under_four_reading_threads_raises_on_a_disk(tmp_path: Path, mode: str) -> None:
     assert output_of(TORTURE, tmp_path / "f", mode, 250) == "survived"
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("mode", ["shared", "private"])
 def test_a_file_cut_under_four_reading_threads_raises_on_tmpfs(mode: str) -> None:
     path = Path("/dev/shm") / f"pagestream-{os.getpid()}-{mode}"
@@ -79,11 +81,13 @@ def test_a_file_cut_under_four_reading_threads_raises_on_tmpfs(mode: str) -> Non
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("mode", ["shared", "private"])
 def test_a_file_cut_under_four_reading_threads_raises_on_fuse(cached_mount: Path, mode: str) -> None:
     assert output_of(TORTURE, cached_mount / "f", mode, 50) == "survived"
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("mode", ["private", "read"])
 def test_a_file_cut_under_four_reading_threads_raises_on_direct_fuse(direct_mount: Path, mode: str) -> None:
     assert output_of(TORTURE, direct_mount / "f", mode, 50) == "survived"

@@ -113,6 +113,7 @@ def shards(tmp_path):
 @pytest.mark.parametrize(
     "code", [BATCHES, CLOSE, TENSORS, STAGING], ids=["batches", "close", "tensors", "staging"]
 )
+@pytest.mark.stress
 def test_a_child_can_go_on_with_what_its_parents_threads_use(shards, code):
     output = output_of(FORKING + code, shards, timeout_seconds=200)
     found, count = output.splitlines()[-1].split()
@@ -166,6 +167,7 @@ print(found.count(0), len(found))
 """
 
 
+@pytest.mark.stress
 def test_a_child_keeps_nothing_of_what_its_parents_threads_unmap(tmp_path):
     size = 100 << 20
     for number in range(4):

@@ -51,6 +51,7 @@ def handler_of(number, handler):
 # --- no batch is lost -----------------------------------------------------------------------------
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_loses_no_batch(path, kind):
     def interrupt(*_):
@@ -188,6 +189,7 @@ def test_a_loader_is_closed_by_a_handler_that_interrupts_next(path, kind):
     loader.close()
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(30)
 def test_a_loader_is_closed_by_a_real_signal_in_its_loop(path):
     with handler_of(signal.SIGUSR1, lambda *_: loader.close()):
@@ -264,6 +266,7 @@ print("all came back")
 """
 
 
+@pytest.mark.stress
 def test_metrics_in_a_fork_are_what_the_parent_had_counted(path):
     assert output_of(METRICS_IN_FORKS, path) == "all came back"
 

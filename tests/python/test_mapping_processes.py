@@ -72,6 +72,7 @@ def test_a_fork_goes_on_using_what_is_open(token_file: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.stress
 def test_many_threads_read_refresh_and_close(token_file: Path) -> None:
     f = MappedFile(token_file)
     errors: list[BaseException] = []

@@ -28,9 +28,9 @@ class DistributedTokenSampler(DistributedSampler[int]):
     It is a subclass of torch's, because Lightning replaces other samplers.
 
     The order of an epoch is a permutation that is computed on the fly, so that a sampler of any length takes
-    no memory and starts at once. Rank *r* of *w* takes places *r*, *r + w*, *r + 2w*, …. Without ``drop_last``
-    the order continues from its beginning until all ranks have the same number of indices; with it the
-    remainder is dropped.
+    no memory and starts at once. Rank *r* of *w* takes the places *r*, *r + w*, *r + 2w*, …. Without
+    ``drop_last`` the order continues from its beginning until all ranks have the same number of indices;
+    with it the remainder is dropped.
 
     `state_dict` is the position in the epoch, equal on all ranks that have yielded the same number.
     torchdata's ``StatefulDataLoader`` saves and restores it.
@@ -157,7 +157,8 @@ class DistributedTokenSampler(DistributedSampler[int]):
             >>> next(indices), next(indices), sampler.state_dict()["samples_consumed"]
             (0, 1, 2)
         """
-        return {**self._settings(), "epoch": self.epoch, "samples_consumed": self._yielded * self.num_replicas}
+        consumed = self._yielded * self.num_replicas
+        return {**self._settings(), "epoch": self.epoch, "samples_consumed": consumed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration continue where a state was taken.
