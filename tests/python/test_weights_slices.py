@@ -538,13 +538,11 @@ def test_a_slow_mount_is_read_by_many_threads_and_nothing_twice(path, tmp_path, 
     write(source / "weights", Path(path).read_bytes())
     with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, direct_io=direct) as slow:
         weights = open_checkpoint(slow.path / "weights", mmap_mode=mode)
-        begin = time.monotonic()
         found = weights.read("matrix", np.s_[::8, 3:5])  # 256 reads
-        elapsed = time.monotonic() - begin
         weights.close()
     np.testing.assert_array_equal(found, MATRIX[::8, 3:5])
     assert slow.counts["read_requests"] <= 256 + 8
-    assert elapsed < 256 * 0.02  # one after another would take longer than this
+    assert slow.counts["most_in_flight"] >= 8
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -102,6 +102,9 @@ struct Counts {
     requests: AtomicU64,
     bytes: AtomicU64,
     attributes: AtomicU64,
+    /// Reads that are being answered, and the largest number of them so far.
+    in_flight: AtomicU64,
+    most_in_flight: AtomicU64,
 }
 
 /// Numbers are given out and never taken back: sources are small.
@@ -178,7 +181,10 @@ impl Mirror {
 
     fn bytes(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let number = self.counts.requests.fetch_add(1, Ordering::Relaxed);
+        let in_flight = self.counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+        self.counts.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
         std::thread::sleep(self.options.delay);
+        self.counts.in_flight.fetch_sub(1, Ordering::Relaxed);
         let broken = &self.options.fail_range;
         let is_broken = offset < broken.end && broken.start < offset + u64::from(size);
         if number >= self.options.fail_after || is_broken {
@@ -341,11 +347,14 @@ fn main() -> Outcome<()> {
     println!("ready");
     std::io::stdout().flush()?;
     wait_for_the_end(signals);
-    let [requests, bytes, attributes] =
-        [&counts.requests, &counts.bytes, &counts.attributes].map(|count| count.load(Ordering::Relaxed));
-    println!(
-        "{{\"read_requests\": {requests}, \"read_bytes\": {bytes}, \"attribute_requests\": {attributes}}}"
-    );
+    let listed = [
+        ("read_requests", &counts.requests),
+        ("read_bytes", &counts.bytes),
+        ("attribute_requests", &counts.attributes),
+        ("most_in_flight", &counts.most_in_flight),
+    ]
+    .map(|(name, count)| format!("\"{name}\": {}", count.load(Ordering::Relaxed)));
+    println!("{{{}}}", listed.join(", "));
     std::io::stdout().flush()?;
     // Detached first: a file that is still open would keep it.
     Command::new("fusermount3").arg("-uz").arg(&options.mount).status()?;

@@ -143,7 +143,7 @@ def slow_fuse(
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
     those for any of the bytes in `fail_range`.
     `program` is a build of the daemon, by default that of the tests.
-    Afterwards `.counts` has `read_requests`, `read_bytes` and `attribute_requests`.
+    Afterwards `.counts` has `read_requests`, `read_bytes`, `attribute_requests`, and `most_in_flight` reads.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
