@@ -7,6 +7,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import ablation
 import batches
 import checkpoints
 import criterion
@@ -35,6 +36,7 @@ MODULES = {
     "reads": reads,
     "slices": slices,
     "staging": staging,
+    "ablation": ablation,
 }
 ROOM_BYTES = 16 << 30
 

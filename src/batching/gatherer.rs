@@ -68,7 +68,7 @@ impl Gatherer {
         }
         let item_bytes = |row: &BatchRow| feed.sources()[row.source].corpus.item_bytes();
         let asked = rows.iter().map(|row| (row.stop - row.start) * item_bytes(row)).sum();
-        let (waited, major_faults) = wait.end();
+        let (waited, major_faults) = wait.end((rows.len() * layout.row_bytes) as u64);
         filled.waited = waited;
         Metrics::add(&metrics.bytes_asked, asked);
         Metrics::add(&metrics.major_faults, major_faults);

@@ -15,7 +15,7 @@ use super::metrics::Metrics;
 use super::options::Options;
 use super::plan::Feed;
 use super::planner::plan_ahead;
-use super::ring::{Front, Ring, Taken};
+use super::ring::{Claim, Front, Ring, Taken};
 use super::sizes::Sizes;
 use super::threads::{CloseOnPanic, Shared};
 
@@ -89,17 +89,19 @@ impl Pipeline {
     pub fn next(&self, patience: Duration) -> Result<Next> {
         self.refuse_in_a_fork()?;
         let begun = Instant::now();
-        let (mut stalled, mut may_help) = (self.gave_up.swap(false, Ordering::Relaxed), true);
+        let mut stalled = self.gave_up.swap(false, Ordering::Relaxed);
+        let mut own = self.own_gatherer();
         loop {
-            match self.shared.ring(|ring| ring.take(stalled)) {
+            let may_help = own.is_some() && !self.shared.crew.is_slow();
+            match self.shared.ring(|ring| ring.take_or_claim(stalled, may_help)) {
                 Front::Batch(taken) => return self.hand_out(taken, stalled.then(|| begun.elapsed())),
                 Front::End => return Ok(Next::End),
                 Front::Failed(error) => return Err(error),
-                Front::Pending => {}
-            }
-            may_help = may_help && self.lend_a_hand();
-            if may_help {
-                continue;
+                Front::Pending(Some(claim)) => {
+                    own = own.and_then(|mut own| self.lend_a_hand(claim, &mut own).then_some(own));
+                    continue;
+                }
+                Front::Pending(None) => {}
             }
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
@@ -119,25 +121,22 @@ impl Pipeline {
 
     /// Fills a chunk in the consumer's thread, which is sooner done than being woken. Returns whether it did: not where
     /// storage would have to be waited for, as far as that can be foreseen, as the caller wants to hear signals.
-    fn lend_a_hand(&self) -> bool {
-        let shared = &self.shared;
-        if shared.options.without.helping || shared.crew.is_slow() {
-            return false;
-        }
-        let Some(mut gatherer) = self.own_gatherer() else { return false };
-        let Some(claim) = shared.ring(|ring| ring.claim(false)) else { return false };
-        let _on_panic = CloseOnPanic(shared);
-        let is_resident = shared.is_resident(&claim);
+    fn lend_a_hand(&self, claim: Claim, gatherer: &mut Gatherer) -> bool {
+        let _on_panic = CloseOnPanic(&self.shared);
+        let is_resident = self.shared.is_resident(&claim);
         if is_resident {
-            shared.fill(claim, &mut gatherer);
+            self.shared.fill(claim, gatherer);
         } else {
-            shared.ring(|ring| ring.give_back(claim));
+            self.shared.ring(|ring| ring.give_back(claim));
         }
         is_resident
     }
 
     /// The consumer's tools, unless another consumer has them.
     fn own_gatherer(&self) -> Option<MutexGuard<'_, Gatherer>> {
+        if self.shared.options.without.helping {
+            return None;
+        }
         match self.gatherer.try_lock() {
             Ok(gatherer) => Some(gatherer),
             Err(TryLockError::Poisoned(gatherer)) => Some(gatherer.into_inner()),

@@ -24,10 +24,14 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usiz
     shared.feed.sources().iter().for_each(|source| drop(source.corpus.advise(advice)));
     let mut this = Planner { position, max_group_batches, ..Planner::default() };
     this.ahead.looks_at_all = shared.options.without.trust;
+    let mut was_warm = false;
     while shared.wait_for_room() {
         let next = this.next(shared).and_then(|next| this.checked(shared, next));
         let is_warm = this.ahead.is_warm();
-        shared.crew.set_warm(is_warm);
+        if is_warm != was_warm {
+            shared.crew.set_warm(is_warm);
+            was_warm = is_warm;
+        }
         let goes_on = shared.ring(|ring| match next {
             Ok(Some(planned)) => {
                 ring.set_warm(is_warm);

@@ -83,8 +83,8 @@ pub(super) struct Taken {
 #[derive(Debug)]
 pub(super) enum Front {
     Batch(Taken),
-    /// Not yet.
-    Pending,
+    /// Not yet; perhaps with work that the consumer can do meanwhile.
+    Pending(Option<Claim>),
     /// All batches were taken.
     End,
     Failed(Error),
@@ -299,9 +299,9 @@ impl Ring {
             _ => {}
         }
         if !self.front_is_finished() {
-            return Front::Pending;
+            return Front::Pending(None);
         }
-        let Some(slot) = self.slots.pop_front() else { return Front::Pending };
+        let Some(slot) = self.slots.pop_front() else { return Front::Pending(None) };
         let BatchSlot { planned, state, filled, .. } = slot;
         self.first += 1;
         self.room.give_back(1);
@@ -315,9 +315,17 @@ impl Ring {
         let buffer = match state {
             SlotState::Finished(lease) => Ok(lease),
             SlotState::Failed(error) => Err(error),
-            SlotState::Filling(_) | SlotState::Checking(_) => return Front::Pending,
+            SlotState::Filling(_) | SlotState::Checking(_) => return Front::Pending(None),
         };
         Front::Batch(Taken { plan: planned.plan, buffer, documents: filled.documents })
+    }
+
+    /// As [`Self::take`]; where there is nothing to take yet and the consumer may help, it gets work.
+    pub fn take_or_claim(&mut self, stalled: bool, may_help: bool) -> Front {
+        match self.take(stalled) {
+            Front::Pending(None) if may_help => Front::Pending(self.claim(false)),
+            front => front,
+        }
     }
 
     fn front_is_finished(&self) -> bool {

@@ -3,12 +3,15 @@
 use std::ops::Deref;
 
 use crate::error::Result;
-use crate::mapped_file::{Mode, Opened};
+use crate::mapped_file::{Mode, Opened, ResidentPages};
 
 use super::ranges::{ByteRange, FileId};
 
 /// After this many cached ranges in a row the cache is trusted.
 const TRUST_AFTER_RANGES: u32 = 256;
+
+/// Ranges with no larger gaps than this are looked up in one go.
+const NEAR_BYTES: u64 = 128 << 10;
 
 /// Asks for ranges ahead of their use, and knows whether the cache is warm.
 #[derive(Debug, Default)]
@@ -43,45 +46,53 @@ impl Ahead {
         open: impl Fn(FileId) -> Result<O>,
     ) -> Result<Lot> {
         let mut lot = Lot { is_cached: true, ..Lot::default() };
-        let mut ends_are_cached = true;
-        if self.is_trusted() {
-            // Both ends, as a file that was read in part is warm up to some place.
-            let ends =
-                if ranges.len() > 1 { [ranges.first(), ranges.last()] } else { [ranges.first(), None] };
-            for range in ends.into_iter().flatten() {
-                ends_are_cached &= self.ask_for(*range, &*open(range.file)?, &mut lot);
-            }
+        // The last one: a file that was read in part is warm up to some place.
+        let probe = ranges.last().filter(|_| self.is_trusted());
+        if let Some(range) = probe
+            && is_resident(&*open(range.file)?, *range)
+        {
+            self.note_cached(&mut lot);
+            self.last = Some(*range);
+            return Ok(lot);
         }
-        for range in ranges {
-            if self.is_trusted() && ends_are_cached {
-                break;
-            }
-            self.doubted = self.doubted.saturating_sub(1);
-            self.ask_for(*range, &*open(range.file)?, &mut lot);
+        let mut rest = ranges;
+        while let Some(first) = rest.first() {
+            let opened = open(first.file)?;
+            let is_near = |pair: &[ByteRange]| {
+                pair[0].file == pair[1].file && pair[1].offset.saturating_sub(pair[0].end()) <= NEAR_BYTES
+            };
+            let (now, later) = rest.split_at(1 + rest.windows(2).take_while(|pair| is_near(pair)).count());
+            self.doubted = self.doubted.saturating_sub(now.len() as u32);
+            let len = now.last().map_or(0, |last| last.end().min(opened.size()).saturating_sub(first.offset));
+            let pages = if now.len() > 1 { opened.resident_pages(first.offset, len) } else { None };
+            now.iter().for_each(|range| self.ask_for(*range, &opened, pages.as_ref(), &mut lot));
+            rest = later;
         }
         self.last = ranges.last().copied();
         Ok(lot)
     }
 
-    /// Looks up one range, and asks for it if it is not cached. Returns whether it is.
-    fn ask_for(&mut self, range: ByteRange, opened: &Opened, lot: &mut Lot) -> bool {
-        let Some(range) = self.without_last(range) else { return true };
-        let len = range.end().min(opened.size()).saturating_sub(range.offset);
+    /// Asks for a range, as far as it is not cached and was not asked for with the lot before.
+    fn ask_for(&mut self, range: ByteRange, opened: &Opened, pages: Option<&ResidentPages>, lot: &mut Lot) {
+        let Some(range) = self.without_last(range) else { return };
         if opened.facts().mode == Mode::Read {
             lot.is_cached = false;
-            return true;
+            return;
         }
-        let is_cached = opened.is_resident(range.offset, len) == Some(true);
-        if is_cached {
-            self.cached_in_a_row = self.cached_in_a_row.saturating_add(1);
-            lot.cached += 1;
+        let len = range.end().min(opened.size()).saturating_sub(range.offset);
+        if pages.map_or_else(|| is_resident(opened, range), |pages| pages.contain(range.offset, len)) {
+            self.note_cached(lot);
         } else {
+            lot.is_cached = false;
             self.cached_in_a_row = 0;
             opened.fetch_ahead(range.offset, len);
             lot.asked_bytes += len;
-            lot.is_cached = false;
         }
-        is_cached
+    }
+
+    fn note_cached(&mut self, lot: &mut Lot) {
+        self.cached_in_a_row = self.cached_in_a_row.saturating_add(1);
+        lot.cached += 1;
     }
 
     /// Whether the cache has held everything for long.
@@ -108,4 +119,9 @@ impl Ahead {
             _ => Some(range),
         }
     }
+}
+
+fn is_resident(opened: &Opened, range: ByteRange) -> bool {
+    let len = range.end().min(opened.size()).saturating_sub(range.offset);
+    opened.is_resident(range.offset, len) == Some(true)
 }

@@ -1,6 +1,7 @@
 //! Threads that do items of work, and grow in number while storage is slow.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
@@ -59,19 +60,31 @@ impl<W: Work> Drop for OnPanic<'_, W> {
     }
 }
 
-/// Measures whether the calling thread waits: for storage, as far as it sleeps for nothing else meanwhile.
+/// A sleep that is shorter is one for a lock, or for the memory of the process.
+const SHORTEST_WAIT: Duration = Duration::from_micros(200);
+/// What copying takes at most, for each byte.
+const COPY_BYTES_PER_NANOSECOND: u64 = 4;
+
+/// Measures whether the calling thread waits for storage.
 #[derive(Debug, Clone, Copy)]
-pub struct Wait(Usage);
+pub struct Wait {
+    usage: Usage,
+    begun: Instant,
+}
 
 impl Wait {
     pub fn begin() -> Self {
-        Self(Usage::of_thread())
+        Self { usage: Usage::of_thread(), begun: Instant::now() }
     }
 
-    /// Whether the thread waited since [`Self::begin`], and its major page faults.
-    pub fn end(self) -> (bool, u64) {
-        let spent = Usage::of_thread().since(self.0);
-        (spent.major_faults > 0 || spent.waits > 0, spent.major_faults)
+    /// Whether the thread waited since [`Self::begin`] while it copied `bytes`, and its major page faults.
+    ///
+    /// It waited if it had a major fault, or if it slept and took much longer than the copy does.
+    pub fn end(self, bytes: u64) -> (bool, u64) {
+        let spent = Usage::of_thread().since(self.usage);
+        let copying = SHORTEST_WAIT + Duration::from_nanos(bytes / COPY_BYTES_PER_NANOSECOND);
+        let has_slept = spent.waits > 0 && self.begun.elapsed() > copying;
+        (spent.major_faults > 0 || has_slept, spent.major_faults)
     }
 }
 
@@ -89,6 +102,8 @@ pub enum Role {
 pub struct Crew {
     limits: Limits,
     count: Mutex<Count>,
+    /// As decided last.
+    is_slow: AtomicBool,
     gone: Condvar,
 }
 
@@ -99,7 +114,6 @@ struct Count {
     /// Items since the last decision, and those of them whose thread waited.
     items: usize,
     waited_items: usize,
-    is_slow: bool,
     is_warm: bool,
 }
 
@@ -119,9 +133,9 @@ impl Count {
             return Decision::None;
         }
         // Threads also wait for each other when the memory of the process changes, which a warm cache tells apart.
-        self.is_slow = !self.is_warm && self.waited_items * SLOW_SHARE >= self.items;
+        let is_slow = !self.is_warm && self.waited_items * SLOW_SHARE >= self.items;
         (self.items, self.waited_items) = (0, 0);
-        if !self.is_slow {
+        if !is_slow {
             return Decision::Calm;
         }
         let more = limits.most.saturating_sub(self.workers);
@@ -153,9 +167,8 @@ impl Drop for CrewMember<'_> {
 impl Crew {
     /// Storage counts as slow until items were done that did not wait: the first ones go to many threads.
     pub fn new(limits: Limits) -> Self {
-        let count =
-            Count { threads: 0, workers: 0, items: 0, waited_items: 0, is_slow: true, is_warm: false };
-        Self { limits, count: Mutex::new(count), gone: Condvar::new() }
+        let count = Count { threads: 0, workers: 0, items: 0, waited_items: 0, is_warm: false };
+        Self { limits, count: Mutex::new(count), is_slow: AtomicBool::new(true), gone: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Count> {
@@ -163,7 +176,12 @@ impl Crew {
     }
 
     pub fn is_slow(&self) -> bool {
-        self.lock().is_slow
+        self.is_slow.load(Ordering::Relaxed)
+    }
+
+    /// Whether waits are to be measured: they change nothing where there are no more threads.
+    pub fn can_grow(&self) -> bool {
+        self.limits.first < self.limits.most
     }
 
     /// While the cache is warm no wait is taken for one for storage.
@@ -276,6 +294,9 @@ impl Crew {
         let mut tools = W::Tools::default();
         while let Some(step) = work.step(&mut tools) {
             let decision = self.lock().note(step, self.limits);
+            if decision != Decision::None {
+                self.is_slow.store(decision != Decision::Calm, Ordering::Relaxed);
+            }
             match decision {
                 Decision::Grow(more) => (0..more).for_each(|_| start()),
                 Decision::Calm if is_extra => return work.leave(),
@@ -301,21 +322,21 @@ impl Crew {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
     const LIMITS: Limits = Limits { first: 1, most: 8 };
 
     fn count(workers: usize) -> Count {
-        Count { threads: workers, workers, items: 0, waited_items: 0, is_slow: true, is_warm: false }
+        Count { threads: workers, workers, items: 0, waited_items: 0, is_warm: false }
     }
 
     #[test]
     fn a_wait_of_the_only_thread_calls_all_others_at_once() {
         let mut crew = count(1);
         assert_eq!(crew.note(Step { items: 1, waited: true }, LIMITS), Decision::Grow(7));
-        assert_eq!((crew.workers, crew.threads, crew.is_slow), (8, 8, true));
+        assert_eq!((crew.workers, crew.threads), (8, 8));
     }
 
     #[test]
@@ -323,7 +344,6 @@ mod tests {
         let mut crew = count(4);
         assert_eq!(crew.note(Step { items: 1, waited: true }, LIMITS), Decision::None);
         assert_eq!(crew.note(Step { items: 31, waited: false }, LIMITS), Decision::Calm);
-        assert!(!crew.is_slow);
     }
 
     #[test]

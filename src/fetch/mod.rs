@@ -19,7 +19,7 @@
 //! * [`ranges`]: the bytes of the merged ranges are those of the parts and the gaps that the rule allows. The order
 //!   is kept, and nothing is allocated for parts that are not joined.
 //! * [`ahead`]: no range that is known to be cached is asked for; every other one is, in pieces that the kernel fetches
-//!   whole. A cache that has held many ranges in a row is trusted: then two ranges of each lot are looked up.
+//!   whole. A cache that has held many ranges in a row is trusted: then one range of each lot is looked up.
 //!   [`ahead::Ahead::doubt`] withdraws the trust. Advice is never an error.
 //! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread sleep. While storage is slow
 //!   the crew has all threads that its limits allow; when it is calm the additional ones leave.

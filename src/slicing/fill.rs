@@ -36,7 +36,7 @@ const MAX_MAPPED_BYTES: u64 = 16 << 10;
 const PREFETCHED_BYTES: u64 = 1 << 10;
 /// While storage is calm a thread takes extents of this many bytes at a time, and no more than so many.
 const STEP_BYTES: u64 = 256 << 10;
-const STEP_EXTENTS: usize = 16;
+const STEP_EXTENTS: usize = 64;
 
 /// Fills `out`, C-contiguous and of the result's size, with the elements that `plan` selects of a tensor, whose
 /// bytes begin at `data_offset` of the file.
@@ -161,26 +161,24 @@ impl<'a> Work for SliceWork<'_, 'a> {
             return None;
         }
         self.look_ahead(tools);
-        let wait = (!is_cached).then(Wait::begin);
-        let mut extents = take(&mut tools.extents);
-        let mut upcoming = extents.iter().map(|extent| extent.range).collect::<Vec<_>>().into_iter().skip(1);
-        let mut read = Ok(());
-        for extent in extents.drain(..) {
-            if let Some(next) = upcoming.next().filter(|_| is_cached) {
+        let wait = (!is_cached && self.crew.can_grow()).then(Wait::begin);
+        let (mut extents, mut bytes, mut read) = (take(&mut tools.extents), 0, Ok(()));
+        let mut rest = extents.drain(..).peekable();
+        while let (Some(extent), true) = (rest.next(), read.is_ok()) {
+            if let Some(next) = rest.peek().filter(|_| is_cached).map(|next| next.range) {
                 self.reads.prefetch_cached(self.data_offset + next.offset, next.len.min(PREFETCHED_BYTES));
             }
+            bytes += extent.range.len;
             read = self.read(extent, tools, is_cached);
-            if read.is_err() {
-                break;
-            }
         }
+        drop(rest);
         tools.extents = extents;
         if let Err(error) = read {
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             self.is_over.store(true, Ordering::Relaxed);
             return None;
         }
-        let waited = wait.is_some_and(|wait| wait.end().0);
+        let waited = wait.is_some_and(|wait| wait.end(bytes).0);
         self.was_late.fetch_or(waited, Ordering::Relaxed);
         Some(Step { items, waited })
     }
@@ -194,8 +192,9 @@ impl<'p, 'a> SliceWork<'p, 'a> {
     /// Takes the extents of a step: one while storage is slow. Returns whether all of them can be copied out of the
     /// mapping, without waiting for storage.
     fn take_extents(&self, tools: &mut SliceTools<'a>) -> bool {
-        let most = if self.crew.is_slow() { 1 } else { STEP_EXTENTS };
         let mut queue = self.queue();
+        let is_cached = queue.cached.contains(&(queue.taken + 1));
+        let most = if self.crew.is_slow() && !is_cached { 1 } else { STEP_EXTENTS };
         let (mut bytes, mut credit) = (0, 0);
         while tools.extents.len() < most && bytes < STEP_BYTES {
             let Some(extent) = queue.extents.next() else { break };
@@ -203,11 +202,10 @@ impl<'p, 'a> SliceWork<'p, 'a> {
             credit += extent.range.len.max(LEAST_EXTENT_BYTES);
             tools.extents.push(extent);
         }
-        let first = queue.taken + 1;
         queue.taken += tools.extents.len() as u64;
         self.taken.store(queue.taken, Ordering::Relaxed);
         self.credit.fetch_add(credit as i64, Ordering::Relaxed);
-        !tools.extents.is_empty() && queue.cached.contains(&first) && queue.cached.contains(&queue.taken)
+        is_cached && queue.cached.contains(&queue.taken)
     }
 
     /// Asks for what comes later, unless another thread is at it.
@@ -262,7 +260,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         if scratch.len() < len {
             // The old content is of no use: nothing is to be moved.
             drop(take(scratch));
-            scratch.resize(len, 0);
+            *scratch = vec![0; len];
         }
         read_into(Uninit::of(&mut scratch[..len]))?;
         for OutputPart { block, memory } in std::iter::once(first).chain(others) {

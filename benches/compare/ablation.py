@@ -1,0 +1,83 @@
+"""What each adaptive mechanism of the loader pays: all of them on, against one of them off at a time."""
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cold import ROOT, example, token_file
+from harness import Row
+
+sys.path.append(str(ROOT / "tests/python"))  # the tests mount the same file system
+from support import real
+
+TITLE = "the loader without one of its mechanisms"
+ALL = "all mechanisms"
+# What the switches of `rust/ablation.rs` turn off.
+MECHANISMS = {
+    "helping": "without the consumer's hand",
+    "extra_gatherers": "without extra gatherers",
+    "adapting": "without doubling and starting anew",
+    "trust": "without trust in a warm cache",
+    "doubt": "without doubts about a warm cache",
+    "prefetch": "without prefetch hints",
+    "small_chunks": "without small chunks while storage is slow",
+}
+ROUNDS = 15
+WARM_BYTES = 256 << 20
+COLD_BYTES = 4 << 30
+SLOW_BYTES = 256 << 20
+SHARE = 0.8  # of the cold rate, which a consumer that computes needs
+
+
+def run(path: Path, case: str, without: str, **options: object) -> float:
+    command = [example("ablation"), str(path), "--case", case, "--without", without]
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)["seconds"]
+
+
+def compare_mechanisms(case: str, path: Path, kind: str, rounds: int = ROUNDS, **options: object) -> Row:
+    """Alternating runs, each in a process of its own and with a seed of its own."""
+    chance = random.Random(time.time_ns())
+    row = Row(case, ALL, {name: [] for name in (ALL, *MECHANISMS.values())})
+    for _ in range(rounds):
+        arms = [("nothing", ALL), *MECHANISMS.items()]
+        for switch, name in chance.sample(arms, len(arms)):
+            row.figures[name].append(run(path, kind, switch, seed=chance.getrandbits(60), **options))
+    return row
+
+
+def measure(folder: Path) -> list[Row]:
+    warm = token_file(folder, WARM_BYTES)
+    rows = [
+        compare_mechanisms("warm batches, 64 x 1024", warm, "warm", batches=3000),
+        compare_mechanisms("warm batches, 32 x 4096", warm, "warm", rows=32, length=4096, batches=1500),
+        compare_mechanisms("first batch, cold", warm, "first", batches=2),
+    ]
+    warm.unlink()
+    cold = token_file(folder, COLD_BYTES)
+    rows.append(compare_mechanisms("cold windows of 2 KiB, 64 a batch", cold, "cold", batches=250))
+    rows.append(
+        compare_mechanisms("cold windows of 8 KiB, 64 a batch", cold, "cold", batches=150, length=4096)
+    )
+    step = rows[-2].median(ALL) / SHARE
+    steps = {"batches": 400, "step_microseconds": int(step * 1e6)}
+    rows.append(compare_mechanisms("99th percentile of next, cold", cold, "steps", rounds=9, **steps))
+    cold.unlink()
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        source = Path(inner, "source")
+        behind = token_file(source, SLOW_BYTES)
+        slow = real.slow_fuse(source, Path(inner) / "slow", delay_ms=5, program=example("slow_fuse"))
+        with slow as mount:
+            path = mount.path / behind.name
+            options: dict[str, object] = {"rounds": 5, "batches": 40}
+            rows.append(
+                compare_mechanisms("FUSE, 5 ms a request, read mode", path, "cold", mode="read", **options)
+            )
+            rows.append(compare_mechanisms("FUSE, 5 ms a request, mapped", path, "cold", **options))
+    return rows
