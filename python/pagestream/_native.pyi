@@ -7,6 +7,8 @@ from typing_extensions import Buffer, disjoint_base
 
 __all__ = [
     "ADVICE",
+    "BATCH_DTYPES",
+    "DROP_BEHIND",
     "DTYPE_BITS",
     "EXHAUSTED",
     "FORMATS",
@@ -23,10 +25,13 @@ __all__ = [
     "PROTECTIONS",
     "TARGETS",
     "TOKEN_DTYPES",
+    "BatchLayout",
     "Checkpoint",
     "Exporter",
     "MappedFile",
     "Permutation",
+    "PipelineBatch",
+    "PipelineOptions",
     "Schedule",
     "ShardFacts",
     "StagingBuffer",
@@ -43,6 +48,8 @@ __all__ = [
 ]
 
 ADVICE: tuple[str, ...]
+BATCH_DTYPES: tuple[str, ...]
+DROP_BEHIND: tuple[str, ...]
 EXHAUSTED: tuple[str, ...]
 FORMATS: tuple[str, ...]
 HUGE_PAGES: tuple[str, ...]
@@ -225,13 +232,12 @@ class TokenCorpus:
     def close(self) -> None: ...
 
 @final
-class TokenPipeline:
+class PipelineOptions:
     def __new__(
         cls,
-        corpora: Sequence[TokenCorpus],
+        *,
         weights: Sequence[int] | None,
         exhausted: str,
-        *,
         sequence_length: int,
         stride: int,
         target: str,
@@ -243,7 +249,6 @@ class TokenPipeline:
         batch_size: int,
         epochs: int | None,
         drop_last: bool,
-        position: int,
         dtype: str,
         documents: bool,
         threads: int | None,
@@ -251,15 +256,39 @@ class TokenPipeline:
         memory_bytes: int | None,
         drop_behind: str | None,
     ) -> Self: ...
+
+@final
+class BatchLayout:
     @property
-    def layout(self) -> tuple[int, int | None, int, int | None, int]: ...
+    def y_offset(self) -> int | None: ...
+    @property
+    def positions_offset(self) -> int | None: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+
+@final
+class PipelineBatch:
+    @property
+    def buffer(self) -> Exporter: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def position_after(self) -> int: ...
+    @property
+    def documents(self) -> list[int] | None: ...
+
+@final
+class TokenPipeline:
+    def __new__(cls, corpora: Sequence[TokenCorpus], options: PipelineOptions, position: int) -> Self: ...
+    @property
+    def layout(self) -> BatchLayout: ...
     @property
     def epoch_samples(self) -> int | None: ...
     @property
     def alive(self) -> bool: ...
     @property
     def is_ready(self) -> bool: ...
-    def next(self) -> tuple[Exporter, int, int, list[int] | None] | None: ...
+    def next(self) -> PipelineBatch | None: ...
     def metrics(self) -> list[tuple[str, int]]: ...
     def close(self) -> None: ...
 

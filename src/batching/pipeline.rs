@@ -176,7 +176,7 @@ impl Pipeline {
         if self.is_of_this_process() {
             let [lookahead, ring, buffers] = self.shared.ring(|ring| ring.lengths());
             list.extend([
-                ("depth_batches", lookahead),
+                ("lookahead_batches", lookahead),
                 ("ring_batches", ring),
                 ("threads", self.shared.crew.threads() as u64),
                 ("buffers_allocated", buffers),

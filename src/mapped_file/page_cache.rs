@@ -9,6 +9,7 @@ use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::residency::{self, Residency};
 use crate::os::memory::{Uninit, map::Region, page_bytes};
 use crate::os::process::{fork, limits};
+use crate::words::words;
 
 use super::{MappedFile, Mode, Opened};
 
@@ -132,13 +133,14 @@ impl MappedFile {
     }
 }
 
-/// What is let go of behind a reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DropBehind {
-    /// Pages leave this process's resident set; the page cache keeps them.
-    Resident,
-    /// They leave the page cache, too, as far as nobody else maps them.
-    Cache,
+words! {
+    /// What a reader drops from memory once it is used.
+    pub enum DropBehind as "drop_behind" {
+        /// Pages leave this process's resident set; the page cache keeps them.
+        Resident = "resident",
+        /// Pages leave the page cache, too, unless another process maps them.
+        Cache = "cache",
+    }
 }
 
 /// Which pages of a range are in the page cache.

@@ -1,17 +1,18 @@
-//! The stream of batches. `loader.py` has the documentation, the defaults and the state.
+//! The stream of batches. `loading/loader.py` has the documentation, the defaults and the state.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::export::batch_object;
 use super::tokens::PyTokenCorpus;
 use crate::batching::layout::BatchLayout;
 use crate::batching::options::{Options, Without};
-use crate::batching::pipeline::{Next, Pipeline};
+use crate::batching::pipeline::{Batch, Next, Pipeline};
 use crate::batching::plan::{Feed, Share, StreamExtent, TokenSource};
 use crate::error::Error;
+use crate::fetch::cancel;
 use crate::mapped_file::DropBehind;
 use crate::os::fault;
 use crate::sampling::mixture::{Exhausted, Mixture};
@@ -19,8 +20,98 @@ use crate::sampling::order::Order;
 use crate::tokens::windows::{Target, Windows};
 use crate::widen::Element;
 
-/// How long a wait for a batch goes on before Ctrl-C is looked for.
-const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+/// What a stream of batches is to be.
+#[pyclass(name = "PipelineOptions", module = "pagestream._native", frozen)]
+#[derive(Debug)]
+pub struct PyPipelineOptions(StreamSettings);
+
+/// Every field is given by its name.
+#[derive(Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+struct StreamSettings {
+    /// Weights of a mixture; None for one corpus.
+    weights: Option<Vec<u64>>,
+    exhausted: String,
+    sequence_length: u64,
+    stride: u64,
+    target: String,
+    order: String,
+    mixing_radius: u64,
+    seed: u64,
+    rank: u64,
+    world_size: u64,
+    batch_size: u64,
+    epochs: Option<u64>,
+    drop_last: bool,
+    dtype: String,
+    documents: bool,
+    threads: Option<usize>,
+    lookahead: Option<usize>,
+    memory_bytes: Option<u64>,
+    drop_behind: Option<String>,
+}
+
+#[pymethods]
+impl PyPipelineOptions {
+    #[new]
+    #[pyo3(signature = (**fields))]
+    fn new(fields: Option<Bound<'_, PyDict>>, py: Python<'_>) -> PyResult<Self> {
+        fields.unwrap_or_else(|| PyDict::new(py)).extract().map(Self)
+    }
+}
+
+impl StreamSettings {
+    fn feed(&self, corpora: &[PyRef<'_, PyTokenCorpus>]) -> Result<Feed, Error> {
+        let target = Target::from_word(&self.target)?;
+        let sources = corpora.iter().map(|corpus| {
+            let corpus = corpus.shared();
+            let windows = Windows::new(corpus.len(), self.sequence_length, self.stride, target)?;
+            Ok(TokenSource { corpus, windows })
+        });
+        let sources: Result<Vec<_>, Error> = sources.collect();
+        let exhausted = Exhausted::from_word(&self.exhausted)?;
+        let mixture = self.weights.as_ref().map(|weights| Mixture::new(weights, exhausted)).transpose()?;
+        let order = Order::from_word(&self.order, self.mixing_radius)?;
+        let share = Share { rank: self.rank, world_size: self.world_size, batch_size: self.batch_size };
+        let extent = StreamExtent { epochs: self.epochs, drop_last: self.drop_last };
+        Feed::new(sources?, mixture.as_ref(), order, self.seed, share, extent)
+    }
+
+    fn options(&self) -> Result<Options, Error> {
+        Ok(Options {
+            element: Element::from_word(&self.dtype)?,
+            documents: self.documents,
+            threads: self.threads,
+            lookahead: self.lookahead,
+            memory_bytes: self.memory_bytes,
+            drop_behind: self.drop_behind.as_deref().map(DropBehind::from_word).transpose()?,
+            without: Without::default(),
+        })
+    }
+}
+
+/// Where the arrays of a batch lie in its buffer, in bytes.
+#[pyclass(name = "BatchLayout", module = "pagestream._native", frozen, get_all)]
+#[derive(Debug)]
+pub struct PyBatchLayout {
+    /// None for batches without targets.
+    y_offset: Option<usize>,
+    /// None for batches without position ids.
+    positions_offset: Option<usize>,
+    buffer_bytes: usize,
+}
+
+/// A finished batch.
+#[pyclass(name = "PipelineBatch", module = "pagestream._native", frozen, get_all)]
+#[derive(Debug)]
+pub struct PyPipelineBatch {
+    buffer: Py<PyAny>,
+    rows: usize,
+    /// Samples that the stream has given out once this batch is consumed.
+    position_after: u64,
+    /// Where documents begin within the tokens of the batch; None where documents are ignored.
+    documents: Option<Vec<u64>>,
+}
 
 #[pyclass(name = "TokenPipeline", module = "pagestream._native", frozen, weakref)]
 pub struct PyTokenPipeline {
@@ -31,64 +122,16 @@ pub struct PyTokenPipeline {
     epoch_samples: Option<u64>,
 }
 
-/// (buffer, rows, position after, document starts).
-type BatchFacts<'py> = (Bound<'py, PyAny>, usize, u64, Option<Vec<u64>>);
-
 #[pymethods]
 impl PyTokenPipeline {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "a loader has that many settings; Python names them")]
-    #[pyo3(signature = (corpora, weights, exhausted, *, sequence_length, stride, target, order, mixing_radius,
-        seed, rank, world_size, batch_size, epochs, drop_last, position, dtype, documents, threads, lookahead,
-        memory_bytes, drop_behind))]
     fn new(
         py: Python<'_>,
         corpora: Vec<PyRef<'_, PyTokenCorpus>>,
-        weights: Option<Vec<u64>>,
-        exhausted: &str,
-        sequence_length: u64,
-        stride: u64,
-        target: &str,
-        order: &str,
-        mixing_radius: u64,
-        seed: u64,
-        rank: u64,
-        world_size: u64,
-        batch_size: u64,
-        epochs: Option<u64>,
-        drop_last: bool,
+        options: &PyPipelineOptions,
         position: u64,
-        dtype: &str,
-        documents: bool,
-        threads: Option<usize>,
-        lookahead: Option<usize>,
-        memory_bytes: Option<u64>,
-        drop_behind: Option<&str>,
     ) -> PyResult<Self> {
-        let target = Target::from_word(target)?;
-        let sources = corpora.iter().map(|corpus| {
-            let corpus = corpus.shared();
-            let windows = Windows::new(corpus.len(), sequence_length, stride, target)?;
-            Ok(TokenSource { corpus, windows })
-        });
-        let sources: Result<Vec<_>, Error> = sources.collect();
-        let mixture = match weights {
-            Some(weights) => Some(Mixture::new(&weights, Exhausted::from_word(exhausted)?)?),
-            None => None,
-        };
-        let order = Order::from_word(order, mixing_radius)?;
-        let share = Share { rank, world_size, batch_size };
-        let extent = StreamExtent { epochs, drop_last };
-        let options = Options {
-            element: Element::from_word(dtype)?,
-            documents,
-            threads,
-            lookahead,
-            memory_bytes,
-            drop_behind: drop_behind.map(drop_behind_from).transpose()?,
-            without: Without::default(),
-        };
-        let feed = Feed::new(sources?, mixture.as_ref(), order, seed, share, extent)?;
+        let (feed, options) = (options.0.feed(&corpora)?, options.0.options()?);
         let epoch_samples = feed.epoch_samples();
         let pipeline = py.detach(|| Pipeline::start(feed, options, position))?;
         let layout = pipeline.layout();
@@ -96,18 +139,19 @@ impl PyTokenPipeline {
     }
 
     /// The next batch, or None at the end.
-    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<BatchFacts<'py>>> {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<PyPipelineBatch>> {
         // Each call on files does; threads of the pipeline may have nothing to read now.
         fault::reinstall();
         let Some(pipeline) = self.lock().clone() else {
             return Err(Error::argument("the loader is closed").into());
         };
         loop {
-            let next = py.detach(|| pipeline.next(SIGNALS_EVERY))?;
+            let next = py.detach(|| pipeline.next(cancel::PERIOD))?;
             match next {
                 Next::Batch(batch) => {
-                    let buffer = batch_object(py, batch.buffer)?;
-                    return Ok(Some((buffer, batch.rows, batch.position_after, batch.documents)));
+                    let Batch { buffer, rows, position_after, documents } = *batch;
+                    let buffer = batch_object(py, buffer)?.unbind();
+                    return Ok(Some(PyPipelineBatch { buffer, rows, position_after, documents }));
                 }
                 Next::End => return Ok(None),
                 Next::NotYet => py.check_signals()?,
@@ -122,17 +166,10 @@ impl PyTokenPipeline {
         py.detach(|| pipeline.is_none_or(|pipeline| pipeline.is_ready()))
     }
 
-    /// (row bytes, offset of y, bytes of a row of position ids, their offset, bytes of the buffer).
     #[getter]
-    fn layout(&self) -> (usize, Option<usize>, usize, Option<usize>, usize) {
-        let layout = self.layout;
-        (
-            layout.row_bytes,
-            layout.y_offset,
-            layout.position_row_bytes,
-            layout.positions_offset,
-            layout.buffer_bytes,
-        )
+    fn layout(&self) -> PyBatchLayout {
+        let BatchLayout { y_offset, positions_offset, buffer_bytes, .. } = self.layout;
+        PyBatchLayout { y_offset, positions_offset, buffer_bytes }
     }
 
     /// Samples of one epoch over all ranks; None where there is no such thing.
@@ -171,13 +208,5 @@ impl Drop for PyTokenPipeline {
 impl PyTokenPipeline {
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Pipeline>>> {
         self.pipeline.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn drop_behind_from(word: &str) -> Result<DropBehind, Error> {
-    match word {
-        "resident" => Ok(DropBehind::Resident),
-        "cache" => Ok(DropBehind::Cache),
-        _ => Err(Error::argument(format!("drop_behind is None, \"resident\" or \"cache\", not {word:?}"))),
     }
 }

@@ -29,7 +29,7 @@ mod _native {
     #[pymodule_export]
     use super::files::PyMappedFile;
     #[pymodule_export]
-    use super::loader::PyTokenPipeline;
+    use super::loader::{PyBatchLayout, PyPipelineBatch, PyPipelineOptions, PyTokenPipeline};
     #[pymodule_export]
     use super::sampling::{PyPermutation, PySchedule};
     #[pymodule_export]
@@ -69,6 +69,8 @@ mod _native {
             ("ADVICE", crate::os::memory::advise::Advice::WORDS),
             ("HUGE_PAGES", crate::os::memory::anonymous::HugePages::WORDS),
             ("PROTECTIONS", crate::os::memory::anonymous::Protection::WORDS),
+            ("BATCH_DTYPES", crate::widen::Element::WORDS),
+            ("DROP_BEHIND", crate::mapped_file::DropBehind::WORDS),
             ("EXHAUSTED", crate::sampling::mixture::Exhausted::WORDS),
             ("FORMATS", crate::tokens::format::layout::Format::WORDS),
             ("MODES", crate::mapped_file::RequestedMode::WORDS),

@@ -5,38 +5,22 @@
 mod kernels;
 
 use crate::dtype::Dtype;
-use crate::error::Error;
 use crate::os::memory::Uninit;
+use crate::words::words;
 
 use kernels::{Kernel, To};
 
-/// The element type of a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Element {
-    I64,
-    I32,
-    /// As in the file, to be widened on the device.
-    Raw,
+words! {
+    /// The element type of a batch.
+    pub enum Element as "dtype" {
+        I64 = "int64",
+        I32 = "int32",
+        /// As in the file, to be widened on the device.
+        Raw = "raw",
+    }
 }
 
 impl Element {
-    pub fn from_word(word: &str) -> crate::error::Result<Self> {
-        match word {
-            "int64" => Ok(Self::I64),
-            "int32" => Ok(Self::I32),
-            "raw" => Ok(Self::Raw),
-            _ => Err(Error::argument(format!("dtype is \"int64\", \"int32\" or \"raw\", not {word:?}"))),
-        }
-    }
-
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::I64 => "int64",
-            Self::I32 => "int32",
-            Self::Raw => "raw",
-        }
-    }
-
     pub fn bytes(self, source: Dtype) -> u64 {
         match self {
             Self::I64 => 8,

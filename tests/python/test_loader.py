@@ -483,7 +483,7 @@ def test_metrics_count_what_was_done(tmp_path):
     assert metrics["bytes_asked"] == 511 * 8 * 1025 * 2
     assert metrics["lookahead_hits"] + metrics["lookahead_misses"] == 511 * 8
     assert metrics["stall_seconds"] >= 0
-    assert metrics["depth_batches"] >= 2
+    assert metrics["lookahead_batches"] >= 2
 
 
 def test_a_cold_sequential_pass_reads_each_page_about_once(tmp_path):

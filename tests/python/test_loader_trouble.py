@@ -204,7 +204,7 @@ def test_a_given_lookahead_is_how_many_buffers_are_filled_where_nothing_is_mappe
     mapped = write(tmp_path / "tokens.bin", 1000)
     with TokenLoader(mapped, lookahead=40, **options) as loader:
         next(loader)
-        assert (loader.metrics()["depth_batches"], loader.metrics()["ring_batches"]) == (40, 4)
+        assert (loader.metrics()["lookahead_batches"], loader.metrics()["ring_batches"]) == (40, 4)
 
 
 LARGE_BATCH = """
@@ -272,13 +272,13 @@ def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
     with TokenLoader(corpus, sequence_length=LENGTH, batch_size=4, lookahead=10**9) as loader:
         for _ in range(200):
             next(loader)
-        assert loader.metrics()["depth_batches"] <= 4096
+        assert loader.metrics()["lookahead_batches"] <= 4096
     small = 1 << 20
     with TokenLoader(
         corpus, sequence_length=LENGTH, batch_size=64, lookahead=10**9, memory_bytes=small
     ) as loader:
         next(loader)
-        assert loader.metrics()["depth_batches"] * 64 * LENGTH * 4 <= small
+        assert loader.metrics()["lookahead_batches"] * 64 * LENGTH * 4 <= small
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pagestream.loader")
 
 # What `metrics` tells of the present, beside counters.
-_PRESENT = ("depth_batches", "ring_batches", "threads", "buffers_allocated")
+_PRESENT = ("lookahead_batches", "ring_batches", "threads", "buffers_allocated")
 
 
 class HostBatches:
@@ -32,7 +32,7 @@ class HostBatches:
     Args:
         tokens: The corpus or the mixture.
         corpora: Its corpora.
-        settings: Keyword arguments of `_native.TokenPipeline`, all but the position.
+        settings: Fields of `_native.PipelineOptions`, all but those of a mixture.
         max_documents: Documents to which ``cu_seqlens`` is padded, or None.
     """
 
@@ -44,9 +44,12 @@ class HostBatches:
         max_documents: int | None,
     ) -> None:
         self._corpora = corpora
-        whole_weights = getattr(tokens, "whole_weights", None)
-        self._mixture = (whole_weights, getattr(tokens, "exhausted", "repeat"))
-        self._settings = settings
+        self._options = _native.PipelineOptions(
+            weights=getattr(tokens, "whole_weights", None),
+            exhausted=getattr(tokens, "exhausted", "repeat"),
+            **settings,
+        )
+        self._sequence_length: int = settings["sequence_length"]
         self._max_documents = max_documents
         dtype = settings["dtype"]
         self._dtype = corpora[0].dtype if dtype == "raw" else np.dtype(dtype)
@@ -63,10 +66,7 @@ class HostBatches:
             self.stop()
             self.pipelines_started += 1
             pipeline = self._pipeline = _native.TokenPipeline(
-                [native_corpus(corpus) for corpus in self._corpora],
-                *self._mixture,
-                position=position,
-                **self._settings,
+                [native_corpus(corpus) for corpus in self._corpora], self._options, position
             )
         return pipeline
 
@@ -80,15 +80,14 @@ class HostBatches:
         found = pipeline.next()
         if found is None:
             return None
-        buffer, rows, after, starts = found
-        _, y_offset, _, positions_offset, _ = pipeline.layout
-        shape = (rows, self._settings["sequence_length"])
+        layout, buffer, after = pipeline.layout, found.buffer, found.position_after
+        shape = (found.rows, self._sequence_length)
         x = np.ndarray(shape, self._dtype, buffer)
-        y = None if y_offset is None else np.ndarray(shape, self._dtype, buffer, y_offset)
-        if positions_offset is None or starts is None:
+        y = None if layout.y_offset is None else np.ndarray(shape, self._dtype, buffer, layout.y_offset)
+        if layout.positions_offset is None or found.documents is None:
             return (x if y is None else Batch(x, y)), after
-        ends, longest = document_bounds(starts, x.size, self._max_documents)
-        position_ids = np.ndarray(shape, self._position_dtype, buffer, positions_offset)
+        ends, longest = document_bounds(found.documents, x.size, self._max_documents)
+        position_ids = np.ndarray(shape, self._position_dtype, buffer, layout.positions_offset)
         return PackedBatch(x, y, ends, longest, position_ids), after
 
     @property
@@ -99,7 +98,7 @@ class HostBatches:
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the buffer that the arrays of a batch share; 0 while no pipeline runs."""
-        return 0 if self._pipeline is None else self._pipeline.layout[-1]
+        return 0 if self._pipeline is None else self._pipeline.layout.buffer_bytes
 
     def stop(self) -> None:
         """Ends the pipeline; batches that it has ready are dropped, and begin again at the next `take`."""

@@ -309,7 +309,7 @@ class TokenLoader(ClosedByWith):
             ``lookahead_misses`` (windows gathered without and with a wait for storage),
             ``already_cached`` (ranges found in the cache), ``major_faults``,
             ``stalls``, ``stall_seconds`` (time that `next` waited for other threads). And of the present:
-            ``depth_batches``, ``ring_batches``, ``threads``, ``buffers_allocated``.
+            ``lookahead_batches``, ``ring_batches``, ``threads``, ``buffers_allocated``.
 
         Example:
             >>> from pagestream import TokenLoader

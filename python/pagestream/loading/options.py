@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 import numpy as np
 
+from pagestream import _native
 from pagestream._common.checks import at_least, one_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def batch_dtype(value: object) -> Any:  # noqa: ANN401 - a BatchDtype
     if isinstance(value, type) and issubclass(value, np.generic):
         value = np.dtype(value)
     word = value.name if isinstance(value, np.dtype) and value.isnative else value
-    one_of("dtype", word, get_args(BatchDtype))
+    one_of("dtype", word, _native.BATCH_DTYPES)
     return word
 
 
@@ -75,7 +76,7 @@ def check_drop_behind(drop_behind: object, corpora: Iterable[_Corpus]) -> None:
     """Refuses a ``drop_behind`` that does not exist, or that would have no effect."""
     if drop_behind is None:
         return
-    one_of("drop_behind", drop_behind, get_args(DropBehind))
+    one_of("drop_behind", drop_behind, _native.DROP_BEHIND)
     # Where "auto" had to step down, the same program has an effect on another mount.
     if drop_behind == "resident" and all(
         shard.mode == "read" and shard.reason is None for corpus in corpora for shard in corpus.shards
