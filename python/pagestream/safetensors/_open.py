@@ -127,6 +127,7 @@ class safe_open:  # noqa: N801 - upstream's name
         self._file = self._opened(filename, _strictness.chosen(strict))
         self._refusal = None if self._framework.read_only else self._file.copy_on_write_refusal()
         # One native call makes a plain array, unless the tensor is an odd one.
+        self._writable = not self._framework.read_only
         self._is_plain = name == "numpy" and self.mode != "read" and not raw
 
     def _opened(self, filename: StrPath, strict: bool) -> _native.WeightFile:  # noqa: FBT001
@@ -197,18 +198,20 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         try:
             if self._is_plain:
-                array = self._plain_array(name)
+                array = self._file.array(name, np.ndarray, dtypes.KNOWN, self._writable)
                 if array is not None:
                     return array
+        except KeyError:
+            raise self._missing(name) from None
+        except ValueError:  # closed, or a shape that NumPy does not have: the long way says which
+            pass
+        return self._odd_tensor(name)
+
+    def _odd_tensor(self, name: str) -> Any:  # noqa: ANN401
+        try:
             return self._framework.whole(self._open(), name)
         except KeyError:
             raise self._missing(name) from None
-
-    def _plain_array(self, name: str) -> Any:  # noqa: ANN401
-        try:
-            return self._file.array(name, np.ndarray, dtypes.KNOWN, not self._framework.read_only)
-        except ValueError:  # closed, or a shape that NumPy does not have: the long way says which
-            return None
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors, in the order of the data.

@@ -167,7 +167,9 @@ def over(
         flat = torch.frombuffer(buffer, dtype=kind, count=count, offset=offset)
         return flat if len(shape) == 1 else flat.view(shape)
     except (OverflowError, RuntimeError, TypeError) as error:
-        message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {error}"
+        # The first line; C++ frames follow it.
+        reason = str(error).partition("\n")[0]
+        message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {reason}"
         raise SafetensorError(message) from error
 
 

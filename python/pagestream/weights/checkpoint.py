@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,11 +166,13 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         if not isinstance(name, str):
             raise KeyError(name)
         file = self._files.file_of(name)
-        if not self._raw:
-            with suppress(ValueError):  # a shape that NumPy does not have: `over` says so below
-                array = file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
-                if array is not None:
-                    return array
+        try:
+            array = None if self._raw else file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
+        except ValueError:  # a shape that NumPy does not have: `_odd_array` says so
+            array = None
+        return self._odd_array(file, name) if array is None else array
+
+    def _odd_array(self, file: _native.WeightFile, name: str) -> npt.NDArray[Any]:
         info = file.info(name)
         dtype, shape = info.dtype, info.shape
         if self._raw:
