@@ -1,4 +1,4 @@
-//! A checkpoint over several files. `weights.py` stands on this.
+//! `Checkpoint`: several safetensors files. The Python package `weights/` uses it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -26,14 +26,14 @@ pub struct PyCheckpoint {
 
 impl Drop for PyCheckpoint {
     fn drop(&mut self) {
-        // To close files can take long on network file systems.
+        // Closing files can take long on network file systems.
         Python::try_attach(|py| py.detach(|| self.checkpoint.close()));
     }
 }
 
 impl PyCheckpoint {
     fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
-        // A name with lone surrogates is no name in any header.
+        // No header has a name with lone surrogates.
         let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
         found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
     }
@@ -46,7 +46,7 @@ fn audit_listing(py: Python<'_>, folder: &Path) -> PyResult<()> {
 
 #[pymethods]
 impl PyCheckpoint {
-    /// `paths`: one path of whatever kind, or, if `listed`, those of files.
+    /// Opens one path of any kind, or, if `listed`, the files of a list.
     #[new]
     fn new(
         py: Python<'_>,
@@ -64,7 +64,7 @@ impl PyCheckpoint {
         };
         let cache_root = cache_root.map(path_of).transpose()?;
         let mode = RequestedMode::from_word(mode)?;
-        let strictness = if strict { Strictness::Strict } else { Strictness::Upstream };
+        let strictness = Strictness::from(strict);
         if let Some(folder) = py.detach(|| source.listed_folder()) {
             audit_listing(py, &folder)?;
         }
@@ -91,7 +91,7 @@ impl PyCheckpoint {
         }
     }
 
-    /// The paths of the files as they were named.
+    /// The paths of the files, as the caller or the checkpoint names them.
     #[getter]
     fn paths(&self) -> Vec<OsString> {
         self.checkpoint.paths().iter().map(|path| text(path)).collect()
@@ -103,7 +103,7 @@ impl PyCheckpoint {
         self.checkpoint.weakest().map_or(Mode::Shared, |(_, facts, _)| facts.mode).word()
     }
 
-    /// Why not in a better mode; with the file's path where there are several.
+    /// Why no better mode is in use, with the file's path if there are several.
     #[getter]
     fn reason(&self) -> Option<OsString> {
         let (path, facts, count) = self.checkpoint.weakest()?;
@@ -125,7 +125,7 @@ impl PyCheckpoint {
         self.find(name).is_ok()
     }
 
-    /// Names in order of the files, and in each of the data.
+    /// Returns the names in order of the files, and in each file in order of the data.
     fn keys(&self) -> Vec<&str> {
         self.checkpoint.names().collect()
     }
@@ -139,20 +139,20 @@ impl PyCheckpoint {
         Ok(Some(found))
     }
 
-    /// The index's own, as JSON.
+    /// The `metadata` of the index, as JSON.
     #[getter]
     fn index_metadata(&self) -> Option<&str> {
         self.checkpoint.index_metadata()
     }
 
-    /// Works for a closed checkpoint too.
+    /// Returns what the header says of a tensor; also after `close`.
     fn info(&self, name: &Bound<'_, PyString>) -> PyResult<PyTensorInfo> {
         let (number, entry) = self.find(name)?;
         let range = self.checkpoint.header(number).byte_range(&entry);
         Ok(PyTensorInfo::new(&entry, &self.checkpoint.paths()[number], range))
     }
 
-    /// The file that a tensor is in, opened again if it was closed to make room for others.
+    /// Returns the file of a tensor, opened again if it was closed to make room for others.
     fn file_of(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyWeightFile> {
         let (number, _) = self.find(name)?;
         Ok(match self.checkpoint.open_file(number) {
@@ -162,7 +162,7 @@ impl PyCheckpoint {
         .into())
     }
 
-    /// How many files are open.
+    /// The number of files that are open.
     #[getter]
     fn open_files(&self) -> usize {
         self.checkpoint.open_count()

@@ -1,4 +1,4 @@
-//! One tensor of an open file. `Checkpoint.read` and the slices of `safetensors/` stand on this.
+//! `StoredTensor`: one tensor of an open file. `Checkpoint.read` and the slices of `safetensors/` use it.
 
 use std::ffi::OsString;
 
@@ -12,11 +12,11 @@ use crate::weights::tensor::StoredTensor;
 
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
 pub struct PyStoredTensor {
-    /// Taken in `drop` alone.
+    /// `None` only during `drop`.
     tensor: Option<StoredTensor>,
 }
 
-/// It may be the last that keeps the file mapped.
+/// Unmaps detached from the interpreter: this may be the last owner of the mapping.
 impl Drop for PyStoredTensor {
     fn drop(&mut self) {
         drop_detached(self.tensor.take());
@@ -55,8 +55,8 @@ impl PyStoredTensor {
         Ok(text(self.tensor()?.path()))
     }
 
-    /// A buffer over `length` of its bytes; None where there is no mapping. With `writable` it lies on pages
-    /// that are copied when written.
+    /// Returns a buffer over `length` bytes of the tensor; None where there is no mapping. With `writable` the buffer
+    /// is over copy-on-write pages.
     fn view<'py>(
         &self,
         py: Python<'py>,
@@ -73,8 +73,8 @@ impl PyStoredTensor {
         view.map(|view| export::view_object(py, view, access)).transpose()
     }
 
-    /// Fills a buffer, which has room for just that, with the elements that begin at the byte `first` of the
-    /// tensor, of this shape and these strides in bytes.
+    /// Fills a buffer of exactly their size with elements: they begin at the byte `first` of the tensor, and have this
+    /// shape and these strides in bytes.
     fn read_selection(
         &self,
         py: Python<'_>,

@@ -1,4 +1,4 @@
-//! One safetensors file. `weights.py` and `safetensors/` stand on this.
+//! `WeightFile`: one safetensors file. The Python packages `weights/` and `safetensors/` use it.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -18,13 +18,12 @@ use super::writable::WritableBuffer;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::TensorEntry;
-use crate::weights::strictness::Strictness;
 
 #[pyclass(name = "WeightFile", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
 pub struct PyWeightFile {
     weights: WeightFile,
-    /// What `buffer` gave: all tensors of a file stand on one object per protection.
+    /// The results of `buffer`: all tensors of a file use one object per protection.
     buffers: Mutex<Buffers>,
 }
 
@@ -36,7 +35,7 @@ struct Buffers {
 
 impl Drop for PyWeightFile {
     fn drop(&mut self) {
-        // A checkpoint's file is closed by the checkpoint.
+        // The checkpoint closes a file of its own.
         if self.weights.is_last() {
             Python::try_attach(|py| py.detach(|| self.weights.file().close()));
         }
@@ -54,22 +53,18 @@ impl PyWeightFile {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// KeyError if there is no such tensor; the callers have words of their own for that.
+    /// Returns a tensor's entry; KeyError if there is none. Callers replace the message.
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
-        // A name with lone surrogates is no name in any header.
+        // No header has a name with lone surrogates.
         let found = name.to_str().ok().and_then(|name| self.weights.header().tensor(name));
         found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
     }
 }
 
-fn strictness(strict: bool) -> Strictness {
-    if strict { Strictness::Strict } else { Strictness::Upstream }
-}
-
 /// Parses the header of a file that is in memory: each tensor in order of the data. `head` has at least the header.
 #[pyfunction]
 pub fn parse_weights(py: Python<'_>, head: &[u8], size: u64, strict: bool) -> PyResult<Vec<PyTensorInfo>> {
-    let header = py.detach(|| file::parse_head(head, size, strictness(strict)))?;
+    let header = py.detach(|| file::parse_head(head, size, strict.into()))?;
     let info = |entry: TensorEntry<'_>| PyTensorInfo::new(&entry, Path::new(""), header.byte_range(&entry));
     Ok(header.tensors_by_offset().map(info).collect())
 }
@@ -80,13 +75,12 @@ impl PyWeightFile {
     fn new(py: Python<'_>, path: &[u8], mode: &str, strict: bool) -> PyResult<Self> {
         let path = path_of(path)?;
         let mode = RequestedMode::from_word(mode)?;
-        let strictness = strictness(strict);
         audit_open(py, path, mode)?;
-        let weights = py.detach(|| WeightFile::open(path, mode, strictness))?;
+        let weights = py.detach(|| WeightFile::open(path, mode, strict.into()))?;
         Ok(weights.into())
     }
 
-    /// Of a file that is open; its descriptor stays the caller's. `path` is for messages.
+    /// Opens the file behind a descriptor, which stays the caller's. `path` is for messages.
     #[staticmethod]
     fn of_descriptor(
         py: Python<'_>,
@@ -99,7 +93,7 @@ impl PyWeightFile {
         let mode = RequestedMode::from_word(mode)?;
         audit_open(py, path, mode)?;
         let file = py.detach(|| MappedFile::from_descriptor(descriptor, path, mode))?;
-        Ok(py.detach(|| WeightFile::of(file, strictness(strict)))?.into())
+        Ok(py.detach(|| WeightFile::of(file, strict.into()))?.into())
     }
 
     #[getter]
@@ -122,13 +116,13 @@ impl PyWeightFile {
         self.weights.file().facts().reason
     }
 
-    /// Where the tensors' data begin, in bytes from the file's start.
+    /// The offset of the tensors' data in the file, in bytes.
     #[getter]
     fn data_start(&self) -> u64 {
         self.weights.header().data_start()
     }
 
-    /// Fields of the header that the format does not have, as sentences.
+    /// Warnings of fields that the format does not have.
     #[getter]
     fn warnings(&self) -> Vec<String> {
         self.weights.header().warnings().to_vec()
@@ -142,12 +136,12 @@ impl PyWeightFile {
         self.entry(name).is_ok()
     }
 
-    /// Names in order of names.
+    /// Returns the names, sorted.
     fn keys(&self) -> Vec<&str> {
         self.weights.header().tensors().map(|entry| entry.name).collect()
     }
 
-    /// Names in order of the data.
+    /// Returns the names in order of the data.
     fn offset_keys(&self) -> Vec<&str> {
         self.weights.header().tensors_by_offset().map(|entry| entry.name).collect()
     }
@@ -166,8 +160,8 @@ impl PyWeightFile {
         Ok(PyTensorInfo::new(&entry, self.weights.file().path(), self.weights.byte_range(&entry)))
     }
 
-    /// The whole file as a buffer; None where there is no mapping. With `writable` it lies on pages that are
-    /// copied when written.
+    /// Returns the whole file as a buffer; None where there is no mapping. With `writable` the buffer is over
+    /// copy-on-write pages.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
         let opened = self.weights.file().opened()?;
         opened.check_views()?;
@@ -186,7 +180,7 @@ impl PyWeightFile {
         let Some(view) = view else { return Ok(None) };
         let buffer = export::view_object(py, view, access)?;
         let mut buffers = self.buffers();
-        // Closed in the meantime: nothing may keep the mapping but those who have its memory.
+        // After a concurrent close only users of the memory may keep the mapping.
         if !self.closed() {
             let place = if writable { &mut buffers.writable } else { &mut buffers.read_only };
             *place = Some(buffer.clone().unbind());
@@ -194,8 +188,8 @@ impl PyWeightFile {
         Ok(Some(buffer))
     }
 
-    /// `array_type(shape, dtypes[dtype], buffer, offset)`, which is `numpy.ndarray`'s signature. None if
-    /// there is no such type in `dtypes`, no buffer, or if the tensor's place does not suit its type.
+    /// Returns `array_type(shape, dtypes[dtype], buffer, offset)`, the signature of `numpy.ndarray`; None if the type
+    /// is not in `dtypes`, there is no mapping, or the tensor is misaligned.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -214,18 +208,18 @@ impl PyWeightFile {
         array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
     }
 
-    /// A tensor that can be read in parts, also after this is closed.
+    /// Returns a tensor that can be read in parts, also after this file is closed.
     fn stored(&self, name: &Bound<'_, PyString>) -> PyResult<PyStoredTensor> {
         Ok(PyStoredTensor::new(self.weights.stored(&self.entry(name)?)?))
     }
 
-    /// Why there are no copy-on-write pages of this file; None if there are.
+    /// Returns why there are no copy-on-write pages of this file; None if there are.
     fn copy_on_write_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let opened = self.weights.file().opened()?;
         Ok(py.detach(|| opened.copy_on_write_refusal()))
     }
 
-    /// Copies a tensor's bytes to a buffer, which has room for just them.
+    /// Copies a tensor's bytes to a buffer of exactly their size.
     fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let (offset, length) = self.weights.byte_range(&self.entry(name)?);
         let opened = self.weights.file().opened()?;

@@ -1,4 +1,4 @@
-//! The name table of a checkpoint: which file has which tensor, and what files and index do not agree on.
+//! [`Catalog`]: which file has which tensor; and [`Findings`]: where files and index disagree.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::tally::Tally;
 /// A tensor: the number of its file, and its rank among the names of that file.
 pub type TensorAt = (u32, u32);
 
-/// The names of a checkpoint. The names themselves stand in the headers; here are numbers alone.
+/// The name table of a checkpoint. It holds numbers alone; the names stand in the headers.
 #[derive(Debug)]
 pub struct Catalog {
     /// In order of names; `None` if the checkpoint is one file, whose header knows.
@@ -21,10 +21,10 @@ pub struct Catalog {
     hidden: Vec<Vec<bool>>,
 }
 
-/// What does not agree.
+/// Disagreements between the files, or with the index.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Tensors that the index names and the file has not.
+    /// Tensors that the index names but the file lacks.
     pub missing: Tally,
     /// Tensors that two files have.
     pub repeated: Tally,
@@ -37,7 +37,7 @@ impl Catalog {
         Self { by_name: None, hidden: vec![Vec::new()] }
     }
 
-    /// The index decides which file a tensor is taken from.
+    /// Takes each tensor from the file that the index names for it.
     pub fn by_index(index: &Index, opened: &[OpenedShard], shards: &[ShardPath]) -> (Self, Findings) {
         let mut findings = Findings::default();
         let mut next: Vec<_> = opened.iter().map(|shard| shard.ranks.iter()).collect();
@@ -45,7 +45,7 @@ impl Catalog {
         for (name, file) in index.names() {
             match next[file].next() {
                 Some(&rank) if rank != ABSENT => by_name.push((file as u32, rank)),
-                None => {} // of a file that is missing itself
+                None => {} // the whole file is missing
                 Some(_) => {
                     findings.missing.add(format_args!("{} ({})", quoted(name), shards[file].path.display()));
                 }
@@ -66,7 +66,7 @@ impl Catalog {
         (Self::new(&headers, by_name), findings)
     }
 
-    /// Without an index the last file that has a name wins, as with `dict.update`.
+    /// Takes each tensor from the last file that has it, as with `dict.update`.
     pub fn by_order(headers: &[Arc<Header>], shards: &[ShardPath]) -> (Self, Findings) {
         let mut by_name = sorted(headers);
         let mut findings = Findings::default();
@@ -127,12 +127,12 @@ impl Findings {
     }
 }
 
-/// All tensors of all files in order of names; those of one name in order of the files.
+/// Returns all tensors of all files in order of names, and those of one name in order of the files.
 fn sorted(headers: &[Arc<Header>]) -> Vec<TensorAt> {
     let ranks =
         |(file, header): (usize, &Arc<Header>)| (0..header.len() as u32).map(move |rank| (file as u32, rank));
     let mut all: Vec<TensorAt> = headers.iter().enumerate().flat_map(ranks).collect();
-    // Stable, and quick where each file's names are sorted already.
+    // A stable sort, which is quick because the names of each file are sorted already.
     all.sort_by(|a, b| name(headers, *a).cmp(name(headers, *b)));
     all
 }

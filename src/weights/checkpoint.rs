@@ -1,4 +1,4 @@
-//! Many safetensors files as one set of names.
+//! [`Checkpoint`]: many safetensors files as one set of names.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
 use crate::mapped_file::{Facts, Identity, Origin, RequestedMode, identity_at};
 use crate::parallel::in_parallel;
 
-/// Some or all tensors of some files. Each name is there once.
+/// Tensors of some files, by name. Each name is there once.
 #[derive(Debug)]
 pub struct Checkpoint {
     paths: Vec<PathBuf>,
@@ -29,9 +29,9 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the files, in parallel, and checks that they are what the index says.
+    /// Opens the files in parallel, and checks that they are what the index says.
     ///
-    /// `keep_going` is asked by the calling thread now and then; `false` stops the opening with an error.
+    /// The calling thread calls `keep_going` now and then; `false` stops the opening with an error.
     pub fn open(
         list: ShardList,
         mode: RequestedMode,
@@ -101,23 +101,23 @@ impl Checkpoint {
         self.len() == 0
     }
 
-    /// In order of the files, and in each of the data.
+    /// The names in order of the files, and in each file in order of the data.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.catalog.names(&self.headers)
     }
 
-    /// The number of a tensor's file, and what its header says of it.
+    /// Returns the number of a tensor's file, and what the header says of the tensor.
     pub fn tensor(&self, name: &str) -> Option<(usize, TensorEntry<'_>)> {
         let (file, rank) = self.catalog.find(&self.headers, name)?;
         Some((file as usize, self.headers[file as usize].nth(rank as usize)))
     }
 
-    /// A file, opened again if it was closed to make room for others.
+    /// Returns a file, opened again if it was closed to make room for others.
     pub fn file(&self, number: usize) -> Result<WeightFile> {
         Ok(WeightFile::from_parts(self.files.get(number)?, self.headers[number].clone()))
     }
 
-    /// The same, if it is open: without waiting for storage.
+    /// Returns a file if it is open, without waiting for storage.
     pub fn open_file(&self, number: usize) -> Option<WeightFile> {
         Some(WeightFile::from_parts(self.files.get_open(number)?, self.headers[number].clone()))
     }
@@ -126,17 +126,17 @@ impl Checkpoint {
         &self.headers[number]
     }
 
-    /// As they were named.
+    /// The paths of the files, as the caller or the checkpoint names them.
     pub fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
 
-    /// What all files that have a key say of it; `None` if no header has any.
+    /// The headers' metadata, without keys on which two headers differ; `None` if no header has any.
     pub fn metadata(&self) -> Option<&[(String, String)]> {
         self.metadata.as_deref()
     }
 
-    /// The index's own `metadata`, as JSON.
+    /// The `metadata` of the index, as JSON.
     pub fn index_metadata(&self) -> Option<&str> {
         self.index_metadata.as_deref()
     }
@@ -145,13 +145,13 @@ impl Checkpoint {
         &self.warnings
     }
 
-    /// The weakest way in which a file is read, the first such file, and how many there are.
+    /// Returns the facts of the weakest mode in use, the path of the first file in that mode, and how many there are.
     pub fn weakest(&self) -> Option<(&Path, &Facts, usize)> {
         let (first, count) = self.files.weakest(self.paths.len())?;
         Some((&self.paths[first], self.files.facts(first), count))
     }
 
-    /// Are the index and every file still those that were opened?
+    /// Checks that the index and every file are still those that were opened.
     pub fn check(&self) -> Result<()> {
         if let Some((path, identity)) = &self.index {
             check_index(path, identity)?;
@@ -160,7 +160,7 @@ impl Checkpoint {
         in_parallel(self.paths.len(), threads, |number| self.files.check(number)).map(drop)
     }
 
-    /// How many files are open.
+    /// The number of files that are open.
     pub fn open_count(&self) -> usize {
         self.files.open_count()
     }
@@ -181,7 +181,7 @@ fn blame(shard: &ShardPath, error: Error) -> Error {
     }
 }
 
-/// An index is rewritten when its shards are, so this also tells of those.
+/// Checks the index. Tools that rewrite shards rewrite the index too, so this notices those as well.
 fn check_index(path: &Path, expected: &Identity) -> Result<()> {
     let changed = |detail: String| Error::FileChanged { path: path.into(), detail };
     let found = identity_at(path)

@@ -11,7 +11,7 @@ use super::mistaken::{self, SNIFFED_BYTES};
 use super::strictness::Strictness;
 use super::tensor::StoredTensor;
 
-/// Copies are the same file.
+/// An open file with its header. Clones share the file.
 #[derive(Debug, Clone)]
 pub struct WeightFile {
     file: Arc<MappedFile>,
@@ -25,7 +25,7 @@ pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Head
         let json = head.get(LENGTH_BYTES as usize..).unwrap_or_default();
         Header::parse(&json[..json.len().min(length as usize)], size, strictness)
     };
-    // Upstream's words: it says of bytes in memory what it says of files, without "header".
+    // Upstream's words for bytes in memory; for files it adds "header".
     parse().map_err(|error| refusal(Path::new(""), "Error while deserializing", &error, head))
 }
 
@@ -40,13 +40,13 @@ impl WeightFile {
         Self::of(MappedFile::open(path, mode)?, strictness)
     }
 
-    /// Of a file that is open, whose header is read.
+    /// Reads the header of an open file.
     pub fn of(file: MappedFile, strictness: Strictness) -> Result<Self> {
         let header = read_header(&file, strictness)?;
         Ok(Self::from_parts(Arc::new(file), Arc::new(header)))
     }
 
-    /// Of a file whose header was read from it before.
+    /// Joins an open file and the header that was read from it.
     pub fn from_parts(file: Arc<MappedFile>, header: Arc<Header>) -> Self {
         Self { file, header }
     }
@@ -55,7 +55,7 @@ impl WeightFile {
         &self.file
     }
 
-    /// Whether nobody else has the file.
+    /// Returns whether this is the only owner of the open file.
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.file) == 1
     }
@@ -64,12 +64,12 @@ impl WeightFile {
         &self.header
     }
 
-    /// A tensor's bytes in the file, as (offset, length). The header's checks say that they lie in it.
+    /// Returns a tensor's bytes in the file, as (offset, length). The header's checks guarantee that they lie in it.
     pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
         self.header.byte_range(entry)
     }
 
-    /// A tensor that stays readable when this is closed.
+    /// Returns a tensor that stays readable when this file is closed.
     pub fn stored(&self, entry: &TensorEntry<'_>) -> Result<StoredTensor> {
         Ok(StoredTensor::new(self.file.opened()?, entry.dtype, entry.shape, self.byte_range(entry)))
     }

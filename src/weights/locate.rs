@@ -1,8 +1,16 @@
-//! From what people name, a file, a folder, an index or several files, to the files of a checkpoint.
+//! Finds the files of a checkpoint from a file, a folder, an index or a list of files.
 //!
-//! Paths of the caller's are followed wherever they lead. Names that come from an index or a folder's listing
-//! are not: they are opened beneath the folder ([`Folder`]), or beneath what the layout of the Hugging Face
-//! cache adds to it, or beneath what the caller allows in addition.
+//! ```text
+//! a file, a list                    -> those files
+//! an index (.json)                  -> the files that it names
+//! a folder -- with an index         -> as that index
+//!          -- model.safetensors     -> that file
+//!          -- else                  -> all its *.safetensors, in natural order
+//! ```
+//!
+//! The caller's own paths are followed wherever they lead. Names from an index or a folder's listing are not: such
+//! a file is opened beneath the folder ([`Folder`]), beneath the folders that the layout of the Hugging Face cache
+//! adds, or beneath the one that the caller allows in addition.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -25,7 +33,7 @@ const INDEX: &[u8] = b".safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 const USUAL_INDEX: &str = "model.safetensors.index.json";
 
-/// What the caller named.
+/// A checkpoint as the caller names it.
 #[derive(Debug)]
 pub enum CheckpointPath {
     Path(PathBuf),
@@ -46,10 +54,10 @@ enum CheckpointLayout {
     Indexed { folder: Arc<Folder>, index: PathBuf, weights: Vec<OsString> },
 }
 
-/// A file that is still to be opened.
+/// A file to open.
 #[derive(Debug, Clone)]
 pub struct ShardPath {
-    /// For messages, and for the user.
+    /// The path that messages and users see.
     pub path: PathBuf,
     pub origin: Origin,
 }
@@ -71,7 +79,7 @@ impl ShardPath {
 /// The files of a checkpoint, and what its index says.
 #[derive(Debug)]
 pub struct ShardList {
-    /// What was named.
+    /// The path that the caller named.
     pub path: PathBuf,
     pub shards: Vec<ShardPath>,
     pub index: Option<IndexFile>,
@@ -86,7 +94,7 @@ pub struct IndexFile {
 }
 
 impl CheckpointPath {
-    /// The folder that [`Self::locate`] lists, if it lists one.
+    /// Returns the folder that [`Self::locate`] lists, if it lists one.
     pub fn listed_folder(&self) -> Option<PathBuf> {
         match self {
             Self::Path(path) if is_directory(path) => Some(path.clone()),
@@ -95,7 +103,7 @@ impl CheckpointPath {
         }
     }
 
-    /// Looks where the files are. Links may lead into `cache_root` too.
+    /// Finds the files. Links may lead into `cache_root` too.
     pub fn locate(self, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
         match self {
             Self::Files(paths) => files_as_named(paths, cache_root),
@@ -103,7 +111,7 @@ impl CheckpointPath {
             Self::Path(path) if is_index(&path) => {
                 let (folder, name) = split(&path);
                 let folder = open_folder(folder, cache_root)?;
-                // For a notice alone: a folder that cannot be listed is no hindrance.
+                // Only a warning needs the listing, so a folder that cannot be listed is no error.
                 let weights = folder.names().map(|names| with_suffix(&names, WEIGHTS)).unwrap_or_default();
                 let kind = CheckpointLayout::Indexed { folder, index: name.into(), weights };
                 Ok(LocatedCheckpoint { path, kind, warnings: Vec::new() })
@@ -114,7 +122,7 @@ impl CheckpointPath {
 }
 
 impl LocatedCheckpoint {
-    /// The index, which [`Self::list`] opens.
+    /// Returns the path of the index that [`Self::list`] reads.
     pub fn index_path(&self) -> Option<PathBuf> {
         match &self.kind {
             CheckpointLayout::Files(_) => None,
@@ -122,7 +130,7 @@ impl LocatedCheckpoint {
         }
     }
 
-    /// Reads the index, if there is one.
+    /// Reads the index, if there is one, and lists the files.
     pub fn list(self, strictness: Strictness) -> Result<ShardList> {
         let Self { path, kind, mut warnings } = self;
         let (folder, name, weights) = match kind {
@@ -144,7 +152,8 @@ impl LocatedCheckpoint {
     }
 }
 
-/// The error for a file whose name is not the caller's own: what the name leads to is the checkpoint's fault.
+/// Turns the error of a file that the checkpoint names into one of the checkpoint's: what its name leads to is not
+/// the caller's fault.
 pub fn blame_checkpoint(error: Error) -> Error {
     match error {
         Error::System { errno, ref path, .. } if is_refusal(errno) => {
@@ -184,7 +193,7 @@ fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<Loca
         }
         Some(_) => confined(&paths, cache_root)?,
     };
-    // Errors about several files name them; they are about none of them alone.
+    // Errors about several files name each; the list as a whole has no path.
     let path = if files.len() == 1 { first } else { PathBuf::new() };
     Ok(LocatedCheckpoint { path, kind: CheckpointLayout::Files(files), warnings: Vec::new() })
 }
@@ -276,7 +285,7 @@ fn hugging_face_blobs(folder: &Path) -> Vec<Beside> {
     vec![blobs(repository, None), blobs(repository + 1, Some(".huggingface-shared-blobs".into()))]
 }
 
-/// As `huggingface_hub` calls the folder of a repository: `models--org--name`.
+/// Returns whether `huggingface_hub` calls the folder of a repository so: `models--org--name`.
 fn is_repository(name: &OsStr) -> bool {
     let kinds: [&[u8]; 3] = [b"models--", b"datasets--", b"spaces--"];
     kinds.iter().any(|kind| name.as_bytes().strip_prefix(*kind).is_some_and(|rest| !rest.is_empty()))
@@ -286,7 +295,8 @@ fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ShardPath {
     ShardPath { path: folder.path().join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
 }
 
-/// A path's folder and name. What has no name of its own (`..`) is its own folder, and will be refused.
+/// Splits a path into folder and name. A path without a name of its own (`..`) becomes its own folder, and is refused
+/// later.
 fn split(path: &Path) -> (&Path, &OsStr) {
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => (parent, name),
@@ -294,12 +304,12 @@ fn split(path: &Path) -> (&Path, &OsStr) {
     }
 }
 
-/// Indexes are told by their names.
+/// Returns whether a path is that of an index, by its name.
 fn is_index(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b".json")
 }
 
-/// In natural order; hidden files are left alone.
+/// Returns the names with a suffix, in natural order, without hidden files.
 fn with_suffix(names: &[OsString], suffix: &[u8]) -> Vec<OsString> {
     let bytes = |name: &OsString| name.as_bytes().to_owned();
     let matches = |name: &&OsString| bytes(name).ends_with(suffix) && !bytes(name).starts_with(b".");

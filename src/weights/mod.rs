@@ -1,4 +1,36 @@
-//! safetensors files: the header from bytes, one file of weights, parts of its tensors.
+//! safetensors files: one file of weights, or a checkpoint of many files, as tensors by name.
+//!
+//! ```text
+//!                 a path                          a file, folder, index or list
+//!                   |                                          |
+//!                   |                              locate      which files, and what the index says
+//!                   |                                 |        (index: JSON -> names and shards)
+//!                  file  <----------------------- open         each file's header, in parallel
+//!                   |                                 |
+//!    header: bytes -> checked entries              catalog     which file has which name
+//!                   |                                 |
+//!                   |                              report      all problems in one error, oddities as warnings
+//!                   |                                 |
+//!               WeightFile                        Checkpoint   -> WeightFile of a name
+//!                   \_________________ _______________/
+//!                                     |
+//!                               StoredTensor  -> a view of the mapping, or a selection read by `slicing`
+//! ```
+//!
+//! What the room promises:
+//!
+//! * Opening reads headers and the index, and nothing else. Their lengths are bounded before they are read (100 MB,
+//!   256 MiB), the files of an index where they are numbered (65,536), and opening stops after 100 files that fail.
+//! * A header is parsed from a private copy. Strict, it is refused where the format's text disallows it; with
+//!   upstream's rules it is judged as the `safetensors` crate judges it, file by file (a differential test holds that).
+//! * Every tensor of a header lies inside its file, so that offsets need no check later.
+//! * Names in an index or a folder never lead outside the folder, the blobs of its Hugging Face cache, and the one
+//!   folder that the caller allows in addition. Files are opened by descriptors, so renames and links cannot change that.
+//! * Everything that is wrong with a checkpoint is in one error. An error that the checkpoint is not to blame for (no
+//!   permission, no memory) is raised as it is.
+//! * All types can be used by several threads at once. Calls that touch a file may block: callers detach.
+//!
+//! `python/` and, later, `streaming/` call this room; it uses `mapped_file/` for files and `slicing/` for parts.
 
 mod catalog;
 pub mod checkpoint;

@@ -23,12 +23,12 @@ const DESCRIPTORS_PER_THREAD: usize = 16;
 /// Files that are worth one more thread where opening costs processor time.
 pub const FILES_PER_THREAD: usize = 4;
 
-/// After this many files that failed no more are tried: an index may name tens of thousands.
+/// Failed files after which no more are tried: an index may name tens of thousands.
 pub const MAX_FAILED: usize = 100;
-/// Between two calls of `keep_going`.
+/// Time between two calls of `keep_going`.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// The rank of a name that the index has and the file has not.
+/// The rank of a name that is in the index but not in the file.
 pub const ABSENT: u32 = u32::MAX;
 
 /// A shard whose header was read.
@@ -48,12 +48,12 @@ pub struct OpenedShard {
 pub enum NotOpened {
     /// The checkpoint is to blame for this error.
     Failed(Error),
-    /// So many others failed that this one was not tried.
+    /// Too many other files failed before this one was tried.
     Skipped,
 }
 
-/// Opens all shards, or stops where `keep_going`, which the calling thread asks now and then, returns false. An
-/// error that is not the checkpoint's fault ends the opening at once.
+/// Opens all shards. An error that is not the checkpoint's fault ends the opening at once, and so does `keep_going`,
+/// which the calling thread calls now and then, when it returns `false`.
 pub fn open_shards(
     list: &ShardList,
     mode: RequestedMode,
@@ -79,7 +79,7 @@ pub fn open_shards(
             Ok(opened) => Ok(Ok(opened)),
         }
     };
-    // The first file tells what opening costs here.
+    // The time of the first file shows what opening costs here.
     let start = Instant::now();
     let first = attempt(0)?;
     let threads = if start.elapsed() > SLOW {
@@ -119,7 +119,7 @@ fn open_shard(
     Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header: Arc::new(header), ranks, unnamed })
 }
 
-/// The names that the index has for each file, sorted.
+/// Returns the names that the index has for each file, sorted.
 fn by_file(index: &Index) -> Vec<Vec<&str>> {
     let mut names = vec![Vec::new(); index.shards().len()];
     for (name, shard) in index.names() {

@@ -1,4 +1,4 @@
-//! What the user is told of a checkpoint: every problem in one error, and what is odd as warnings.
+//! [`Report`]: the problems of a checkpoint, together in one error, and its oddities as warnings.
 //!
 //! ```text
 //! finding                               strict     upstream's rules
@@ -24,7 +24,7 @@ use crate::mapped_file::is_gone;
 const EXPECTED: &str = "expected each tensor in one file, and every file whole; fetch the checkpoint again, or name the files \
      that are meant as a list";
 
-/// Problems and warnings, as they are collected.
+/// Problems and warnings, collected while a checkpoint is opened.
 #[derive(Debug, Default)]
 pub struct Report {
     missing_files: Tally,
@@ -41,7 +41,7 @@ impl Report {
         Self { warnings, ..Self::default() }
     }
 
-    /// Records why a shard could not be opened. An error that is not the checkpoint's fault comes back.
+    /// Records why a shard could not be opened. Returns an error that is not the checkpoint's fault.
     pub fn add_file(&mut self, shard: &ShardPath, error: Error) -> Result<()> {
         if !shard.is_to_blame(&error) {
             return Err(error);
@@ -60,7 +60,7 @@ impl Report {
         self.skipped_files.add(shard.path.display());
     }
 
-    /// Records what the headers and the index do not agree on. `used` says which of two tensors counts.
+    /// Records where headers and index disagree. `used` says which of two tensors of one name counts.
     pub fn add_findings(&mut self, findings: Findings, used: &str, strictness: Strictness) {
         let Findings { missing, repeated, unnamed } = findings;
         if !unnamed.is_empty() {

@@ -1,4 +1,4 @@
-//! How strictly files are taken.
+//! [`Strictness`]: whether files that only upstream's code accepts are refused.
 
 /// What to do with files that the format disallows and upstream's code accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -8,4 +8,10 @@ pub enum Strictness {
     Strict,
     /// Accepts what version 0.8 of the `safetensors` crate accepts.
     Upstream,
+}
+
+impl From<bool> for Strictness {
+    fn from(strict: bool) -> Self {
+        if strict { Self::Strict } else { Self::Upstream }
+    }
 }

@@ -1,4 +1,4 @@
-//! One tensor of an open file, beyond the life of the object that opened it.
+//! [`StoredTensor`]: one tensor of a file, readable after the object that opened the file is closed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::os::memory::Uninit;
 
 use crate::slicing::{self, KeepGoing, Selection, SlicePlan};
 
-/// Keeps the file open, also when the [`super::file::WeightFile`] is closed.
+/// One tensor. It keeps the file open, also when the [`super::file::WeightFile`] is closed.
 #[derive(Debug)]
 pub struct StoredTensor {
     opened: Arc<Opened>,
@@ -21,7 +21,7 @@ pub struct StoredTensor {
 }
 
 impl StoredTensor {
-    /// The tensor's bytes lie in the file, from `offset` on.
+    /// The caller guarantees that the range of bytes lies in the file.
     pub(super) fn new(opened: Arc<Opened>, dtype: Dtype, shape: &[u64], (offset, len): (u64, u64)) -> Self {
         Self { opened, dtype, shape: shape.to_vec(), offset, len }
     }
@@ -34,7 +34,7 @@ impl StoredTensor {
         &self.shape
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub fn bytes(&self) -> u64 {
         self.len
     }
@@ -43,12 +43,12 @@ impl StoredTensor {
         self.opened.path()
     }
 
-    /// A range of its bytes in the read-only mapping; `None` where there is none.
+    /// Returns a range of the tensor's bytes in the read-only mapping; `None` where there is no mapping.
     pub fn view(&self, first: u64, len: u64) -> Result<Option<View>> {
         self.opened.view(self.place(first, len)?, len)
     }
 
-    /// Likewise in the mapping whose pages are copied when they are written.
+    /// Returns a range of the tensor's bytes in the copy-on-write mapping; `None` where there is no mapping.
     pub fn copy_on_write_view(&self, first: u64, len: u64) -> Result<Option<View>> {
         self.opened.copy_on_write_view(self.place(first, len)?, len)
     }
@@ -60,12 +60,12 @@ impl StoredTensor {
         })
     }
 
-    /// What [`Selection::new`] says of a part of this tensor.
+    /// Returns the selection of a part of this tensor; see [`Selection::new`].
     pub fn select(&self, first: u64, shape: &[u64], strides: &[i64], item_bytes: u64) -> Result<Selection> {
         Selection::new(first, shape, strides, item_bytes, self.len)
     }
 
-    /// Copies what is selected to `out`; see [`slicing::fill()`].
+    /// Copies a selection to `out`; see [`slicing::fill()`].
     pub fn read(&self, selection: Selection, out: Uninit<'_>, keep_going: &mut KeepGoing<'_>) -> Result<()> {
         slicing::fill(&self.opened, self.offset, &SlicePlan::new(selection), out, keep_going)
     }

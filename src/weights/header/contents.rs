@@ -1,4 +1,4 @@
-//! A header that was read and checked, and the tensors in it by name and by place.
+//! [`Header`]: a header that was read and checked. Its tensors are found by name and in order of their data.
 
 use super::error::{HeaderError, HeaderErrorKind};
 use super::names::NameOrder;
@@ -8,7 +8,7 @@ use super::{json, validate};
 use crate::dtype::Dtype;
 use crate::weights::strictness::Strictness;
 
-/// What one header says. Every tensor in it lies inside the file.
+/// A checked header: every tensor in it lies inside the file.
 #[derive(Debug, Default)]
 pub struct Header {
     table: HeaderTable,
@@ -28,7 +28,7 @@ pub struct TensorEntry<'h> {
 }
 
 impl Header {
-    /// Reads the JSON, which are the bytes from 8 on that [`header_bytes`] counted.
+    /// Parses the JSON, the bytes from 8 on whose number [`header_bytes`](super::header_bytes) returns.
     pub fn parse(json: &[u8], file_size: u64, strictness: Strictness) -> Result<Self, HeaderError> {
         let length = json.len() as u64;
         check_length(length, file_size)?;
@@ -62,7 +62,7 @@ impl Header {
         self.by_name.indices.iter().map(|&index| self.entry(index))
     }
 
-    /// The tensors in order of their data; those that share a place, which are empty, by name.
+    /// The tensors in order of their data. Tensors at the same place, which are empty, come in order of names.
     pub fn tensors_by_offset(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
         self.by_offset.iter().map(|&index| self.entry(index))
     }
@@ -71,33 +71,33 @@ impl Header {
         Some(self.nth(self.rank(name)?))
     }
 
-    /// How many names come before this one in [`Self::tensors`].
+    /// Returns the position of a name in [`Self::tensors`].
     pub fn rank(&self, name: &str) -> Option<usize> {
         self.by_name.rank(name, |index| self.table.name(&self.table.records[index as usize]))
     }
 
-    /// The tensor of that rank, which must be below [`Self::len`].
+    /// Returns the tensor of a rank, which must be below [`Self::len`].
     pub fn nth(&self, rank: usize) -> TensorEntry<'_> {
         self.entry(self.by_name.indices[rank])
     }
 
-    /// The pairs of `__metadata__` in order of the header.
+    /// The pairs of `__metadata__`, in the order of the header.
     pub fn metadata(&self) -> Option<impl ExactSizeIterator<Item = (&str, &str)>> {
         let pairs = self.table.metadata.as_ref()?;
         Some(pairs.iter().map(|pair| (self.table.text(pair.key.span), self.table.text(pair.value))))
     }
 
-    /// A tensor's bytes in the file, as (offset, length).
+    /// Returns a tensor's bytes in the file, as (offset, length).
     pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
         (self.data_start + entry.begin, entry.end - entry.begin)
     }
 
-    /// Where the tensors' data begin, in bytes from the file's start.
+    /// The offset of the tensors' data in the file, in bytes.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// What was ignored: fields that the format does not have. Beyond a few they are only counted.
+    /// Warnings of fields that the format does not have. Beyond the first few they are only counted.
     pub fn warnings(&self) -> &[String] {
         &self.table.warnings
     }

@@ -1,4 +1,4 @@
-//! What is wrong with a header, and where.
+//! [`HeaderError`]: which rule a header breaks, and at which byte.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub enum HeaderErrorKind {
     UnknownDtype,
     /// A tensor name with a NUL character.
     InvalidName,
-    /// A key that stands twice in one object.
+    /// A key that occurs twice in one object.
     Duplicate,
     /// A tensor that does not begin where the one before it ends.
     InvalidOffsets,
@@ -27,13 +27,13 @@ pub enum HeaderErrorKind {
     Overflow,
     /// Elements smaller than a byte that do not fill whole bytes.
     SubByte,
-    /// Shape and element type that take another number of bytes than the offsets hold.
+    /// A shape and element type whose size differs from that of the data.
     InvalidSize,
     /// Tensors that do not end where the file ends.
     IncompleteCover,
 }
 
-/// Why a header was refused. `offset` is in bytes from the file's start.
+/// The reason for which a header is refused. `offset` counts bytes from the file's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderError {
     pub kind: HeaderErrorKind,
@@ -56,7 +56,7 @@ impl fmt::Display for HeaderError {
 
 impl std::error::Error for HeaderError {}
 
-/// A name for a message: quoted, escaped, and short even where the file's name is megabytes long.
+/// Returns a name for a message: quoted, escaped, and short even if the name is megabytes long.
 pub(in crate::weights) fn quoted(name: &str) -> String {
     const MAX_CHARS: usize = 100;
     match name.char_indices().nth(MAX_CHARS) {
@@ -65,7 +65,7 @@ pub(in crate::weights) fn quoted(name: &str) -> String {
     }
 }
 
-/// A shape for a message.
+/// Returns a shape for a message.
 pub(super) fn shape_text(shape: &[u64]) -> String {
     const MAX_DIMENSIONS: usize = 16;
     match shape.get(..MAX_DIMENSIONS) {
@@ -76,7 +76,7 @@ pub(super) fn shape_text(shape: &[u64]) -> String {
     }
 }
 
-/// serde's messages quote whole strings of the file.
+/// Shortens a message: those of serde quote whole strings of the file.
 fn clipped(mut text: String) -> String {
     const MAX_BYTES: usize = 2000;
     if text.len() > MAX_BYTES {

@@ -1,8 +1,8 @@
 //! The header's JSON, read in one pass into a [`HeaderTable`].
 //!
-//! Upstream lets serde derive this, with `#[serde(flatten)]`: each entry is first buffered as a tree
-//! and then read from there. What follows from that for odd files is kept: a value that nobody asked
-//! for must still be valid in full, with numbers in range and nesting within the limit.
+//! Upstream's reader is derived by serde with `#[serde(flatten)]`: it buffers each entry as a tree and reads the
+//! tree. This reader judges odd files as that one does: the value of an unknown field must be valid in full, with
+//! numbers in range and nesting within the limit.
 //! Source: <https://github.com/huggingface/safetensors>, `tensor.rs`, `HashMetadata`.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::dtype::Dtype;
 use crate::weights::json::{Any, Discard};
 use crate::weights::strictness::Strictness;
 
-/// More unknown fields than this are only counted.
+/// Unknown fields beyond this number are only counted.
 const MAX_WARNINGS: usize = 16;
 
 pub(super) fn parse(json: &str, strictness: Strictness) -> Result<HeaderTable, HeaderError> {
@@ -30,14 +30,14 @@ pub(super) fn parse(json: &str, strictness: Strictness) -> Result<HeaderTable, H
     }
 }
 
-/// What the visitors share: the table that they fill, and what an error message needs.
+/// State that the visitors share: the table that they fill, and the facts for an error message.
 struct HeaderReader<'j> {
     json: &'j str,
     strictness: Strictness,
     table: HeaderTable,
     /// The tensor whose entry is being read.
     current: Option<Span>,
-    /// The kind of the error that a visitor raised; serde's errors only carry text.
+    /// The kind of the error that a visitor raised; serde's errors carry text alone.
     refusal: Option<HeaderErrorKind>,
     uncounted_warnings: usize,
 }
@@ -83,7 +83,7 @@ impl<'j> HeaderReader<'j> {
         Text { span: Span::new(start, self.table.text.len()), place }
     }
 
-    /// The place in the file of the quote that opens `value`, which must lie inside the JSON.
+    /// Returns the place in the file of the quote that opens `value`, which must lie inside the JSON.
     fn place(&self, value: &str) -> Option<NonZeroU32> {
         let in_json = value.as_ptr().addr().checked_sub(self.json.as_ptr().addr())?;
         let in_file = LENGTH_BYTES.checked_add(in_json as u64)?.checked_sub(1)?;
@@ -114,7 +114,7 @@ impl<'j> HeaderReader<'j> {
     }
 }
 
-/// `serde_json` counts lines from 1 and gives as column the number of bytes read of the line.
+/// Returns the byte at a line and column: `serde_json` counts lines from 1, and bytes of the line as columns.
 fn byte_position(json: &str, line: usize, column: usize) -> usize {
     let line_start = match line.checked_sub(2) {
         Some(lines_before) => json.match_indices('\n').nth(lines_before).map_or(0, |(at, _)| at + 1),
@@ -156,7 +156,7 @@ fn entry<'de, A: MapAccess<'de>>(
     map: &mut A,
 ) -> Result<Record, A::Error> {
     reader.current = Some(name.span);
-    // JSON has it by an escape alone, and of names with escapes the place is not known.
+    // Only an escape can write NUL, and names with escapes have no place.
     let may_have_nul = reader.strictness == Strictness::Strict && name.place.is_none();
     if may_have_nul && reader.table.text(name.span).contains('\0') {
         return Err(reader.refuse(HeaderErrorKind::InvalidName, "the name has a NUL character"));
@@ -247,7 +247,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
         Ok(Record { name: self.name, shape, dtype, begin, end })
     }
 
-    /// serde's derived code, which upstream uses, also takes the fields' values as an array.
+    /// Derived serde code, as upstream's, also takes the fields' values as an array.
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Record, A::Error> {
         if self.reader.strictness == Strictness::Strict {
             return Err(A::Error::invalid_type(Unexpected::Seq, &self));
@@ -303,7 +303,7 @@ impl<'de> Visitor<'de> for DtypeVisitor<'_, '_> {
             .ok_or_else(|| self.0.refuse(HeaderErrorKind::UnknownDtype, unknown_dtype(name)))
     }
 
-    /// serde's derived code, which upstream uses, also takes an enum as `{"U8": null}`.
+    /// Derived serde code, as upstream's, also takes an enum as `{"U8": null}`.
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Dtype, A::Error> {
         if self.0.strictness == Strictness::Strict {
             return Err(A::Error::invalid_type(Unexpected::Map, &self));
@@ -318,7 +318,8 @@ impl<'de> Visitor<'de> for DtypeVisitor<'_, '_> {
     }
 }
 
-/// Not `collect` and `join`, which LLVM unrolls over the constant names and then optimizes for minutes.
+/// Returns the message of an unknown element type. Without `collect` and `join`: LLVM unrolls those over the constant
+/// names and then optimizes for minutes.
 #[cold]
 fn unknown_dtype(name: &str) -> String {
     let mut text = format!("unknown variant {} as dtype, expected one of", quoted(name));

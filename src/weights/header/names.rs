@@ -1,12 +1,12 @@
-//! Keys in order, found fast: names of one model begin alike, so most comparisons are decided by the 8
-//! bytes after that.
+//! [`NameOrder`]: keys in order, found fast. Names of one model begin alike, so the 8 bytes after the shared prefix
+//! decide most comparisons.
 
-/// Indices of items in order of their keys; where those are equal, in order of the header.
+/// Indices of items in order of their keys, and of equal keys in order of the header.
 #[derive(Debug, Default)]
 pub(super) struct NameOrder {
-    /// The length of what all keys begin with.
+    /// The length of the prefix that all keys share.
     shared_bytes: usize,
-    /// [`leading_bytes`] of each key after that, in order.
+    /// The [`leading_bytes`] of each key after the prefix, in order.
     leading: Vec<u64>,
     pub indices: Vec<u32>,
 }
@@ -25,7 +25,7 @@ impl NameOrder {
         Self { shared_bytes, leading, indices }
     }
 
-    /// Where a key stands in the order; `name_of` gives the key of an index.
+    /// Returns the position of a key in the order; `name_of` returns the key of an index.
     pub fn rank<'t>(&self, name: &str, name_of: impl Fn(u32) -> &'t str) -> Option<usize> {
         let first = name_of(*self.indices.first()?).as_bytes();
         let rest = name.as_bytes().strip_prefix(&first[..self.shared_bytes])?;
@@ -44,7 +44,7 @@ fn shared_prefix<'t>(mut names: impl Iterator<Item = &'t [u8]>) -> usize {
     })
 }
 
-/// The first 8 bytes as a number that compares as they do.
+/// Returns the first 8 bytes as a number that compares as the bytes do.
 fn leading_bytes(name: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let length = name.len().min(bytes.len());

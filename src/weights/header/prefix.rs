@@ -1,14 +1,14 @@
-//! The length in front of the JSON.
+//! The length of the JSON, in the first 8 bytes of a file.
 
 use super::error::{HeaderError, HeaderErrorKind};
 
 /// Upstream's limit on the length of the JSON.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The header's length stands in this many bytes.
+/// Size of the length itself.
 pub const LENGTH_BYTES: u64 = 8;
 
-/// The length of the JSON, from the file's first bytes. A caller can then read exactly that much.
+/// Returns the length of the JSON, from the file's first bytes, so that the caller can read exactly that much.
 pub fn header_bytes(prefix: &[u8], file_size: u64) -> Result<u64, HeaderError> {
     let prefix = prefix.first_chunk().filter(|_| file_size >= LENGTH_BYTES).ok_or_else(|| {
         let found = file_size.min(prefix.len() as u64);

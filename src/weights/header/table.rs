@@ -1,12 +1,12 @@
-//! What a header says, in a few flat vectors: a header may hold a million entries, so none of them
-//! owns an allocation.
+//! [`HeaderTable`]: the entries of a header in a few flat vectors. A header may have a million entries, so none of
+//! them owns an allocation.
 
 use std::num::NonZeroU32;
 
 use crate::dtype::Dtype;
 
-/// A range in [`HeaderTable::text`] or [`HeaderTable::shapes`]. 32 bits suffice, because neither grows longer
-/// than the header, and that ends at `MAX_HEADER_BYTES`.
+/// A range in [`HeaderTable::text`] or [`HeaderTable::shapes`]. 32 bits suffice, because neither is longer than a
+/// header, which has at most `MAX_HEADER_BYTES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub start: u32,
@@ -23,7 +23,7 @@ impl Span {
     }
 }
 
-/// A string of the header and its place in the file, which is unknown where the JSON has escapes.
+/// A string of the header and its place in the file. The place is unknown if the JSON has escapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Text {
     pub span: Span,
@@ -61,11 +61,11 @@ pub(super) struct HeaderTable {
     pub warnings: Vec<String>,
 }
 
-/// About what an entry takes, for a first guess at how many there are.
+/// Typical length of an entry, for a first guess at the number of entries.
 const ENTRY_BYTES: usize = 100;
 
 impl HeaderTable {
-    /// A table with room for what a header of this length holds.
+    /// Makes a table with capacity for a header of this length.
     pub fn with_capacity(json_bytes: usize) -> Self {
         let entries = json_bytes / ENTRY_BYTES;
         Self {

@@ -1,5 +1,4 @@
-//! What must hold between the entries: unique names, and tensors that cover the file's data without
-//! a gap or an overlap.
+//! Rules between the entries: names are unique, and tensors cover the file's data without a gap or an overlap.
 
 use super::error::{HeaderError, HeaderErrorKind, quoted, shape_text};
 use super::names::NameOrder;
@@ -7,8 +6,7 @@ use super::table::{HeaderTable, Pair, Record, Text};
 use crate::dtype::SizeError;
 use crate::weights::strictness::Strictness;
 
-/// The records in order of their names. The format disallows duplicate keys; upstream lets
-/// the last one win.
+/// Returns the records in order of their names. The format disallows duplicate keys; upstream lets the last one win.
 pub(super) fn unique_names(
     table: &mut HeaderTable,
     strictness: Strictness,
@@ -51,7 +49,7 @@ fn duplicate(name: &str, place: &str, first: Text, second: Text) -> HeaderError 
     HeaderError::new(HeaderErrorKind::Duplicate, second.offset(), detail)
 }
 
-/// The records' indices in order of their data, empty tensors first, then by name.
+/// Returns the records' indices in order of their data, empty tensors first, then by name.
 pub(super) fn offset_order(table: &HeaderTable) -> Vec<u32> {
     let place = |(index, record): (usize, &Record)| (record.begin, record.end, index as u32);
     let mut order: Vec<_> = table.records.iter().enumerate().map(place).collect();
@@ -60,7 +58,7 @@ pub(super) fn offset_order(table: &HeaderTable) -> Vec<u32> {
     order.into_iter().map(|(.., index)| index).collect()
 }
 
-/// Checks each tensor's place and size, and that together they end with the file.
+/// Checks each tensor's place and size, and that the last one ends where the file ends.
 pub(super) fn check_layout(
     table: &HeaderTable,
     offset_order: &[u32],
@@ -124,7 +122,7 @@ fn check_size(table: &HeaderTable, record: &Record) -> Result<(), HeaderError> {
     Err(HeaderError::new(kind, record.name.offset(), detail))
 }
 
-/// In 128 bits, because the tensors may claim nearly 2^64 bytes.
+/// Checks the end in 128 bits, because the tensors may claim nearly 2^64 bytes.
 fn check_cover(data_end: u64, data_start: u64, file_size: u64) -> Result<(), HeaderError> {
     let (found, expected) = (u128::from(file_size), u128::from(data_start) + u128::from(data_end));
     let difference = match found.cmp(&expected) {
