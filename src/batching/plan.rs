@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
-use crate::mapped_file::{Mode, Opened};
+use crate::mapped_file::{Mode, Opened, page_cache};
 use crate::os::errno::Code;
 use crate::os::memory;
 use crate::sampling::mixture::Mixture;
@@ -213,8 +213,8 @@ impl Feed {
         let mut is_resident = true;
         let asked = self.each_byte_range(row, |range| {
             let opened = self.open(range.file);
-            is_resident &=
-                opened.is_ok_and(|opened| opened.is_resident(range.offset, range.len) == Some(true));
+            is_resident &= opened
+                .is_ok_and(|opened| page_cache::is_resident(&opened, range.offset, range.len) == Some(true));
         });
         asked.is_ok() && is_resident
     }

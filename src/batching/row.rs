@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::Opened;
-use crate::os::fault;
+use crate::mapped_file::{Opened, can_copy_from_mappings};
 use crate::os::memory::Uninit;
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::windows::{Target, Windows};
@@ -52,7 +51,7 @@ pub fn assemble(
 const BLOCK_BYTES: u64 = 8 << 10;
 
 /// How much of what comes next the processor is told of: after that it has seen the direction.
-const PREFETCHED_BYTES: usize = 2 << 10;
+const PREFETCHED_BYTES: u64 = 2 << 10;
 
 /// Fills rows of batches, one at a time; what it keeps from row to row makes the next one cheaper.
 ///
@@ -226,7 +225,7 @@ struct TokenCopier {
     of: Option<usize>,
     touched: Vec<usize>,
     last: Option<OpenShard>,
-    /// The answer of [`fault::install_and_check`] in this thread, once a mapping was met.
+    /// The answer of [`can_copy_from_mappings`] in this thread, once a mapping was met.
     guarded: Option<bool>,
 }
 
@@ -250,7 +249,7 @@ impl TokenCopier {
             return Ok(true);
         }
         let is_mapped = self.shard(corpus, start)?.opened.region().is_some();
-        Ok(is_mapped && *self.guarded.get_or_insert_with(fault::install_and_check))
+        Ok(is_mapped && *self.guarded.get_or_insert_with(can_copy_from_mappings))
     }
 
     /// Tells the processor that the tokens from `start` on are wanted soon, if they are of the last shard.
@@ -259,10 +258,8 @@ impl TokenCopier {
         else {
             return;
         };
-        if let Some(region) = shard.opened.region() {
-            let offset = shard.data_offset_bytes + (start - shard.start) * corpus.item_bytes();
-            region.prefetch(offset as usize, PREFETCHED_BYTES);
-        }
+        let offset = shard.data_offset_bytes + (start - shard.start) * corpus.item_bytes();
+        shard.opened.prefetch(offset, PREFETCHED_BYTES);
     }
 
     /// Fills `out`.

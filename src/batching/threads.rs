@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::fetch::buffers::Pool;
 use crate::fetch::crew::{Crew, Step, Work};
 use crate::fetch::ranges::ByteRange;
-use crate::mapped_file::DropBehind;
+use crate::mapped_file::{DropBehind, page_cache};
 
 use super::gatherer::{Gatherer, Job};
 use super::layout::BatchLayout;
@@ -180,7 +180,7 @@ impl Shared {
         for range in ranges {
             if let Ok(opened) = self.feed.open(range.file) {
                 let len = range.end().min(opened.size()).saturating_sub(range.offset);
-                opened.drop_behind(range.offset, len, what);
+                page_cache::drop_behind(&opened, range.offset, len, what);
             }
         }
     }

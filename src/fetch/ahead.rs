@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use crate::error::Result;
-use crate::mapped_file::{Mode, Opened, ResidentPages};
+use crate::mapped_file::{Mode, Opened, ResidentPages, page_cache};
 
 use super::ranges::{ByteRange, FileId};
 
@@ -64,8 +64,11 @@ impl Ahead {
             let (now, later) = rest.split_at(1 + rest.windows(2).take_while(|pair| is_near(pair)).count());
             self.doubted = self.doubted.saturating_sub(now.len() as u32);
             let len = now.last().map_or(0, |last| last.end().min(opened.size()).saturating_sub(first.offset));
-            let pages = if now.len() > 1 { opened.resident_pages(first.offset, len) } else { None };
-            now.iter().for_each(|range| self.ask_for(*range, &opened, pages.as_ref(), &mut lot));
+            let pages =
+                if now.len() > 1 { page_cache::resident_pages(&opened, first.offset, len) } else { None };
+            for range in now {
+                self.ask_for(*range, &opened, pages.as_ref(), &mut lot);
+            }
             rest = later;
         }
         self.last = ranges.last().copied();
@@ -85,7 +88,7 @@ impl Ahead {
         } else {
             lot.is_cached = false;
             self.cached_in_a_row = 0;
-            opened.fetch_ahead(range.offset, len);
+            page_cache::fetch_ahead(opened, range.offset, len);
             lot.asked_bytes += len;
         }
     }
@@ -123,5 +126,5 @@ impl Ahead {
 
 fn is_resident(opened: &Opened, range: ByteRange) -> bool {
     let len = range.end().min(opened.size()).saturating_sub(range.offset);
-    opened.is_resident(range.offset, len) == Some(true)
+    page_cache::is_resident(opened, range.offset, len) == Some(true)
 }

@@ -11,21 +11,27 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::error::{Error, Result, errno_text};
-use crate::os::process::fork;
-use crate::os::process::limits;
+use crate::os::fault;
+use crate::os::file::open::Identity;
+use crate::os::memory::advise::Advice;
+use crate::os::process::{fork, limits};
 
-use super::{Advice, Facts, Identity, MappedFile, Mode, Opened, Origin, RequestedMode};
+use super::file::MappedFile;
+use super::identity::{identity_at, is_gone, is_same_file, is_unchanged};
+use super::mode::{Mode, RequestedMode};
+use super::opened::{Facts, Opened};
+use super::origin::Origin;
 
-/// None keeps more files open than this.
+/// Upper bound of open files per set.
 const MAX_KEPT: usize = 1024;
-/// Each may keep so many, however many others there are.
+/// Open files that each set may have, however many sets there are.
 const MIN_KEPT: usize = 16;
-/// What all of the process together may keep open.
+/// Open files that the sets of this process have reserved.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 pub struct FileSet {
-    entries: Vec<Entry>,
+    members: Vec<FileSlot>,
     mode: RequestedMode,
     /// Files that are open, in the order in which the clock's hand meets them.
     kept: Mutex<VecDeque<usize>>,
@@ -35,7 +41,7 @@ pub struct FileSet {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FileSlot {
     absolute: PathBuf,
     origin: Origin,
     facts: Facts,
@@ -96,7 +102,7 @@ impl FileSet {
     pub fn new(files: Vec<Kept>, mode: RequestedMode, budget: DescriptorBudget) -> Self {
         let open = files.iter().enumerate().filter(|(_, kept)| kept.file.is_some());
         let kept = open.map(|(index, _)| index).collect();
-        let entries = files.into_iter().map(|kept| Entry {
+        let members = files.into_iter().map(|kept| FileSlot {
             absolute: kept.absolute,
             origin: kept.origin,
             facts: kept.facts,
@@ -104,7 +110,7 @@ impl FileSet {
             used: AtomicBool::new(false),
         });
         Self {
-            entries: entries.collect(),
+            members: members.collect(),
             mode,
             kept: Mutex::new(kept),
             budget,
@@ -113,7 +119,7 @@ impl FileSet {
         }
     }
 
-    /// Among the first `count` files the weakest mode in use: the first file with it, and how many have it.
+    /// Returns the first of the first `count` files with the weakest mode in use, and how many of them have it.
     pub fn weakest(&self, count: usize) -> Option<(usize, usize)> {
         let strength = |mode: Mode| match mode {
             Mode::Read => 0,
@@ -126,12 +132,12 @@ impl FileSet {
         Some((first, modes().filter(|&mode| mode == weakest).count()))
     }
 
-    /// What was found at the first opening.
+    /// Returns what was found at the first opening.
     pub fn facts(&self, index: usize) -> &Facts {
-        &self.entries[index].facts
+        &self.members[index].facts
     }
 
-    /// The file, opened again if need be. Where it is open this takes two uncontended read locks.
+    /// Returns the file, opened again if need be. If it is open this takes two uncontended read locks.
     pub fn get(&self, index: usize) -> Result<Arc<MappedFile>> {
         match self.get_open(index) {
             Some(file) => Ok(file),
@@ -139,16 +145,17 @@ impl FileSet {
         }
     }
 
-    /// The file, ready for reading.
+    /// Returns the file, ready for reading. The caller has seen to the handler of bus errors: threads come here for
+    /// every row.
     pub fn opened(&self, index: usize) -> Result<Arc<Opened>> {
-        let entry = &self.entries[index];
+        let member = &self.members[index];
         {
-            // One section for both locks: threads that gather come here for every row.
+            // One section for both locks.
             let section = fork::section();
-            let slot = entry.slot.read().unwrap_or_else(PoisonError::into_inner);
+            let slot = member.slot.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(file) = slot.as_ref() {
-                if !entry.used.load(Ordering::Relaxed) {
-                    entry.used.store(true, Ordering::Relaxed);
+                if !member.used.load(Ordering::Relaxed) {
+                    member.used.store(true, Ordering::Relaxed);
                 }
                 return file.opened_in(&section);
             }
@@ -156,23 +163,23 @@ impl FileSet {
         self.open_again(index)?.opened()
     }
 
-    /// The file if it is open: no call that could wait for storage.
+    /// Returns the file if it is open: no call that could wait for storage.
     pub fn get_open(&self, index: usize) -> Option<Arc<MappedFile>> {
-        let entry = &self.entries[index];
-        let file = entry.open_now()?;
-        if !entry.used.load(Ordering::Relaxed) {
-            entry.used.store(true, Ordering::Relaxed);
+        let member = &self.members[index];
+        let file = member.open_now()?;
+        if !member.used.load(Ordering::Relaxed) {
+            member.used.store(true, Ordering::Relaxed);
         }
         Some(file)
     }
 
     fn open_again(&self, index: usize) -> Result<Arc<MappedFile>> {
-        let entry = &self.entries[index];
+        let member = &self.members[index];
         if self.closed.load(Ordering::SeqCst) {
-            return Err(Error::Closed { path: entry.absolute.clone() });
+            return Err(Error::Closed { path: member.absolute.clone() });
         }
         // Without a lock, as storage may be slow: where two threads do so, the first one's file is used.
-        let file = Arc::new(entry.open(self.mode)?);
+        let file = Arc::new(member.open(self.mode)?);
         let advice = {
             let _section = fork::section();
             *self.advice.lock().unwrap_or_else(PoisonError::into_inner)
@@ -182,15 +189,15 @@ impl FileSet {
         }
         let gone = {
             let _section = fork::section();
-            let mut slot = entry.slot.write().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = member.slot.write().unwrap_or_else(PoisonError::into_inner);
             if self.closed.load(Ordering::SeqCst) {
-                return Err(Error::Closed { path: entry.absolute.clone() });
+                return Err(Error::Closed { path: member.absolute.clone() });
             }
             if let Some(first) = slot.as_ref() {
                 return Ok(first.clone());
             }
             *slot = Some(file.clone());
-            entry.used.store(true, Ordering::Relaxed);
+            member.used.store(true, Ordering::Relaxed);
             drop(slot);
             self.make_room(index)
         };
@@ -198,13 +205,13 @@ impl FileSet {
         Ok(file)
     }
 
-    /// Enters a file that was just opened, and gives out those that are too many, to be closed.
+    /// Enters a file that was just opened, and returns those that are too many, to be closed.
     fn make_room(&self, newest: usize) -> Vec<Arc<MappedFile>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut victims = Vec::new();
         while kept.len() >= self.budget.bound {
             let Some(index) = kept.pop_front() else { break };
-            if self.entries[index].used.swap(false, Ordering::Relaxed) {
+            if self.members[index].used.swap(false, Ordering::Relaxed) {
                 kept.push_back(index);
             } else {
                 victims.push(index);
@@ -212,40 +219,41 @@ impl FileSet {
         }
         kept.push_back(newest);
         drop(kept);
-        let slot_of = |index: usize| self.entries[index].slot.write().unwrap_or_else(PoisonError::into_inner);
+        let slot_of = |index: usize| self.members[index].slot.write().unwrap_or_else(PoisonError::into_inner);
         victims.into_iter().filter_map(|index| slot_of(index).take()).collect()
     }
 
-    /// Hints the kernel about every file, those that are opened later included.
+    /// Gives the kernel advice about every file, those that are opened later included.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         {
             let _section = fork::section();
             *self.advice.lock().unwrap_or_else(PoisonError::into_inner) = Some(advice);
         }
-        for entry in &self.entries {
-            if let Some(file) = entry.open_now() {
+        for member in &self.members {
+            if let Some(file) = member.open_now() {
                 file.advise(advice, 0, file.size())?;
             }
         }
         Ok(())
     }
 
-    /// Is this still the file that was opened first, and does its path still name it?
+    /// Refuses a file that is no longer the one that was opened first, or that its path does not name any more.
     pub fn check(&self, index: usize) -> Result<()> {
-        let entry = &self.entries[index];
-        if let Some(file) = entry.open_now() {
+        let member = &self.members[index];
+        if let Some(file) = member.open_now() {
             return file.check();
         }
         if self.closed.load(Ordering::SeqCst) {
-            return Err(Error::Closed { path: entry.absolute.clone() });
+            return Err(Error::Closed { path: member.absolute.clone() });
         }
-        match super::identity_at(&entry.absolute) {
-            Ok(found) => entry.same(&found),
-            Err(errno) => Err(entry.gone(errno)),
+        fault::reinstall();
+        match identity_at(&member.absolute) {
+            Ok(found) => member.same(&found),
+            Err(errno) => Err(member.gone(errno)),
         }
     }
 
-    /// How many files are open.
+    /// Returns how many files are open.
     pub fn open_count(&self) -> usize {
         let _section = fork::section();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -257,10 +265,10 @@ impl FileSet {
 
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        for entry in &self.entries {
+        for member in &self.members {
             let file = {
                 let _section = fork::section();
-                entry.slot.write().unwrap_or_else(PoisonError::into_inner).take()
+                member.slot.write().unwrap_or_else(PoisonError::into_inner).take()
             };
             // Others may hold the file for a moment; it refuses them from now on.
             if let Some(file) = file {
@@ -272,25 +280,24 @@ impl FileSet {
     }
 }
 
-impl Entry {
-    /// The file, if it is open.
+impl FileSlot {
+    /// Returns the file if it is open.
     fn open_now(&self) -> Option<Arc<MappedFile>> {
         let _section = fork::section();
         self.slot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
-        match self.origin.open(mode) {
+        match MappedFile::open_again(&self.origin, mode) {
             Ok(file) => self.same(&file.facts().identity).map(|()| file),
-            Err(Error::System { errno, .. }) if super::is_gone(errno) => Err(self.gone(errno)),
+            Err(Error::System { errno, .. }) if is_gone(errno) => Err(self.gone(errno)),
             Err(error) => Err(error),
         }
     }
 
     fn same(&self, found: &Identity) -> Result<()> {
         let expected = &self.facts.identity;
-        let key = |of: &Identity| (of.device, of.inode, of.size, of.modified);
-        if key(found) == key(expected) {
+        if is_same_file(found, expected) && is_unchanged(found, expected) {
             return Ok(());
         }
         let describe = |of: &Identity| {

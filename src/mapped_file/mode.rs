@@ -64,7 +64,7 @@ pub(super) struct OpenedAs {
 }
 
 /// Walks down the ladder.
-pub(super) fn access(
+pub(super) fn find(
     file: BorrowedFd<'_>,
     path: &Path,
     size: u64,

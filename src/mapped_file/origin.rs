@@ -1,6 +1,6 @@
-//! Where a file is found again: at its path, or in a folder that nothing leads out of.
+//! How a file is found again: at its path, or in a folder that nothing leads out of.
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ pub use crate::os::file::beneath::Beside;
 use crate::os::file::beneath::{self, ConfinedFolder, Refusal};
 use crate::os::file::open::{self, Kind};
 
-use super::{MappedFile, RequestedMode, mode};
+use super::mode;
 
-/// A folder, opened once. Files are opened by its descriptor, and none that lies elsewhere, whatever their
-/// names and links say.
+/// A folder, opened once. Its files are opened by its descriptor; none that lies elsewhere is, whatever names and
+/// links say.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -33,38 +33,28 @@ impl Folder {
     /// Opens a folder. Its links may lead into `also` as well, and into what `beside` names for its path.
     pub fn open(path: &Path, also: &[PathBuf], beside: impl FnOnce(&Path) -> Vec<Beside>) -> Result<Self> {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let opened = ConfinedFolder::open(here, also, beside).map_err(|(path, errno)| Error::System {
-            operation: "cannot open the folder",
-            path,
-            errno: errno.raw_os_error(),
-            advice: String::new(),
+        let opened = ConfinedFolder::open(here, also, beside).map_err(|(path, errno)| {
+            Error::system("cannot open the folder", path, errno.raw_os_error(), "")
         })?;
         Ok(Self { path: path.into(), opened })
     }
 
-    /// As the caller named it.
+    /// The path, as the caller named it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The names in it, in no order.
+    /// Returns the names in it, in no order.
     pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
-        self.opened.names().map_err(|errno| Error::System {
-            operation: "cannot list the folder",
-            path: self.path.clone(),
-            errno: errno.raw_os_error(),
-            advice: String::new(),
-        })
+        self.opened
+            .names()
+            .map_err(|errno| Error::system("cannot list the folder", &self.path, errno.raw_os_error(), ""))
     }
 
-    fn open_file(&self, name: &Path) -> Result<OwnedFd> {
+    pub(super) fn open_file(&self, name: &Path) -> Result<OwnedFd> {
         let path = self.path.join(name);
-        let system = |errno: Code, advice: String| Error::System {
-            operation: "cannot open",
-            path: path.clone(),
-            errno: errno.raw_os_error(),
-            advice,
-        };
+        let system =
+            |errno: Code, advice: String| Error::system("cannot open", &path, errno.raw_os_error(), advice);
         self.opened.open_file(name).map_err(|refusal| match refusal {
             Refusal::Swapped => {
                 let advice =
@@ -88,50 +78,15 @@ impl Folder {
     }
 }
 
-impl Origin {
-    pub fn open(&self, mode: RequestedMode) -> Result<MappedFile> {
-        match self {
-            Self::Path(path) => MappedFile::open(path, mode),
-            Self::Beneath(folder, name) => MappedFile::open_beneath(folder, name, mode),
-        }
-    }
-}
-
-impl MappedFile {
-    /// Opens a file of a folder: a name or a link that leads out of it is refused with EXDEV.
-    pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
-        let (path, origin) = (folder.path.join(name), Origin::Beneath(folder.clone(), name.into()));
-        Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, origin, requested)
-    }
-
-    /// A file that someone has open for reading; the descriptor stays theirs. `path` is for messages, and for
-    /// [`Self::check`].
-    pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
-        let copy = open::duplicate(descriptor).map_err(|errno| Error::System {
-            operation: "cannot duplicate the descriptor",
-            path: path.into(),
-            errno: errno.raw_os_error(),
-            advice: mode::open_advice(path, errno),
-        })?;
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        let (copy, identity) = mode::regular(copy, path)?;
-        // memfd_create(2), O_TMPFILE, deleted by now; or the path is made up.
-        let is_named = open::identity_at(&absolute)
-            .is_ok_and(|found| (found.device, found.inode) == (identity.device, identity.inode));
-        let file = Self::of_regular((copy, identity), path, Origin::Path(absolute), requested)?;
-        Ok(Self { is_named, ..file })
-    }
-}
-
-/// Whether [`MappedFile::open_beneath`] fails with this number for what the name leads to: out of the folder,
-/// in a circle, or to something that is no regular file.
+/// Returns whether a file of a folder is refused with this number because of what its name leads to: out of the
+/// folder, in a circle, or to something that is no regular file.
 pub fn is_refusal(errno: i32) -> bool {
     [Code::XDEV, Code::LOOP, Code::INVAL, Code::ISDIR, Code::NAMETOOLONG]
         .map(Code::raw_os_error)
         .contains(&errno)
 }
 
-/// Whether a path leads to a directory, its links followed.
+/// Returns whether a path leads to a directory, its links followed.
 pub fn is_directory(path: &Path) -> bool {
     open::kind_at(path) == Ok(Kind::Directory)
 }

@@ -1,6 +1,5 @@
 //! Copies out of an open file that end in an error and never in a dead process.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
@@ -8,37 +7,63 @@ use crate::os::errno::Code;
 use crate::os::fault;
 use crate::os::file::pread::{self, Short};
 use crate::os::memory::Uninit;
-use crate::os::memory::advise::{Advice, advise_file};
-use crate::os::process::fork;
 
-use super::{Mode, Opened};
+use super::hints::WithoutReadAhead;
+use super::mode::Mode;
+use super::opened::Opened;
 
 /// How long after an I/O error the one further try is made: time for a server to come back.
 const IO_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Many small reads by one thread. What [`Opened::read_into`] checks for each is checked once for all.
-#[derive(Debug)]
-pub struct Reader<'a> {
-    opened: &'a Opened,
-    /// Whether the mapping is used.
-    guarded: bool,
-    /// Where more than what is asked for may not be read.
-    random: Option<RandomReads<'a>>,
+/// Returns whether copies out of mappings survive bus errors in this thread.
+pub fn can_copy_from_mappings() -> bool {
+    fault::install_and_check()
 }
 
-impl Reader<'_> {
-    pub fn bytes<const N: usize>(&self, offset: u64) -> Result<[u8; N]> {
-        self.opened.check_range(offset, N as u64)?;
-        let mut bytes = [0; N];
-        self.opened.copy_into(offset, Uninit::of(&mut bytes), self.guarded)?;
-        Ok(bytes)
+/// Many reads of one file, of which [`Self::finish`] says whether they are the file's bytes.
+#[derive(Debug)]
+pub struct FileReader<'a> {
+    opened: &'a Opened,
+    way: Way<'a>,
+}
+
+#[derive(Debug)]
+enum Way<'a> {
+    /// By [`Opened::copy_into`], with the answer of [`can_copy_from_mappings`] in the thread that made it.
+    Copies { guarded: bool },
+    /// Past the mapping, where a fault would bring in all that the disk reads ahead.
+    Exactly(WithoutReadAhead<'a>),
+}
+
+impl FileReader<'_> {
+    /// Fills `out` with the file's bytes from `offset`.
+    pub fn read_into(&self, offset: u64, out: Uninit<'_>) -> Result<()> {
+        self.opened.check_range(offset, out.len() as u64)?;
+        match self.way {
+            Way::Copies { guarded } => self.opened.copy_into(offset, out, guarded),
+            Way::Exactly(_) => self.opened.pread_into(offset, out),
+        }
     }
 
-    /// A copy of `length` bytes. The caller has bounded `length`.
+    /// Returns a copy of `length` bytes. The caller has bounded `length`.
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.opened.check_range(offset, length)?;
         let mut bytes = vec![0; length as usize];
-        self.opened.copy_into(offset, Uninit::of(&mut bytes), self.guarded)?;
+        self.read_into(offset, Uninit::of(&mut bytes))?;
+        Ok(bytes)
+    }
+
+    /// Returns as many bytes as the array has.
+    pub fn bytes<const N: usize>(&self, offset: u64) -> Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read_into(offset, Uninit::of(&mut bytes))?;
+        Ok(bytes)
+    }
+
+    /// Returns a copy of `length` bytes, which are the file's, and finishes.
+    pub fn read_last(self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let bytes = self.read(offset, length)?;
+        self.finish()?;
         Ok(bytes)
     }
 
@@ -46,40 +71,38 @@ impl Reader<'_> {
         self.opened
     }
 
-    /// To be called last: were the bytes the file's?
+    /// Refuses what was read unless it was the file's bytes. To be called last.
     pub fn finish(self) -> Result<()> {
-        drop(self.random);
+        if let Way::Exactly(without_read_ahead) = self.way {
+            drop(without_read_ahead);
+        }
         self.opened.verify()
     }
 }
 
 impl Opened {
-    pub fn reader(&self) -> Reader<'_> {
-        Reader { opened: self, guarded: fault::install_and_check(), random: None }
+    /// Begins many reads by the calling thread, through the mapping where there is one.
+    pub fn reader(&self) -> FileReader<'_> {
+        FileReader { opened: self, way: Way::Copies { guarded: can_copy_from_mappings() } }
     }
 
-    /// For a few bytes of a file of which nothing else may be wanted: past the mapping, where a fault would
-    /// bring in all that the disk reads ahead (megabytes of each of a thousand shards).
-    pub fn sparse_reader(&self) -> Reader<'_> {
-        Reader { opened: self, guarded: false, random: Some(self.random_reads()) }
+    /// Begins reads of a few bytes here and there, by any threads: nothing else is brought in.
+    pub fn exact_reader(&self) -> FileReader<'_> {
+        FileReader { opened: self, way: Way::Exactly(self.descriptor().without_read_ahead()) }
     }
 
     /// Fills `out` with the file's bytes from `offset`.
-    ///
-    /// From the mapping, by the copy that survives bus errors; where that stops, or cannot be used, by
-    /// pread, which either gets the bytes after all or tells the true cause. Last, the file must not
-    /// have been cut or rewritten meanwhile.
     pub fn read_into(&self, offset: u64, out: Uninit<'_>) -> Result<()> {
         let length = out.len() as u64;
         self.check_range(offset, length)?;
         if length == 0 {
             return Ok(());
         }
-        self.copy_into(offset, out, fault::install_and_check())?;
-        self.verify_copied(offset, length)
+        self.copy_into(offset, out, can_copy_from_mappings())?;
+        self.verify_range(offset, length)
     }
 
-    /// A copy of `length` bytes. The caller has bounded `length`.
+    /// Returns a copy of `length` bytes. The caller has bounded `length`.
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.check_range(offset, length)?;
         let mut bytes = vec![0; length as usize];
@@ -87,18 +110,10 @@ impl Opened {
         Ok(bytes)
     }
 
-    /// [`Self::read`] by [`Self::sparse_reader`].
-    pub fn peek(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
-        let reader = self.sparse_reader();
-        let bytes = reader.read(offset, length)?;
-        reader.finish()?;
-        Ok(bytes)
-    }
-
-    /// [`Self::read_into`] without its first and last step, for callers that do those once for many
-    /// ranges: `guarded` is the answer of [`fault::install_and_check`] in this thread.
+    /// Fills `out` and checks nothing. `guarded` is the answer of [`can_copy_from_mappings`] in this thread. The range
+    /// lies inside the file, and [`Self::verify`] comes after the last of many.
     pub fn copy_into(&self, offset: u64, mut out: Uninit<'_>, guarded: bool) -> Result<()> {
-        let copied = match &self.region {
+        let copied = match self.region() {
             Some(region) if guarded => match region.copy_out(offset as usize, out.reborrow()) {
                 Ok(()) => return Ok(()),
                 Err(good) => good,
@@ -106,6 +121,19 @@ impl Opened {
             _ => 0,
         };
         self.pread_into(offset + copied as u64, out.split_at(copied).1)
+    }
+
+    /// Tells the processor that mapped bytes are copied next.
+    pub fn prefetch(&self, offset: u64, len: u64) {
+        if let Some(region) = self.region() {
+            region.prefetch(offset as usize, len as usize);
+        }
+    }
+
+    /// Returns whether positioned reads get what the kernel fetched ahead. Where a shared mapping is refused they go
+    /// past the page cache (FUSE with `direct_io`): there it would be read twice.
+    pub fn reads_from_cache(&self) -> bool {
+        self.facts().mode == Mode::Shared
     }
 
     pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<()> {
@@ -138,106 +166,6 @@ impl Opened {
             }
         };
         let (offset, length) = (offset + good as u64, (len - good) as u64);
-        Err(Error::MappedRead { path: self.path.clone(), offset, length, cause })
-    }
-}
-
-/// The advice of a descriptor, which all of its readers share. It holds for reads alone, not for a mapping.
-#[derive(Debug, Default)]
-pub(super) struct DescriptorAdvice(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    /// How many [`RandomReads`] there are.
-    random_reads: usize,
-    /// What the user asked of a file that is not mapped.
-    asked: Option<Advice>,
-}
-
-impl DescriptorAdvice {
-    /// The lock is never waited for by a fork's child: it is taken in sections only.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes note of advice for the whole of a file that is not mapped.
-    pub(super) fn ask(&self, advice: Advice) {
-        let _section = fork::section();
-        self.state().asked = Some(advice);
-    }
-}
-
-/// While one of these lives, reads of the file are not extended by read-ahead: megabytes for each range of a
-/// few bytes, on some disks. Of use to several threads at once.
-#[derive(Debug)]
-pub struct RandomReads<'a> {
-    opened: &'a Opened,
-}
-
-impl RandomReads<'_> {
-    /// Fills `out` with the file's bytes from `offset`, past the mapping, whose faults would read ahead.
-    pub fn read_into(&self, offset: u64, out: Uninit<'_>) -> Result<()> {
-        self.opened.check_range(offset, out.len() as u64)?;
-        self.opened.pread_into(offset, out)
-    }
-
-    /// Likewise for bytes that were found in the page cache a moment ago: out of the mapping, which saves the
-    /// system call. `guarded` is the answer of [`Self::is_guarded`] in this thread.
-    pub fn copy_cached(&self, offset: u64, out: Uninit<'_>, guarded: bool) -> Result<()> {
-        self.opened.check_range(offset, out.len() as u64)?;
-        self.opened.copy_into(offset, out, guarded)
-    }
-
-    /// Tells the processor that such bytes come next.
-    pub fn prefetch_cached(&self, offset: u64, len: u64) {
-        if let Some(region) = self.opened.region() {
-            region.prefetch(offset as usize, len as usize);
-        }
-    }
-
-    /// Whether copies out of the mapping survive bus errors in this thread.
-    pub fn is_guarded(&self) -> bool {
-        fault::install_and_check()
-    }
-
-    pub fn opened(&self) -> &Opened {
-        self.opened
-    }
-
-    /// To be called last: were the bytes the file's?
-    pub fn finish(self) -> Result<()> {
-        let opened = self.opened;
-        drop(self);
-        opened.verify()
-    }
-}
-
-impl Drop for RandomReads<'_> {
-    fn drop(&mut self) {
-        let _section = fork::section();
-        let mut state = self.opened.descriptor_advice.state();
-        state.random_reads = state.random_reads.saturating_sub(1);
-        if state.random_reads == 0 {
-            let advice = state.asked.unwrap_or(Advice::Normal);
-            let _ = advise_file(self.opened.file(), 0, self.opened.size(), advice);
-        }
-    }
-}
-
-impl Opened {
-    pub fn random_reads(&self) -> RandomReads<'_> {
-        let _section = fork::section();
-        let mut state = self.descriptor_advice.state();
-        state.random_reads += 1;
-        // Each time: a process that shares the descriptor since a fork may have set it back.
-        let _ = advise_file(self.file(), 0, self.size(), Advice::Random);
-        drop(state);
-        RandomReads { opened: self }
-    }
-
-    /// Whether positioned reads get what [`Self::fetch_ahead`] brought in. Where a shared mapping is
-    /// refused they go past the page cache (FUSE with `direct_io`): there it would be read twice.
-    pub fn reads_from_cache(&self) -> bool {
-        self.facts.mode == Mode::Shared
+        Err(Error::MappedRead { path: self.path().into(), offset, length, cause })
     }
 }

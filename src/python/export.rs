@@ -74,7 +74,7 @@ pub trait Exportable: Send + Sync {
 /// A range of a mapping.
 impl Exportable for (View, Access) {
     fn export(&self, _py: Python<'_>, _requester: Requester) -> PyResult<Export> {
-        self.0.check()?;
+        self.0.check_damage()?;
         Ok(Export { address: self.0.as_ptr(), len: self.0.len(), access: self.1, holder: None })
     }
 

@@ -43,7 +43,7 @@ impl Exportable for WholeFile {
             ));
             return Err(PyBufferError::new_err(message));
         };
-        view.check()?;
+        view.check_damage()?;
         let (address, len, access) = (view.as_ptr(), view.len(), Access::ReadOnly);
         if requester != Requester::KeepsView {
             let _section = fork::section();

@@ -164,7 +164,7 @@ impl PyWeightFile {
     /// copy-on-write pages.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
         let opened = self.weights.file().opened()?;
-        opened.check_views()?;
+        opened.check_damage()?;
         let known = |buffers: &mut Buffers| {
             if writable { buffers.writable.as_ref() } else { buffers.read_only.as_ref() }
                 .map(|b| b.clone_ref(py))

@@ -1,6 +1,6 @@
 //! Reading a selection into memory.
 //!
-//! By positioned reads that the kernel does not extend ([`RandomReads`]). Where they come out of the page cache, the
+//! By positioned reads that the kernel does not extend ([`Opened::exact_reader`]). Where they come out of the page cache, the
 //! extents ahead are asked for early, so that the disk has many requests at a time. Where they do not (FUSE with
 //! `direct_io`, `read` mode), or where a read is slow all the same, further threads read other extents at the same time.
 //! Small extents that are cached are copied out of the mapping.
@@ -16,7 +16,7 @@ use crate::fetch::budget::Budget;
 use crate::fetch::cancel::{Cancel, KeepGoing};
 use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
 use crate::fetch::ranges::{ByteRange, Merge, MergedRange};
-use crate::mapped_file::{Opened, RandomReads};
+use crate::mapped_file::{FileReader, Opened, can_copy_from_mappings};
 use crate::os::memory::Uninit;
 
 use super::outputs::{OutputPart, Outputs};
@@ -57,7 +57,7 @@ pub fn fill(
     if needed == 0 {
         return Ok(());
     }
-    let reads = opened.random_reads();
+    let reads = opened.exact_reader();
     let crew = Crew::new(Limits { first: 1, most: plan.block_count().min(MAX_READERS) as usize });
     let work = SliceWork {
         plan,
@@ -127,7 +127,7 @@ impl<'p> SliceAhead<'p> {
 struct SliceWork<'p, 'a> {
     plan: &'p SlicePlan,
     data_offset: u64,
-    reads: &'p RandomReads<'p>,
+    reads: &'p FileReader<'p>,
     crew: &'p Crew,
     queue: Mutex<Queue<'p, 'a>>,
     ahead: Option<Mutex<SliceAhead<'p>>>,
@@ -166,7 +166,7 @@ impl<'a> Work for SliceWork<'_, 'a> {
         let mut rest = extents.drain(..).peekable();
         while let (Some(extent), true) = (rest.next(), read.is_ok()) {
             if let Some(next) = rest.peek().filter(|_| is_cached).map(|next| next.range) {
-                self.reads.prefetch_cached(self.data_offset + next.offset, next.len.min(PREFETCHED_BYTES));
+                self.reads.opened().prefetch(self.data_offset + next.offset, next.len.min(PREFETCHED_BYTES));
             }
             bytes += extent.range.len;
             read = self.read(extent, tools, is_cached);
@@ -229,7 +229,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         // Best effort: what is not asked for is read when its turn comes.
         let lot = ahead.ahead.ask(&ahead.lot, |_| Ok(self.reads.opened()));
         let is_small = ahead.lot.iter().all(|range| range.len <= MAX_MAPPED_BYTES);
-        let guarded = *tools.guarded.get_or_insert_with(|| self.reads.is_guarded());
+        let guarded = *tools.guarded.get_or_insert_with(can_copy_from_mappings);
         if is_small && guarded && lot.is_ok_and(|lot| lot.is_cached) {
             let cached = &mut self.queue().cached;
             let start = if cached.end == first { cached.start } else { first };
@@ -244,11 +244,11 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         is_cached: bool,
     ) -> Result<()> {
         let MergedRange { range, first, others } = extent;
-        let guarded = is_cached && *tools.guarded.get_or_insert_with(|| self.reads.is_guarded());
+        let guarded = is_cached && *tools.guarded.get_or_insert_with(can_copy_from_mappings);
         let read_into = |memory: Uninit<'_>| {
             let place = self.data_offset + range.offset;
             if guarded {
-                self.reads.copy_cached(place, memory, guarded)
+                self.reads.opened().copy_into(place, memory, guarded)
             } else {
                 self.reads.read_into(place, memory)
             }

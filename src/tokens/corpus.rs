@@ -226,7 +226,7 @@ impl TokenCorpus {
     pub fn verify_now(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
         shards.into_iter().try_for_each(|shard| {
             let opened = self.opened(shard)?;
-            if opened.region().is_some() { opened.verify() } else { opened.verify_now() }
+            opened.verify_with_server()
         })
     }
 

@@ -28,12 +28,12 @@ pub fn of_shard(layout: &TokenLayout, data: &Opened, index: Option<&Opened>) -> 
     hash.update(&layout.tokens.to_le_bytes());
     hash.update(&data.size().to_le_bytes());
     for place in [0, (length - sample) / 2, length - sample] {
-        hash.update(&data.peek(first + place, sample)?);
+        hash.update(&data.exact_reader().read_last(first + place, sample)?);
     }
     if let Some(index) = index {
         let sample = index.size().min(SAMPLE_BYTES);
         hash.update(&index.size().to_le_bytes());
-        hash.update(&index.peek(index.size() - sample, sample)?);
+        hash.update(&index.exact_reader().read_last(index.size() - sample, sample)?);
     }
     Ok(hash.digest())
 }

@@ -81,7 +81,7 @@ pub fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> 
     let opened = file.opened()?;
     let size = opened.size();
     // Nothing is read ahead: perhaps only a few rows of the tensors, or none, will be wanted.
-    let reader = opened.sparse_reader();
+    let reader = opened.exact_reader();
     let read = || {
         let prefix = reader.read(0, size.min(LENGTH_BYTES))?;
         let length = match header::header_bytes(&prefix, size) {

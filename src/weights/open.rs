@@ -11,7 +11,7 @@ use super::locate::{ShardList, ShardPath};
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
-use crate::mapped_file::{RequestedMode, descriptor_limit};
+use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
 use crate::parallel::in_parallel;
 
 /// A file that takes longer to open waits for a disk or a server, not for a processor.
@@ -113,7 +113,7 @@ fn open_shard(
     strictness: Strictness,
     budget: &DescriptorBudget,
 ) -> Result<OpenedShard, Error> {
-    let file = shard.origin.open(mode)?;
+    let file = MappedFile::open_again(&shard.origin, mode)?;
     let header = read_header(&file, strictness)?;
     let (ranks, unnamed) = wanted.map(|names| match_names(&header, names)).unwrap_or_default();
     Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header: Arc::new(header), ranks, unnamed })

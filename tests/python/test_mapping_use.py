@@ -541,3 +541,28 @@ def test_what_was_made_of_the_file_stays_valid_until_it_dies(
 
 def test_words_of_advice_are_those_of_the_core() -> None:
     assert get_args(Advice) == _native.ADVICE
+
+
+def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file: Path, tmp_path: Path) -> None:
+    """Another thread may be reading at random meanwhile: read-ahead is never on for a moment."""
+    if os.geteuid() != 0:
+        real.missing("root, to become another user, to whom the kernel does not tell residency")
+    for parent in [big_file, *list(big_file.parents)[:-2]]:
+        parent.chmod(0o755)
+    big_file.chmod(0o644)
+    code = """
+    import os, sys
+    from pagestream import MappedFile
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    f = MappedFile(sys.argv[1], mode="read")
+    assert f.advise("random")
+    print(f.residency().method)
+    """
+    log = tmp_path / "log"
+    log.touch()
+    log.chmod(0o666)
+    wrapper = (real.need_tool("strace"), "-f", "-qq", "-e", "trace=fadvise64", "-o", str(log))
+    assert output_of(code, big_file, wrapper=wrapper) == "preadv2"
+    calls = [line for line in log.read_text().splitlines() if "fadvise64(" in line]
+    assert len(calls) >= 2
+    assert [call for call in calls if "POSIX_FADV_RANDOM" not in call] == []

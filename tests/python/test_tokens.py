@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pagestream import TokenCorpus, TokenShard, open_tokens
 from pagestream.errors import FileChangedError, FormatError, MappedReadError
+from pagestream.tokens.corpus import native_corpus
 
 from support.mappings import mappings_of, place_in_file
 from support.token_files import TOKEN_TYPES, shard_lengths, tokens_of, write_shards, write_tokens
@@ -478,7 +479,7 @@ def test_a_file_that_is_gone_since_pickling_is_refused(path):
 def test_a_batch_whose_x_and_y_overlap_is_refused(token_file, shift):
     """Two threads may write at once, and none of the values would be right."""
     memory = np.zeros(64, "i8")
-    corpus = open_tokens(token_file)
+    corpus = native_corpus(open_tokens(token_file))
     with pytest.raises(ValueError, match="x and y overlap"):
         corpus.assemble([0, 1], 16, 16, "shift", "int64", memory[:32], memory[shift : shift + 32])
     x, y = memory[:32], memory[32:]

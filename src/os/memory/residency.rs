@@ -12,7 +12,7 @@
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::fs::{Access, Advice, AtFlags};
+use rustix::fs::{Access, AtFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::thread::CapabilitySet;
 
@@ -69,13 +69,15 @@ impl Residency {
     }
 }
 
-/// Asks about `len` bytes from `offset`; both lie inside the file. `seed` picks the sample.
-pub fn residency(
+/// Asks about `len` bytes from `offset`; both lie inside the file. `seed` picks the sample. While the result of
+/// `exactly` lives, reads by the descriptor are not extended by read-ahead.
+pub fn residency<Guard>(
     file: BorrowedFd<'_>,
     region: Option<&Region>,
     offset: u64,
     len: u64,
     seed: u64,
+    exactly: impl FnOnce() -> Guard,
 ) -> Residency {
     let page = page_bytes() as u64;
     let first = offset / page;
@@ -97,6 +99,7 @@ pub fn residency(
             return Residency::counted(pages, Method::Cachestat, true);
         }
     }
+    let _exactly = exactly();
     sample(file, first, count, seed)
 }
 
@@ -209,15 +212,12 @@ fn sample(file: BorrowedFd<'_>, first: u64, count: u64, seed: u64) -> Residency 
     let every = count <= SAMPLE_PAGES;
     let asked = count.min(SAMPLE_PAGES);
     let page = page_bytes() as u64;
-    // Without this a miss would fetch the whole read-ahead window. The mapping is not affected.
-    let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
     // One page out of each of `asked` equal parts of the range.
     let picked = (0..asked).map(|index| {
         let (start, end) = (index * (count / asked), (index + 1) * (count / asked));
         first + start + mix(GAMMA.wrapping_add(seed ^ index)) % (end - start)
     });
     let pages: Result<Vec<bool>, Errno> = picked.map(|number| is_cached(file, number * page)).collect();
-    let _ = rustix::fs::fadvise(file, 0, None, Advice::Normal);
     match pages {
         Ok(pages) => {
             let found = Residency::counted(pages, Method::NoWait, false);

@@ -8,7 +8,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Opened, Reader, RequestedMode};
+use crate::mapped_file::{FileReader, MappedFile, Opened, RequestedMode};
 
 use super::layout::{
     Format, Opener, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name, with_suffix,
@@ -30,7 +30,7 @@ impl DocumentEnds {
     }
 
     /// The first token of document `number`; for `documents()`, the end of the last one.
-    pub fn start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
+    pub fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
         let Some(before) = number.checked_sub(1) else { return Ok(0) };
         let offset = 8 * before;
         let end = u64::from_le_bytes(index.bytes(offset)?);
@@ -116,7 +116,7 @@ fn last_end(index: &MappedFile) -> Result<u64> {
     }
     let Some(offset) = size.checked_sub(8) else { return Ok(0) };
     let opened = index.opened()?;
-    let reader = opened.sparse_reader();
+    let reader = opened.exact_reader();
     let end = u64::from_le_bytes(reader.bytes(offset)?);
     reader.finish()?;
     Ok(end)

@@ -4,7 +4,7 @@
 //! records documents begins with one. Documents may be empty; several then begin at one place.
 
 use crate::error::{Error, Result};
-use crate::mapped_file::Reader;
+use crate::mapped_file::FileReader;
 
 use super::datatrove::DocumentEnds;
 use super::megatron::SequenceTables;
@@ -31,7 +31,7 @@ impl DocumentTable {
     }
 
     /// The first token of document `number` within the file; for `count()`, the end of the last one.
-    pub fn start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
+    pub fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
         match self {
             Self::Megatron(tables) => tables.document_start(index, number),
             Self::Ends(ends) => ends.start(index, number),
@@ -39,7 +39,7 @@ impl DocumentTable {
     }
 
     /// The first document at or after `from` that begins at or after `token`, or `count()`.
-    fn first_at(&self, index: &Reader<'_>, from: u64, token: u64) -> Result<u64> {
+    fn first_at(&self, index: &FileReader<'_>, from: u64, token: u64) -> Result<u64> {
         let (mut low, mut high) = (from, self.count());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -56,7 +56,7 @@ impl DocumentTable {
     /// `out` from `known` on were appended for the same question.
     pub fn places(
         &self,
-        index: &Reader<'_>,
+        index: &FileReader<'_>,
         (low, high): (u64, u64),
         base: u64,
         known: usize,
@@ -91,7 +91,7 @@ impl DocumentTable {
 }
 
 /// The error of a document that begins before the one in front of it.
-pub fn out_of_order(index: &Reader<'_>, number: u64, start: u64, last: u64) -> Error {
+pub fn out_of_order(index: &FileReader<'_>, number: u64, start: u64, last: u64) -> Error {
     let detail = format!(
         "document {number} begins at token {start}, before the one in front of it, which begins at {last}; \
          the index is damaged"

@@ -123,5 +123,5 @@ pub fn item_bytes(dtype: Dtype) -> u64 {
 
 /// Returns up to `len` bytes from the start of the file.
 pub(super) fn read_prefix(opened: &Opened, len: u64) -> Result<Vec<u8>> {
-    opened.peek(0, len.min(opened.size()))
+    opened.exact_reader().read_last(0, len.min(opened.size()))
 }

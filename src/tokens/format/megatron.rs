@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Reader};
+use crate::mapped_file::{FileReader, MappedFile};
 
 use super::layout::{Format, Opener, TokenLayout, agree_dtype, item_bytes, with_suffix};
 
@@ -57,7 +57,7 @@ pub fn open(
     let index = index.map_or_else(|| how.open(&index_path), Ok)?;
     let opened = index.opened()?;
     let mut tables = SequenceTables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
-    let reader = opened.sparse_reader();
+    let reader = opened.exact_reader();
     let found = tables.read_header(&reader)?;
     agree_dtype(&index, 17, found, dtype)?;
     let data = how.open_if_there(&data_path)?.ok_or_else(|| {
@@ -80,7 +80,7 @@ impl SequenceTables {
         self.entries.saturating_sub(1)
     }
 
-    fn read_header(&mut self, index: &Reader<'_>) -> Result<Dtype> {
+    fn read_header(&mut self, index: &FileReader<'_>) -> Result<Dtype> {
         let refuse = |offset, detail| refuse(index, offset, detail);
         let size = index.opened().size();
         if size < HEADER_BYTES {
@@ -130,7 +130,7 @@ impl SequenceTables {
 
     /// Checks the first and the last entry of each array against each other and the token file; returns the
     /// number of tokens.
-    fn check_ends(&self, index: &Reader<'_>, data: &MappedFile) -> Result<u64> {
+    fn check_ends(&self, index: &FileReader<'_>, data: &MappedFile) -> Result<u64> {
         let refuse = |offset, detail| refuse(index, offset, detail);
         let bytes = data.size();
         let end = match self.sequences.checked_sub(1) {
@@ -175,7 +175,7 @@ impl SequenceTables {
     }
 
     /// The first token of a document, whose sequence must begin where the one before it ends.
-    pub fn document_start(&self, index: &Reader<'_>, number: u64) -> Result<u64> {
+    pub fn document_start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
         let sequence = self.sequence_of(index, number)?;
         if sequence == self.sequences {
             return Ok(self.tokens);
@@ -195,7 +195,7 @@ impl SequenceTables {
         Ok(pointer / self.item_bytes)
     }
 
-    fn sequence_of(&self, index: &Reader<'_>, entry: u64) -> Result<u64> {
+    fn sequence_of(&self, index: &FileReader<'_>, entry: u64) -> Result<u64> {
         let offset = self.entry_offset(entry);
         let found = i64::from_le_bytes(index.bytes(offset)?);
         u64::try_from(found).ok().filter(|&sequence| sequence <= self.sequences).ok_or_else(|| {
@@ -205,7 +205,7 @@ impl SequenceTables {
         })
     }
 
-    fn pointer(&self, index: &Reader<'_>, sequence: u64) -> Result<u64> {
+    fn pointer(&self, index: &FileReader<'_>, sequence: u64) -> Result<u64> {
         let offset = self.pointer_offset(sequence);
         let found = i64::from_le_bytes(index.bytes(offset)?);
         u64::try_from(found).map_err(|_| {
@@ -214,7 +214,7 @@ impl SequenceTables {
     }
 
     /// The byte of the token file where a sequence ends.
-    fn end_of(&self, index: &Reader<'_>, sequence: u64) -> Result<u64> {
+    fn end_of(&self, index: &FileReader<'_>, sequence: u64) -> Result<u64> {
         let offset = HEADER_BYTES + 4 * sequence;
         let length = i32::from_le_bytes(index.bytes(offset)?);
         let pointer = self.pointer(index, sequence)?;
@@ -257,7 +257,7 @@ fn dtype_of_code(code: u8) -> Result<Dtype, String> {
     }
 }
 
-fn refuse(index: &Reader<'_>, offset: u64, detail: String) -> Error {
+fn refuse(index: &FileReader<'_>, offset: u64, detail: String) -> Error {
     Error::format(index.opened().path(), offset, detail)
 }
 

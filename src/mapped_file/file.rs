@@ -1,0 +1,241 @@
+//! [`MappedFile`]: a path, and what is open of it now.
+
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use crate::error::{Error, Result};
+use crate::os::errno::describe;
+use crate::os::fault;
+use crate::os::file::fsinfo::{self, FileSystem};
+use crate::os::file::open::{self, Identity};
+use crate::os::memory::advise::Advice;
+use crate::os::memory::residency::Residency;
+use crate::os::process::fork::{self, Section};
+
+use super::hints::Hints;
+use super::identity::{change, changed, is_same_file, is_unchanged};
+use super::mode::{self, RequestedMode};
+use super::opened::{Facts, Opened};
+use super::origin::{Folder, Origin};
+use super::page_cache::{self, Progress};
+
+/// A regular file, open for reading.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    /// `path` from the root, for looking it up again after a change of directory.
+    absolute: PathBuf,
+    origin: Origin,
+    /// Whether its path led to it when it was opened.
+    is_named: bool,
+    requested: RequestedMode,
+    current: RwLock<Current>,
+    file_system: OnceLock<FileSystem>,
+}
+
+#[derive(Debug)]
+struct Current {
+    /// `None` once closed.
+    opened: Option<Arc<Opened>>,
+    /// Facts of the last [`Opened`], also after closing.
+    facts: Facts,
+}
+
+impl MappedFile {
+    pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        Self::of_regular(mode::open_regular(path)?, path, Origin::Path(absolute), requested)
+    }
+
+    /// Opens a file of a folder: a name or a link that leads out of it is refused with EXDEV.
+    pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
+        let (path, origin) = (folder.path().join(name), Origin::Beneath(folder.clone(), name.into()));
+        Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, origin, requested)
+    }
+
+    /// Opens a file where it was found before.
+    pub fn open_again(origin: &Origin, requested: RequestedMode) -> Result<Self> {
+        match origin {
+            Origin::Path(path) => Self::open(path, requested),
+            Origin::Beneath(folder, name) => Self::open_beneath(folder, name, requested),
+        }
+    }
+
+    /// Takes a file that the caller has open for reading; the descriptor stays the caller's. `path` is for messages,
+    /// and for [`Self::check`].
+    pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
+        let copy = open::duplicate(descriptor).map_err(|errno| {
+            let advice = mode::open_advice(path, errno);
+            Error::system("cannot duplicate the descriptor", path, errno.raw_os_error(), advice)
+        })?;
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let (copy, identity) = mode::regular(copy, path)?;
+        // memfd_create(2), O_TMPFILE, deleted by now; or the path is made up.
+        let is_named = open::identity_at(&absolute).is_ok_and(|found| is_same_file(&found, &identity));
+        let file = Self::of_regular((copy, identity), path, Origin::Path(absolute), requested)?;
+        Ok(Self { is_named, ..file })
+    }
+
+    fn of_regular(
+        (file, identity): (OwnedFd, Identity),
+        path: &Path,
+        origin: Origin,
+        requested: RequestedMode,
+    ) -> Result<Self> {
+        let opened = Opened::new(path, Arc::new(file), identity, requested, Arc::new(Hints::default()))?;
+        let facts = opened.facts().clone();
+        Ok(Self {
+            path: path.into(),
+            absolute: std::path::absolute(path).unwrap_or_else(|_| path.into()),
+            origin,
+            is_named: true,
+            requested,
+            current: RwLock::new(Current { opened: Some(Arc::new(opened)), facts }),
+            file_system: OnceLock::new(),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn absolute_path(&self) -> &Path {
+        &self.absolute
+    }
+
+    /// Returns how it is found again.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    pub fn requested_mode(&self) -> RequestedMode {
+        self.requested
+    }
+
+    pub fn facts(&self) -> Facts {
+        self.with_current(|current| current.facts.clone())
+    }
+
+    pub fn size(&self) -> u64 {
+        self.with_current(|current| current.facts.identity.size)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.with_current(|current| current.opened.is_none())
+    }
+
+    /// Returns the open file; an error once it is closed.
+    ///
+    /// Every call on a file begins here, and so puts the handler of bus errors back in front.
+    pub fn opened(&self) -> Result<Arc<Opened>> {
+        fault::reinstall();
+        self.opened_in(&fork::section())
+    }
+
+    /// Returns the open file, for a caller that is in a section and has seen to the handler.
+    pub(super) fn opened_in(&self, _section: &Section) -> Result<Arc<Opened>> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.opened.clone().ok_or_else(|| Error::Closed { path: self.path.clone() })
+    }
+
+    /// A child of a fork must not inherit the lock from a thread that it does not have.
+    fn with_current<T>(&self, look: impl FnOnce(&Current) -> T) -> T {
+        let _section = fork::section();
+        look(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the file's mount, looked up at the first call.
+    pub fn file_system(&self) -> Result<&FileSystem> {
+        if let Some(known) = self.file_system.get() {
+            return Ok(known);
+        }
+        let opened = self.opened()?;
+        Ok(fork::get_or_make(&self.file_system, || fsinfo::file_system(opened.file().as_fd())))
+    }
+
+    /// Refuses a file that is no longer the one that was opened, or that its path does not name any more.
+    pub fn check(&self) -> Result<()> {
+        let opened = self.opened()?;
+        let (known, now) = (opened.facts().identity, opened.identity_now()?);
+        let changed = |detail: String| Err(changed(&self.path, detail));
+        let change = change(&self.path, &known, &now);
+        if !self.is_named {
+            return change.map_or_else(|| opened.check_damage(), Err);
+        }
+        let at_path = open::identity_at(&self.absolute);
+        // First: the old file has no name left then, and that would pass for a deletion.
+        if at_path.is_ok_and(|found| !is_same_file(&found, &now)) {
+            return changed("its path now names another file; open it again".into());
+        }
+        match (change, at_path) {
+            (Some(error), _) => Err(error),
+            (None, Ok(_)) => opened.check_damage(),
+            (None, Err(errno)) => changed(format!("its path no longer leads to it: {}", describe(errno))),
+        }
+    }
+
+    /// Maps the new length of a file that grew, and returns the new size. Views that are out keep the old mapping. A
+    /// file that changed otherwise is refused. One whose storage failed, and that is the same, is mapped again.
+    pub fn refresh(&self) -> Result<u64> {
+        let before = self.opened()?;
+        let (known, now) = (before.facts().identity, before.identity_now()?);
+        let is_same = is_unchanged(&known, &now);
+        if is_same && before.check_damage().is_ok() {
+            return Ok(known.size);
+        }
+        if now.size <= known.size && !is_same {
+            return Err(before.change_or_rewrite(&now));
+        }
+        let opened = before.again(now, self.requested)?;
+        page_cache::reapply_hints(&opened)?;
+        let _section = fork::section();
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        // Closed, or refreshed further, in the meantime: that stands.
+        let is_older = |theirs: &Arc<Opened>| theirs.size() < now.size || Arc::ptr_eq(theirs, &before);
+        if current.opened.as_ref().is_some_and(is_older) {
+            current.facts = opened.facts().clone();
+            current.opened = Some(Arc::new(opened));
+        }
+        Ok(current.facts.identity.size)
+    }
+
+    /// Closes the descriptor and, unless views are out, unmaps. Calls that are under way finish.
+    pub fn close(&self) {
+        let last = {
+            let _section = fork::section();
+            self.current.write().unwrap_or_else(PoisonError::into_inner).opened.take()
+        };
+        drop(last);
+    }
+
+    /// [`page_cache::advise`].
+    pub fn advise(&self, advice: Advice, offset: u64, length: u64) -> Result<bool> {
+        page_cache::advise(&*self.opened()?, advice, offset, length)
+    }
+
+    /// [`page_cache::residency()`].
+    pub fn residency(&self, offset: u64, length: u64, seed: u64) -> Result<Residency> {
+        page_cache::residency(&*self.opened()?, offset, length, seed)
+    }
+
+    /// [`page_cache::warm`].
+    pub fn warm(&self, offset: u64, length: u64, progress: &mut Progress<'_>) -> Result<()> {
+        page_cache::warm(&*self.opened()?, offset, length, progress)
+    }
+
+    /// [`page_cache::evict`].
+    pub fn evict(&self) -> Result<()> {
+        page_cache::evict(&*self.opened()?)
+    }
+
+    /// [`page_cache::lock`].
+    pub fn lock(&self) -> Result<()> {
+        page_cache::lock(&*self.opened()?)
+    }
+
+    /// [`page_cache::unlock`].
+    pub fn unlock(&self) -> Result<()> {
+        page_cache::unlock(&*self.opened()?)
+    }
+}

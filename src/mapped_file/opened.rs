@@ -1,0 +1,273 @@
+//! An open file, as it was at one opening or refresh: its facts, its mappings, and whether it is still the same.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{Error, ReadCause, Result};
+use crate::os::errno::{Code, describe};
+use crate::os::fault;
+use crate::os::file::open::{self, Identity};
+use crate::os::memory::map::{Mapping, Region};
+use crate::os::process::{fork, limits};
+
+use super::hints::{Descriptor, Hints};
+use super::identity::{change, changed, is_unchanged, rewrite};
+use super::mode::{self, Mode, RequestedMode};
+use super::{damage, identity};
+
+/// What was found out when the file was opened or refreshed.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    pub mode: Mode,
+    /// Why not the first choice.
+    pub reason: Option<String>,
+    pub identity: Identity,
+}
+
+/// The file as it was at one opening or refresh.
+#[derive(Debug)]
+pub struct Opened {
+    path: PathBuf,
+    file: Arc<OwnedFd>,
+    facts: Facts,
+    region: Option<Arc<Region>>,
+    copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
+    hints: Arc<Hints>,
+    /// Whether the kernel tells this user which pages are cached.
+    pub(super) residency_is_told: OnceLock<bool>,
+}
+
+/// A range of a mapping, kept mapped by this value.
+#[derive(Debug, Clone)]
+pub struct View {
+    region: Option<Arc<Region>>,
+    offset: usize,
+    len: usize,
+}
+
+impl View {
+    /// Returns the first byte; dangling but not null for an empty view. What [`Region::as_ptr`] says holds.
+    pub fn as_ptr(&self) -> *const u8 {
+        let empty = std::ptr::NonNull::<u64>::dangling().as_ptr().cast_const().cast();
+        self.region.as_ref().map_or(empty, |region| region.as_ptr().wrapping_add(self.offset))
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns whether the mapping goes when this view does.
+    pub fn is_last(&self) -> bool {
+        self.region.as_ref().is_some_and(|region| Arc::strong_count(region) == 1)
+    }
+
+    /// Refuses a damaged mapping. To be called each time that the memory is handed out.
+    pub fn check_damage(&self) -> Result<()> {
+        fault::reinstall_sometimes();
+        self.region.as_deref().map_or(Ok(()), damage::check)
+    }
+}
+
+impl Opened {
+    pub(super) fn new(
+        path: &Path,
+        file: Arc<OwnedFd>,
+        mut identity: Identity,
+        requested: RequestedMode,
+        hints: Arc<Hints>,
+    ) -> Result<Self> {
+        let found = mode::find(file.as_fd(), path, identity.size, requested)?;
+        // Files that are read are later compared with what the server says, so not with what the kernel may have
+        // remembered from before a rewrite.
+        if found.mode == Mode::Read
+            && let Ok((size, modified)) = open::size_and_change_now(file.as_fd())
+        {
+            (identity.size, identity.modified) = (size, modified);
+        }
+        Ok(Self {
+            path: path.into(),
+            file,
+            facts: Facts { mode: found.mode, reason: found.reason, identity },
+            region: found.region.map(Arc::new),
+            copy_on_write: OnceLock::new(),
+            hints,
+            residency_is_told: OnceLock::new(),
+        })
+    }
+
+    /// The file at another size, or mapped anew: on the same descriptor, with the same hints.
+    pub(super) fn again(&self, identity: Identity, requested: RequestedMode) -> Result<Self> {
+        Self::new(&self.path, self.file.clone(), identity, requested, self.hints.clone())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub fn size(&self) -> u64 {
+        self.facts.identity.size
+    }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Returns the mapping; `None` in `read` mode and for an empty file.
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        self.region.as_ref()
+    }
+
+    pub(super) fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    pub(super) fn descriptor(&self) -> Descriptor<'_> {
+        let is_mapped = self.region.is_some();
+        Descriptor { hints: &self.hints, file: self.file(), size: self.size(), is_mapped }
+    }
+
+    /// Refuses a range that does not lie inside the file. Every number that came from a caller or a file passes here
+    /// before it is used as a range.
+    pub fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        let size = self.size();
+        match offset.checked_add(length) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(Error::OutOfRange { path: self.path.clone(), offset, length, size }),
+        }
+    }
+
+    /// Returns a range of the read-only mapping; `None` in `read` mode, where there is nothing to view. A fault in it
+    /// does not end the process, unless another library puts its handler in front.
+    pub fn view(&self, offset: u64, length: u64) -> Result<Option<View>> {
+        self.check_range(offset, length)?;
+        self.check_damage()?;
+        fault::reinstall();
+        Ok(match (&self.region, self.facts.mode) {
+            (None, Mode::Read) => None,
+            (region, _) => {
+                Some(View { region: region.clone(), offset: offset as usize, len: length as usize })
+            }
+        })
+    }
+
+    /// Returns a range of a second mapping, whose pages become private memory when they are written. `None` in
+    /// `read` mode, and where this file cannot be mapped that way.
+    pub fn copy_on_write_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
+        self.check_range(offset, length)?;
+        self.check_damage()?;
+        let view = |region| View { region, offset: offset as usize, len: length as usize };
+        if self.facts.mode == Mode::Read {
+            return Ok(None);
+        }
+        if self.size() == 0 {
+            return Ok(Some(view(None)));
+        }
+        fault::reinstall();
+        Ok(self.copy_on_write_region().as_ref().ok().map(|region| view(Some(region.clone()))))
+    }
+
+    /// Returns why [`Self::copy_on_write_view`] gives nothing; `None` if it does.
+    pub fn copy_on_write_refusal(&self) -> Option<String> {
+        match self.facts.mode {
+            Mode::Read => Some(self.facts.reason.clone().unwrap_or_else(|| "as was asked for".into())),
+            _ if self.size() == 0 => None,
+            _ => self.copy_on_write_region().as_ref().err().map(|&errno| {
+                let limit = if errno == Code::NOMEM {
+                    limits::explain_private_memory(self.size())
+                } else {
+                    String::new()
+                };
+                format!("MAP_PRIVATE with PROT_WRITE: {}{limit}", describe(errno))
+            }),
+        }
+    }
+
+    fn copy_on_write_region(&self) -> &Result<Arc<Region>, Code> {
+        fork::get_or_make(&self.copy_on_write, || {
+            Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite).map(Arc::new)
+        })
+    }
+
+    /// Refuses a file one of whose mappings is damaged.
+    pub fn check_damage(&self) -> Result<()> {
+        let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
+        self.region.iter().chain(copy_on_write).try_for_each(|region| damage::check(region))
+    }
+
+    /// Refuses, after ranges were copied, a file that is not all there or was rewritten.
+    ///
+    /// A file that has been written to is not trusted, even if it is larger now: it may have been appended to, or
+    /// cut and written anew. Positioned reads tell by themselves where a file ends: for them the kernel's knowledge
+    /// is enough. A page of a mapping does not: what a server no longer has reads as zeros.
+    pub fn verify(&self) -> Result<()> {
+        self.verify_range(0, self.size())
+    }
+
+    pub(super) fn verify_range(&self, offset: u64, length: u64) -> Result<()> {
+        let known = &self.facts.identity;
+        if self.region.is_none()
+            && open::known_size_and_change(self.file()) == Ok((known.size, known.modified))
+        {
+            return Ok(());
+        }
+        let now = self.identity_now()?;
+        if now.size < offset + length {
+            let cause = ReadCause::Truncated { size_at_open: known.size, size_now: now.size };
+            return Err(Error::MappedRead { path: self.path.clone(), offset, length, cause });
+        }
+        if is_unchanged(known, &now) { Ok(()) } else { Err(self.change_or_rewrite(&now)) }
+    }
+
+    /// [`Self::verify`] that asks the server in any case, for the end of a batch: what the kernel knows of a file that
+    /// is not mapped may be as old as its time limit for attributes.
+    pub fn verify_with_server(&self) -> Result<()> {
+        if self.region.is_some() {
+            return self.verify();
+        }
+        let known = &self.facts.identity;
+        match open::size_and_change_now(self.file()) {
+            Ok(now) if now == (known.size, known.modified) => Ok(()),
+            Ok(_) => {
+                // What the kernel knows is fresh now: this says what is wrong with it.
+                self.verify()?;
+                Err(rewrite(&self.path, known, &self.identity_now()?))
+            }
+            Err(errno) => Err(self.cannot_stat(errno)),
+        }
+    }
+
+    /// Returns the identity of what the descriptor refers to.
+    pub(super) fn identity_now(&self) -> Result<Identity> {
+        match open::identity(self.file()) {
+            Ok((now, _)) => Ok(now),
+            Err(errno) => Err(self.cannot_stat(errno)),
+        }
+    }
+
+    /// The error of a file that is known to have changed.
+    pub(super) fn change_or_rewrite(&self, now: &Identity) -> Error {
+        let known = &self.facts.identity;
+        change(&self.path, known, now).unwrap_or_else(|| identity::rewrite(&self.path, known, now))
+    }
+
+    fn cannot_stat(&self, errno: Code) -> Error {
+        if errno == Code::STALE {
+            return changed(&self.path, "the server has deleted or replaced it (ESTALE)".into());
+        }
+        let advice = "the storage behind the file failed; open it again once it is back";
+        self.system("cannot stat the open file", errno, advice)
+    }
+
+    pub(super) fn system(&self, operation: &'static str, errno: Code, advice: impl Into<String>) -> Error {
+        Error::system(operation, &self.path, errno.raw_os_error(), advice)
+    }
+}
