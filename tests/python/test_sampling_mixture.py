@@ -54,7 +54,7 @@ def mixture(*weights, **arguments):
     ],
 )
 def test_weights_that_are_exact_stay_exact(weights, expected):
-    assert mixture(*weights).whole_weights == expected
+    assert mixture(*weights)._whole_weights == expected
 
 
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=64))
@@ -63,10 +63,10 @@ def test_all_weights_become_whole_numbers_that_the_schedule_takes(weights):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of rounding, below
         mixed = mixture(*weights)
-    assert sum(mixed.whole_weights) <= 1 << 16
-    assert min(mixed.whole_weights) >= 1
+    assert sum(mixed._whole_weights) <= 1 << 16
+    assert min(mixed._whole_weights) >= 1
     assert sum(mixed.weights) == pytest.approx(1)
-    _native.Schedule([(9, 9)] * len(weights), mixed.whole_weights, mixed.exhausted, "shuffled", 1, 0)
+    _native.Schedule([(9, 9)] * len(weights), mixed._whole_weights, mixed.exhausted, "shuffled", 1, 0)
 
 
 def test_a_share_that_cannot_be_kept_is_told():
@@ -132,7 +132,7 @@ def test_a_pickled_mixture_is_the_same(token_file):
     tokens = open_tokens(token_file)
     mixed = Mixture([(tokens, 0.7), (tokens, 0.3)], exhausted="drop")
     again = pickle.loads(pickle.dumps(mixed))
-    assert (again.whole_weights, again.exhausted) == ((7, 3), "drop")
+    assert (again._whole_weights, again.exhausted) == ((7, 3), "drop")
     assert [list(corpus[:9]) for corpus in again.sources] == [list(range(9))] * 2
     assert "0.7" in repr(again)
     assert "exhausted='drop'" in repr(again)
@@ -140,7 +140,7 @@ def test_a_pickled_mixture_is_the_same(token_file):
 
 def test_the_native_schedule_draws_in_these_shares():
     mixed = mixture(0.7, 0.3)
-    schedule = _native.Schedule([(100, 100)] * 2, mixed.whole_weights, "repeat", "shuffled", 1, 5)
+    schedule = _native.Schedule([(100, 100)] * 2, mixed._whole_weights, "repeat", "shuffled", 1, 5)
     assert schedule.length is None
     draws = schedule.draws(0, 1000)
     assert Counter(source for source, _, _ in draws) == {0: 700, 1: 300}
@@ -160,7 +160,7 @@ def test_a_mixture_is_made_without_a_read():
         def fingerprint(self, _):
             pass
 
-    assert Mixture([(Unread(), 1)]).whole_weights == (1,)
+    assert Mixture([(Unread(), 1)])._whole_weights == (1,)
 
 
 def test_what_is_no_pair_or_no_corpus_is_refused_by_its_number():

@@ -321,6 +321,16 @@ class TokenLoader(ClosedByWith):
         return self._batches.metrics()  # type: ignore[no-any-return]
 
     @property
+    def mode(self) -> str:
+        """How the files are read: ``"shared"``, ``"private"`` or ``"read"``; see `TokenCorpus.mode`."""
+        return self.tokens.mode
+
+    @property
+    def reason(self) -> str | None:
+        """Why `mode` is not the first choice; None if it is."""
+        return self.tokens.reason
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._handout.closed

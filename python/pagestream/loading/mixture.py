@@ -91,7 +91,7 @@ class Mixture(ClosedByWith):
         self._exhausted: Exhausted = exhausted
 
     @property
-    def sources(self) -> tuple[Any, ...]:
+    def sources(self) -> tuple[TokenCorpus, ...]:
         """The corpora."""
         return self._sources
 
@@ -99,11 +99,6 @@ class Mixture(ClosedByWith):
     def weights(self) -> tuple[float, ...]:
         """The shares in use, which add up to one."""
         return tuple(weight / sum(self._whole_weights) for weight in self._whole_weights)
-
-    @property
-    def whole_weights(self) -> tuple[int, ...]:
-        """The shares in use as whole numbers, which count windows of each ``sum(whole_weights)``."""
-        return self._whole_weights
 
     @property
     def exhausted(self) -> Exhausted:
@@ -141,6 +136,25 @@ class Mixture(ClosedByWith):
         for corpus in self._sources:
             corpus.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether all corpora are closed."""
+        return all(corpus.closed for corpus in self._sources)
+
+    @property
+    def mode(self) -> str:
+        """How the files are read; the weakest of the corpora's modes."""
+        return self._weakest().mode
+
+    @property
+    def reason(self) -> str | None:
+        """Why `mode` is not the first choice; None if it is."""
+        return self._weakest().reason
+
+    def _weakest(self) -> TokenCorpus:
+        strength = ("read", "private", "shared")
+        return min(self._sources, key=lambda corpus: strength.index(corpus.mode))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as corpora, which open their files again, and whole weights."""
         return _again, (type(self), self._sources, self._whole_weights, self._exhausted)
@@ -150,6 +164,11 @@ class Mixture(ClosedByWith):
         pairs = zip(self._sources, self.weights, strict=True)
         listed = ", ".join(f"({corpus!r}, {weight:g})" for corpus, weight in pairs)
         return f"{type(self).__name__}([{listed}], exhausted={self._exhausted!r})"
+
+
+def whole_weights(mixture: Mixture) -> tuple[int, ...]:
+    """Returns the shares in use as whole numbers, which count windows of each period of the schedule."""
+    return mixture._whole_weights  # noqa: SLF001 - this module's own
 
 
 def _again(

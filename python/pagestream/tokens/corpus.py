@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import operator
 import os
@@ -261,9 +262,13 @@ class TokenCorpus(ClosedByWith):
         return _open_again, (files, *self._opened_with)
 
     def __repr__(self) -> str:
-        """Size, type and number of files."""
+        """Size, type and files; equal for corpora of the same files."""
         shards = self.shards
-        files = shards[0].path if len(shards) == 1 else f"{len(shards)} files"
+        files = shards[0].path
+        if len(shards) > 1:
+            names = "\0".join(shard.path for shard in shards).encode(errors="surrogateescape")
+            digest = hashlib.blake2b(names, digest_size=4).hexdigest()
+            files = f"{len(shards)} files from {files} on (paths {digest})"
         return f"<{type(self).__name__} {len(self)} {self.dtype} tokens in {files}>"
 
 
