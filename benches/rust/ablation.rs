@@ -90,6 +90,7 @@ fn main() -> Outcome<()> {
         lookahead: None,
         memory_bytes: None,
         drop_behind: None,
+        spare_buffers: 8,
         without: without(&mechanism)?,
     };
     let begun = Instant::now();

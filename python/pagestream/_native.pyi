@@ -255,6 +255,7 @@ class PipelineOptions:
         lookahead: int | None,
         memory_bytes: int | None,
         drop_behind: str | None,
+        spare_buffers: int,
     ) -> Self: ...
 
 @final

@@ -19,6 +19,8 @@ pub struct Options {
     /// Bytes for buffers and for pages that are asked for ahead; `None` for a share of the available memory.
     pub memory_bytes: Option<u64>,
     pub drop_behind: Option<DropBehind>,
+    /// Buffers beside the ring that a consumer can hold and that still return to the pool, not to the system.
+    pub spare_buffers: u64,
     #[doc(hidden)]
     pub without: Without,
 }

@@ -18,10 +18,6 @@ use super::plan::Feed;
 use super::ring::{Claim, Filled, News, Ring, SlotWork};
 use super::sizes::Sizes;
 
-/// Buffers that a consumer can hold and still give back to the pool, not to the system: a device loader keeps a few in
-/// flight.
-const SPARE_BUFFERS: u64 = 8;
-
 #[derive(Debug)]
 pub(super) struct Shared {
     pub feed: Feed,
@@ -51,7 +47,10 @@ struct Watched {
 
 impl Shared {
     pub fn new(feed: Feed, options: Options, layout: BatchLayout, sizes: &Sizes) -> Self {
-        let pool = Pool::new(layout.buffer_bytes, (sizes.ring.most() + SPARE_BUFFERS) as usize);
+        let pool = Pool::new(
+            layout.buffer_bytes,
+            (sizes.ring.most().saturating_add(options.spare_buffers)) as usize,
+        );
         let ring = Ring::new(layout, pool, sizes.lookahead, sizes.ring, !options.without.adapting);
         let watched = Watched { ring, gatherers_asleep: 0, consumers_asleep: 0, planner_asleep: false };
         Self {

@@ -49,6 +49,7 @@ struct StreamSettings {
     lookahead: Option<usize>,
     memory_bytes: Option<u64>,
     drop_behind: Option<String>,
+    spare_buffers: u64,
 }
 
 #[pymethods]
@@ -85,6 +86,7 @@ impl StreamSettings {
             lookahead: self.lookahead,
             memory_bytes: self.memory_bytes,
             drop_behind: self.drop_behind.as_deref().map(DropBehind::from_word).transpose()?,
+            spare_buffers: self.spare_buffers,
             without: Without::default(),
         })
     }

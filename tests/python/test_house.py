@@ -38,7 +38,7 @@ def test_uses_are_seen_behind_trees_reexports_and_folders() -> None:
     edges = house.rust_edges()
     # A path through a folder, a name of the parent, and one that the parent re-exports.
     assert "sampling/key.rs" in edges["sampling/permutation.rs"]
-    assert "tokens/format/mod.rs" in edges["tokens/format/npy.rs"]
+    assert "tokens/format/layout.rs" in edges["tokens/format/npy.rs"]
     assert all(target in edges for targets in edges.values() for target in targets)
     assert sum(map(len, edges.values())) > len(edges)
     imports = house.python_edges()

@@ -205,6 +205,25 @@ def test_a_buffer_is_used_again_only_once_its_copy_is_done(random_tokens):
     assert loader.late.unregistered_while_read == []
 
 
+def test_pinned_buffers_stay_mapped_as_long_as_their_pipeline(random_tokens):
+    """The pool keeps as many as staging holds: one that it unmapped would still be registered."""
+    with StagedLate(random_tokens, **LATE) as loader:
+        register, calls = loader.late.register, []
+        loader.late.register = lambda address, nbytes: calls.append(address) or register(address, nbytes)
+        for _ in itertools.islice(loader, 60):
+            pass
+        allocated = loader.metrics()["buffers_allocated"]
+        mapped = mapped_ranges()
+        assert len(set(calls)) == len(calls) <= allocated
+        assert all(any(address in extent for extent in mapped) for address in calls)
+
+
+def mapped_ranges():
+    with open("/proc/self/maps") as maps:
+        bounds = [line.split()[0].split("-") for line in maps]
+    return [range(int(start, 16), int(stop, 16)) for start, stop in bounds]
+
+
 def test_a_copy_that_fails_midway_is_waited_for_before_its_buffer_goes(random_tokens):
     with StagedLate(random_tokens, **LATE) as loader:
         calls = itertools.count()

@@ -9,12 +9,12 @@ import numpy as np
 
 from pagestream import _native
 from pagestream.loading.batches import Batch, PackedBatch, document_bounds
+from pagestream.loading.mixture import Mixture, whole_weights
 from pagestream.tokens.corpus import native_corpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pagestream.loading.mixture import Mixture
     from pagestream.tokens.corpus import TokenCorpus
 
 _log = logging.getLogger("pagestream.loader")
@@ -34,6 +34,7 @@ class HostBatches:
         corpora: Its corpora.
         settings: Fields of `_native.PipelineOptions`, all but those of a mixture.
         max_documents: Documents to which ``cu_seqlens`` is padded, or None.
+        spare_buffers: Buffers that a consumer can hold and that still return to the pool.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class HostBatches:
         corpora: Sequence[TokenCorpus],
         settings: dict[str, Any],
         max_documents: int | None,
+        spare_buffers: int = 8,
     ) -> None:
         self._corpora = corpora
         self._options = _native.PipelineOptions(
-            weights=getattr(tokens, "whole_weights", None),
-            exhausted=getattr(tokens, "exhausted", "repeat"),
+            weights=whole_weights(tokens) if isinstance(tokens, Mixture) else None,
+            exhausted=tokens.exhausted if isinstance(tokens, Mixture) else "repeat",
+            spare_buffers=spare_buffers,
             **settings,
         )
         self._sequence_length: int = settings["sequence_length"]

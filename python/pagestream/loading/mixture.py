@@ -52,14 +52,14 @@ class Mixture(ClosedByWith):
     Raises:
         ValueError: No source or too many, a weight that cannot be used, corpora of different types, or an
             unknown word.
-        TypeError: A source that is no pair, is no corpus (a mixture is none), or whose weight is no number.
+        TypeError: A source is not a pair of a corpus (not a mixture) and a number.
 
     Example:
         >>> from pagestream import Mixture, open_tokens
         >>> tokens = open_tokens("tokens.bin")
         >>> mixture = Mixture([(tokens, 0.7), (tokens, 0.3)], exhausted="stop")
-        >>> mixture.weights, mixture.whole_weights
-        ((0.7, 0.3), (7, 3))
+        >>> mixture.weights, mixture.exhausted
+        ((0.7, 0.3), 'stop')
     """
 
     __slots__ = ("_exhausted", "_sources", "_whole_weights")
@@ -153,7 +153,7 @@ class Mixture(ClosedByWith):
 
     def _weakest(self) -> TokenCorpus:
         strength = ("read", "private", "shared")
-        return min(self._sources, key=lambda corpus: strength.index(corpus.mode))
+        return min(self.sources, key=lambda corpus: strength.index(corpus.mode))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as corpora, which open their files again, and whole weights."""

@@ -26,6 +26,8 @@ _IN_FLIGHT = 2
 # Buffers whose copy may not be done yet. A consumer that never waits for the device is held back here, and
 # not by memory.
 _IN_USE = 4
+# Buffers of a pipeline that are away from its pool at a time: it must keep all of them, as they are pinned.
+STAGED_BUFFERS = _IN_FLIGHT + _IN_USE + 1
 # Types of files that the device can widen by itself: without loss, and by a mask where they are unsigned and
 # PyTorch's kernels for unsigned types are incomplete.
 _SIGNED = {"uint16": ("i2", 0xFFFF), "uint32": ("i4", 0xFFFF_FFFF)}

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Dataset
 
 from pagestream import _native
-from pagestream._common.closing import ClosedByWith
 from pagestream._common.checks import at_least, one_of, only_with
+from pagestream._common.closing import ClosedByWith
 from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 

@@ -10,7 +10,7 @@ import torch
 from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch._device import CopyDevice
-from pagestream.torch._staging import StagedBatches, converted, is_widened_on_device
+from pagestream.torch._staging import STAGED_BUFFERS, StagedBatches, converted, is_widened_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ class TokenLoader(NumpyTokenLoader):
         if is_widened_on_device(self._corpora[0].dtype, dtype):
             wanted = getattr(torch, dtype)
             settings = {**settings, "dtype": "raw"}
-        host = HostBatches(self.tokens, self._corpora, settings, self._max_documents)
+        host = HostBatches(self.tokens, self._corpora, settings, self._max_documents, STAGED_BUFFERS)
         return StagedBatches(host, device, wanted)
 
     def __del__(self) -> None:
