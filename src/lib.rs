@@ -10,6 +10,7 @@ pub mod error;
 pub mod fetch;
 pub mod mapped_file;
 mod mix;
+pub mod natural;
 pub mod os;
 pub mod parallel;
 #[cfg(feature = "python")]

@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "debug_build",
     "guard",
+    "natural_sorted",
     "parse_weights",
     "set_fault_guard",
 ]
@@ -70,6 +71,7 @@ MAX_HEADER_BYTES: int
 debug_build: bool
 
 def guard() -> bool: ...
+def natural_sorted(names: Sequence[bytes]) -> list[bytes]: ...
 def set_fault_guard(enabled: bool) -> None: ...
 def parse_weights(head: bytes, size: int, strict: bool) -> list[TensorInfo]: ...
 

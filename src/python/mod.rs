@@ -39,7 +39,7 @@ mod _native {
     #[pymodule_export]
     use super::tensor_info::PyTensorInfo;
     #[pymodule_export]
-    use super::tokens::{PyShardFacts, PyTokenCorpus};
+    use super::tokens::{PyShardFacts, PyTokenCorpus, natural_sorted};
     #[pymodule_export]
     use super::weights::{PyWeightFile, parse_weights};
 

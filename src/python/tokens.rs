@@ -1,5 +1,6 @@
 //! Token corpora. `tokens/corpus.py` wraps them, and has the documentation.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use super::writable::WritableBuffer;
 use crate::batching::row::{BatchMemory, assemble};
 use crate::error::Error;
 use crate::mapped_file::{Mode, RequestedMode};
+use crate::natural;
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::format::layout::{Format, Opener, TOKEN_DTYPES, token_dtype_from_name, token_dtype_name};
 use crate::tokens::format::{llmc, megatron};
@@ -225,6 +227,13 @@ impl PyTokenCorpus {
         let target = Target::from_word(target)?;
         Ok(Windows::new(self.corpus.len(), sequence_length, stride, target)?)
     }
+}
+
+/// Returns the names in natural order.
+#[pyfunction]
+pub fn natural_sorted(mut names: Vec<Vec<u8>>) -> Vec<Cow<'static, [u8]>> {
+    names.sort_by(|a, b| natural::compare(a, b));
+    names.into_iter().map(Cow::Owned).collect()
 }
 
 /// Adds the constants of the formats, for the writers in Python.

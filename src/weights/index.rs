@@ -13,9 +13,9 @@ use serde_json::value::RawValue;
 use super::header::quoted;
 use super::json::{Any, Discard};
 use super::last_wins::keep_last;
-use super::natural;
 use super::strictness::Strictness;
 use super::tally::Tally;
+use crate::natural;
 
 /// Upper bound of an index's length. The largest that are published have 13.5 MB.
 pub const MAX_INDEX_BYTES: u64 = 256 << 20;

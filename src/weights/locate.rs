@@ -24,9 +24,10 @@ use crate::mapped_file::{
 };
 
 use super::index::{Index, MAX_INDEX_BYTES};
+use super::mistaken;
 use super::strictness::Strictness;
 use super::tally::Tally;
-use super::{mistaken, natural};
+use crate::natural;
 
 const WEIGHTS: &[u8] = b".safetensors";
 const INDEX: &[u8] = b".safetensors.index.json";

@@ -41,7 +41,6 @@ mod json;
 mod last_wins;
 pub mod locate;
 mod mistaken;
-pub mod natural;
 mod open;
 mod report;
 pub mod strictness;

@@ -12,13 +12,13 @@ SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
 
 # What each Rust room may use, beside itself. ARCHITECTURE.md has the picture.
-GROUND = {"error", "words", "dtype", "parallel", "mix", "sync"}
+GROUND = {"error", "words", "dtype", "parallel", "mix", "natural"}
 MAY_USE = {
     "error": set(),
     "words": {"error"},
     "dtype": set(),
     "mix": set(),
-    "sync": set(),
+    "natural": set(),
     "parallel": {"error"},
     "os": GROUND,
     "mapped_file": GROUND | {"os"},

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 use proptest::prelude::*;
 
+use pagestream::natural;
 use pagestream::weights::index::{Index, MAX_SHARDS};
-use pagestream::weights::natural;
 use pagestream::weights::strictness::Strictness;
 
 fn parse(json: &str) -> Result<Index, String> {

@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pagestream import _native
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -60,15 +62,6 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
     return [path]
 
 
-def natural_key(path: str | bytes) -> tuple[list[tuple[bool, int, str]], str]:
-    """Sorts runs of digits by their number."""
-    text = os.fsdecode(path)
-    parts = [part for part in re.split(r"([0-9]+)", text) if part]
-    return [
-        (False, int(part), "") if part.isascii() and part.isdigit() else (True, 0, part) for part in parts
-    ], text
-
-
 def _in_directory(folder: str | bytes) -> list[StrPath]:
     with os.scandir(folder) as entries:
         names = [(os.fsdecode(entry.name), entry.path) for entry in entries if entry.is_file()]
@@ -102,7 +95,7 @@ def _matching(pattern: str | bytes) -> list[StrPath]:
 
 
 def _without_side_files(paths: Iterable[str | bytes]) -> list[StrPath]:
-    """In natural order. Of a Megatron pair the ``.bin`` stands for both."""
-    kept = {os.fsdecode(path): path for path in paths if not _SIDE_FILE.search(os.fsdecode(path))}
-    pairs = {name for name in kept if name.endswith(".idx") and f"{name[:-4]}.bin" in kept}
-    return [kept[name] for name in sorted(kept, key=natural_key) if name not in pairs]
+    """Returns token files in natural order. The ``.bin`` of a Megatron pair stands for both."""
+    kept = {os.fsencode(path): path for path in paths if not _SIDE_FILE.search(os.fsdecode(path))}
+    pairs = {name for name in kept if name.endswith(b".idx") and name[:-4] + b".bin" in kept}
+    return [kept[name] for name in _native.natural_sorted([*kept]) if name not in pairs]
