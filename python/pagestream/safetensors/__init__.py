@@ -1,9 +1,8 @@
 """safetensors' names, on pagestream: ``import pagestream.safetensors as safetensors``.
 
-Reading is ours: files open where mapping is refused, headers are checked strictly, arrays and tensors
-are not copied. They can be written, as upstream's can: their pages are copied when they are written,
-so that the file, and what others loaded from it, never changes. Writing files is upstream's own code, with
-fences in front of its open defects.
+Reading is ours: files open where mapping is refused, headers are checked strictly, and arrays and tensors are
+not copied. They can be written, as upstream's can: a page is copied when it is first written, so that neither
+the file nor another load of it changes. Upstream's own code writes files, guarded against its open defects.
 
 `install` puts this package in the place of ``safetensors`` for code that is not yours.
 """

@@ -1,4 +1,9 @@
-"""`install` and `uninstall`: ours under upstream's name, for code that imports ``safetensors``."""
+"""`install` and `uninstall`: ours under upstream's name, for code that imports ``safetensors``.
+
+The modules themselves are replaced, and upstream's stay as they are: `install` must work where upstream is
+not installed, ``import safetensors`` must give the very module `pagestream.safetensors`, and a part that ours
+lacks must be missing instead of being upstream's.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["Installed", "install", "uninstall"]
 
 _OURS = "pagestream.safetensors"
-# Upstream's compiled module; who imports from it wants what the package has.
+# Upstream's compiled module. Code that imports from it gets the names of the package.
 _COMPILED = f"{NAME}._safetensors_rust"
 
-# Names in modules that were imported before, with what they were.
+# Names that were bound in other modules, with their former values.
 _rebound: list[tuple[dict[str, Any], str, Any]] = []
 
 
 class Installed:
-    """What `install` returns: as a context manager, it uninstalls at the end of its block.
+    """The result of `install`: a context manager that uninstalls at the end of its block.
 
     Attributes:
-        strict: What `install` was called with.
+        strict: The argument of `install`.
 
     Example:
         >>> import pagestream.safetensors
@@ -51,7 +56,7 @@ class Installed:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Uninstalls: what this call has installed, also where another came later."""
+        """Uninstalls what this call installed, also if another call came later."""
         _take_away(self)
 
 
@@ -59,18 +64,17 @@ def install(*, strict: bool = True) -> Installed:
     """Puts `pagestream.safetensors` in the place of ``safetensors`` for the whole process.
 
     ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
-    were imported before and have upstream's functions or classes under names of their own (``from safetensors
-    import safe_open``) get ours under these names too. What is bound otherwise, as a default argument or in a
-    closure, stays upstream's.
+    have bound upstream's functions or classes before (``from safetensors import safe_open``) get ours under
+    these names too. Other references, such as default arguments and closures, stay upstream's.
 
-    Calls nest: as many of `uninstall` undo it.
+    Calls nest: each needs its own `uninstall`.
 
     Args:
-        strict: Whether to refuse headers that upstream accepts though the format disallows them, wherever
-            a call does not say: code that is not yours cannot. Of nested calls the last one counts.
+        strict: Whether to refuse headers that upstream accepts though the format disallows them, where a
+            call has no argument ``strict``, as calls in other people's code. Of nested calls the last counts.
 
     Returns:
-        Something that uninstalls at the end of a ``with`` block.
+        A context manager that uninstalls.
 
     Raises:
         TypeError: `strict` is neither True nor False.
@@ -171,7 +175,7 @@ def _put_in_place() -> None:
     _upstream.taken.update(found)
     _upstream.replaced = True
     sys.meta_path.insert(0, _finder)
-    # In this order, because other threads import meanwhile: there is always one of the two.
+    # In this order, because other threads import meanwhile: one of the two is always there.
     sys.modules.update(ours)
     for name in found.keys() - ours.keys():
         del sys.modules[name]
@@ -195,7 +199,7 @@ def _is_upstreams(name: str) -> bool:
 
 
 def _replacements(found: dict[str, ModuleType], ours: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
-    """By identity: each of upstream's modules, functions and classes, and ours for it.
+    """Returns, by identity, each of upstream's modules, functions and classes, and ours for it.
 
     Not the error class: ours is derived from upstream's, so a handler of upstream's catches both, and one of
     ours would miss what upstream's own code raises.

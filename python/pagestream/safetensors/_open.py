@@ -60,30 +60,29 @@ class safe_open:  # noqa: N801 - upstream's name
     neither the file nor another `safe_open` of it changes. Two tensors of one name from one handle
     share their memory, as they do upstream for torch.
 
-    Until then a tensor shows what the file holds, as upstream's do for torch: of a file that is overwritten
-    in place it may show the new bytes (`check` tells). Touching it after the file was cut gives zeros, and a
-    `MappedReadError` in the main thread soon after (as Ctrl-C does) and for whoever asks for more of it.
-    Files that are replaced, by a new one that is renamed over the old, do neither. ``copy=True`` and
-    ``mmap_mode="read"`` give copies, and raise where the file was cut or rewritten.
+    A page that was not written shows the present content of the file, as upstream's tensors do for torch. If
+    the file is overwritten in place, it may show the new bytes; `check` notices that. If the file is cut,
+    touching the tensor gives zeros, and soon a `MappedReadError` is raised in the main thread (as Ctrl-C is)
+    and at each later use of the file. Replacing the file, by renaming a new one over it, does neither.
+    ``copy=True`` and ``mmap_mode="read"`` give copies, and raise if the file was cut or rewritten.
 
     Args:
         filename: The file.
         framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``; and, by way of NumPy and a
             copy, ``"flax"`` or ``"jax"``, ``"tf"`` or ``"tensorflow"``, ``"mlx"``, ``"paddle"``.
-        device: Where torch tensors go. Only ``"cpu"`` for the others.
+        device: Where torch tensors go. Other frameworks take only ``"cpu"``, and paddle its own devices.
         backend: Upstream's word for how to read: ``"mmap"`` is ``mmap_mode="auto"``, ``"pread"`` is
             ``mmap_mode="read"``.
         mmap_mode: How to open; see `MappedFile`. With ``"shared"``, NumPy arrays are read-only views of
             the page cache; torch tensors, which have no read-only flag, still get pages of their own.
-        strict: Whether to refuse headers that the format disallows though upstream accepts them. None is
-            True, or what was said to `install`.
-        copy: Whether to copy tensors into memory of their own, which no later fault of the file can
-            reach.
-        raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes.
-            For element types that a framework does not have.
-        align: What to do with a tensor that begins where elements of its type must not (a writer need not
-            align them): ``"copy"`` it; give an unaligned ``"view"``, for NumPy alone; raise an ``"error"``.
-            Tensors that are copied anyway, in ``"read"`` mode or with ``copy=True``, are aligned.
+        strict: Whether to refuse headers that the format disallows though upstream accepts them. None means
+            the argument of the last `install`, or True.
+        copy: Whether to copy tensors into memory of their own, which no later fault of the file can reach.
+        raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
+            element types that a framework does not have.
+        align: What to do with a tensor that is misaligned in the file (writers need not align tensors):
+            ``"copy"`` it; return an unaligned ``"view"``, for NumPy alone; raise an ``"error"``. Tensors that
+            are copied anyway, in ``"read"`` mode or with ``copy=True``, are aligned.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -135,7 +134,7 @@ class safe_open:  # noqa: N801 - upstream's name
 
     @property
     def mode(self) -> str:
-        """What tensors stand on.
+        """The memory under the tensors.
 
         ``"shared"`` (read-only views), ``"private"`` (copy-on-write pages) or ``"read"`` (copies).
         """
@@ -145,7 +144,7 @@ class safe_open:  # noqa: N801 - upstream's name
 
     @property
     def reason(self) -> str | None:
-        """Why they do not stand on the shared mapping; None if they do."""
+        """Why the tensors are not over the shared mapping; None if they are."""
         if self._framework.copies:
             return "copy=True"
         if self._refusal is not None:
@@ -153,7 +152,7 @@ class safe_open:  # noqa: N801 - upstream's name
         return self._file.reason or (None if self._framework.read_only else _COPY_ON_WRITE)
 
     def keys(self) -> list[str]:
-        """The names of the tensors, sorted.
+        """Returns the names of the tensors, sorted.
 
         Example:
             >>> from pagestream.safetensors import safe_open
@@ -163,7 +162,7 @@ class safe_open:  # noqa: N801 - upstream's name
         return self._open().keys()
 
     def offset_keys(self) -> list[str]:
-        """The names in the order of the data; empty tensors that share a place by name.
+        """Returns the names in the order of the data; empty tensors at the same place in the order of names.
 
         Example:
             >>> from pagestream.safetensors import safe_open
@@ -173,7 +172,7 @@ class safe_open:  # noqa: N801 - upstream's name
         return self._open().offset_keys()
 
     def metadata(self) -> dict[str, str] | None:
-        """The header's ``__metadata__``; None if it has none.
+        """Returns the header's ``__metadata__``; None if it has none.
 
         Example:
             >>> from pagestream.safetensors import safe_open
@@ -183,7 +182,7 @@ class safe_open:  # noqa: N801 - upstream's name
         return self._open().metadata()
 
     def get_tensor(self, name: str) -> Any:  # noqa: ANN401 - an array or a tensor
-        """One tensor, as the framework's type.
+        """Returns one tensor, as the framework's type.
 
         Raises:
             SafetensorError: No tensor of that name, or the file is closed, or the framework has no type
@@ -214,7 +213,7 @@ class safe_open:  # noqa: N801 - upstream's name
             raise self._missing(name) from None
 
     def get_tensors(self) -> dict[str, Any]:
-        """All tensors, in the order of the data.
+        """Returns all tensors, in the order of the data.
 
         Raises:
             SafetensorError: As `get_tensor`.
@@ -228,7 +227,7 @@ class safe_open:  # noqa: N801 - upstream's name
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     def get_slice(self, name: str) -> PySafeSlice:
-        """One tensor, of which only the part is read that is then asked for in brackets.
+        """Returns one tensor for reading in part: brackets read the part that they select.
 
         Raises:
             SafetensorError: No tensor of that name, or the file is closed.
@@ -245,7 +244,7 @@ class safe_open:  # noqa: N801 - upstream's name
         return PySafeSlice(stored, self._framework)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """What the header says of a tensor.
+        """Returns what the header says of a tensor.
 
         Raises:
             SafetensorError: No tensor of that name, or the file is closed.
@@ -264,7 +263,7 @@ class safe_open:  # noqa: N801 - upstream's name
         return TensorMeta(info.dtype, list(info.shape), (begin, begin + info.nbytes))
 
     def check(self) -> None:
-        """Raises if the file is no longer the one that was opened; see `MappedFile.check`.
+        """Checks that the file is still the one that was opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
@@ -316,9 +315,9 @@ class safe_open:  # noqa: N801 - upstream's name
 
 
 class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
-    """`safe_open` of a file that is open already; its descriptor, not its name, says which file that is.
+    """`safe_open` of a file that is already open. Its descriptor decides which file that is, not its name.
 
-    The descriptor is copied: where the given one stands does not matter, and it may be closed.
+    The descriptor is copied: its position does not matter, and the caller may close it.
 
     Args:
         f: Something with ``fileno()``, open for reading.
@@ -349,7 +348,7 @@ def deserialize(
     *,
     strict: bool | None = None,
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tensors of a safetensors file that is in memory, each with a copy of its bytes.
+    """Returns the tensors of a safetensors file that is in memory, each with a copy of its bytes.
 
     Args:
         bytes: The file, as anything with the buffer protocol: bytes, bytearray, memoryview, an array.
@@ -391,7 +390,7 @@ def _framework(
     align: Align,
     options: dict[str, bool],
 ) -> Framework:
-    """Returns what makes tensors.
+    """Returns the object that makes tensors.
 
     Raises:
         SafetensorError: The framework has no such device.
@@ -412,7 +411,7 @@ def _mode(backend: Backend | None, mmap_mode: Mode | None) -> str:
     if backend is None:
         return environment.mmap_mode(mmap_mode)
     if backend not in ("mmap", "pread"):
-        message = f'backend is "mmap" or "pread", not {backend!r}'
+        message = f'backend must be "mmap" or "pread", not {backend!r}'
         raise SafetensorError(message)
     asked = "auto" if backend == "mmap" else "read"
     if mmap_mode is not None and (mmap_mode == "read") != (asked == "read"):

@@ -1,7 +1,7 @@
 """Upstream's own package, whatever its name leads to at the moment: its code writes files.
 
-`install` (see `_install`) puts ours under upstream's name, and what upstream's code is then is known here
-alone. Its open defects are fenced in front of it.
+`install` (see `_install`) puts ours under upstream's name; this module alone knows where upstream's code is
+then. Functions here guard against open defects of that code.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 NAME = "safetensors"
 
-# Whether ours stand under upstream's names, and upstream's modules that were there.
+# Whether our modules are under upstream's names, and upstream's modules that were there.
 replaced = False
 taken: dict[str, ModuleType] = {}
 turns = ForkSafeLock()
-# Upstream's modules that were first asked for while ours stood under their names.
+# Upstream's modules that were first needed while ours were under their names.
 _private: dict[str, ModuleType] = {}
 
 
@@ -54,12 +54,12 @@ def module(part: str | None = None) -> ModuleType:
 
 
 def _is_ours(module: ModuleType | None) -> bool:
-    """Whether ours stands under upstream's name without `install`: somebody put it into ``sys.modules``."""
+    """Returns whether a program has put ours under upstream's name itself, in ``sys.modules``."""
     return module is not None and module.__name__ == __package__
 
 
 def _load_behind_ours() -> ModuleType:
-    """Imports upstream's package, in whose place somebody has put ours."""
+    """Imports upstream's package, in whose place a program has put ours."""
     names = [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]
     ours = {name: sys.modules.pop(name) for name in names}
     try:
@@ -110,7 +110,7 @@ def _load(name: str) -> ModuleType:
 
 @contextmanager
 def errors_as_ours() -> Iterator[None]:
-    """Errors of upstream's class come out as ours, which is derived from it."""
+    """Turns errors of upstream's class into ours, which is derived from it."""
     from pagestream.errors import SafetensorError
 
     try:
@@ -137,18 +137,18 @@ def check_names(names: Iterable[Any]) -> None:
 
 
 def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:
-    """Writes a file by one of upstream's writers, fenced.
+    """Writes a file by one of upstream's writers, and keeps links and modes.
 
     Upstream writes a temporary file that only its owner may read, and renames it: links become files, and
     the umask is ignored (https://github.com/huggingface/safetensors/issues/782). Here the file that a link
     leads to is written; a new file gets the mode that `open` would give it, an old one keeps its own.
 
     Args:
-        writer: Writes to the path that it is given.
-        filename: Where to.
+        writer: Writes to the path that it gets.
+        filename: The file to write.
 
     Raises:
-        SafetensorError: What upstream's class of that name says; or `filename` is a device, FIFO or folder.
+        SafetensorError: Upstream's writer refuses; or `filename` is a device, FIFO or folder.
         OSError: `filename` cannot be looked up: a link leads to itself, or a folder may not be searched.
     """
     path = os.path.realpath(filename)
@@ -158,7 +158,7 @@ def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:
         mode = 0o666 & ~_umask()
     else:
         mode = stat.S_IMODE(found.st_mode)
-        # A renaming would put a file in the place of a device or a FIFO.
+        # Renaming would replace a device or a FIFO by a file.
         if not stat.S_ISREG(found.st_mode):
             from pagestream.errors import SafetensorError
 

@@ -33,10 +33,10 @@ def load_file(
     copy: bool = False,
     raw: bool = False,
 ) -> dict[str, npt.NDArray[Any]]:
-    """All tensors of a file as a dict of arrays, in the order of the file.
+    """Loads all tensors of a file as a dict of arrays, in the order of the file.
 
-    Nothing is read until it is used, unless ``copy=True`` or the file cannot be mapped. What that means for a
-    file that is changed meanwhile, see `safe_open`.
+    An array is read when it is used, unless ``copy=True`` or the file cannot be mapped. `safe_open` says what
+    that means for a file that changes meanwhile.
 
     Args:
         filename: The file.
@@ -61,7 +61,7 @@ def load_file(
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
-    """All tensors of a file that is in memory, as arrays of their own memory.
+    """Loads all tensors of a file that is in memory, as arrays of their own memory.
 
     Args:
         data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
@@ -87,7 +87,7 @@ def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]
 
 
 def save(tensor_dict: Mapping[str, npt.NDArray[Any]], metadata: dict[str, str] | None = None) -> bytes:
-    """A safetensors file of these arrays, as bytes.
+    """Returns a safetensors file of these arrays, as bytes.
 
     Args:
         tensor_dict: The arrays. Those that are not C-contiguous are copied; upstream stores them wrong.
@@ -110,7 +110,7 @@ def save(tensor_dict: Mapping[str, npt.NDArray[Any]], metadata: dict[str, str] |
 def save_file(
     tensor_dict: Mapping[str, npt.NDArray[Any]], filename: StrPath, metadata: dict[str, str] | None = None
 ) -> None:
-    """`save` to a file.
+    """Saves these arrays to a file.
 
     A new file's mode follows the umask, an old one's stays; a link is followed.
 
@@ -133,7 +133,7 @@ def save_file(
 
 
 def _contiguous(tensor_dict: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays as upstream's writer takes them: it looks at their addresses and not at their strides.
+    """Returns the arrays as upstream's writer takes them: it reads addresses and ignores strides.
 
     https://github.com/huggingface/safetensors/issues/825
     """

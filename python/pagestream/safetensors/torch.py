@@ -33,10 +33,10 @@ def load_file(
     copy: bool = False,
     raw: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a file as a dict of tensors, in the order of the file.
+    """Loads all tensors of a file as a dict of tensors, in the order of the file.
 
-    On the CPU nothing is read until it is used, unless ``copy=True`` or the file cannot be mapped. What that
-    means for a file that is changed meanwhile, see `safe_open`.
+    On the CPU a tensor is read when it is used, unless ``copy=True`` or the file cannot be mapped.
+    `safe_open` says what that means for a file that changes meanwhile.
 
     Args:
         filename: The file.
@@ -62,7 +62,7 @@ def load_file(
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """All tensors of a file that is in memory, as CPU tensors of their own memory.
+    """Loads all tensors of a file that is in memory, as CPU tensors of their own memory.
 
     Args:
         data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
@@ -88,7 +88,7 @@ def load_model(
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
 ) -> tuple[set[str], list[str]]:
-    """Loads a file into a model, whose tensors may share memory, as `save_model` saved it.
+    """Loads a file that `save_model` saved into a model, whose tensors may share memory.
 
     Args:
         model: The model.
@@ -114,7 +114,7 @@ def load_model(
         (set(), [])
     """
     tensors = load_file(filename, device, backend=backend, mmap_mode=mmap_mode)
-    # Of tensors that share memory, the file has one: what stands for it in the file is the one to keep.
+    # Of tensors that share memory the file has one, and that name is the one to keep.
     remove_duplicates = _upstream.module("torch")._remove_duplicate_names  # noqa: SLF001 - others use it too
     duplicates = remove_duplicates(model.state_dict(), preferred_names=tensors.keys())
     found = model.load_state_dict(tensors, strict=False)
@@ -135,7 +135,7 @@ def load_model(
 
 
 def save(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """A safetensors file of these tensors, as bytes.
+    """Returns a safetensors file of these tensors, as bytes.
 
     Args:
         tensors: The tensors: dense, contiguous, none sharing memory with another.
@@ -159,7 +159,7 @@ def save(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = 
 def save_file(
     tensors: Mapping[str, torch.Tensor], filename: StrPath, metadata: dict[str, str] | None = None
 ) -> None:
-    """`save` to a file.
+    """Saves these tensors to a file.
 
     A new file's mode follows the umask, an old one's stays; a link is followed.
 
@@ -189,7 +189,7 @@ def save_model(
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,  # noqa: FBT001, FBT002 - upstream's signature
 ) -> None:
-    """Saves a model; of tensors that share memory, one.
+    """Saves a model, and of tensors that share memory only one.
 
     Args:
         model: The model.
@@ -209,7 +209,7 @@ def save_model(
         ['bias', 'weight']
     """
     _upstream.check_names(model.state_dict())
-    # Upstream's code adds to the dict that it is given.
+    # Upstream's code adds to the dict that it gets.
     metadata = None if metadata is None else dict(metadata)
     writer = _upstream.module("torch").save_model
     _upstream.write(lambda path: writer(model, path, metadata, force_contiguous), filename)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # Fills a writable buffer.
     Filler = Callable[[Any], None]
 
-# What to do with a tensor that begins where elements of its type must not.
+# What to do with a tensor that is misaligned in its file.
 Align = Literal["copy", "view", "error"]
 
 

@@ -30,7 +30,7 @@ TensorInfo = _native.TensorInfo
 
 
 class _OpenedWith(NamedTuple):
-    """What a checkpoint is opened with. Its paths are absolute where it opens the files again."""
+    """The arguments that open a checkpoint. Those that a checkpoint keeps have absolute paths."""
 
     path: str | list[str]
     mode: str
@@ -58,22 +58,23 @@ class _OpenedWith(NamedTuple):
 class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
     """The tensors of one or several safetensors files by name, as read-only arrays.
 
-    Made by `open_checkpoint`.
+    `open_checkpoint` makes it.
 
-    Arrays are views of the mapped files: having one costs no memory and reads nothing; its pages are
-    read when it is used. They keep the mapping alive, beyond `close`. Where a file cannot be mapped,
-    and for a tensor whose place in its file does not suit its type, they are copies.
+    Arrays are views of the mapped files. A view takes no memory and reads nothing until it is used, and keeps
+    the mapping alive after `close`. Arrays are copies where a file cannot be mapped, and for tensors that are
+    misaligned in their file.
 
-    Views show what the file holds. Touching one after its file was cut gives zeros, and a `MappedReadError`
-    in the main thread soon after (as Ctrl-C does) and for whoever asks for more of that file. Of one that is
-    overwritten in place it may show the new bytes (`check` tells). `read` copies, and raises instead.
+    A view shows the present content of the file. If the file is cut, touching the view gives zeros, and soon
+    a `MappedReadError` is raised in the main thread (as Ctrl-C is) and at each later use of that file. If the
+    file is overwritten in place, the view may show the new bytes; `check` notices that. `read` copies, and
+    raises instead.
 
-    Names come in the order of the files (``model-00002`` before ``model-00010``) and, in each, of the
-    data. A checkpoint can be used by several threads at once, and goes on working in a child after a
-    fork. Pickling ships the absolute paths and opens the files again.
+    Names come in the order of the files (``model-00002`` before ``model-00010``) and, within a file, in the
+    order of the data. Several threads can use a checkpoint at once, and so can a child after a fork. Pickling
+    ships the absolute paths and opens the files again.
 
-    Of thousands of files as many stay open as a quarter of ``ulimit -n`` allows, at most 1024; others
-    are opened again when a tensor of theirs is asked for, and must then still be the same files.
+    A quarter of ``ulimit -n`` bounds the files that stay open, and so does 1024. Other files are opened again
+    when one of their tensors is used, and must then still be the same files.
 
     Example:
         >>> from pagestream import open_checkpoint
@@ -113,23 +114,23 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
 
     @property
     def mode(self) -> str:
-        """How the files are read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
+        """The mode in use: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
 
-        Where that differs from file to file, the weakest: ``"read"``, else ``"private"``.
+        If it differs from file to file, the weakest: ``"read"``, else ``"private"``.
         """
         return self._files.mode
 
     @property
     def reason(self) -> str | None:
-        """Why not in a better mode; None if in the first choice.
+        """Why no better mode is in use; None if it is the first choice.
 
-        Of several files it is that of the first one in `mode`, with its path.
+        Of several files, the reason of the first one in `mode`, with its path.
         """
         return self._files.reason
 
     @property
     def warnings(self) -> list[str]:
-        """What is odd and yet no error, as sentences.
+        """Oddities that are no errors, as sentences.
 
         Tensors and files that the index does not name, fields of a header that the format does not
         know, keys of the metadata that differ; with ``strict=False`` also tensors that are missing or
@@ -137,24 +138,24 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         """
         return self._files.warnings
 
-    # Equal is who is the same: comparing all arrays is not what `==` should do unasked.
+    # Identity comparison: `==` must not read every tensor.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __len__(self) -> int:
-        """The number of tensors."""
+        """Returns the number of tensors."""
         return len(self._files)
 
     def __iter__(self) -> Iterator[str]:
-        """The names in the order of the files, and of the data in each."""
+        """Iterates over the names in the order of the files, and of the data in each file."""
         return iter(self._files.keys())
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a tensor of that name."""
+        """Returns whether there is a tensor of that name."""
         return isinstance(name, str) and name in self._files
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """The tensor of that name, read-only.
+        """Returns the tensor of a name, read-only.
 
         Raises:
             KeyError: There is none.
@@ -179,7 +180,8 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             dtype, shape = "U8", raw_shape(dtype, shape, info.nbytes)
         fill = partial(file.read_into, name)
         try:
-            array = arrays.over(dtype, shape, info.nbytes, info.offset, file.buffer(False), fill)  # noqa: FBT003
+            buffer = file.buffer(False)  # noqa: FBT003
+            array = arrays.over(dtype, shape, info.nbytes, info.offset, buffer, fill)
         except FormatError as error:
             message = f"{info.path}: tensor {name!r} at byte {info.offset}: {error}"
             raise FormatError(message) from error
@@ -187,7 +189,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         return array
 
     def read(self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Copies a tensor, or a part of it, out. Only the bytes that are needed are read.
+        """Copies a tensor or a part of it. Only the bytes that are needed are read.
 
         Args:
             name: Its name.
@@ -239,7 +241,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         return out
 
     def info(self, name: str) -> TensorInfo:
-        """What the header says of a tensor.
+        """Returns what the header says of a tensor.
 
         Raises:
             KeyError: There is no such tensor.
@@ -252,7 +254,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         return self._files.info(name)
 
     def check(self) -> None:
-        """Raises if a file, or the index, is no longer the one that was opened; see `MappedFile.check`.
+        """Checks that the index and every file are still those that were opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
@@ -265,7 +267,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         self._files.check()
 
     def close(self) -> None:
-        """Closes the files. Arrays that are out stay valid until they die.
+        """Closes the files. Arrays that are in use stay valid.
 
         Example:
             >>> from pagestream import open_checkpoint
@@ -283,7 +285,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         return _OpenedWith.open, (self._opened_with,)
 
     def __repr__(self) -> str:
-        """Path and number of tensors."""
+        """Returns path and number of tensors."""
         paths = self._files.paths
         what = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
         return f"<{type(self).__name__} {what} {len(self)} tensors>"
@@ -307,9 +309,10 @@ def open_checkpoint(
     Formats: https://github.com/huggingface/safetensors#format and
     https://huggingface.co/docs/transformers/big_models#shard-metadata
 
-    `path` is followed wherever it leads. Names that come out of an index or a folder are not: of nothing
-    outside the folder is a byte read, whatever they and their links say. The links of the Hugging Face
-    cache, from its snapshots to its blobs, work by themselves.
+    `path` is followed wherever it leads. Names from an index or a folder are not: a checkpoint never reads
+    outside its folder, whatever they and their links say. The links of the Hugging Face cache, from its
+    snapshots to its blobs, work by themselves. Audit hooks see ``os.listdir`` for a folder, and
+    ``pagestream.open`` for the index and each file, before anything is read.
 
     Args:
         path: What to open:
@@ -318,17 +321,17 @@ def open_checkpoint(
             * a folder: by its ``*.safetensors.index.json`` (of several, ``model.safetensors.index.json``);
               without one its ``model.safetensors``, or else all of its ``*.safetensors``;
             * an index, whose name ends in ``.json``;
-            * a list of files, in the order that is meant.
+            * a list of files, in order.
         mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
         strict: Whether to refuse headers that the format disallows though upstream accepts them,
             duplicate names above all; an index with duplicate names; and files that lack a tensor that
             the index names for them, or hold one that is in another file too. With False the last
-            duplicate counts, missing tensors are left out, of two files the one that the index names
-            counts, or else the last; `Checkpoint.warnings` tells.
+            duplicate counts, missing tensors are left out, and of two files that have a tensor the one that
+            the index names counts, or else the last; `Checkpoint.warnings` lists them.
         cache_root: Another folder that links may lead into. With it, files that are named here are
             confined too: to their folder and to this one.
-        raw: Whether to give each tensor's bytes as they are: type uint8, the last dimension counting bytes.
-            For element types that NumPy has only with ml_dtypes.
+        raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
+            element types that NumPy has only with ml_dtypes.
 
     Returns:
         The mapping.
@@ -352,7 +355,9 @@ def open_checkpoint(
     if not isinstance(path, (str, bytes, os.PathLike, Iterable)):
         message = f"path must be a path or a list of paths, not {path!r}"  # type: ignore[unreachable]
         raise TypeError(message)
-    one = isinstance(path, (str, bytes, os.PathLike))
-    given = os.fsdecode(path) if one else [os.fsdecode(each) for each in path]  # type: ignore[arg-type, union-attr]
+    if isinstance(path, (str, bytes, os.PathLike)):
+        given: str | list[str] = os.fsdecode(path)
+    else:
+        given = [os.fsdecode(each) for each in path]
     root = None if cache_root is None else os.fsdecode(cache_root)
     return _OpenedWith(given, environment.mmap_mode(mmap_mode), strict, root, raw).open()

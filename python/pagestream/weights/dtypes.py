@@ -47,7 +47,7 @@ _ML_DTYPES = {
     "F6_E3M2": "float6_e3m2fn",
 }
 
-# Bits of those that are smaller than a byte: several share a byte in a file, and have one each in an array.
+# Bits of the types that are smaller than a byte: packed in a file, one byte each in an array.
 SUB_BYTE_BITS = {name: bits for name, bits in _native.DTYPE_BITS.items() if bits % 8}
 
 

@@ -1,8 +1,8 @@
-"""NumPy's basic indexing as arithmetic: what of a tensor an index means, without the tensor.
+"""NumPy's basic indexing as arithmetic: which elements of a tensor an index selects, without the tensor.
 
-Ints, slices of any step, ``...`` and None, in the meaning that NumPy gives them
+Ints, slices of any step, ``...`` and None mean what they mean in NumPy
 (https://numpy.org/doc/stable/user/basics.indexing.html#basic-indexing). Arrays, lists and bools, which index
-in another way there, are refused; of lists safetensors knows the empty one, which selects nothing.
+in another way there, are refused; an empty list selects nothing, as in safetensors.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Selection:
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_run(self) -> bool:
-        """Whether its elements follow each other in the tensor; so do those of an empty one."""
+        """Whether the elements follow each other in the tensor. Those of an empty selection do."""
         if 0 in self.shape:
             return True
         expected = 1
@@ -60,13 +60,13 @@ class Selection:
 def select(
     shape: tuple[int, ...], index: Index, error: type[Exception] = IndexError, *, name: str = "tensor"
 ) -> Selection:
-    """What `index` selects of a contiguous tensor.
+    """Returns what `index` selects of a contiguous tensor.
 
     Args:
         shape: The tensor's shape.
-        index: What stands in the brackets.
-        error: What is raised for a bad one.
-        name: What a message calls the tensor where it names it.
+        index: The index.
+        error: The class of the error for a bad index.
+        name: The name of the tensor in messages.
 
     Returns:
         The selection, which is empty where the result is.
@@ -107,7 +107,7 @@ def select(
 def parts(
     shape: tuple[int, ...], index: Index, error: type[Exception] = IndexError, name: str = "tensor"
 ) -> list[Any]:
-    """The parts of an index, one for each dimension, and None for each new one.
+    """Returns the parts of an index, one for each dimension, and None for each new one.
 
     The arguments are those of `select`.
     """
@@ -141,7 +141,7 @@ def parts(
 
 
 def is_advanced(index: Any) -> bool:  # noqa: ANN401
-    """Whether an index has lists, arrays or tensors in it, which are not basic indexing.
+    """Returns whether an index has lists, arrays or tensors in it, which are not basic indexing.
 
     Not so an empty list, and what is a bool: that is refused.
     """
@@ -159,7 +159,8 @@ def _is_basic(part: Any) -> bool:  # noqa: ANN401
         return True
     if isinstance(part, np.generic):
         return isinstance(part, np.integer)
-    # What has a shape is an array, if of one element; torch's bools of that kind would pass for ints.
+    # A thing with a shape is an array, even one of one element; torch's bools of that kind would pass for
+    # ints.
     return hasattr(part, "__index__") and not isinstance(part, bool) and not hasattr(part, "shape")
 
 
@@ -171,7 +172,7 @@ def _described(part: Any) -> str:  # noqa: ANN401
 
 
 def _narrow(part: slice, size: int, dimension: int, error: type[Exception]) -> tuple[int, int, int]:
-    """Where a slice begins, how many it takes, and its step. It is clipped to the size, as in NumPy."""
+    """Returns first element, length and step of a slice, clipped to the size as in NumPy."""
     try:
         start, stop, step = part.indices(size)
     except (TypeError, ValueError) as cause:
@@ -197,7 +198,7 @@ def _place(
 
 
 def _text(part: Any) -> str:  # noqa: ANN401
-    """A part of an index as it is written."""
+    """Returns a part of an index as source code."""
     if not isinstance(part, slice):
         return str(part)
     ends = ["" if end is None else str(end) for end in (part.start, part.stop)]
