@@ -5,8 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;
 
-/// `call` for each number below `count`, by so many threads, this one among them. The error is that of the
-/// smallest number that has one: numbers are taken in order, so all smaller ones have been tried.
+/// Calls `call` for each number below `count`, in `threads` threads, and returns the results in order. The
+/// calling thread is one of them. If calls fail, the error is that of the smallest number that fails: threads
+/// take numbers in order, so all smaller ones were tried.
 pub fn in_parallel<T: Send>(
     count: usize,
     threads: usize,
@@ -33,7 +34,7 @@ pub fn in_parallel<T: Send>(
         done.lock().unwrap_or_else(PoisonError::into_inner).append(&mut own);
     };
     std::thread::scope(|scope| {
-        // Fewer threads than wanted are enough: this one works too.
+        // If threads cannot be started, the others do all the work.
         for _ in 1..threads.min(count) {
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }

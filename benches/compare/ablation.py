@@ -26,7 +26,7 @@ MECHANISMS = {
     "prefetch": "without prefetch hints",
     "small_chunks": "without small chunks while storage is slow",
 }
-ROUNDS = 15
+ROUNDS = 9
 WARM_BYTES = 256 << 20
 COLD_BYTES = 4 << 30
 SLOW_BYTES = 256 << 20
@@ -55,8 +55,9 @@ def compare_mechanisms(case: str, path: Path, kind: str, rounds: int = ROUNDS, *
 def measure(folder: Path) -> list[Row]:
     warm = token_file(folder, WARM_BYTES)
     rows = [
-        compare_mechanisms("warm batches, 64 x 1024", warm, "warm", batches=3000),
-        compare_mechanisms("warm batches, 32 x 4096", warm, "warm", rows=32, length=4096, batches=1500),
+        compare_mechanisms("warm batches, 64 x 1024", warm, "warm", batches=4000),
+        compare_mechanisms("warm batches, 32 x 4096", warm, "warm", rows=32, length=4096, batches=2000),
+        compare_mechanisms("warm batches, 4 x 64", warm, "warm", rows=4, length=64, batches=20_000),
         compare_mechanisms("first batch, cold", warm, "first", batches=2),
     ]
     warm.unlink()
@@ -67,17 +68,18 @@ def measure(folder: Path) -> list[Row]:
     )
     step = rows[-2].median(ALL) / SHARE
     steps = {"batches": 400, "step_microseconds": int(step * 1e6)}
-    rows.append(compare_mechanisms("99th percentile of next, cold", cold, "steps", rounds=9, **steps))
+    rows.append(compare_mechanisms("99th percentile of next, cold", cold, "steps", **steps))
     cold.unlink()
     with tempfile.TemporaryDirectory(dir=folder) as inner:
         source = Path(inner, "source")
         behind = token_file(source, SLOW_BYTES)
-        slow = real.slow_fuse(source, Path(inner) / "slow", delay_ms=5, program=example("slow_fuse"))
-        with slow as mount:
-            path = mount.path / behind.name
-            options: dict[str, object] = {"rounds": 5, "batches": 40}
-            rows.append(
-                compare_mechanisms("FUSE, 5 ms a request, read mode", path, "cold", mode="read", **options)
-            )
-            rows.append(compare_mechanisms("FUSE, 5 ms a request, mapped", path, "cold", **options))
+        for delay_ms, threads in ((5, 64), (20, 1024)):
+            program = example("slow_fuse")
+            point = Path(inner, f"slow{delay_ms}")
+            with real.slow_fuse(source, point, delay_ms=delay_ms, threads=threads, program=program) as mount:
+                path, where = mount.path / behind.name, f"FUSE, {delay_ms} ms a request, {threads} at once"
+                rows.append(
+                    compare_mechanisms(f"{where}, read mode", path, "cold", 3, mode="read", batches=40)
+                )
+                rows.append(compare_mechanisms(f"{where}, mapped", path, "cold", 3, batches=100))
     return rows

@@ -1,4 +1,4 @@
-//! What one thread does with one chunk of a batch.
+//! Filling one chunk of a batch, in one thread.
 
 use crate::error::{Error, Result};
 use crate::fetch::crew::Wait;
@@ -15,7 +15,7 @@ use super::plan::{BatchPlan, BatchRow, Feed};
 use super::ring::Filled;
 use super::row::RowCopier;
 
-/// What a chunk is filled from, and what is counted meanwhile.
+/// The settings of the stream, and its counters.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job<'a> {
     pub feed: &'a Feed,
@@ -24,14 +24,14 @@ pub(super) struct Job<'a> {
     pub metrics: &'a Metrics,
 }
 
-/// What a thread keeps from chunk to chunk: a copier for each source.
+/// The tools of a thread: a copier for each source.
 #[derive(Debug, Default)]
 pub(super) struct Gatherer {
     copiers: Vec<RowCopier>,
 }
 
 impl Gatherer {
-    /// Fills a chunk with its rows of `plan`, and looks at each file that was read.
+    /// Fills a chunk with its rows of `plan`, and checks each file that was read.
     pub fn fill(&mut self, job: Job<'_>, plan: &BatchPlan, mut chunk: RowChunk) -> Result<Filled> {
         let Job { feed, options, layout, metrics } = job;
         let wait = Wait::begin();
@@ -97,7 +97,7 @@ fn document_starts(feed: &Feed, row: &BatchRow, tokens: u64) -> Result<Vec<u64>>
     Ok(starts)
 }
 
-/// Writes 0, 1, 2, … and begins again at each document.
+/// Writes 0, 1, 2, …, restarting at each document.
 fn count_up(out: Uninit<'_>, starts: &[u64], element: Element) {
     let mut starts = starts.iter().peekable();
     let mut begin = 0;

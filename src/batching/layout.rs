@@ -1,5 +1,5 @@
-//! Sizes of rows, and where the arrays of a batch lie in its buffer. Everything that is derived from the length of a
-//! window is worked out here, once.
+//! Sizes of rows, and where the arrays of a batch lie in its buffer. Everything that is derived from the
+//! length of a window is worked out here, once.
 
 use std::ops::Range;
 

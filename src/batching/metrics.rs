@@ -1,16 +1,16 @@
-//! What a stream of batches did so far.
+//! Counters of a stream of batches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 macro_rules! metrics {
     ($($(#[$about:meta])* $name:ident),+ $(,)?) => {
-        /// Counters, raised by whoever does the work.
+        /// Counters. The thread that does the work raises them.
         #[derive(Debug, Default)]
         pub struct Metrics { $($(#[$about])* pub $name: AtomicU64),+ }
 
         impl Metrics {
-            /// Name and value of each.
+            /// The name and the value of each counter.
             pub fn list(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.load(Ordering::Relaxed))),+]
             }
@@ -25,18 +25,19 @@ metrics! {
     batches,
     /// Bytes of tokens in the windows that were gathered.
     bytes_asked,
-    /// Whole pages that lookahead asked the kernel for; of files that are not mapped, what was read.
+    /// Bytes that lookahead asked the kernel for, in whole pages; of files that are not mapped, bytes that
+    /// were read.
     bytes_read,
-    /// Ranges that were gathered without waiting for storage.
+    /// Windows that were gathered without a wait for storage.
     lookahead_hits,
-    /// Ranges for which a gathering thread had to wait.
+    /// Windows for which a gathering thread waited for storage.
     lookahead_misses,
     /// Ranges that lookahead found in the page cache.
     already_cached,
     major_faults,
-    /// Time that the consumer waited for a batch.
+    /// Time for which the consumer waited.
     stall_nanoseconds,
-    /// How often it did.
+    /// Batches for which the consumer waited.
     stalls,
 }
 

@@ -1,5 +1,5 @@
-//! Batches of windows: one batch with given numbers ([`row::assemble`]), or a stream of batches that are made ahead of
-//! their use ([`pipeline::Pipeline`]).
+//! Batches of windows: one batch with given numbers ([`row::assemble`]), or a stream of batches that are made
+//! ahead of their use ([`pipeline::Pipeline`]).
 //!
 //! ```text
 //!   planner ──plan──> ring ──claim──> gatherers ──finish──> ring ──take──> consumer
@@ -8,7 +8,8 @@
 //!     └ fetch::ahead                     └ row.rs, crate::widen              └ it would have to wait
 //! ```
 //!
-//! **The states of a batch.** [`ring`] alone changes them; `threads.rs` wakes the threads for which a change is news.
+//! **The states of a batch.** [`ring`] alone changes them; `threads.rs` wakes the threads for which a change
+//! is news.
 //!
 //! ```text
 //!   planned ──claim──> filling ──all chunks filled──> finished ──take──> taken
@@ -18,21 +19,21 @@
 //! ```
 //!
 //! * *Planned*: its windows are known and their pages are asked for. At most [`lookahead`](sizes) batches.
-//! * *Filling*: it has a buffer of the pool, whose chunks are claimed by threads. While storage is slow a chunk is one row,
-//!   so that many threads wait side by side; otherwise about a MiB.
+//! * *Filling*: it has a buffer of the pool, whose chunks are claimed by threads. While storage is slow a
+//!   chunk is one row, so that many threads wait side by side; otherwise about a MiB.
 //! * *Checking*: each file that was read without a mapping is looked at once more at its server.
 //! * *Taken*: in the order of the stream. The buffer returns to the pool when the last array on it dies.
 //!
-//! Two lengths adapt, in `Ring::take` and `Ring::set_warm`: the lookahead and the number of slots double when the consumer
-//! waited for a batch that in turn had waited for storage, up to the budget of `sizes.rs`, and start anew once the cache
-//! is warm. The number of gatherers follows [`crate::fetch::crew`].
+//! Two lengths adapt, in `Ring::take` and `Ring::set_warm`: the lookahead and the number of slots double when
+//! the consumer waited for a batch that in turn had waited for storage, up to the budget of `sizes.rs`, and
+//! start anew once the cache is warm. The number of gatherers follows [`crate::fetch::crew`].
 //!
-//! What the room promises: no batch changes under its user; a batch whose file was cut or rewritten is an error, and so is
-//! every later one; an error comes in the place of its batch; closing ends all threads, but for one that hangs in a read;
-//! a fork touches no lock of its parent. No thread of a pipeline knows Python.
+//! What the room promises: no batch changes under its user; a batch whose file was cut or rewritten is an
+//! error, and so is every later one; an error comes in the place of its batch; closing ends all threads, but
+//! for one that hangs in a read; a fork touches no lock of its parent. No thread of a pipeline knows Python.
 //!
-//! The files, in reading order: `options`, `sizes` and `layout` (what is set and worked out once), `plan` (windows of
-//! batches), `planner`, `ring`, `threads`, `gatherer`, `row`, `pipeline`, `metrics`.
+//! The files, in reading order: `options`, `sizes` and `layout` (what is set and worked out once), `plan`
+//! (windows of batches), `planner`, `ring`, `threads`, `gatherer`, `row`, `pipeline`, `metrics`.
 
 mod gatherer;
 pub mod layout;

@@ -84,8 +84,8 @@ impl Pipeline {
         self.process == fork::generation()
     }
 
-    /// The next batch, waiting for it for at most `patience`. An error is that of this batch; the stream is to be
-    /// started anew after it.
+    /// The next batch, waiting for it for at most `patience`. An error is that of this batch; the stream is
+    /// to be started anew after it.
     pub fn next(&self, patience: Duration) -> Result<Next> {
         self.refuse_in_a_fork()?;
         let begun = Instant::now();
@@ -119,8 +119,9 @@ impl Pipeline {
         if self.is_of_this_process() { Ok(()) } else { Err(Error::argument(message)) }
     }
 
-    /// Fills a chunk in the consumer's thread, which is sooner done than being woken. Returns whether it did: not where
-    /// storage would have to be waited for, as far as that can be foreseen, as the caller wants to hear signals.
+    /// Fills a chunk in the consumer's thread, which is sooner done than being woken. Returns whether it did:
+    /// not where storage would have to be waited for, as far as that can be foreseen, as the caller wants to
+    /// hear signals.
     fn lend_a_hand(&self, claim: Claim, gatherer: &mut Gatherer) -> bool {
         let _on_panic = CloseOnPanic(&self.shared);
         let is_resident = self.shared.is_resident(&claim);
@@ -169,8 +170,8 @@ impl Pipeline {
         self.shared.layout
     }
 
-    /// Counters, and the present lookahead, ring, threads and buffers. In a fork of the process the counters alone,
-    /// as they stood then: there are no threads, and one of them may have held the lock.
+    /// Counters, and the present lookahead, ring, threads and buffers. In a fork of the process the counters
+    /// alone, as they stood then: there are no threads, and one of them may have held the lock.
     pub fn metrics(&self) -> Vec<(&'static str, u64)> {
         let mut list = self.shared.metrics.list();
         if self.is_of_this_process() {
@@ -206,7 +207,8 @@ impl Drop for Pipeline {
     }
 }
 
-/// Works out the fingerprints, so that the state of the stream can be told without a read, also once a file has failed.
+/// Works out the fingerprints, so that the state of the stream can be told without a read, also once a file
+/// has failed.
 fn work_out_fingerprints(shared: &Shared) {
     for source in shared.feed.sources() {
         let is_closed = shared.ring(|ring| ring.is_closed());

@@ -1,5 +1,5 @@
-//! Which windows the batches of one rank consist of: from a position in the stream to token ranges, and from those to
-//! pages of files.
+//! Which windows the batches of one rank consist of: from a position in the stream to token ranges, and from
+//! those to pages of files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ pub struct TokenSource {
     pub windows: Windows,
 }
 
-/// This process's share of each global batch.
+/// The share of this process in each global batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     pub rank: u64,
     pub world_size: u64,
-    /// Windows of one rank.
+    /// Windows of one rank in a full batch.
     pub batch_size: u64,
 }
 
-/// How far the stream goes.
+/// The length of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamExtent {
-    /// `None`: without end.
+    /// `None` for a stream without end.
     pub epochs: Option<u64>,
-    /// Whether the last global batch is left out if it is short.
+    /// Whether a short last global batch is dropped.
     pub drop_last: bool,
 }
 
-/// Of one rank. More would need memory for their numbers alone.
+/// Upper bound of `batch_size`: more windows would need too much memory for their numbers alone.
 const MAX_BATCH_WINDOWS: u64 = 1 << 24;
 
 #[derive(Debug)]
@@ -57,9 +57,9 @@ pub struct Feed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchRow {
     pub source: usize,
-    /// Of its source.
+    /// The epoch of the source.
     pub epoch: u64,
-    /// Tokens on the corpus's axis, targets included.
+    /// The tokens, as positions in the corpus, targets included.
     pub start: u64,
     pub stop: u64,
 }
@@ -67,9 +67,9 @@ pub struct BatchRow {
 /// One batch of this rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchPlan {
-    /// Samples that the stream gave out before the global batch of which this is a part.
+    /// Samples of the stream before the global batch of which this is a part.
     pub position: u64,
-    /// Windows of the global batch, those of all ranks.
+    /// Windows of the global batch, over all ranks.
     pub global_rows: u64,
     pub rows: Vec<BatchRow>,
 }
@@ -140,18 +140,19 @@ impl Feed {
         matches!(self.schedule.order(), Order::Blocked { .. })
     }
 
-    /// Up to where windows are best read together with the one at `position`.
+    /// The end of the run of windows that are best read together with the one at `position`.
     pub fn block_end(&self, position: u64) -> u64 {
         self.schedule.block_end(position)
     }
 
-    /// Whether the first file is one that cannot be mapped: then the others cannot either, mostly.
+    /// Whether the first file is not mapped. Then the others are mostly not mapped either.
     pub fn is_read_without_mapping(&self) -> bool {
         let opened = |source: &TokenSource| source.corpus.opened(0);
         self.sources.iter().any(|source| opened(source).is_ok_and(|file| file.facts().mode == Mode::Read))
     }
 
-    /// Between epochs of a source: are its files still what was opened, and do their paths still lead to them?
+    /// Checks, between epochs of a source, that its files are what was opened and that their paths lead to
+    /// them.
     pub fn check(&self, source: usize) -> Result<()> {
         self.sources[source].corpus.check()
     }
@@ -167,7 +168,7 @@ impl Feed {
         let global_rows = full.min(left);
         let end = position.checked_add(global_rows);
         end.ok_or_else(|| Error::argument("the stream is over after 2^64 samples"))?;
-        // A short batch is dealt out so that ranks differ by one row at most.
+        // Ranks of a short batch differ by one row at most.
         let (each, more) = (global_rows / world_size, global_rows % world_size);
         let first = rank * each + rank.min(more);
         let count = each + u64::from(rank < more);

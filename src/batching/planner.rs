@@ -51,7 +51,7 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usiz
 
 #[derive(Debug, Default)]
 struct Planner {
-    /// Of the next batch that is worked out.
+    /// The position of the next batch that is planned.
     position: u64,
     epochs: Epochs,
     max_group_batches: usize,
@@ -65,10 +65,10 @@ struct Planner {
 #[derive(Debug, Default)]
 struct BatchGroup {
     batches: VecDeque<BatchPlan>,
-    /// Batches when it was made.
+    /// Number of batches when the group was made.
     count: usize,
     ranges: Arc<Vec<ByteRange>>,
-    /// How many of the ranges were asked for.
+    /// Number of ranges that were asked for.
     asked: usize,
 }
 
@@ -77,8 +77,8 @@ struct BatchGroup {
 struct Epochs(Vec<Option<u64>>);
 
 impl Epochs {
-    /// Sources that begin an epoch in this batch; all of them in the first batch of a stream that is resumed. None at the
-    /// beginning of the stream, when the files have just been opened.
+    /// Sources that begin an epoch in this batch; all of them in the first batch of a stream that is resumed.
+    /// None at the beginning of the stream, when the files have just been opened.
     fn sources_to_check(&mut self, plan: &BatchPlan, sources: usize) -> BTreeSet<usize> {
         let goes_on = self.0.is_empty() && plan.position > 0;
         let mut begun: BTreeSet<usize> = if goes_on { (0..sources).collect() } else { BTreeSet::new() };
@@ -94,8 +94,8 @@ impl Epochs {
 }
 
 impl Planner {
-    /// Looks at the files of a source when its epoch begins, and at all files where a stream is resumed: a file that has
-    /// vanished or was replaced is not read any more.
+    /// Looks at the files of a source when its epoch begins, and at all files where a stream is resumed: a
+    /// file that has vanished or was replaced is not read any more.
     fn checked(&mut self, shared: &Shared, next: Option<Planned>) -> Result<Option<Planned>> {
         let Some(planned) = &next else { return Ok(next) };
         for source in self.epochs.sources_to_check(&planned.plan, shared.feed.sources().len()) {
@@ -115,8 +115,8 @@ impl Planner {
         Ok(Some(Planned { plan: Arc::new(plan), behind: Arc::new(ranges) }))
     }
 
-    /// The next batch of the group. The pages of the following group are asked for in the order of the file, evenly
-    /// while this one is used up.
+    /// The next batch of the group. The pages of the following group are asked for in the order of the file,
+    /// evenly while this one is used up.
     fn next_of_group(&mut self, shared: &Shared) -> Result<Option<Planned>> {
         if self.group.batches.is_empty() {
             if self.following.batches.is_empty() {
@@ -149,7 +149,7 @@ impl Planner {
         Ok(BatchGroup { count: batches.len(), batches, ranges: Arc::new(ranges), asked: 0 })
     }
 
-    /// Asks for the first `due` ranges of the following group, as far as that has not been done.
+    /// Asks for the first `due` ranges of the following group, without those that were asked for before.
     fn fetch_following(&mut self, shared: &Shared, due: usize) -> Result<()> {
         let (ranges, asked) = (self.following.ranges.clone(), self.following.asked);
         let due = due.min(ranges.len());

@@ -1,5 +1,5 @@
-//! The batches on their way from plan to consumer. [`Ring`] alone makes, claims, finishes and takes slots. It has no
-//! lock and no thread: `threads.rs` puts it behind one and wakes threads by its [`News`].
+//! The batches on their way from plan to consumer. [`Ring`] alone makes, claims, finishes and takes slots. It
+//! has no lock and no thread: `threads.rs` puts it behind one and wakes threads by its [`News`].
 
 use std::collections::VecDeque;
 use std::mem::take;
@@ -26,8 +26,8 @@ pub(super) struct Planned {
 #[derive(Debug)]
 pub(super) enum SlotWork {
     Fill(RowChunk),
-    /// Ask the server whether the file is still the one that was opened. Each file is work of its own, because each is
-    /// a request.
+    /// Ask the server whether the file is still the one that was opened. Each file is work of its own,
+    /// because each is a request.
     Check(FileId),
 }
 
@@ -158,8 +158,8 @@ impl Ring {
         self.lookahead.has_room()
     }
 
-    /// Whether a sleeping planner is to go on: with a cold cache at once, with a warm one when half is used up, so that
-    /// it wakes less often.
+    /// Whether a sleeping planner is to go on: with a cold cache at once, with a warm one when half is used
+    /// up, so that it wakes less often.
     pub fn wants_plans(&self) -> bool {
         if self.is_warm { self.lookahead.is_half_used() } else { self.lookahead.has_room() }
     }
@@ -171,8 +171,8 @@ impl Ring {
         self.news.work += usize::from(self.room.has_room());
     }
 
-    /// Takes note of whether the planner finds everything in the page cache. Once it does, both lengths start anew: more
-    /// buffers than needed leave the processor's caches.
+    /// Takes note of whether the planner finds everything in the page cache. Once it does, both lengths start
+    /// anew: more buffers than needed leave the processor's caches.
     pub fn set_warm(&mut self, is_warm: bool) {
         if is_warm && !self.is_warm && self.adapts {
             self.lookahead.start_anew();
@@ -255,7 +255,8 @@ impl Ring {
         self.news.work += 1;
     }
 
-    /// Takes note of a claim that is done. Returns what can be dropped from memory if that was the last of its batch.
+    /// Takes note of a claim that is done. Returns what can be dropped from memory if that was the last of
+    /// its batch.
     ///
     /// A batch fails with its first error: whatever else comes of its claims is of no interest.
     pub fn finish(&mut self, number: u64, outcome: Result<Filled>) -> Option<Arc<Vec<ByteRange>>> {
@@ -287,8 +288,8 @@ impl Ring {
 
     // --- the consumer ---
 
-    /// The first batch becomes *taken*, if it is finished or failed. `stalled` is whether the consumer waited for it:
-    /// then both lengths double, if the batch in turn had to wait for storage.
+    /// The first batch becomes *taken*, if it is finished or failed. `stalled` is whether the consumer waited
+    /// for it: then both lengths double, if the batch in turn had to wait for storage.
     pub fn take(&mut self, stalled: bool) -> Front {
         match (&self.end, self.slots.is_empty() && self.planned.is_empty()) {
             (Some(Err(error)), is_empty) if is_empty || self.is_closed => {
@@ -339,8 +340,8 @@ impl Ring {
         self.is_closed || is_over || self.front_is_finished()
     }
 
-    /// Stops all threads, as soon as each of them looks. An error is what the consumer is told from now on. Returns
-    /// whether this is the first call.
+    /// Stops all threads, as soon as each of them looks. An error is what the consumer is told from now on.
+    /// Returns whether this is the first call.
     pub fn close(&mut self, error: Option<Error>) -> bool {
         let was_open = !std::mem::replace(&mut self.is_closed, true);
         if let Some(error) = error {

@@ -1,4 +1,4 @@
-//! One batch: the windows with the given numbers, copied and widened into the caller's memory.
+//! Rows of batches: tokens of a corpus, copied and widened into memory. [`assemble`] makes one whole batch.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::widen::{self, Element};
 
 use super::layout::row_bytes;
 
-/// Where a batch goes: `[windows, sequence_length]` elements each, without gaps.
+/// The memory of a batch: `[windows, sequence_length]` elements each, without gaps.
 #[derive(Debug)]
 pub struct BatchMemory<'a> {
     pub x: Uninit<'a>,
@@ -19,10 +19,10 @@ pub struct BatchMemory<'a> {
     pub y: Option<Uninit<'a>>,
 }
 
-/// Fills `room` with the windows `indices`, in that order.
+/// Fills `memory` with the windows `indices`, in that order.
 ///
-/// Each shard that was touched is looked at once, at the end: a file that was cut or rewritten
-/// meanwhile is an error, and then the room's content is undefined.
+/// Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
+/// and then the content of the memory is undefined.
 pub fn assemble(
     corpus: &TokenCorpus,
     windows: &Windows,
@@ -34,7 +34,7 @@ pub fn assemble(
     let needed = row_bytes.checked_mul(indices.len());
     let has_targets = windows.target() != Target::None;
     if needed != Some(room.x.len()) || room.y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
-        return Err(Error::argument("the room for the batch is not of the batch's size"));
+        return Err(Error::argument("the memory for the batch is not of the batch's size"));
     }
     let mut gatherer = RowCopier::default();
     let mut y = room.y;
@@ -47,20 +47,21 @@ pub fn assemble(
     corpus.verify_now(gatherer.take_touched(corpus)?)
 }
 
-/// Bytes of a mapping that are worked on at a time, so that they stay in the first-level cache.
+/// Bytes of a mapping that one step copies and widens. They stay in the first-level cache.
 const BLOCK_BYTES: u64 = 8 << 10;
 
-/// How much of what comes next the processor is told of: after that it has seen the direction.
+/// Bytes of the next row that are prefetched. After those the processor has seen the direction.
 const PREFETCHED_BYTES: u64 = 2 << 10;
 
-/// Fills rows of batches, one at a time; what it keeps from row to row makes the next one cheaper.
+/// Fills rows of batches, one at a time. It keeps the last shard, which makes the next row cheaper.
 ///
-/// After some rows of one corpus, all in one thread, comes [`RowCopier::verify`]: only then are they good.
+/// The caller fills some rows of one corpus in one thread, then calls [`RowCopier::verify`]: only then are
+/// they good.
 #[derive(Debug, Default)]
 pub struct RowCopier {
     scratch: Vec<u8>,
     reader: TokenCopier,
-    /// Bytes of rows that were read and not copied from a mapping, since [`Self::take_read_bytes`].
+    /// Bytes of rows that were read, not copied from a mapping, since [`Self::take_read_bytes`].
     read_bytes: u64,
 }
 
@@ -68,7 +69,7 @@ impl RowCopier {
     /// Writes the tokens `start..stop` to `x_row`. With targets, the last of them is not in `x_row`, and
     /// `y_row` gets all but the first.
     ///
-    /// After an error the rows since the last [`Self::verify`] are undefined, and forgotten.
+    /// After an error the rows since the last [`Self::verify`] are undefined, and their files are forgotten.
     pub fn row(
         &mut self,
         corpus: &TokenCorpus,
@@ -99,7 +100,7 @@ impl RowCopier {
                 let block_tokens = BLOCK_BYTES / corpus.item_bytes();
                 self.widen_row(corpus, window, block_tokens, element, x_row, y_row)
             }
-            // Each read is a system call, perhaps a request to a server: one for the row.
+            // A read is a system call, perhaps a request to a server: one for the whole row.
             Ok(false) if element.is_copy(corpus.dtype()) => self.read_row(corpus, window, x_row, y_row),
             Ok(false) => self.widen_row(corpus, window, window.1 - window.0, element, x_row, y_row),
             Err(error) => Err(error),
@@ -114,13 +115,13 @@ impl RowCopier {
         std::mem::take(&mut self.read_bytes)
     }
 
-    /// Tells the processor that a row with the tokens from `start` on comes next.
+    /// Prefetches the row that begins with token `start`, into the processor's cache.
     pub fn prefetch(&self, corpus: &TokenCorpus, start: u64) {
         self.reader.prefetch(corpus, start);
     }
 
-    /// Looks once at each file that was read since the last time: one that was cut or rewritten meanwhile
-    /// is an error. Gives out which they were, for [`TokenCorpus::verify_now`] at the end of the batch.
+    /// Checks each file that was read since the last call: one that was cut or rewritten meanwhile is an
+    /// error. Returns their indices, for [`TokenCorpus::verify_now`] at the end of the batch.
     pub fn verify(&mut self, corpus: &TokenCorpus) -> Result<Vec<usize>> {
         let touched = self.take_touched(corpus)?;
         corpus.verify(touched.iter().copied())?;
@@ -137,7 +138,7 @@ impl RowCopier {
         Ok(touched)
     }
 
-    /// Straight from the file to x and to y: the second time the tokens come from the first-level cache.
+    /// Copies tokens from the mapping to x and to y. The second time they come from the first-level cache.
     fn copy_row(
         &mut self,
         corpus: &TokenCorpus,
@@ -156,7 +157,7 @@ impl RowCopier {
         Ok(())
     }
 
-    /// By one read: to x, and with targets to a scratch block and from there to x and y.
+    /// Reads tokens with one system call: to x, or with targets to a scratch block and from there to x and y.
     fn read_row(
         &mut self,
         corpus: &TokenCorpus,
@@ -210,7 +211,7 @@ impl RowCopier {
     }
 }
 
-/// `start..stop` in blocks.
+/// The range `start..stop` in blocks.
 fn blocks(start: u64, stop: u64, block_tokens: u64) -> impl Iterator<Item = (u64, u64)> {
     let firsts = std::iter::successors(Some(start), move |first| first.checked_add(block_tokens));
     firsts
@@ -218,18 +219,18 @@ fn blocks(start: u64, stop: u64, block_tokens: u64) -> impl Iterator<Item = (u64
         .map(move |first| (first, stop.min(first.saturating_add(block_tokens))))
 }
 
-/// Copies tokens out of a corpus, and remembers which files it read.
+/// Copies tokens out of a corpus, and notes which files it read.
 #[derive(Debug, Default)]
 struct TokenCopier {
     /// The corpus that the other fields are about.
     of: Option<usize>,
     touched: Vec<usize>,
     last: Option<OpenShard>,
-    /// The answer of [`can_copy_from_mappings`] in this thread, once a mapping was met.
+    /// The answer of [`can_copy_from_mappings`] in this thread, after the first mapping.
     guarded: Option<bool>,
 }
 
-/// The last shard that was read: to look it up and to ask for its file takes longer than a short copy.
+/// The last shard that was read. Looking it up and asking for its file takes longer than a short copy.
 #[derive(Debug)]
 struct OpenShard {
     start: u64,
@@ -239,7 +240,7 @@ struct OpenShard {
 }
 
 impl TokenCopier {
-    /// Whether a window is read by copies from a mapping, as far as its first file goes. Comes before
+    /// Whether the first file of a window is copied from a mapping. The caller asks this before
     /// [`Self::read`].
     fn is_mapped(&mut self, corpus: &TokenCorpus, (start, stop): (u64, u64)) -> Result<bool> {
         if *self.of.get_or_insert_with(|| address(corpus)) != address(corpus) {
@@ -252,7 +253,7 @@ impl TokenCopier {
         Ok(is_mapped && *self.guarded.get_or_insert_with(can_copy_from_mappings))
     }
 
-    /// Tells the processor that the tokens from `start` on are wanted soon, if they are of the last shard.
+    /// Prefetches the tokens from `start` on, if they are of the last shard.
     fn prefetch(&self, corpus: &TokenCorpus, start: u64) {
         let Some(shard) = self.last.as_ref().filter(|shard| (shard.start..shard.stop).contains(&start))
         else {
@@ -262,7 +263,7 @@ impl TokenCopier {
         shard.opened.prefetch(offset, PREFETCHED_BYTES);
     }
 
-    /// Fills `out`.
+    /// Fills `out` with tokens from `start` on.
     fn read(&mut self, corpus: &TokenCorpus, (start, stop): (u64, u64), mut out: Uninit<'_>) -> Result<()> {
         let (item_bytes, guarded) = (corpus.item_bytes(), self.guarded.unwrap_or(false));
         let mut first = start;
@@ -298,7 +299,7 @@ impl TokenCopier {
     }
 }
 
-/// Tells corpora apart.
+/// A number that tells corpora apart.
 fn address(corpus: &TokenCorpus) -> usize {
     std::ptr::from_ref(corpus).addr()
 }

@@ -159,8 +159,8 @@ impl Shared {
         Job { feed: &self.feed, options: &self.options, layout: &self.layout, metrics: &self.metrics }
     }
 
-    /// Whether all that a claim needs is known to be in the page cache, as far as a few of its rows tell: storage that
-    /// has stalled keeps back more than one.
+    /// Whether all that a claim needs is known to be in the page cache, as far as a few of its rows tell:
+    /// storage that has stalled keeps back more than one.
     pub fn is_resident(&self, claim: &Claim) -> bool {
         /// All rows would take a fifth as long as gathering them.
         const SAMPLED_ROWS: usize = 16;

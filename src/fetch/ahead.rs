@@ -39,7 +39,8 @@ pub struct Lot {
 impl Ahead {
     /// Asks for those of a lot of ranges that are not in the page cache. `open` gives the file of a range.
     ///
-    /// Files in `read` mode are left out: their readers do not go through a mapping, and wait side by side instead.
+    /// Files in `read` mode are left out: their readers do not go through a mapping, and wait side by side
+    /// instead.
     pub fn ask<O: Deref<Target = Opened>>(
         &mut self,
         ranges: &[ByteRange],
@@ -103,7 +104,8 @@ impl Ahead {
         self.cached_in_a_row >= TRUST_AFTER_RANGES
     }
 
-    /// Looks up every range for a while, because a reader had to wait; perhaps for something else than storage.
+    /// Looks up every range for a while, because a reader had to wait; perhaps for something else than
+    /// storage.
     pub fn doubt(&mut self) {
         self.doubted = TRUST_AFTER_RANGES;
     }

@@ -1,4 +1,4 @@
-//! Buffers for batches, used again once their last user has let go.
+//! Buffers that are used again once their last user drops them.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,11 @@ use crate::error::{Error, Result};
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::process::fork;
 
-/// Buffers of one size. The one that came back last is given out first: it is still in the cache.
+/// Buffers of one size. The buffer that came back last is taken first: it is still in the processor's cache.
+///
+/// ```text
+///   free ──take──> being filled ──lease──> leased ──the last user drops it──> free, or freed
+/// ```
 #[derive(Debug)]
 pub struct Pool(Arc<Inner>);
 
@@ -16,17 +20,17 @@ pub struct Pool(Arc<Inner>);
 struct Inner {
     free: Mutex<Vec<Anonymous>>,
     buffer_bytes: usize,
-    /// Buffers that are kept while nobody uses them.
+    /// Upper bound of free buffers that are kept.
     keep: usize,
     made: AtomicU64,
-    /// After a fork the lock may be one that a thread of the parent held: the child does not touch it.
+    /// After a fork a thread of the parent may hold the lock: a child does not touch it.
     process: u64,
 }
 
-/// A full buffer. It goes back when this is dropped, or is freed if the pool is gone.
+/// A full buffer. Dropping it returns it to the pool, or frees it if the pool is gone.
 #[derive(Debug)]
 pub struct Lease {
-    /// Taken in `drop` alone.
+    /// `None` only inside `drop`.
     block: Option<Anonymous>,
     pool: Weak<Inner>,
 }
@@ -42,7 +46,7 @@ impl Pool {
         }))
     }
 
-    /// A buffer whose content is of earlier batches.
+    /// Takes a free buffer, which holds old content, or makes a new one.
     pub fn take(&self) -> Result<Anonymous> {
         let again = self.0.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(block) = again {
@@ -61,7 +65,7 @@ impl Pool {
         Lease { block: Some(block), pool: Arc::downgrade(&self.0) }
     }
 
-    /// Buffers that were allocated so far.
+    /// Number of buffers that were allocated so far.
     pub fn made(&self) -> u64 {
         self.0.made.load(Ordering::Relaxed)
     }

@@ -132,7 +132,8 @@ impl Count {
         if self.items < DECIDE_AFTER_ITEMS && self.waited_items < self.workers.max(1) {
             return Decision::None;
         }
-        // Threads also wait for each other when the memory of the process changes, which a warm cache tells apart.
+        // Threads also wait for each other when the memory of the process changes, which a warm cache tells
+        // apart.
         let is_slow = !self.is_warm && self.waited_items * SLOW_SHARE >= self.items;
         (self.items, self.waited_items) = (0, 0);
         if !is_slow {

@@ -1,5 +1,5 @@
-//! Reading ahead of use: which bytes, by how many threads, and how much at a time. Batches and slices stand on
-//! this room; so will streams.
+//! Reading ahead of use: which bytes, by how many threads, and how much at a time. Batches and slices stand
+//! on this room; so will streams.
 //!
 //! ```text
 //!   what the caller will need, in its order
@@ -16,14 +16,16 @@
 //!
 //! What each part promises:
 //!
-//! * [`ranges`]: the bytes of the merged ranges are those of the parts and the gaps that the rule allows. The order
-//!   is kept, and nothing is allocated for parts that are not joined.
-//! * [`ahead`]: no range that is known to be cached is asked for; every other one is, in pieces that the kernel fetches
-//!   whole. A cache that has held many ranges in a row is trusted: then one range of each lot is looked up.
-//!   [`ahead::Ahead::doubt`] withdraws the trust. Advice is never an error.
-//! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread sleep. While storage is slow
-//!   the crew has all threads that its limits allow; when it is calm the additional ones leave.
-//! * [`budget`]: never more than the limit in flight; the consumer gives credit back. The limit doubles and starts anew.
+//! * [`ranges`]: the bytes of the merged ranges are those of the parts and the gaps that the rule allows. The
+//!   order is kept, and nothing is allocated for parts that are not joined.
+//! * [`ahead`]: no range that is known to be cached is asked for; every other one is, in pieces that the
+//!   kernel fetches whole. A cache that has held many ranges in a row is trusted: then one range of each lot
+//!   is looked up. [`ahead::Ahead::doubt`] withdraws the trust. Advice is never an error.
+//! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread sleep. While
+//!   storage is slow the crew has all threads that its limits allow; when it is calm the additional ones
+//!   leave.
+//! * [`budget`]: never more than the limit in flight; the consumer gives credit back. The limit doubles and
+//!   starts anew.
 //! * [`buffers`]: a buffer returns to its pool when its last user drops it, and never before.
 //! * [`cancel`]: the caller is asked every [`cancel::PERIOD`] whether to go on, in its own thread.
 //!

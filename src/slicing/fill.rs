@@ -1,9 +1,9 @@
 //! Reading a selection into memory.
 //!
-//! By positioned reads that the kernel does not extend ([`Opened::exact_reader`]). Where they come out of the page cache, the
-//! extents ahead are asked for early, so that the disk has many requests at a time. Where they do not (FUSE with
-//! `direct_io`, `read` mode), or where a read is slow all the same, further threads read other extents at the same time.
-//! Small extents that are cached are copied out of the mapping.
+//! By positioned reads that the kernel does not extend ([`Opened::exact_reader`]). Where they come out of the page
+//! cache, the extents ahead are asked for early, so that the disk has many requests at a time. Where they do
+//! not (FUSE with `direct_io`, `read` mode), or where a read is slow all the same, further threads read other
+//! extents at the same time. Small extents that are cached are copied out of the mapping.
 
 use std::mem::take;
 use std::ops::Range;
@@ -23,25 +23,27 @@ use super::outputs::{OutputPart, Outputs};
 use super::plan::{Blocks, SlicePlan};
 use super::scatter;
 
-/// Threads that read at once, where storage is slow: at 10 ms a request 3200 requests a second.
+/// Threads that read while storage is slow: at 10 ms a request, 3200 requests a second.
 const MAX_READERS: u64 = 32;
-/// Bytes that are asked for ahead of the reads, at most.
+/// Upper bound of bytes that are asked for ahead of the reads.
 const AHEAD_BYTES: u64 = 16 << 20;
-/// An extent counts as at least this many of them: a request and its pages, whatever is read of it.
+/// The least that an extent counts against [`AHEAD_BYTES`]: a request and its pages, however few bytes it
+/// reads.
 const LEAST_EXTENT_BYTES: u64 = 8 << 10;
-/// Extents of at most this much are copied out of the mapping, if all of a lot are cached: a system call costs more
-/// than the page fault, which maps 16 pages at a time.
+/// Extents up to this size are copied out of the mapping if their whole lot is cached: a system call costs
+/// more than the page fault, which maps 16 pages at a time.
 const MAX_MAPPED_BYTES: u64 = 16 << 10;
-/// How much of the next one the processor is told of: after that it has seen the direction.
+/// Bytes of the next extent that are prefetched. After those the processor has seen the direction.
 const PREFETCHED_BYTES: u64 = 1 << 10;
-/// While storage is calm a thread takes extents of this many bytes at a time, and no more than so many.
+/// Bytes and extents of a step while storage is calm.
 const STEP_BYTES: u64 = 256 << 10;
 const STEP_EXTENTS: usize = 64;
 
-/// Fills `out`, C-contiguous and of the result's size, with the elements that `plan` selects of a tensor, whose
-/// bytes begin at `data_offset` of the file.
+/// Fills `out`, C-contiguous and of the result's size, with the elements that `plan` selects of a tensor,
+/// whose bytes begin at `data_offset` of the file.
 ///
-/// A file that was cut or rewritten meanwhile is an error. After an error or a stop the content of `out` is undefined.
+/// A file that was cut or rewritten meanwhile is an error. After an error or a stop the content of `out` is
+/// undefined.
 pub fn fill(
     opened: &Opened,
     data_offset: u64,
@@ -80,12 +82,12 @@ pub fn fill(
     }
 }
 
-/// What is still to be read.
+/// The extents that no thread has taken.
 #[derive(Debug)]
 struct Queue<'p, 'a> {
     extents: Merge<Outputs<'p, 'a>>,
     taken: u64,
-    /// The numbers of extents, the first being 1, that were found in the page cache.
+    /// The numbers of extents, counted from 1, that were found in the page cache.
     cached: Range<u64>,
 }
 
@@ -105,7 +107,7 @@ impl<'p> SliceAhead<'p> {
         Self { extents: plan.extents(), asked: 0, budget, ahead: Ahead::default(), lot: Vec::new() }
     }
 
-    /// Once half of the budget is used: the extents that are to be asked for next.
+    /// Sets `lot` to the extents that are to be asked for next; to none before half of the budget is used.
     fn next_lot(&mut self, data_offset: u64, taken: u64) {
         self.lot.clear();
         if !self.budget.is_half_used() {
@@ -115,7 +117,7 @@ impl<'p> SliceAhead<'p> {
             let Some(MergedRange { range, .. }) = self.extents.next() else { break };
             self.asked += 1;
             self.budget.take(range.len.max(LEAST_EXTENT_BYTES));
-            // What is taken is being read.
+            // Extents that were taken are being read.
             if self.asked > taken {
                 self.lot.push(ByteRange { offset: data_offset + range.offset, ..range });
             }
@@ -123,7 +125,7 @@ impl<'p> SliceAhead<'p> {
     }
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct SliceWork<'p, 'a> {
     plan: &'p SlicePlan,
     data_offset: u64,
@@ -131,7 +133,7 @@ struct SliceWork<'p, 'a> {
     crew: &'p Crew,
     queue: Mutex<Queue<'p, 'a>>,
     ahead: Option<Mutex<SliceAhead<'p>>>,
-    /// Bytes and extents that were taken and not yet given back to the budget.
+    /// Bytes that were taken and not yet given back to the budget.
     credit: AtomicI64,
     taken: AtomicU64,
     was_late: AtomicBool,
@@ -139,11 +141,11 @@ struct SliceWork<'p, 'a> {
     is_over: AtomicBool,
 }
 
-/// What each thread has for itself.
+/// The tools of one thread.
 #[derive(Default)]
 struct SliceTools<'a> {
     scratch: Vec<u8>,
-    /// The extents of a step, and whether they were found in the page cache.
+    /// The extents of the step.
     extents: Vec<MergedRange<OutputPart<'a>>>,
     guarded: Option<bool>,
 }
@@ -189,8 +191,8 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the extents of a step: one while storage is slow. Returns whether all of them can be copied out of the
-    /// mapping, without waiting for storage.
+    /// Takes the extents of a step: one while storage is slow. Returns whether all of them are known to be
+    /// cached, so that they are copied out of the mapping.
     fn take_extents(&self, tools: &mut SliceTools<'a>) -> bool {
         let mut queue = self.queue();
         let is_cached = queue.cached.contains(&(queue.taken + 1));
@@ -208,7 +210,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         is_cached && queue.cached.contains(&queue.taken)
     }
 
-    /// Asks for what comes later, unless another thread is at it.
+    /// Asks for later extents, unless another thread is doing so.
     fn look_ahead(&self, tools: &mut SliceTools<'a>) {
         let mut guard = match self.ahead.as_ref().map(Mutex::try_lock) {
             Some(Ok(guard)) => guard,
@@ -226,7 +228,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         if self.was_late.swap(false, Ordering::Relaxed) {
             ahead.ahead.doubt();
         }
-        // Best effort: what is not asked for is read when its turn comes.
+        // Best effort: an extent that is not asked for is read in its turn.
         let lot = ahead.ahead.ask(&ahead.lot, |_| Ok(self.reads.opened()));
         let is_small = ahead.lot.iter().all(|range| range.len <= MAX_MAPPED_BYTES);
         let guarded = *tools.guarded.get_or_insert_with(can_copy_from_mappings);
@@ -258,7 +260,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         }
         let (len, scratch) = (range.len as usize, &mut tools.scratch);
         if scratch.len() < len {
-            // The old content is of no use: nothing is to be moved.
+            // The old content is not needed, so it is not moved.
             drop(take(scratch));
             *scratch = vec![0; len];
         }

@@ -1,4 +1,4 @@
-//! Parts of a tensor by NumPy's basic indexing: which bytes of the file they are, and reading just those.
+//! Parts of a tensor by NumPy's basic indexing: which bytes of the file they are, and reading only those.
 //!
 //! A [`Selection`] is what indexing gives: the first byte, a shape, and strides in bytes, which may be
 //! negative. It is turned into a [`SlicePlan`], pure arithmetic that sees no file:
@@ -12,7 +12,17 @@
 //! ```
 //!
 //! [`fill()`] reads the extents: straight into the result where an extent is one run of it, else into a
-//! scratch block, from which the elements are copied to their places.
+//! scratch block, from which [`scatter`] copies the elements to their places.
+//!
+//! ```text
+//!   SlicePlan ─┬─ Blocks ──── merge ──> ahead.ask          the lead: what is not cached
+//!              └─ Outputs ─── merge ──> crew: read ──> scatter ──> result
+//! ```
+//!
+//! What the room promises: the result is what indexing means, or an error; a byte is read at most once, and
+//! no byte outside the selection and its small gaps; memory beside the result is at most a piece for each
+//! thread; the caller is asked every [`cancel::PERIOD`](crate::fetch::cancel::PERIOD) whether to go on.
+//! Weights use it.
 //!
 //! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is read, too, unless the extent
 //! would grow beyond [`PIECE_BYTES`]; a larger gap never is.

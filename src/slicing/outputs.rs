@@ -1,4 +1,4 @@
-//! The result's memory, handed out a block at a time in order of the file.
+//! The memory of the result, handed out block by block in the order of the file.
 
 use crate::fetch::ranges::{ByteRange, Ranged};
 use crate::os::memory::Uninit;
@@ -19,25 +19,26 @@ impl Ranged for OutputPart<'_> {
     }
 }
 
-/// The blocks with their rooms. The result is split along the outer axes, from the front where an axis has
-/// the direction of the file and from the back where it is reversed: no two rooms overlap.
+/// The blocks with their memory. The result is split along the outer axes: from the front where an axis has
+/// the direction of the file, from the back where it is reversed. No two blocks share memory.
 #[derive(Debug)]
 pub(super) struct Outputs<'p, 'a> {
     plan: &'p SlicePlan,
     blocks: Blocks<'p>,
-    /// For each axis up to the one that is cut, what is left of the room of the present index outside of it.
+    /// For each axis up to the one that is cut: the memory that is left of the present index of the axis
+    /// outside it.
     rest: Vec<Uninit<'a>>,
 }
 
 impl<'p, 'a> Outputs<'p, 'a> {
-    /// `out` is as long as the result.
+    /// Makes the blocks of `out`, which is as long as the result.
     pub fn new(plan: &'p SlicePlan, out: Uninit<'a>) -> Self {
         let mut rest = vec![out];
         rest.extend(plan.outer_axes().iter().map(|_| Uninit::default()));
         Self { plan, blocks: plan.blocks(), rest }
     }
 
-    /// Takes `count` indices of an axis from what is left of it.
+    /// Takes the memory of `count` indices of an axis.
     fn take(&mut self, axis: usize, count: u64) -> Uninit<'a> {
         let Axis { room, is_reversed, .. } = self.plan.selection().axes[axis];
         let bytes = (room * count) as usize;
@@ -52,7 +53,7 @@ impl<'a> Iterator for Outputs<'_, 'a> {
     fn next(&mut self) -> Option<OutputPart<'a>> {
         let block = self.blocks.next()?;
         let cut = self.rest.len() - 1;
-        // The axes whose index is used up begin anew, inside the next index of the axis outside of them.
+        // Axes whose memory is used up begin again, inside the next index of the axis outside them.
         let used_up = self.rest.iter().rev().take_while(|rest| rest.is_empty()).count();
         for axis in cut + 1 - used_up..=cut {
             self.rest[axis] = self.take(axis - 1, 1);

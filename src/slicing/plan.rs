@@ -1,24 +1,24 @@
-//! Which ranges of the file are read for a selection, in order of the file.
+//! The ranges of a file that a selection reads, in the order of the file.
 
 use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule, Ranged};
 
 use super::selection::{Axis, Selection};
 
-/// Gaps smaller than this are read through. A page: the kernel reads, and the page cache keeps, whole pages, so
-/// that a smaller gap costs no page of its own, and each read that is saved is a system call, or a request
-/// to a server. Measured in `benches/README.md`.
+/// Gaps smaller than this are read through. It is a page: the page cache holds whole pages, so a smaller gap
+/// costs no page of its own, and each read that is saved is a system call or a request to a server.
+/// `benches/README.md` has the measurement.
 pub const GAP_BYTES: u64 = 4096;
 
-/// No extent is longer than this, and so no thread needs more memory of its own. Large enough that a server
-/// is asked seldom, small enough that it stays in the processor's cache until its elements are copied.
+/// No extent is longer than this, so no thread needs more scratch memory. Large enough that requests to a
+/// server are few, small enough that an extent stays in the processor's cache until its elements are copied.
 pub const PIECE_BYTES: u64 = 1 << 20;
 
-/// The way through a selection.
+/// A walk through the bytes of a selection.
 #[derive(Debug, Clone)]
 pub struct SlicePlan {
     selection: Selection,
     gap_bytes: u64,
-    /// A block is up to `step` indices of this axis, with all of the axes further in.
+    /// The axis along which blocks are cut. A block is up to `step` of its indices, with all axes inside it.
     cut: usize,
     step: u64,
 }
@@ -26,11 +26,11 @@ pub struct SlicePlan {
 /// A range of the file that is read in one go, and the part of the result that it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// In bytes from the tensor's beginning.
+    /// Bytes from the beginning of the tensor.
     pub offset: u64,
-    /// With the gaps in it.
+    /// Bytes, with the gaps inside.
     pub len: u64,
-    /// Indices of the axis that is cut.
+    /// Number of indices of the axis that is cut.
     pub count: u64,
 }
 
@@ -39,7 +39,7 @@ impl SlicePlan {
         Self::with_gap(selection, GAP_BYTES)
     }
 
-    /// With another rule for gaps, to compare.
+    /// Makes a plan with another rule for gaps, for comparisons.
     pub fn with_gap(selection: Selection, gap_bytes: u64) -> Self {
         let (cut, step) = cut_of(&selection.axes, gap_bytes);
         Self { selection, gap_bytes, cut, step }
@@ -49,30 +49,30 @@ impl SlicePlan {
         &self.selection
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn block_count(&self) -> u64 {
         let Some(cut) = self.selection.axes.get(self.cut) else { return 0 };
         let outer = self.selection.axes[..self.cut].iter().map(|axis| axis.count).product::<u64>();
         outer * cut.count.div_ceil(self.step)
     }
 
-    /// The blocks in order of the file.
+    /// The blocks, in the order of the file.
     pub fn blocks(&self) -> Blocks<'_> {
         let is_empty = self.selection.axes.is_empty();
         Blocks { plan: self, at: if is_empty { Vec::new() } else { vec![0; self.cut + 1] } }
     }
 
-    /// The ranges that are read, in order of the file.
+    /// The ranges that are read, in the order of the file.
     pub fn extents(&self) -> Merge<Blocks<'_>> {
         self.join(self.blocks())
     }
 
-    /// Joins parts that come in order of the file, by the gap rule.
+    /// Joins parts, which come in the order of the file, by the gap rule.
     pub(super) fn join<I: Iterator<Item: Ranged>>(&self, parts: I) -> Merge<I> {
         Merge::new(parts, MergeRule { gap_bytes: self.gap_bytes, max_bytes: PIECE_BYTES })
     }
 
-    /// The axes of a block: the one that is cut comes first.
+    /// The axes of a block. The first is the one that is cut.
     pub(super) fn block_axes(&self) -> &[Axis] {
         &self.selection.axes[self.cut..]
     }
@@ -81,7 +81,7 @@ impl SlicePlan {
         &self.selection.axes[..self.cut]
     }
 
-    /// Whether a block has its bytes in the order of the result, without gaps.
+    /// Whether the bytes of a block are in the order of the result, without gaps.
     pub(super) fn is_run(&self, block: &Block) -> bool {
         match self.block_axes() {
             [_bytes] => true,
@@ -91,7 +91,7 @@ impl SlicePlan {
     }
 }
 
-/// Which axis blocks are cut along, and how many of its indices a block has.
+/// The axis along which blocks are cut, and the number of its indices in a block.
 fn cut_of(axes: &[Axis], gap_bytes: u64) -> (usize, u64) {
     let sparse = axes.iter().rposition(|axis| axis.gap() > 0 && axis.gap() >= gap_bytes);
     let dense = sparse.map_or(0, |axis| axis + 1);
@@ -99,7 +99,7 @@ fn cut_of(axes: &[Axis], gap_bytes: u64) -> (usize, u64) {
     if first.span_of(first.count) <= PIECE_BYTES {
         return if dense == 0 { (0, first.count) } else { (dense - 1, 1) };
     }
-    // The innermost axis is of single bytes: there is one.
+    // There is always one: the innermost axis is of single bytes.
     let fits = axes[dense..].iter().position(|axis| axis.span <= PIECE_BYTES).unwrap_or(0);
     let cut = dense + fits;
     (cut, (PIECE_BYTES - axes[cut].span) / axes[cut].stride + 1)
@@ -109,7 +109,7 @@ fn cut_of(axes: &[Axis], gap_bytes: u64) -> (usize, u64) {
 #[derive(Debug, Clone)]
 pub struct Blocks<'p> {
     plan: &'p SlicePlan,
-    /// The index along each axis in order of the file; empty at the end.
+    /// The index along each axis, in the order of the file; empty at the end.
     at: Vec<u64>,
 }
 

@@ -1,11 +1,11 @@
-//! Elements from a block, gaps and all, to their places in the result.
+//! Copying the elements of a block, which has gaps, to their places in the result.
 
 use crate::os::memory::{Uninit, UninitArray};
 
 use super::selection::Axis;
 
-/// Copies `count` indices of the first axis, with all of the others. `source` is as long as their span,
-/// `target` as their room.
+/// Copies `count` indices of the first axis, with all axes inside it. `source` is as long as their span in
+/// the file, `target` as their part of the result.
 pub(super) fn scatter(axes: &[Axis], count: u64, source: &[u8], mut target: Uninit<'_>) {
     match axes {
         [] => {}
@@ -23,7 +23,7 @@ pub(super) fn scatter(axes: &[Axis], count: u64, source: &[u8], mut target: Unin
     }
 }
 
-/// Runs of `run` bytes, `outer.stride` apart.
+/// Copies runs of `run` bytes that are `outer.stride` apart.
 fn strided(outer: &Axis, run: usize, source: &[u8], target: Uninit<'_>) {
     let stride = outer.stride as usize;
     match run {
@@ -45,10 +45,10 @@ fn strided(outer: &Axis, run: usize, source: &[u8], target: Uninit<'_>) {
     }
 }
 
-/// Runs of a length that the compiler knows, so that each is a load and a store.
+/// Copies runs of a length that the compiler knows, so that each is a load and a store.
 fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &[u8], target: Uninit<'_>) {
     if !stride.is_multiple_of(RUN) {
-        // Pairs of elements, say, that are three elements apart.
+        // For example pairs of elements that are three elements apart.
         let rooms = target.arrays::<RUN>();
         let places = (0..rooms.len()).map(|index| index * stride);
         let copy = |(room, place): (UninitArray<'_, RUN>, usize)| {
@@ -73,7 +73,7 @@ fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &[u8], targ
             let wanted = elements.iter().rev().step_by(step);
             target.arrays().zip(wanted).for_each(|(room, element)| room.write(*element));
         }
-        // Most common, and with a step that is known the compiler shuffles whole vectors.
+        // The most common step. With a known step the compiler shuffles whole vectors.
         (false, 2) => {
             let (pairs, rest) = elements.as_chunks::<2>();
             let (rooms, last) = target.split_at(pairs.len() * RUN);

@@ -1,4 +1,4 @@
-//! What was selected, checked, in the fewest axes that describe it.
+//! A checked selection, in the fewest axes that describe it.
 
 use crate::error::{Error, Result};
 
@@ -10,9 +10,9 @@ pub(super) struct Axis {
     pub stride: u64,
     /// Bytes of the file from the first to the last byte of one index.
     pub span: u64,
-    /// Bytes of the result that one index takes.
+    /// Bytes of one index in the result.
     pub room: u64,
-    /// Whether the result has the indices in the opposite order of the file.
+    /// Whether the result has the indices in the opposite order.
     pub is_reversed: bool,
 }
 
@@ -22,26 +22,26 @@ impl Axis {
         (count - 1) * self.stride + self.span
     }
 
-    /// Bytes that lie unused between two indices.
+    /// Unused bytes between two indices.
     pub fn gap(&self) -> u64 {
         self.stride - self.span
     }
 }
 
-/// A part of a tensor as indexing gives it: elements of a contiguous tensor, in the order in which the result
-/// has them.
+/// A part of a contiguous tensor as indexing gives it: elements in the order of the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
-    /// The lowest byte of the tensor that is wanted.
+    /// The lowest byte that is selected.
     pub(super) start: u64,
-    /// Outermost first; the last are the bytes of a run. Empty for an empty result.
+    /// The axes, outermost first. The last one is the bytes of a run. Empty for an empty result.
     pub(super) axes: Vec<Axis>,
     result_bytes: u64,
 }
 
 impl Selection {
-    /// `first` is the place in the tensor of the result's first element, `strides` are in bytes. What is
-    /// selected must lie in the tensor's `tensor_bytes`, and no byte may be selected twice.
+    /// Makes a selection. `first` is the byte of the tensor at which the first element of the result begins,
+    /// `strides` are in bytes. The selection must lie in the tensor's `tensor_bytes` and select no byte
+    /// twice.
     pub fn new(
         first: u64,
         shape: &[u64],
@@ -78,12 +78,12 @@ impl Selection {
             let span = inner.span_of(inner.count);
             if distance < span {
                 return Err(Error::argument(format!(
-                    "a stride of {stride} bytes over parts of {span}: such strides are not made by indexing"
+                    "a stride of {stride} bytes over parts of {span}: indexing makes no such strides"
                 )));
             }
             span.checked_add(reach).filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
             let outer = Axis { count, stride: distance, span, room, is_reversed };
-            // What the result has fits in the tensor, by the check above: no product overflows.
+            // By the check above the result fits in the tensor: no product overflows.
             room *= count;
             match axes.last_mut() {
                 Some(inner) if continues(&outer, inner) => inner.count *= count,
@@ -100,7 +100,7 @@ impl Selection {
         self.result_bytes
     }
 
-    /// Whether it is one run of bytes, in their order; an empty one is.
+    /// Whether the selection is one run of bytes in their order. An empty one is.
     pub fn is_run(&self) -> bool {
         self.axes.len() <= 1
     }

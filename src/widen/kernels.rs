@@ -1,6 +1,6 @@
-//! The loops: one body for each, compiled for the least processor of the target and, on x86-64, once
-//! more for AVX2. They are plain loops over arrays that the compiler vectorises; what is unsafe is the
-//! call of a function that needs AVX2.
+//! The loops: one body each, compiled for the baseline processor of the target and, on x86-64, once more for
+//! AVX2. They are plain loops over arrays, which the compiler vectorises. Unsafe are the call of a function
+//! that needs AVX2 and the way to the output's bytes.
 #![allow(unsafe_code)] // Island 2.
 #![allow(clippy::inline_always)] // A body takes on the features of the function that it is inlined into.
 
@@ -10,7 +10,7 @@ use std::ops::BitOr;
 
 use crate::os::memory::Uninit;
 
-/// The functions of one pair of types. The first two say whether all tokens fitted.
+/// The functions of one pair of types. The first two return whether all tokens fitted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
     pub row: RowKernel,
@@ -27,14 +27,15 @@ impl Kernel {
     }
 }
 
-/// From tokens of `S` bytes to elements of `D` bytes.
+/// A conversion of tokens of `S` bytes to elements of `D` bytes.
 pub(super) trait Conversion<const S: usize, const D: usize> {
-    /// As wide as a token where that is checked, so that the check has as many lanes as the conversion.
+    /// As wide as a token where tokens are checked, so that the check has as many lanes as the conversion.
     type Misfit: Copy + Default + Eq + BitOr<Output = Self::Misfit>;
 
     fn convert(token: [u8; S]) -> [u8; D];
 
-    /// Zero exactly if the token fits. Of many tokens these are or-ed, and looked at once.
+    /// Returns zero exactly if the token fits. The caller ors the results of many tokens, and tests them
+    /// once.
     fn misfit(token: [u8; S]) -> Self::Misfit;
 }
 
@@ -69,7 +70,7 @@ exact! {
     i64 => i64;
 }
 
-/// As in the file.
+/// Conversions that keep the bytes of the file.
 macro_rules! same {
     ($($token:ty),+) => { $(
         impl Conversion<{ size_of::<$token>() }, { size_of::<$token>() }> for To<$token, $token> {
@@ -113,11 +114,11 @@ checked! {
     u64 => i64, u64: |token| token & 1 << 63;
     u32 => i32, u32: |token| token & 1 << 31;
     u64 => i32, u64: |token| token & !(i32::MAX as u64);
-    // What is left of the token when its lower half, taken with its sign, is taken away.
+    // The difference between the token and its sign-extended lower half.
     i64 => i32, i64: |token| token ^ i64::from(token as i32);
 }
 
-/// Converts every token of `source`. Says whether all of them fitted.
+/// Converts every token of `source`. Returns whether all of them fitted.
 #[inline(always)]
 fn row_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     source: &[[u8; S]],
@@ -139,7 +140,7 @@ fn window_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     y: &mut [[MaybeUninit<u8>; D]],
 ) -> bool {
     let ([first, inner @ .., last], [x_first, x_inner @ ..], [y_inner @ .., y_last]) = (source, x, y) else {
-        // No room for a token: nothing to write.
+        // Too short for a window: there is nothing to write.
         return source.iter().all(|token| C::misfit(*token) == C::Misfit::default());
     };
     let mut misfit = C::misfit(*first) | C::misfit(*last);
@@ -154,7 +155,7 @@ fn window_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     misfit == C::Misfit::default()
 }
 
-/// [`row_body`] and [`window_body`] for this processor, on bytes.
+/// Calls [`row_body`] or [`window_body`], as compiled for this processor, on bytes.
 macro_rules! dispatch {
     ($name:ident, $body:ident, ($($out:ident),+)) => {
         fn $name<C: Conversion<S, D>, const S: usize, const D: usize>(
@@ -163,7 +164,7 @@ macro_rules! dispatch {
         ) -> bool {
             let (source, _) = source.as_chunks::<S>();
             $(
-                // SAFETY: the body writes converted tokens alone.
+                // SAFETY: the body writes only converted tokens.
                 let ($out, _) = unsafe { $out.as_maybe_uninit() }.as_chunks_mut::<D>();
             )+
             #[cfg(target_arch = "x86_64")]
@@ -175,7 +176,7 @@ macro_rules! dispatch {
                 ) -> bool {
                     $body::<C, S, D>(source, $($out),+)
                 }
-                // The answer is cached by std.
+                // The standard library caches the answer.
                 if std::arch::is_x86_feature_detected!("avx2") {
                     // SAFETY: this processor has AVX2.
                     return unsafe { avx2::<C, S, D>(source, $($out),+) };
@@ -189,7 +190,7 @@ macro_rules! dispatch {
 dispatch!(row, row_body, (out));
 dispatch!(window, window_body, (x, y));
 
-/// The first token that does not fit. For the rare case that there is one.
+/// The index of the first token that does not fit. Called only if there is one.
 #[cold]
 fn first_misfit<C: Conversion<S, D>, const S: usize, const D: usize>(source: &[u8]) -> usize {
     let (tokens, _) = source.as_chunks::<S>();

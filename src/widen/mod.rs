@@ -1,6 +1,13 @@
-//! Kernels: tokens of any integer type into the type that a batch has. Sources are copied out of the
-//! mapping first, into a scratch block that stays in the first-level cache, by the copy that survives bus
-//! errors; only where the file has the batch's type ([`Element::is_copy`]) it copies straight into the batch.
+//! Kernels that widen tokens of any integer type to the element type of a batch.
+//!
+//! ```text
+//!   mapping ──copy that survives bus errors──> scratch block ──kernel──> x and y       (widening)
+//!   mapping ──copy that survives bus errors──> x and y                                 (Element::is_copy)
+//! ```
+//!
+//! What the room promises: every token is converted exactly, or refused with its position ([`DoesNotFit`]);
+//! nothing is wrapped or truncated. A kernel reads memory of our own, never a mapping: the scratch block
+//! stays in the first-level cache. It keeps no state, opens no file, and may be called from any thread.
 
 mod kernels;
 
@@ -15,7 +22,7 @@ words! {
     pub enum Element as "dtype" {
         I64 = "int64",
         I32 = "int32",
-        /// As in the file, to be widened on the device.
+        /// The type of the file, to be widened on the device.
         Raw = "raw",
     }
 }
@@ -29,32 +36,31 @@ impl Element {
         }
     }
 
-    /// Whether a batch has the very bytes of the file, so that tokens of type `source` can be copied
-    /// into it without a kernel.
+    /// Whether a batch has the same bytes as the file, so that tokens of type `source` are copied without a
+    /// kernel.
     pub fn is_copy(self, source: Dtype) -> bool {
         let same = matches!((self, source), (Self::I64, Dtype::I64) | (Self::I32, Dtype::I32));
         self == Self::Raw || (same && cfg!(target_endian = "little"))
     }
 }
 
-/// A token that the batch's type cannot hold.
+/// A token that the element type of the batch cannot hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoesNotFit {
-    /// Its place among the tokens given.
+    /// The index of the token in the source.
     pub position: usize,
 }
 
 /// Writes every token of `source` (little-endian, of type `dtype`) to `out` as `element`.
 ///
-/// `out` has exactly as many elements. Nothing is wrapped or truncated: where a token does not fit, that
-/// is the answer, and the content of `out` is undefined.
+/// `out` has exactly as many elements. If a token does not fit, the content of `out` is undefined.
 pub fn widen(source: &[u8], dtype: Dtype, element: Element, out: Uninit<'_>) -> Result<(), DoesNotFit> {
     let kernel = kernel(dtype, element);
     kernel.answer((kernel.row)(source, out), source)
 }
 
-/// Writes one window: of `source`, T + 1 tokens as in [`widen`], all but the last to `x` and all but the
-/// first to `y`, T elements each. Every token is read and converted once.
+/// Writes one window of T + 1 tokens, as [`widen`] does: all but the last to `x`, and all but the first to
+/// `y`. Every token is read and converted once.
 pub fn widen_window(
     source: &[u8],
     dtype: Dtype,

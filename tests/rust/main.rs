@@ -2,6 +2,7 @@
 
 mod batching_plan;
 mod batching_row;
+mod fetch;
 mod mapped_file;
 mod sampling_blocked;
 mod sampling_mixture;

@@ -1,7 +1,8 @@
 //! Every interleaving of a planner, two gatherers and a consumer on a small ring.
 //!
-//! A thread that finds nothing to do goes to sleep, and wakes by [`News`] alone. Each state that can be reached is visited
-//! once; in each, whatever could go on must not be asleep, and no batch is lost, repeated or out of order.
+//! A thread that finds nothing to do goes to sleep, and wakes by [`News`] alone. Each state that can be
+//! reached is visited once; in each, whatever could go on must not be asleep, and no batch is lost, repeated
+//! or out of order.
 
 use std::collections::HashSet;
 
