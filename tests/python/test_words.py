@@ -1,0 +1,47 @@
+"""Words that users type: those of the type hints are those of the core, and a refusal lists them."""
+
+from typing import get_args
+
+import pytest
+
+from pagestream import _native
+from pagestream._common import types
+from pagestream._common.checks import listed, one_of
+from pagestream.files import mapped_file
+from pagestream.loading import mixture, options
+from pagestream.tokens import corpus
+
+HINTS = {
+    "ADVICE": mapped_file.Advice,
+    "BATCH_DTYPES": options.BatchDtype,
+    "DROP_BEHIND": options.DropBehind,
+    "EXHAUSTED": mixture.Exhausted,
+    "FORMATS": corpus.Format,
+    "MODES": types.Mode,
+    "ORDERS": options.Order,
+    "TARGETS": options.Target,
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_a_hint_has_the_words_of_the_core(name):
+    assert get_args(HINTS[name]) == getattr(_native, name)
+
+
+def test_words_are_listed_as_a_sentence():
+    assert [listed(words) for words in (("a",), ("a", "b"), ("a", "b", "c"))] == [
+        '"a"',
+        '"a" or "b"',
+        '"a", "b" or "c"',
+    ]
+
+
+def test_a_refusal_has_one_wording_in_both_languages():
+    with pytest.raises(ValueError, match="target must be") as ours:
+        one_of("target", "all", _native.TARGETS)
+    with pytest.raises(ValueError, match="order must be") as cores:
+        _native.Schedule([(1, 1)], None, "repeat", "all", 1, 0)
+    assert str(ours.value) == 'target must be "shift", "block" or "none", not \'all\''
+    assert str(cores.value) == ('order must be "shuffled", "random", "sequential" or "blocked", not \'all\'')
+    with pytest.raises(TypeError, match=r"target must be .*, not 3"):
+        one_of("target", 3, _native.TARGETS)
