@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _upstream
 from pagestream.safetensors._install import install, uninstall
-from pagestream.safetensors._open import TensorMeta, _safe_open_handle, deserialize, safe_open
+from pagestream.safetensors._load import deserialize
+from pagestream.safetensors._open import TensorMeta, _safe_open_handle, safe_open
 from pagestream.safetensors._slice import PySafeSlice
 
 if TYPE_CHECKING:

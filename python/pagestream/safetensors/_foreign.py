@@ -1,39 +1,16 @@
-"""Loading and saving for the frameworks that go by way of NumPy: flax, tensorflow, mlx and paddle."""
+"""Saving for the frameworks that go by way of NumPy: flax, tensorflow, mlx and paddle."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from pagestream.safetensors import _upstream, numpy
-from pagestream.safetensors._frameworks import converter, to_numpy
-from pagestream.safetensors._open import deserialize, safe_open
+from pagestream.safetensors._frameworks import to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.safetensors._open import Backend
-
-
-def load(framework: str, data: Any, device: Any, strict: bool | None) -> dict[str, Any]:  # noqa: ANN401, FBT001
-    """Loads all tensors of a file that is in memory; see `numpy.load`."""
-    convert = converter(framework, device)
-    types = {name: tensor["dtype"] for name, tensor in deserialize(data, strict=strict)}
-    return {name: convert(types[name], array) for name, array in numpy.load(data, strict=strict).items()}
-
-
-def load_file(
-    framework: str,
-    filename: StrPath,
-    device: Any,  # noqa: ANN401 - a str or an int
-    backend: Backend | None,
-    mmap_mode: Mode | None,
-    strict: bool | None,  # noqa: FBT001
-) -> dict[str, Any]:
-    """Loads all tensors of a file, in its order; see `safe_open`."""
-    options: dict[str, Any] = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
-    with safe_open(filename, framework, device, **options) as file:
-        return file.get_tensors()
+    from pagestream._common.types import StrPath
 
 
 def save(framework: str, tensors: Mapping[str, Any], metadata: dict[str, str] | None) -> bytes:

@@ -17,7 +17,6 @@ from pagestream.safetensors._slice import PySafeSlice
 from pagestream.weights import dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import IO, Self
 
     from pagestream._common.types import Mode, StrPath
@@ -122,7 +121,7 @@ class safe_open:  # noqa: N801 - upstream's name
             "read_only": self._mode == "shared" and name == "numpy",
             "raw": checks.check_bool("raw", raw),
         }
-        self._framework = _framework(name, device, align, options)
+        self._framework = framework_on(name, device, align, **options)
         self._file = self._opened(filename, _strictness.chosen(strict))
         self._refusal = None if self._framework.read_only else self._file.copy_on_write_refusal()
         # One native call makes a plain array, unless the tensor is an odd one.
@@ -343,54 +342,13 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
         return _native.WeightFile.of_descriptor(filename.fileno(), os.fsencode(path), self._mode, strict)
 
 
-def deserialize(
-    bytes: Any,  # noqa: ANN401 - upstream's name; anything with the buffer protocol
-    *,
-    strict: bool | None = None,
-) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the tensors of a safetensors file that is in memory, each with a copy of its bytes.
-
-    Args:
-        bytes: The file, as anything with the buffer protocol: bytes, bytearray, memoryview, an array.
-        strict: As for `safe_open`.
-
-    Returns:
-        Pairs of a name and ``{"shape": list, "dtype": str, "data": bytearray}``, in the order of the data.
-
-    Raises:
-        SafetensorError: Not a valid safetensors file.
-        TypeError: `bytes` has no buffer, or not a contiguous one.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from pagestream.safetensors import deserialize
-        >>> deserialize(Path("model.safetensors").read_bytes())[1][0]
-        'bias'
-    """
-    view = memoryview(bytes)
-    view = view.cast("B") if view.nbytes else memoryview(b"")
-    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
-    head = view[: _LENGTH_BYTES + min(length, _native.MAX_HEADER_BYTES)].tobytes()
-    tensors = _native.parse_weights(head, len(view), _strictness.chosen(strict))
-    return [(each.name, _owned(view, each)) for each in tensors]
-
-
-# The header's length stands in the first bytes.
-_LENGTH_BYTES = 8
-
-
-def _owned(view: memoryview, info: _native.TensorInfo) -> Mapping[str, Any]:
-    data = bytearray(view[info.offset : info.offset + info.nbytes])
-    return {"shape": list(info.shape), "dtype": info.dtype, "data": data}
-
-
-def _framework(
+def framework_on(
     name: str,
     device: Any,  # noqa: ANN401 - a str, an int or a torch.device
-    align: Align,
-    options: dict[str, bool],
+    align: Align = "copy",
+    **options: bool,
 ) -> Framework:
-    """Returns the object that makes tensors.
+    """Returns the object that makes tensors of a framework on a device.
 
     Raises:
         SafetensorError: The framework has no such device.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pagestream.safetensors import _foreign, _upstream
+from pagestream.safetensors import _foreign, _load, _upstream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ def load(data: Any, *, strict: bool | None = None) -> dict[str, Any]:  # noqa: A
         >>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
         (3,)
     """
-    return _foreign.load("mlx", data, "cpu", strict)
+    return _load.load("mlx", data, strict)
 
 
 def load_file(
@@ -41,7 +41,8 @@ def load_file(
         >>> tuple(load_file("model.safetensors")["bias"].shape)
         (3,)
     """
-    return _foreign.load_file("mlx", filename, "cpu", backend, mmap_mode, strict)
+    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
+    return _load.load_file("mlx", filename, **options)
 
 
 def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:

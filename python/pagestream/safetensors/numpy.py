@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream.safetensors import _upstream
-from pagestream.safetensors._frameworks import numpy_array
-from pagestream.safetensors._open import Backend, deserialize, safe_open
+from pagestream.safetensors import _load, _upstream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pagestream._common.types import Mode, StrPath
+    from pagestream.safetensors._open import Backend
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -56,8 +55,7 @@ def load_file(
         array([0., 0., 0.], dtype=float32)
     """
     options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
-    with safe_open(filename, "np", **options) as file:  # type: ignore[arg-type]
-        return file.get_tensors()
+    return _load.load_file("numpy", filename, **options)
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
@@ -75,15 +73,7 @@ def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]
         >>> load(save({"a": np.arange(3)}))["a"]
         array([0, 1, 2])
     """
-    arrays = {}
-    for name, tensor in deserialize(data, strict=strict):
-        content = tensor["data"]
-
-        def fill(out: npt.NDArray[np.uint8], content: bytearray = content) -> None:
-            out[:] = np.frombuffer(content, np.uint8)
-
-        arrays[name] = numpy_array(tensor["dtype"], tuple(tensor["shape"]), len(content), 0, content, fill)
-    return arrays
+    return _load.load("numpy", data, strict)
 
 
 def save(tensor_dict: Mapping[str, npt.NDArray[Any]], metadata: dict[str, str] | None = None) -> bytes:

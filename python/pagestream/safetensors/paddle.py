@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pagestream.safetensors import _foreign, _upstream
+from pagestream.safetensors import _foreign, _load, _upstream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ def load(data: Any, device: Any = "cpu", *, strict: bool | None = None) -> dict[
         >>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
         (3,)
     """
-    return _foreign.load("paddle", data, device, strict)
+    return _load.load("paddle", data, strict, device)
 
 
 def load_file(
@@ -42,7 +42,8 @@ def load_file(
         >>> tuple(load_file("model.safetensors")["bias"].shape)
         (3,)
     """
-    return _foreign.load_file("paddle", filename, device, backend, mmap_mode, strict)
+    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
+    return _load.load_file("paddle", filename, device, **options)
 
 
 def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TC002 - the examples use it
 
-from pagestream.safetensors import _upstream
-from pagestream.safetensors._open import Backend, deserialize, safe_open
-from pagestream.safetensors._torch_tensors import TYPES, over
+from pagestream.safetensors import _load, _upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from pagestream._common.types import Mode, StrPath
+    from pagestream.safetensors._open import Backend
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
@@ -57,8 +56,7 @@ def load_file(
         tensor([0., 0., 0.])
     """
     options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
-    with safe_open(filename, "pt", device, **options) as file:  # type: ignore[arg-type]
-        return file.get_tensors()
+    return _load.load_file("torch", filename, device, **options)
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, torch.Tensor]:  # noqa: ANN401
@@ -76,7 +74,7 @@ def load(data: Any, *, strict: bool | None = None) -> dict[str, torch.Tensor]:  
         >>> load(save({"a": torch.arange(3)}))["a"]
         tensor([0, 1, 2])
     """
-    return _view2torch(deserialize(data, strict=strict))
+    return _load.load("torch", data, strict)
 
 
 def load_model(
@@ -213,16 +211,3 @@ def save_model(
     metadata = None if metadata is None else dict(metadata)
     writer = _upstream.module("torch").save_model
     _upstream.write(lambda path: writer(model, path, metadata, force_contiguous), filename)
-
-
-def _getdtype(dtype_str: str) -> torch.dtype:
-    """Returns the torch type of a safetensors element type; KeyError if there is none."""
-    return TYPES[dtype_str]
-
-
-def _view2torch(safeview: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, torch.Tensor]:
-    """Makes tensors over the memory that `deserialize` gives."""
-    return {
-        name: over(tensor["dtype"], tuple(tensor["shape"]), len(tensor["data"]), 0, tensor["data"])
-        for name, tensor in safeview
-    }

@@ -1,0 +1,95 @@
+"""Loading all tensors at once, from a file or from memory, for every framework."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagestream import _native
+from pagestream.errors import SafetensorError
+from pagestream.safetensors import _strictness
+from pagestream.safetensors._open import framework_on, safe_open
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from pagestream._common.types import StrPath
+
+
+def load_file(framework: str, filename: StrPath, device: Any = "cpu", **options: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Loads all tensors of a file, in its order. The options are those of `safe_open`."""
+    with safe_open(filename, framework, device, **options) as file:
+        return file.get_tensors()
+
+
+def load(framework: str, data: Any, strict: bool | None, device: Any = "cpu") -> dict[str, Any]:  # noqa: ANN401, FBT001
+    """Loads all tensors of a file that is in memory, as tensors of their own memory.
+
+    Args:
+        framework: One of `framework_named`'s results.
+        data: The file: bytes, bytearray, memoryview, or anything else with the buffer protocol.
+        strict: See `safe_open`.
+        device: See `safe_open`.
+
+    Raises:
+        SafetensorError: Not a valid safetensors file, or a type or shape that the framework does not have.
+    """
+    make = framework_on(framework, device).make
+    tensors = {}
+    for name, tensor in deserialize(data, strict=strict):
+        content, shape = tensor["data"], tuple(tensor["shape"])
+        try:
+            tensors[name] = make(tensor["dtype"], shape, len(content), 0, content, partial(_copy, content))
+        except SafetensorError as error:
+            message = f"tensor {name!r}: {error}"
+            raise SafetensorError(message) from error
+    return tensors
+
+
+def _copy(content: bytearray, out: npt.NDArray[np.uint8]) -> None:
+    out[:] = np.frombuffer(content, np.uint8)
+
+
+def deserialize(
+    bytes: Any,  # noqa: ANN401 - upstream's name; anything with the buffer protocol
+    *,
+    strict: bool | None = None,
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the tensors of a safetensors file that is in memory, each with a copy of its bytes.
+
+    Args:
+        bytes: The file, as anything with the buffer protocol: bytes, bytearray, memoryview, an array.
+        strict: As for `safe_open`.
+
+    Returns:
+        Pairs of a name and ``{"shape": list, "dtype": str, "data": bytearray}``, in the order of the data.
+
+    Raises:
+        SafetensorError: Not a valid safetensors file.
+        TypeError: `bytes` has no buffer, or not a contiguous one.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from pagestream.safetensors import deserialize
+        >>> deserialize(Path("model.safetensors").read_bytes())[1][0]
+        'bias'
+    """
+    view = memoryview(bytes)
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    length = int.from_bytes(view[:_LENGTH_BYTES], "little")
+    head = view[: _LENGTH_BYTES + min(length, _native.MAX_HEADER_BYTES)].tobytes()
+    tensors = _native.parse_weights(head, len(view), _strictness.chosen(strict))
+    return [(each.name, _owned(view, each)) for each in tensors]
+
+
+# The header's length stands in the first bytes.
+_LENGTH_BYTES = 8
+
+
+def _owned(view: memoryview, info: _native.TensorInfo) -> Mapping[str, Any]:
+    data = bytearray(view[info.offset : info.offset + info.nbytes])
+    return {"shape": list(info.shape), "dtype": info.dtype, "data": data}
