@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::file::read_header;
@@ -62,16 +63,15 @@ pub fn open_shards(
     keep_going: &(dyn Fn() -> bool + Sync),
 ) -> Result<Vec<Result<OpenedShard, NotOpened>>> {
     let wanted = list.index.as_ref().map(|found| by_file(&found.index)).unwrap_or_default();
-    let shards = &list.shards;
-    let Some(rest) = shards.len().checked_sub(1) else { return Ok(Vec::new()) };
-    let failed = AtomicUsize::new(0);
+    let (shards, failed, caller) = (&list.shards, AtomicUsize::new(0), Caller::new(keep_going));
     let attempt = |number: usize| {
+        caller.check()?;
         if failed.load(Ordering::Relaxed) >= MAX_FAILED {
             return Ok(Err(NotOpened::Skipped));
         }
         let names = wanted.get(number).map(Vec::as_slice);
         match open_shard(&shards[number], names, mode, strictness, budget) {
-            Err(error) if !shards[number].is_to_blame(&error) && rest > 0 => Err(error),
+            Err(error) if !shards[number].is_to_blame(&error) && shards.len() > 1 => Err(error),
             Err(error) => {
                 failed.fetch_add(1, Ordering::Relaxed);
                 Ok(Err(NotOpened::Failed(error)))
@@ -79,31 +79,45 @@ pub fn open_shards(
             Ok(opened) => Ok(Ok(opened)),
         }
     };
+    let Some(rest) = shards.len().checked_sub(1) else { return Ok(Vec::new()) };
     // The time of the first file shows what opening costs here.
     let start = Instant::now();
-    let first = attempt(0)?;
+    let mut opened = vec![attempt(0)?];
     let threads = if start.elapsed() > SLOW {
         WAITING_THREADS.min(descriptor_limit() / DESCRIPTORS_PER_THREAD)
     } else {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         processors.min(rest.div_ceil(FILES_PER_THREAD))
     };
-    let caller = std::thread::current().id();
-    let asked = Mutex::new(None::<Instant>);
-    let may_go_on = || {
-        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due =
-            std::thread::current().id() == caller && asked.is_none_or(|asked| asked.elapsed() > ASK_EVERY);
-        if is_due {
-            *asked = Some(Instant::now());
-        }
-        !is_due || keep_going()
-    };
-    let mut opened = vec![first];
-    opened.append(&mut in_parallel(rest, threads, |number| {
-        if may_go_on() { attempt(number + 1) } else { Err(Error::argument("the opening was stopped")) }
-    })?);
+    opened.append(&mut in_parallel(rest, threads, |number| attempt(number + 1))?);
     Ok(opened)
+}
+
+/// The calling thread, which alone may hear signals.
+struct Caller<'a> {
+    thread: ThreadId,
+    keep_going: &'a (dyn Fn() -> bool + Sync),
+    asked: Mutex<Option<Instant>>,
+}
+
+impl<'a> Caller<'a> {
+    fn new(keep_going: &'a (dyn Fn() -> bool + Sync)) -> Self {
+        Self { thread: std::thread::current().id(), keep_going, asked: Mutex::new(None) }
+    }
+
+    /// Calls `keep_going` in the calling thread, at the first time and then each [`ASK_EVERY`].
+    fn check(&self) -> Result<()> {
+        if std::thread::current().id() != self.thread {
+            return Ok(());
+        }
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
+            return Ok(());
+        }
+        *asked = Some(Instant::now());
+        drop(asked);
+        if (self.keep_going)() { Ok(()) } else { Err(Error::argument("the opening was stopped")) }
+    }
 }
 
 fn open_shard(
