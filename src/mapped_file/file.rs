@@ -126,14 +126,18 @@ impl MappedFile {
     }
 
     /// Returns the open file; an error once it is closed.
-    ///
-    /// Every call on a file begins here, and so puts the handler of bus errors back in front.
     pub fn opened(&self) -> Result<Arc<Opened>> {
-        fault::reinstall();
         self.opened_in(&fork::section())
     }
 
-    /// Returns the open file, for a caller that is in a section and has seen to the handler.
+    /// Likewise, with the handler of bus errors back in front. Every call on a file begins so; those that read or
+    /// view see to it themselves.
+    fn guarded(&self) -> Result<Arc<Opened>> {
+        fault::reinstall();
+        self.opened()
+    }
+
+    /// Returns the open file, for a caller that is in a section.
     pub(super) fn opened_in(&self, _section: &Section) -> Result<Arc<Opened>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.opened.clone().ok_or_else(|| Error::Closed { path: self.path.clone() })
@@ -156,7 +160,7 @@ impl MappedFile {
 
     /// Refuses a file that is no longer the one that was opened, or that its path does not name any more.
     pub fn check(&self) -> Result<()> {
-        let opened = self.opened()?;
+        let opened = self.guarded()?;
         let (known, now) = (opened.facts().identity, opened.identity_now()?);
         let changed = |detail: String| Err(changed(&self.path, detail));
         let change = change(&self.path, &known, &now);
@@ -178,7 +182,7 @@ impl MappedFile {
     /// Maps the new length of a file that grew, and returns the new size. Views that are out keep the old mapping. A
     /// file that changed otherwise is refused. One whose storage failed, and that is the same, is mapped again.
     pub fn refresh(&self) -> Result<u64> {
-        let before = self.opened()?;
+        let before = self.guarded()?;
         let (known, now) = (before.facts().identity, before.identity_now()?);
         let is_same = is_unchanged(&known, &now);
         if is_same && before.check_damage().is_ok() {
@@ -211,31 +215,31 @@ impl MappedFile {
 
     /// [`page_cache::advise`].
     pub fn advise(&self, advice: Advice, offset: u64, length: u64) -> Result<bool> {
-        page_cache::advise(&*self.opened()?, advice, offset, length)
+        page_cache::advise(&*self.guarded()?, advice, offset, length)
     }
 
     /// [`page_cache::residency()`].
     pub fn residency(&self, offset: u64, length: u64, seed: u64) -> Result<Residency> {
-        page_cache::residency(&*self.opened()?, offset, length, seed)
+        page_cache::residency(&*self.guarded()?, offset, length, seed)
     }
 
     /// [`page_cache::warm`].
     pub fn warm(&self, offset: u64, length: u64, progress: &mut Progress<'_>) -> Result<()> {
-        page_cache::warm(&*self.opened()?, offset, length, progress)
+        page_cache::warm(&*self.guarded()?, offset, length, progress)
     }
 
     /// [`page_cache::evict`].
     pub fn evict(&self) -> Result<()> {
-        page_cache::evict(&*self.opened()?)
+        page_cache::evict(&*self.guarded()?)
     }
 
     /// [`page_cache::lock`].
     pub fn lock(&self) -> Result<()> {
-        page_cache::lock(&*self.opened()?)
+        page_cache::lock(&*self.guarded()?)
     }
 
     /// [`page_cache::unlock`].
     pub fn unlock(&self) -> Result<()> {
-        page_cache::unlock(&*self.opened()?)
+        page_cache::unlock(&*self.guarded()?)
     }
 }

@@ -145,8 +145,7 @@ impl FileSet {
         }
     }
 
-    /// Returns the file, ready for reading. The caller has seen to the handler of bus errors: threads come here for
-    /// every row.
+    /// Returns the file, ready for reading. Threads come here for every row.
     pub fn opened(&self, index: usize) -> Result<Arc<Opened>> {
         let member = &self.members[index];
         {
