@@ -1,9 +1,9 @@
-//! The open files of a corpus or a checkpoint, a bounded number of them.
+//! The files of a corpus or a checkpoint, of which a bounded number is open.
 //!
-//! Each file is opened once at the start, when its header is read. As many as the bound allows stay
-//! open from then on, because on FUSE each further `open` drops the file's page cache. The others are
-//! opened again when they are used; the one that was not used for longest (as a clock with one hand
-//! sees it) makes room. A file that is opened again must still be the same file.
+//! Each file is opened once at the start, when its header is read. As many as the bound allows stay open from then on,
+//! because on FUSE each further `open` drops the file's page cache. The others are opened again when they are used, and
+//! take the place of the file that was not used for longest, as a clock with one hand sees it. A file that is opened
+//! again must still be the same file.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ static RESERVED: AtomicUsize = AtomicUsize::new(0);
 pub struct FileSet {
     members: Vec<FileSlot>,
     mode: RequestedMode,
-    /// Files that are open, in the order in which the clock's hand meets them.
+    /// Numbers of the open files, in the order in which the clock's hand meets them.
     kept: Mutex<VecDeque<usize>>,
     budget: DescriptorBudget,
     closed: AtomicBool,
@@ -46,11 +46,11 @@ struct FileSlot {
     origin: Origin,
     facts: Facts,
     slot: RwLock<Option<Arc<MappedFile>>>,
-    /// Since the hand passed last.
+    /// Whether it was used since the hand passed last.
     used: AtomicBool,
 }
 
-/// How many files may stay open; given back when it is dropped.
+/// A reservation of open files, given back when it is dropped.
 #[derive(Debug)]
 pub struct DescriptorBudget {
     bound: usize,
@@ -68,7 +68,7 @@ impl DescriptorBudget {
         Self { bound, reserved, taken: AtomicUsize::new(0) }
     }
 
-    /// For the first opening: takes a place, if one is left.
+    /// Takes a place at the first opening, if one is left.
     fn take(&self) -> bool {
         self.taken.fetch_add(1, Ordering::Relaxed) < self.bound
     }
@@ -177,7 +177,7 @@ impl FileSet {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { path: member.absolute.clone() });
         }
-        // Without a lock, as storage may be slow: where two threads do so, the first one's file is used.
+        // Without a lock, as storage may be slow. If two threads do so, the file of the first is used.
         let file = Arc::new(member.open(self.mode)?);
         let advice = {
             let _section = fork::section();
@@ -269,7 +269,7 @@ impl FileSet {
                 let _section = fork::section();
                 member.slot.write().unwrap_or_else(PoisonError::into_inner).take()
             };
-            // Others may hold the file for a moment; it refuses them from now on.
+            // Another thread may hold the file for a moment; it refuses that one from now on.
             if let Some(file) = file {
                 file.close();
             }

@@ -1,5 +1,5 @@
-//! How to get at a file's bytes: shared mapping, else private read-only mapping, else positioned
-//! reads. The step down is decided by the error number alone, never by the file system's name.
+//! The mode of a file: a shared mapping, else a private read-only one, else positioned reads. The error number alone
+//! decides to step down, never the file system's name.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -53,17 +53,17 @@ impl Mode {
     }
 }
 
-/// The mode that was found, and its mapping.
+/// A mode that works, with its mapping.
 #[derive(Debug)]
 pub(super) struct OpenedAs {
     pub mode: Mode,
-    /// Why not the first choice.
+    /// Why the first choice does not work; `None` if it does.
     pub reason: Option<String>,
     /// `None` in `Read` mode and for an empty file.
     pub region: Option<Region>,
 }
 
-/// Walks down the ladder.
+/// Finds a mode that works: the one requested, or with `Auto` the first.
 pub(super) fn find(
     file: BorrowedFd<'_>,
     path: &Path,
@@ -107,7 +107,7 @@ fn step_down(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<OpenedAs> {
     Ok(OpenedAs { mode: Mode::Read, reason: join(&reasons), region: None })
 }
 
-/// Maps the file; an empty one needs no mapping.
+/// Maps the file. An empty one needs no mapping.
 fn map(file: BorrowedFd<'_>, path: &Path, size: u64, mode: Mode) -> Result<Option<Region>, Code> {
     if size == 0 {
         return Ok(None);
@@ -131,7 +131,7 @@ fn why(size: u64, mode: Mode, errno: Code) -> String {
     text
 }
 
-/// The error for a pinned mode that cannot be had.
+/// The error of a requested mode that does not work.
 fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
     let operation =
         if mode == Mode::Shared { "cannot map the file shared" } else { "cannot map the file private" };
@@ -148,7 +148,7 @@ fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
     Error::System { operation, path: path.into(), errno: errno.raw_os_error(), advice }
 }
 
-/// A file of /sys has a size and no such bytes. Found out here, not at the first read.
+/// Refuses a file whose last byte cannot be read: files of /sys report a size and have no such bytes.
 fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> {
     let Some(last) = size.checked_sub(1) else { return Ok(()) };
     let mut byte = [0];
@@ -166,7 +166,7 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
     }
 }
 
-/// Opens `path` for reading and makes sure that it is a regular file whose size is true.
+/// Opens `path` for reading; refuses what is not a regular file, or reports a wrong size.
 pub(super) fn open_regular(path: &Path) -> Result<(OwnedFd, Identity)> {
     let file = open::open(path).map_err(|errno| Error::System {
         operation: "cannot open",
@@ -177,7 +177,7 @@ pub(super) fn open_regular(path: &Path) -> Result<(OwnedFd, Identity)> {
     regular(file, path)
 }
 
-/// Makes sure that an open file is a regular one whose size is true.
+/// Refuses an open file that is not a regular one, or that reports a wrong size.
 pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)> {
     let system = |operation, errno: Code, advice: String| Error::System {
         operation,
@@ -208,7 +208,7 @@ pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)>
     Ok((file, identity))
 }
 
-/// A file that opens and whose bytes cannot be had.
+/// The error of a file that opens and cannot be read.
 fn unreadable(path: &Path, errno: Code) -> Error {
     let advice = match errno {
         Code::INVAL | Code::IO | Code::PERM | Code::ACCESS if is_virtual(path) => {
@@ -232,7 +232,7 @@ pub(super) fn not_regular(name: &str) -> String {
 pub(super) fn open_advice(path: &Path, errno: Code) -> String {
     match errno {
         Code::MFILE | Code::NFILE => limits::explain_nofile(),
-        // A socket, a terminal that is not ours, a device without a driver.
+        // A socket, the terminal of another session, a device without a driver.
         Code::NXIO | Code::NODEV => match open::kind_at(path) {
             Ok(Kind::Other(name)) => not_regular(name),
             _ => String::new(),

@@ -20,7 +20,7 @@ use super::{damage, identity};
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub mode: Mode,
-    /// Why not the first choice.
+    /// Why the first choice does not work; `None` if it does.
     pub reason: Option<String>,
     pub identity: Identity,
 }

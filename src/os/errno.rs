@@ -1,10 +1,10 @@
-//! Names of error numbers, so that no message shows a bare one.
+//! Names of error numbers: no message shows a bare number.
 
 use rustix::io::Errno;
 
 pub use rustix::io::Errno as Code;
 
-/// `"ENODEV (No such device)"`.
+/// Returns name and text of an error number, such as `"ENODEV (No such device)"`.
 pub fn describe(errno: Errno) -> String {
     let number = errno.raw_os_error();
     let text = crate::error::errno_text(number);

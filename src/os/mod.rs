@@ -1,11 +1,20 @@
-//! Every system call. Unsafe island 1: pointers into mapped memory stay inside this room, and what
-//! leaves it are range-checked copies.
+//! Every system call. Unsafe island 1.
 //!
-//! **Why no `&[u8]` over a mapping.** A mapped file can be changed or cut by another process at any
-//! moment. A Rust slice promises that its bytes do not change, so one over a mapping would be
-//! undefined behaviour, and touching a page that the file no longer has raises SIGBUS. [`memory::map::Region`]
-//! therefore keeps a raw pointer and gives bytes out by [`fault::copy()`], which survives the signal,
-//! or as an address that Python's buffer protocol passes on.
+//! **What it promises.** Pointers into mapped memory stay inside this room; range-checked copies leave it, and
+//! addresses that Python's buffer protocol passes on. Errors are the system's numbers ([`errno`]): the rooms above add
+//! the path and the advice.
+//!
+//! **Why no `&[u8]` over a mapping.** Another process can change or cut a mapped file at any moment. A Rust slice
+//! promises that its bytes do not change, so a slice over a mapping would be undefined behaviour, and touching a page
+//! that the file no longer has raises SIGBUS. [`memory::map::Region`] therefore keeps a raw pointer and copies bytes
+//! out by [`fault::copy()`], which survives the signal.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | [`file`] | opening files, also confined to a folder; positioned reads; file systems |
+//! | [`memory`] | mappings, anonymous blocks, write-only memory; advice and residency |
+//! | [`fault`] | bus errors, in copies and in memory that was handed out |
+//! | [`process`] | forks, limits, usage |
 #![allow(unsafe_code)] // Island 1: each block names the check that makes it true.
 
 pub mod errno;

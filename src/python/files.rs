@@ -1,4 +1,4 @@
-//! `MappedFile`. Its Python subclass in `mapping.py` has the documentation.
+//! `MappedFile`. Its Python subclass has the documentation.
 
 use std::ffi::OsStr;
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ pub struct PyMappedFile {
 #[derive(Debug)]
 struct WholeFile {
     file: Arc<MappedFile>,
-    /// One view of each mapping that was exported to code which may keep this object and nothing else.
+    /// One view of each mapping that was exported to code that may keep this object and nothing else.
     kept: Mutex<Vec<View>>,
 }
 
@@ -62,7 +62,7 @@ impl Exportable for WholeFile {
     }
 }
 
-/// A path as `os.fsencode` gives it.
+/// Returns a path from the bytes that `os.fsencode` gives.
 pub fn path_of(encoded: &[u8]) -> PyResult<&Path> {
     if encoded.contains(&0) {
         return Err(PyValueError::new_err(format!(
@@ -99,7 +99,7 @@ pub fn open(py: Python<'_>, path: &Path, mode: RequestedMode) -> PyResult<Mapped
 }
 
 impl PyMappedFile {
-    /// `[offset, offset + length)`, the length being what is left if not given.
+    /// Returns `(offset, length)`, where no length means all that is left. Refuses a range outside of the file.
     fn range(&self, offset: u64, length: Option<u64>) -> PyResult<(u64, u64)> {
         let size = self.file.size();
         let length = length.unwrap_or_else(|| size.saturating_sub(offset));
@@ -196,7 +196,7 @@ impl PyMappedFile {
         Ok(py.detach(|| self.file.advise(known, offset, length))?)
     }
 
-    /// (fraction, pages as one byte each or None, method, exact)
+    /// (fraction, one byte per page or None, method, exact)
     #[pyo3(signature = (offset, length, seed))]
     fn residency<'py>(
         &self,
@@ -214,7 +214,7 @@ impl PyMappedFile {
         (found.fraction, pages, found.method.word(), found.exact).into_pyobject(py)
     }
 
-    /// `progress(done_bytes)` is called now and then, if it is not None.
+    /// Calls `progress(done_bytes)` after each chunk, unless it is None.
     #[pyo3(signature = (offset, length, progress))]
     fn warm(
         &self,

@@ -25,7 +25,7 @@ struct Staging {
     block: Mutex<Anonymous>,
     /// [`StagingExport`]s that are alive. Raised under the lock, so that none appears during a resize.
     exports: AtomicUsize,
-    /// Whether an array was made that keeps the buffer and not its export. Nobody can tell when it dies.
+    /// Whether an array was made that keeps the buffer and not its export. It says nothing when it dies.
     is_kept_whole: AtomicBool,
 }
 
@@ -96,7 +96,7 @@ impl Staging {
         LockedBlock { block: self.block.lock().unwrap_or_else(PoisonError::into_inner), _section: section }
     }
 
-    /// The block, while nothing uses its memory.
+    /// Locks the block if nothing uses its memory.
     fn lock_unused(&self, verb: &str) -> Result<LockedBlock<'_>> {
         let locked = self.lock();
         let why = match self.exports.load(Ordering::Acquire) {
@@ -123,8 +123,7 @@ impl PyStagingBuffer {
 
 #[pymethods]
 impl PyStagingBuffer {
-    /// With a descriptor, maps the memory that another process shares; the descriptor stays the
-    /// caller's.
+    /// With a descriptor, maps memory that another process shares; the descriptor stays the caller's.
     #[new]
     #[pyo3(signature = (nbytes, shared, huge_pages, descriptor))]
     fn new(
@@ -170,7 +169,7 @@ impl PyStagingBuffer {
 
     #[getter]
     fn huge_page_bytes(&self, py: Python<'_>) -> u64 {
-        // The lock is not held while the system answers, which takes as long as the process has mappings.
+        // Without the lock: the system answers the more slowly the more mappings the process has.
         py.detach(|| {
             let addresses = self.staging.lock().block.addresses();
             huge_page_bytes(&addresses)
@@ -200,7 +199,7 @@ impl PyStagingBuffer {
     fn protect(&self, py: Python<'_>, protection: &str) -> PyResult<()> {
         let protection = Protection::from_word(protection)?;
         py.detach(|| {
-            // A view that is out believes that it may write.
+            // A view that is alive may be written to.
             let mut locked = match protection {
                 Protection::Read => self.staging.lock_unused("protect")?,
                 Protection::ReadWrite => self.staging.lock(),

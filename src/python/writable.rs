@@ -1,4 +1,4 @@
-//! Python's memory to write to: its writable buffers, and fresh `bytes`. Unsafe island 3.
+//! Memory of Python's to write to: its writable buffers, and fresh `bytes`. Unsafe island 3.
 #![allow(unsafe_code)] // Island 3: the buffer protocol is made of raw pointers.
 
 use std::mem::MaybeUninit;
@@ -10,11 +10,10 @@ use pyo3::types::PyBytes;
 
 use crate::os::memory::Uninit;
 
-/// Bytes that are copied between two looks at Python's signals.
+/// Bytes that are copied between two checks for Python's signals.
 const COPY_CHUNK_BYTES: usize = 4 << 20;
 
-/// New `bytes`, filled by `fill(start, chunk)` while detached from the interpreter. Between chunks
-/// Ctrl-C is heard.
+/// Makes new `bytes` that `fill(start, chunk)` fills, detached from the interpreter. Checks for Ctrl-C between chunks.
 pub fn new_bytes<E: Send + Into<PyErr>>(
     py: Python<'_>,
     len: usize,
@@ -28,14 +27,14 @@ pub fn new_bytes<E: Send + Into<PyErr>>(
     let bytes = bytes.cast_into::<PyBytes>()?;
     // SAFETY: `bytes` is alive and a bytes object.
     let address = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
-    // SAFETY: `len` bytes at `address` belong to the new object, which nobody else knows yet.
+    // SAFETY: `len` bytes at `address` belong to the new object, which no other code knows yet.
     let memory = unsafe { std::slice::from_raw_parts_mut(address.cast::<MaybeUninit<u8>>(), len) };
     fill_in_chunks(py, Uninit::spare(memory), fill)?;
     Ok(bytes)
 }
 
-/// A caller's buffer to write to, of whatever element type. Asked for in the simplest form of the buffer
-/// protocol, which NumPy gives of types that have no letter (bfloat16, datetime64), too.
+/// A caller's buffer to write to, of whatever element type. It is requested in the simplest form of the buffer
+/// protocol, which NumPy also gives for types that have no letter (bfloat16, datetime64).
 pub struct WritableBuffer {
     request: Box<ffi::Py_buffer>,
 }
@@ -60,7 +59,7 @@ impl WritableBuffer {
         self.request.len as usize
     }
 
-    /// Returns whether the two have memory in common. Both at once must not be borrowed then.
+    /// Returns whether the two have memory in common: then only one may be borrowed at a time.
     pub fn overlaps(&self, other: &Self) -> bool {
         let start = |of: &Self| of.request.buf.addr();
         start(self) < start(other) + other.len() && start(other) < start(self) + self.len()

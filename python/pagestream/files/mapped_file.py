@@ -33,15 +33,15 @@ environment.apply()
 class FileSystem:
     """The mount that a file lies on, from ``/proc/self/mountinfo``.
 
-    It is for people and messages; no decision hangs on a file system's name.
+    It is for people and messages: nothing is decided by a file system's name.
 
     Attributes:
-        type: As the system names it: ``"ext4"``, ``"nfs4"``, ``"fuse.sshfs"``.
-        source: What is mounted: a device, ``host:/path``.
-        mount_point: Where.
-        options: Mount options and the file system's own, separated by commas.
+        type: The system's name for it: ``"ext4"``, ``"nfs4"``, ``"fuse.sshfs"``.
+        source: The device, or ``host:/path``, that is mounted.
+        mount_point: The directory on which it is mounted.
+        options: Options of the mount and of the file system, separated by commas.
         is_network: Whether reads are known to leave this machine.
-        read_ahead_bytes: The kernel's read-ahead window there, None if it does not tell.
+        read_ahead_bytes: The kernel's read-ahead window there; None if it does not tell.
 
     Example:
         >>> from pagestream import MappedFile
@@ -62,13 +62,13 @@ class Residency:
     """Which pages of a file are in the page cache.
 
     Attributes:
-        fraction: Share of the pages asked that are cached, 0 to 1; NaN if nobody can tell.
-        pages: bool array, one entry a page of the range; None where only a sample was asked.
+        fraction: Share of the asked pages that are cached, 0 to 1; NaN if no page could be asked.
+        pages: bool array with one entry per page of the range; None if only a sample was asked.
         method: ``"mincore"``, ``"cachestat"``, ``"preadv2"`` (a sample of at most 1024 pages, each
             of which is fetched if it was missing) or ``"unavailable"``.
-        exact: Whether every page was asked, by a method that changes nothing. The kernel tells
-            the truth only to the file's owner and to those who may write to it; for others
-            `method` is ``"preadv2"``.
+        exact: Whether every page was asked, by a method that changes nothing. The kernel tells the
+            truth to the file's owner and to users who may write to it; for others `method` is
+            ``"preadv2"``.
 
     Example:
         >>> from pagestream import MappedFile
@@ -85,25 +85,27 @@ class Residency:
 class MappedFile(_native.MappedFile, ClosedByWith):
     """A regular file, open for reading by the best means that its storage allows.
 
-    With ``mode="auto"`` it is mapped shared; where the file system refuses that (FUSE with
-    ``direct_io`` answers ENODEV), mapped private and read-only; where that fails too, not mapped but
-    read by ``pread``. `mode` says which, `reason` why not the first.
+    With ``mode="auto"`` it is mapped shared. If the file system refuses that (FUSE with ``direct_io``
+    answers ENODEV), it is mapped private and read-only. If that fails, too, it is not mapped, and read by
+    ``pread``. `mode` says which of these is in use, `reason` why it is not the first.
 
     Copies (`read`, `read_into`) survive a file that shrinks or fails while they are made, and raise. A
-    `view` is the mapping itself. Touching one after the file was cut gives zeros, and a `MappedReadError`
-    in the main thread soon after (as Ctrl-C does) and for whoever asks this object for more.
+    `view` is the mapping itself. Touching it after the file was cut gives zeros, and soon after (as Ctrl-C
+    does) a `MappedReadError` in the main thread; further calls on this object raise it as well.
 
     Args:
         path: The file. Not a directory, FIFO or device.
-        mode: ``"auto"``, or exactly one of ``"shared"``, ``"private"``, ``"read"``. None means
-            ``PAGESTREAM_MMAP_MODE`` from the environment, or ``"auto"``.
+        mode: ``"auto"``, ``"shared"``, ``"private"`` or ``"read"``. None means ``PAGESTREAM_MMAP_MODE``
+            from the environment, or ``"auto"``.
 
     Raises:
-        OSError: The file cannot be opened, or not in that mode; with ``errno`` and ``filename``.
+        OSError: The file cannot be opened, or not in that mode. It has ``errno`` and ``filename``.
         ValueError: An unknown mode, or a NUL in the path.
 
-    An audit event ``pagestream.open`` with path and mode is raised before the file is opened.
-    Pickling ships the path and opens the file again; a fork goes on using the open one.
+    An audit event ``pagestream.open`` with path and mode is raised before the file is opened. A pickle
+    holds the path, and opens the file again; a fork goes on with the open one. Arrays made of it
+    (``np.frombuffer``, ``np.ndarray(buffer=...)``, ``torch.frombuffer``) stay valid until they die, also
+    after `close`.
 
     Example:
         >>> import numpy as np
@@ -135,17 +137,17 @@ class MappedFile(_native.MappedFile, ClosedByWith):
 
     @property
     def mode(self) -> str:
-        """What is in use: ``"shared"``, ``"private"`` or ``"read"``."""
+        """The mode in use: ``"shared"``, ``"private"`` or ``"read"``."""
         return super().mode
 
     @property
     def requested_mode(self) -> str:
-        """What was asked for, ``"auto"`` included."""
+        """The mode that was asked for, which may be ``"auto"``."""
         return super().requested_mode
 
     @property
     def reason(self) -> str | None:
-        """Why not the first choice, such as ``MAP_SHARED: ENODEV (No such device)``; else None."""
+        """Why the first choice is not in use, as ``MAP_SHARED: ENODEV (No such device)``; else None."""
         return super().reason
 
     @property
@@ -159,7 +161,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         return FileSystem(*super().file_system)
 
     def read(self, offset: int = 0, length: int | None = None) -> bytes:
-        """Copies bytes out, in any mode.
+        """Returns a copy of bytes, in any mode.
 
         Args:
             offset: Where to begin, in bytes.
@@ -209,7 +211,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         return super().read_into(buffer, offset)
 
     def view(self, offset: int = 0, length: int | None = None) -> memoryview:
-        """A read-only memoryview of the mapping, without a copy; in ``"read"`` mode of a copy.
+        """Returns a read-only memoryview of the mapping; in ``"read"`` mode of a copy.
 
         It keeps the mapping alive by itself, beyond `close` and `refresh`.
 
@@ -240,7 +242,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             length: Its bytes; None for all that follow.
 
         Returns:
-            Whether the kernel took it. Advice that it does not know is no error.
+            Whether the kernel took the advice. Advice that it does not know is no error.
 
         Raises:
             ValueError: Unknown advice, or a range outside the file.
@@ -253,7 +255,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         return super().advise(advice, offset, length)
 
     def residency(self, offset: int = 0, length: int | None = None) -> Residency:  # type: ignore[override]
-        """Which pages of a range are in the page cache.
+        """Tells which pages of a range are in the page cache.
 
         Args:
             offset: Where the range begins, in bytes.
@@ -296,9 +298,9 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             super().warm(offset, length, report)
 
     def evict(self) -> None:
-        """Drops the file from the page cache, after writing out what is dirty. Needs no privilege.
+        """Drops the file from the page cache, after writing out dirty pages. Needs no privilege.
 
-        Pages stay that another process maps or that live arrays of `pagestream.safetensors` use.
+        Pages that another process maps stay, and so do those of live arrays of `pagestream.safetensors`.
 
         Raises:
             OSError: The system refused.
@@ -313,7 +315,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Reads the whole mapping into memory and keeps it there (mlock(2)) until `unlock`.
 
         Raises:
-            OSError: Not permitted, or beyond RLIMIT_MEMLOCK; the message names the limit.
+            OSError: It is not permitted, or beyond RLIMIT_MEMLOCK; the message names the limit.
             ValueError: In ``"read"`` mode there is nothing to lock.
 
         Example:
@@ -341,7 +343,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         rewrite that keeps both size and time cannot be noticed.
 
         Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
+            FileChangedError: It was cut, grew, was rewritten, deleted or replaced.
             ValueError: The file is closed.
 
         Example:
@@ -353,8 +355,8 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def refresh(self) -> int:
         """Maps what was appended since the file was opened. Views that are out stay valid.
 
-        That a larger file was appended to, and not written anew, is the caller's word. Advice for the whole
-        file, and `lock`, hold for the new mapping too.
+        The caller vouches that a larger file was appended to and not written anew. Advice for the whole file,
+        and `lock`, hold for the new mapping, too.
 
         Returns:
             The new size in bytes.
@@ -391,7 +393,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         )
 
     def __repr__(self) -> str:
-        """Path, size and mode."""
+        """Tells path, size and mode."""
         state = "closed" if self.closed else self.mode
         return f"<{type(self).__name__} {self.path!r} {self.size} bytes, {state}>"
 

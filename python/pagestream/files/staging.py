@@ -21,11 +21,15 @@ class StagingBuffer(_native.StagingBuffer):
         shared: Whether other processes may map it. Shared memory is a memfd; a pickle, as
             `multiprocessing` makes one, ships its descriptor and no bytes. It can grow, not shrink.
         huge_pages: ``"always"`` or ``"never"`` ask for huge pages or do not; ``"auto"`` asks from
-            2 MiB on. What the kernel made of it is `huge_page_bytes`.
+            2 MiB on. `huge_page_bytes` says what came of it.
 
     Raises:
-        OSError: No memory.
+        OSError: There is no memory.
         ValueError: An unknown word for `huge_pages`.
+
+    The memory stays at its address as long as arrays, views or tensors of it are alive: `resize`,
+    `protect` and `seal` refuse. Make arrays by ``np.frombuffer``. An array by ``np.ndarray(buffer=...)``
+    does not say when it dies; after one was made they refuse for good.
 
     Example:
         >>> import numpy as np
@@ -61,12 +65,12 @@ class StagingBuffer(_native.StagingBuffer):
 
     @property
     def sealed(self) -> bool:
-        """Whether `seal` made it unchangeable."""
+        """Whether it was made unchangeable by `seal`."""
         return super().sealed
 
     @property
     def huge_page_bytes(self) -> int:
-        """Bytes that lie on huge pages now, from ``/proc/self/smaps``."""
+        """Bytes of the buffer that lie on huge pages now, from ``/proc/self/smaps``."""
         return super().huge_page_bytes
 
     def resize(self, nbytes: int) -> None:
@@ -78,8 +82,8 @@ class StagingBuffer(_native.StagingBuffer):
             nbytes: The new size in bytes.
 
         Raises:
-            BufferError: Views of the buffer are alive; the memory may move.
-            OSError: No memory; or the buffer is sealed, or shared and would shrink.
+            BufferError: Views of the buffer are alive.
+            OSError: There is no memory; or the buffer is sealed, or shared and would shrink.
 
         Example:
             >>> from pagestream import StagingBuffer
@@ -100,7 +104,7 @@ class StagingBuffer(_native.StagingBuffer):
             protection: ``"read"`` or ``"readwrite"``.
 
         Raises:
-            BufferError: ``"read"`` while views, which may be writable, are alive.
+            BufferError: ``"read"`` while views of the buffer, which may be writable, are alive.
             OSError: The buffer is sealed.
 
         Example:
@@ -117,7 +121,7 @@ class StagingBuffer(_native.StagingBuffer):
 
         Raises:
             BufferError: Views of the buffer are alive.
-            OSError: Not shared, or another process has it mapped writable.
+            OSError: The buffer is not shared, or another process has it mapped writable.
 
         Example:
             >>> from pagestream import StagingBuffer
@@ -129,7 +133,7 @@ class StagingBuffer(_native.StagingBuffer):
         super().seal()
 
     def fileno(self) -> int:
-        """The memfd of a shared buffer. It stays the buffer's: do not close it.
+        """Returns the memfd of a shared buffer. It stays the buffer's: do not close it.
 
         Raises:
             ValueError: The buffer is private.
@@ -155,7 +159,7 @@ class StagingBuffer(_native.StagingBuffer):
         return _map_descriptor, (type(self), DupFd(self.fileno()), self.nbytes)
 
     def __repr__(self) -> str:
-        """Size and kind."""
+        """Tells size and kind."""
         kind = "sealed" if self.sealed else "shared" if self.shared else "private"
         return f"<{type(self).__name__} {self.nbytes} bytes, {kind}>"
 

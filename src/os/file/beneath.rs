@@ -1,16 +1,19 @@
 //! Files of a folder, opened so that no name and no link leads out of it.
 //!
-//! A path that was checked is worth nothing: between the check and the opening a link may be put in its way.
-//! So nothing is checked by path. The folder is opened once, everything else by its descriptor, by
-//! openat2(2) with `RESOLVE_BENEATH`, which the kernel vouches for. Where that is missing (before Linux 5.6,
-//! and in sandboxes that answer ENOSYS or EPERM), where it cannot vouch for a `..` because something was
-//! renamed or mounted meanwhile, anywhere on the system (EAGAIN), and for links that leave the folder and may
-//! come back to one that is allowed too, each component is opened by the descriptor of the one before it
-//! (`O_PATH | O_NOFOLLOW`), links are read and followed here, and `..` goes back to a descriptor that was
-//! passed on the way in. Of what lies outside nothing is opened, not even to look what it is.
+//! A path that was checked is worth nothing: between the check and the opening somebody may put a link in its way. So
+//! nothing is checked by path. The folder is opened once, and everything else by its descriptor, in one of two ways:
 //!
-//! What is found is opened by `O_PATH` first, which reads nothing and wakes no device or FIFO, and opened for
-//! reading only once it is known to be a regular file.
+//! 1. by openat2(2) with `RESOLVE_BENEATH`, which the kernel vouches for;
+//! 2. by a walk: each component is opened by the descriptor of the one before it (`O_PATH | O_NOFOLLOW`), links are
+//!    read and followed here, and `..` goes back to a descriptor that was passed on the way in.
+//!
+//! The walk takes over where openat2 is missing (before Linux 5.6, and in sandboxes that answer ENOSYS or EPERM), where
+//! it cannot vouch for a `..` because something was renamed or mounted meanwhile, anywhere on the system (EAGAIN), and
+//! where a link leaves the folder (EXDEV) and may come back to another one that is allowed. Nothing outside is opened,
+//! not even to look at it.
+//!
+//! A file is opened by `O_PATH` first, which reads nothing and wakes no device or FIFO, and for reading only once it is
+//! known to be regular.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -23,9 +26,9 @@ use rustix::io::Errno;
 
 use super::open::{self, Identity, Kind, retry, retry_interrupted};
 
-/// As the kernel follows, path_resolution(7).
+/// Upper bound of links that are followed, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
-/// A file may be replaced between the two times that it is opened: then it is looked up again.
+/// Upper bound of lookups of a file that is replaced, each time, between its two openings.
 pub const MAX_SWAPS: usize = 3;
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
@@ -38,9 +41,9 @@ const READ: OFlags = OFlags::RDONLY
 /// A folder, and others that its links may lead into.
 #[derive(Debug)]
 pub struct ConfinedFolder {
-    /// The first one holds the folder.
+    /// Folders in which files may lie. The first one holds the folder itself.
     roots: Vec<Root>,
-    /// Of the folder, seen from the first root.
+    /// Path of the folder from the first root.
     base: PathBuf,
     canonical: PathBuf,
 }
@@ -49,7 +52,7 @@ pub struct ConfinedFolder {
 struct Root {
     descriptor: OwnedFd,
     canonical: PathBuf,
-    /// As it was named, absolute: links may spell it so.
+    /// The absolute path as it was named: links may spell it so.
     named: PathBuf,
 }
 
@@ -57,10 +60,10 @@ struct Root {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     System(Errno),
-    /// Where it would have led, as far as the links themselves tell.
+    /// The name leads out of the folder: to this path, as far as the links tell.
     Outside(PathBuf),
     NotRegular(Kind),
-    /// Each of [`MAX_SWAPS`] times another file was there when it was opened for reading than had been looked at.
+    /// The file was replaced between its two openings, [`MAX_SWAPS`] times in a row.
     Swapped,
 }
 
@@ -111,17 +114,17 @@ impl ConfinedFolder {
         Ok(Self { roots, base, canonical })
     }
 
-    /// Its path without links.
+    /// Path of the folder without links.
     pub fn canonical(&self) -> &Path {
         &self.canonical
     }
 
-    /// Where its files may lie.
+    /// Folders in which its files may lie.
     pub fn allowed(&self) -> impl Iterator<Item = &Path> {
         self.roots.iter().map(|root| root.canonical.as_path())
     }
 
-    /// The names in it.
+    /// Returns the names in the folder.
     pub fn names(&self) -> Result<Vec<OsString>, Errno> {
         let list = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = self.roots[0].descriptor.as_fd();
@@ -155,7 +158,7 @@ impl ConfinedFolder {
         Err(Refusal::Swapped)
     }
 
-    /// `None` where the file was replaced meanwhile.
+    /// Opens a regular file; `None` where it was replaced meanwhile.
     fn try_open(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
         let root = self.roots[0].descriptor.as_fd();
         let looked = match open_beneath(root, path, LOOK) {
@@ -173,7 +176,7 @@ impl ConfinedFolder {
         let seen = regular(found.file.as_fd())?;
         let (folder, name) = (found.folder.as_fd(), found.name.as_os_str());
         match retry(|| rustix::fs::openat(folder, name, READ, Mode::empty())) {
-            // Now it is a link, and was a file.
+            // It is a link now, and was a file.
             Err(Errno::LOOP) => Ok(None),
             Err(Errno::AGAIN) => same(open::wait_and_open(found.file.as_fd())?, &seen),
             file => same(file?, &seen),
@@ -236,7 +239,8 @@ impl ConfinedFolder {
         }
     }
 
-    /// Outside, unless this very path is a root's. What is outside is only counted off, never looked at.
+    /// Position after a step to an absolute path: outside, unless the path is a root's. What is outside is only counted
+    /// off, never looked at.
     fn entered(&self, path: PathBuf) -> Place<'_> {
         match self.roots.iter().find(|root| path == root.canonical || path == root.named) {
             Some(root) => Place::Inside(Vec::new(), root),
@@ -289,14 +293,14 @@ fn path_of(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
     ((here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)).then_some(path)
 }
 
-/// What a walk found: the thing itself, and how to open it for reading.
+/// The end of a walk: the thing itself, and how to open it for reading.
 struct WalkEnd {
     file: OwnedFd,
     folder: OwnedFd,
     name: OsString,
 }
 
-/// Where a walk is: below a root, by the descriptors that it passed, or at a path outside.
+/// The position of a walk: below a root, with the descriptors that it passed, or at a path outside.
 enum Place<'f> {
     Inside(Vec<OwnedFd>, &'f Root),
     Outside(PathBuf),
@@ -322,12 +326,12 @@ fn components(path: &Path) -> impl Iterator<Item = OsString> {
 fn open_beneath(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    // Not tried again after EAGAIN: as long as others go on renaming, every try may end so, and a walk does not.
+    // Not tried again after EAGAIN: while others go on renaming every try may end so, and the walk does not.
     retry_interrupted(|| rustix::fs::openat2(root, path, flags, Mode::empty(), resolve))
 }
 
-/// Whether this answer of openat2(2) says nothing of the path itself, or only that it leaves the root (EXDEV):
-/// the walk knows the other roots, and where it leads.
+/// Returns whether an answer of openat2(2) says nothing about the path, or only that it leaves the root (EXDEV): the
+/// walk knows the other roots, and where the path leads.
 fn leaves_it_to_the_walk(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::PERM | Errno::XDEV | Errno::AGAIN)
 }

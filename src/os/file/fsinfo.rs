@@ -1,5 +1,5 @@
-//! Which file system a file lies on, from `statx` and `/proc/self/mountinfo`. For people and for
-//! messages: nothing is decided by a file system's name.
+//! The file system of a file, from `statx` and `/proc/self/mountinfo`. For people and messages: nothing is decided by a
+//! file system's name.
 
 use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
@@ -7,14 +7,14 @@ use std::os::unix::ffi::OsStringExt;
 
 use rustix::fs::{AtFlags, StatxFlags};
 
-/// What is known of a file's mount. Empty texts where the system does not tell.
+/// A file's mount. Texts are empty where the system does not tell.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FileSystem {
-    /// As in mountinfo, e.g. `ext4`, `nfs4`, `fuse.sshfs`.
+    /// Type as in mountinfo, e.g. `ext4`, `nfs4`, `fuse.sshfs`.
     pub kind: String,
     pub source: OsString,
     pub mount_point: OsString,
-    /// Mount options and, after them, the file system's own.
+    /// Options of the mount and, after them, of the file system.
     pub options: OsString,
     /// Whether reads are known to leave this machine.
     pub is_network: bool,
@@ -22,7 +22,7 @@ pub struct FileSystem {
     pub read_ahead_bytes: Option<u64>,
 }
 
-/// File systems whose reads leave the machine. FUSE file systems by the name after `fuse.`.
+/// File systems whose reads leave the machine; below those of FUSE, by the name after `fuse.`.
 const NETWORK: &[&str] = &[
     "9p",
     "afs",
@@ -137,8 +137,8 @@ fn is_network(kind: &str) -> bool {
     }
 }
 
-/// mountinfo writes space, tab, newline and backslash as `\040` and so on. Takes text with one character
-/// a byte.
+/// Undoes the escapes of mountinfo, which writes space, tab, newline and backslash as `\040` and so on. Takes text with
+/// one character a byte.
 fn unescape(text: &str) -> OsString {
     let bytes: Vec<u8> = text.chars().map(|byte| byte as u8).collect();
     let mut out = Vec::with_capacity(bytes.len());
@@ -154,7 +154,7 @@ fn unescape(text: &str) -> OsString {
     OsString::from_vec(out)
 }
 
-/// The device's own setting, or for a partition that of its disk.
+/// Returns the device's own setting, or for a partition that of its disk.
 fn read_ahead_bytes(device: &str) -> Option<u64> {
     let places = [
         format!("/sys/class/bdi/{device}/read_ahead_kb"),

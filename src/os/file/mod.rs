@@ -1,4 +1,8 @@
-//! Files: opening them, confined to a folder where that is asked for; reading them; where they lie.
+//! Files: opening them, reading them, and where they lie.
+//!
+//! **What it promises.** Opening never blocks on a FIFO and waits for a lease as open(2) does. Interrupted calls are
+//! tried again, a bounded number of times. A file of a [`beneath::ConfinedFolder`] lies in that folder, whatever its
+//! name and links say, and whatever others do to the folder meanwhile.
 
 pub mod beneath;
 pub mod fsinfo;

@@ -1,4 +1,4 @@
-//! Opening files, and what they are.
+//! Opening a file, and its identity.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
-/// Interrupted calls (EINTR) are tried again this often in a row, then the error is raised.
+/// Upper bound of tries of a call that is interrupted (EINTR) each time; then the error is raised.
 pub const EINTR_TRIES: u32 = 100;
-/// Busy answers (EAGAIN; an NFSv4 server gives it while it recalls a delegation) likewise, with a
-/// pause that doubles from 1 ms.
+/// Likewise of a call that is answered EAGAIN, as by an NFSv4 server while it recalls a delegation. The pause
+/// between tries doubles from 1 ms.
 pub const EAGAIN_TRIES: u32 = 3;
 
-/// Opens for reading. A FIFO does not block, a terminal does not become the controlling one.
+/// Opens a path for reading. A FIFO does not block, and a terminal does not become the controlling one.
 pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match retry(|| rustix::fs::open(path, flags, Mode::empty())) {
@@ -25,9 +25,9 @@ pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Opens the regular file that a descriptor of `O_PATH` refers to, after the system said EAGAIN. Another process has a
-/// lease on it (fcntl(2); Samba does) and was told to give it back. As open(2) without `O_NONBLOCK` does, this waits
-/// until then, /proc/sys/fs/lease-break-time seconds at most.
+/// Opens the regular file that a descriptor of `O_PATH` refers to, after the system answered EAGAIN: another process
+/// has a lease on it (fcntl(2); Samba takes them) and was told to give it back. Waits for that, as open(2) without
+/// `O_NONBLOCK` does, /proc/sys/fs/lease-break-time seconds at most.
 pub fn wait_and_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     if identity(file)?.1 != Kind::Regular {
         return Err(Errno::AGAIN);
@@ -37,7 +37,7 @@ pub fn wait_and_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(&link, flags, Mode::empty()))
 }
 
-/// Another descriptor of the open file that has this one.
+/// Returns another descriptor of the same open file.
 pub fn duplicate(descriptor: RawFd) -> Result<OwnedFd, Errno> {
     if descriptor < 0 {
         return Err(Errno::BADF);
@@ -47,7 +47,7 @@ pub fn duplicate(descriptor: RawFd) -> Result<OwnedFd, Errno> {
     retry(|| rustix::io::fcntl_dupfd_cloexec(file, 0))
 }
 
-/// Calls again after EINTR and EAGAIN, a bounded number of times.
+/// Makes a call again after EINTR and EAGAIN, a bounded number of times.
 pub fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     let (mut interrupted, mut busy) = (0, 0);
     loop {
@@ -62,7 +62,7 @@ pub fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> 
     }
 }
 
-/// Calls again after EINTR alone.
+/// Makes a call again after EINTR alone.
 pub fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..EINTR_TRIES {
         match call() {
@@ -73,18 +73,18 @@ pub fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Resul
     call()
 }
 
-/// What makes a file the file that was opened.
+/// What tells one file, and one state of its bytes, from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     pub device: u64,
     pub inode: u64,
     pub size: u64,
-    /// Seconds and nanoseconds of the last change of its bytes.
+    /// Time of the last change of its bytes, in seconds and nanoseconds.
     pub modified: (i64, i64),
     pub links: u64,
 }
 
-/// What kind of thing a path names.
+/// The kind of thing that a path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Regular,
@@ -92,14 +92,14 @@ pub enum Kind {
     Other(&'static str),
 }
 
-/// What the file is now. On FUSE and NFS the server is asked, once a file was read: fstat(2) also wants the
-/// time of access, which is out of date then.
+/// Returns the present identity of an open file. On FUSE and NFS this asks the server once the file was read: fstat(2)
+/// also wants the time of access, which is out of date then.
 pub fn identity(file: BorrowedFd<'_>) -> Result<(Identity, Kind), Errno> {
     retry(|| rustix::fs::fstat(file)).map(|stat| from_stat(&stat))
 }
 
-/// The size and time of change that the kernel knows, which on FUSE and NFS may be a second old or so, without
-/// a request to a server for each read.
+/// Returns size and time of change as the kernel knows them: without a request to a server, and on FUSE and NFS up to
+/// some seconds old.
 pub fn known_size_and_change(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
     size_and_change(file, AtFlags::empty())
 }
@@ -114,18 +114,18 @@ fn size_and_change(file: BorrowedFd<'_>, sync: AtFlags) -> Result<(u64, (i64, i6
     }
 }
 
-/// What the file is now, for certain: FUSE and NFS ask the server, whatever they know and for how long they
-/// would trust it.
+/// Returns size and time of change as the server knows them: FUSE and NFS ask it, however fresh their own knowledge
+/// is.
 pub fn size_and_change_now(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
     size_and_change(file, AtFlags::STATX_FORCE_SYNC)
 }
 
-/// The identity of whatever `path` names now.
+/// Returns the identity of what `path` names now.
 pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
     retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).0)
 }
 
-/// What kind of thing `path` names now.
+/// Returns the kind of what `path` names now.
 pub fn kind_at(path: &Path) -> Result<Kind, Errno> {
     retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).1)
 }

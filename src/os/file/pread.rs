@@ -14,7 +14,7 @@ pub enum Short {
     Errno(Errno),
 }
 
-/// Fills `out` from `offset`. On failure says how many bytes are good, and why no more came.
+/// Fills `out` with the file's bytes from `offset`. On failure returns how many of them are good, and why no more came.
 pub fn read_at(file: BorrowedFd<'_>, offset: u64, mut out: Uninit<'_>) -> Result<(), (usize, Short)> {
     // SAFETY: pread(2) writes file bytes alone.
     let out = unsafe { out.as_maybe_uninit() };

@@ -1,4 +1,4 @@
-//! Hints to the kernel about a mapping and about a file's cached pages.
+//! Advice to the kernel about a mapping and about a file's cached pages.
 
 use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
@@ -38,7 +38,7 @@ impl Advice {
         }
     }
 
-    /// posix_fadvise(2) has no word for the last two; `DontNeed` there drops the cache itself.
+    /// Returns the advice of posix_fadvise(2). It has none for the last two, and its `DontNeed` drops the cache itself.
     fn for_file(self) -> Option<FileAdvice> {
         match self {
             Self::Normal => Some(FileAdvice::Normal),
@@ -50,8 +50,8 @@ impl Advice {
     }
 }
 
-/// madvise(2) on the pages of a range. Copy-on-write pages are refused `DontNeed`: it would throw
-/// away what the user wrote.
+/// Advises on the pages of a range of a mapping (madvise(2)). `DontNeed` is refused for copy-on-write pages: it would
+/// throw away what the user wrote.
 pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) -> Result<(), Errno> {
     if advice == Advice::DontNeed && region.mapping() == Mapping::CopyOnWrite {
         return Err(Errno::INVAL);
@@ -64,7 +64,8 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
     unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice.for_map()) }
 }
 
-/// posix_fadvise(2) for a file that is read and not mapped. Words that it does not know do nothing.
+/// Advises on a range of a file that is read and not mapped (posix_fadvise(2)). Advice that it does not know does
+/// nothing.
 pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> Result<(), Errno> {
     match (advice.for_file(), NonZeroU64::new(len)) {
         (Some(advice), Some(len)) => rustix::fs::fadvise(file, offset, Some(len), advice),
@@ -72,18 +73,17 @@ pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) 
     }
 }
 
-/// Writes dirty pages to the disk, without which they cannot be dropped. Best effort: a read-only file
-/// system has none.
+/// Writes dirty pages to the disk; until then they cannot be dropped. Best effort: a read-only file system has none.
 pub fn write_out(file: BorrowedFd<'_>) {
     let _ = rustix::fs::fdatasync(file);
 }
 
-/// Drops cached pages of the file, as far as they are clean and nobody maps them.
+/// Drops the file's cached pages that are clean and that no process maps.
 pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::fs::fadvise(file, 0, None, FileAdvice::DontNeed)
 }
 
-/// Likewise for the whole pages of a range.
+/// Drops such pages of a range, widened to whole pages.
 pub fn drop_cached_range(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
     let (start, len) = whole_pages(offset as usize, len as usize);
     rustix::fs::fadvise(file, start as u64, NonZeroU64::new(len as u64), FileAdvice::DontNeed)

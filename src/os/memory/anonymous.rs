@@ -1,6 +1,6 @@
-//! Anonymous memory for staging: page-aligned, on huge pages where they help, growing in place or by
-//! moving page tables (mremap(2)) and never by copying, and, if shared, a memfd that another process
-//! can map and that can be sealed.
+//! Anonymous memory for staging. It is page-aligned, and lies on huge pages where they help. It grows in place or by
+//! moving page tables (mremap(2)), never by copying. Shared memory is a memfd, which another process can map and which
+//! can be sealed.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,13 +16,13 @@ use crate::words::words;
 
 /// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// From here on `HugePages::Auto` asks for huge pages (benches/compare/staging.py).
+/// Least size for which `HugePages::Auto` asks for huge pages (benches/compare/staging.py).
 pub const HUGE_AUTO_MIN_BYTES: usize = HUGE_PAGE_BYTES;
 
 words! {
     /// Whether to ask the kernel for huge pages.
     pub enum HugePages as "huge_pages" {
-        /// From [`HUGE_AUTO_MIN_BYTES`] on.
+        /// For blocks of at least [`HUGE_AUTO_MIN_BYTES`].
         Auto = "auto",
         Always = "always",
         Never = "never",
@@ -56,13 +56,13 @@ unsafe impl Send for Anonymous {}
 unsafe impl Sync for Anonymous {}
 
 impl Anonymous {
-    /// Memory of this process, and of those that it forks (copy-on-write).
+    /// Makes memory of this process, and of those that it forks (copy-on-write).
     pub fn private(len: usize, huge: HugePages) -> Result<Self, Errno> {
         Self::build(len, huge, None)
     }
 
-    /// Memory that other processes can map by [`Self::descriptor`]. It cannot shrink, so that no
-    /// process can take pages away under another one.
+    /// Makes memory that other processes can map by [`Self::descriptor`]. It cannot shrink, so that no process can take
+    /// pages away under another one.
     pub fn shared(len: usize, huge: HugePages) -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let descriptor = rustix::fs::memfd_create("pagestream-staging", flags)?;
@@ -141,7 +141,7 @@ impl Anonymous {
         }
     }
 
-    /// The first byte. Valid for `len` bytes until the block is resized, sealed or dropped.
+    /// Returns the first byte. It is valid for `len` bytes until the block is resized, sealed or dropped.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -181,7 +181,7 @@ impl Anonymous {
         }
         if mapped != self.mapped {
             let target = reserve(mapped, self.huge)?;
-            // SAFETY: `&mut self` says that nobody holds the old address; the block owns both ranges,
+            // SAFETY: `&mut self` says that no code uses the old address; the block owns both ranges,
             // of which the call unmaps the old one and replaces the reserved one.
             let moved = unsafe {
                 rustix::mm::mremap_fixed(
@@ -204,7 +204,7 @@ impl Anonymous {
         if self.descriptor.is_none() { self.clear_page_tail(kept) } else { Ok(()) }
     }
 
-    /// Bytes of the last page beyond `from` may hold what stood there before a shrink.
+    /// Clears the last page from `from` on, where bytes from before a shrink may stand.
     fn clear_page_tail(&mut self, from: usize) -> Result<(), Errno> {
         let end = from.next_multiple_of(page_bytes()).min(self.mapped);
         if from == end {
@@ -218,7 +218,7 @@ impl Anonymous {
         self.protect(before)
     }
 
-    /// mprotect(2): a write to a `Read` block is a segmentation fault.
+    /// Changes what may be done to the memory (mprotect(2)). A write to a `Read` block is a segmentation fault.
     pub fn protect(&mut self, protection: Protection) -> Result<(), Errno> {
         if self.sealed && protection == Protection::ReadWrite {
             return Err(Errno::PERM);
@@ -234,7 +234,7 @@ impl Anonymous {
     }
 
     /// Makes shared memory unchangeable for every process, for good: F_SEAL_WRITE and F_SEAL_GROW.
-    /// EBUSY while another process has it mapped writable; then nothing has changed.
+    /// Fails with EBUSY while another process has it mapped writable; then nothing has changed.
     pub fn seal(&mut self) -> Result<(), Errno> {
         if self.sealed {
             return Ok(());
@@ -257,7 +257,7 @@ impl Anonymous {
         self.map_over().inspect_err(|_| self.len = 0)
     }
 
-    /// A sealed memfd can be mapped shared only through a read-only descriptor (before Linux 6.7).
+    /// Maps a sealed memfd, which before Linux 6.7 can be mapped shared through a read-only descriptor alone.
     fn map_sealed(file: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let descriptor = Some(reopen_read_only(file)?);
         let mapped = round_up(len)?;
@@ -268,7 +268,7 @@ impl Anonymous {
         Ok(block)
     }
 
-    /// Addresses of the block, for [`huge_page_bytes`].
+    /// Returns the addresses of the block, for [`huge_page_bytes`].
     pub fn addresses(&self) -> Range<usize> {
         let start = self.base.as_ptr().addr();
         start..start + self.mapped
@@ -310,7 +310,7 @@ fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     open::open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
 }
 
-/// Addresses for `mapped` bytes that nothing else will use; on a huge page's border if `huge`.
+/// Reserves addresses for `mapped` bytes; at a huge page's border if `huge`.
 fn reserve(mapped: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
     let slack = if huge { HUGE_PAGE_BYTES } else { 0 };
     let total = mapped.checked_add(slack).ok_or(Errno::NOMEM)?;

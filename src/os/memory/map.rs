@@ -45,7 +45,7 @@ impl Drop for Region {
 }
 
 impl Region {
-    /// Maps `len` bytes from the start of the file, `path` being for messages. `len` must not be 0.
+    /// Maps `len` bytes from the start of the file; `path` is for messages. `len` must not be 0.
     pub fn map(file: BorrowedFd<'_>, path: &Path, len: usize, mapping: Mapping) -> Result<Self, Errno> {
         use std::os::fd::AsRawFd;
         let mut options = MmapOptions::new();
@@ -79,45 +79,45 @@ impl Region {
         self.mapping
     }
 
-    /// The first byte. Reading through it can raise SIGBUS and race with other processes: pass it on
-    /// (buffer protocol, [`fault::copy()`]), do not make a slice of it.
+    /// Returns the first byte. Reading through it can raise SIGBUS and race with other processes: pass it on (buffer
+    /// protocol, [`fault::copy()`]), do not make a slice of it.
     pub fn as_ptr(&self) -> *const u8 {
         self.raw.as_ptr()
     }
 
-    /// Address and length of a range, or `None` when it does not lie inside the mapping.
+    /// Returns address and length of a range, or `None` if it does not lie inside the mapping.
     pub fn range(&self, offset: usize, len: usize) -> Option<(*const u8, usize)> {
         let end = offset.checked_add(len)?;
         (end <= self.len()).then(|| (self.as_ptr().wrapping_add(offset), len))
     }
 
-    /// Copies `out.len()` bytes at `offset`. On a fault gives the number of bytes that are good, and none of a mapping
-    /// that is damaged.
+    /// Copies `out.len()` bytes at `offset`. After a fault returns how many bytes are good; none of a damaged mapping
+    /// are.
     ///
-    /// [`fault::install_and_check`] must have been asked in this thread: without the handler a fault kills.
+    /// [`fault::install_and_check`] must have returned `true` in this thread: without the handler a fault kills.
     pub fn copy_out(&self, offset: usize, mut out: Uninit<'_>) -> Result<(), usize> {
         let Some((source, len)) = self.range(offset, out.len()) else { return Err(0) };
         // SAFETY: `range` checked that the source lies inside the mapping, which `self` keeps
         // mapped; `out` is exclusively borrowed and `len` long.
         let left = unsafe { fault::copy(out.as_mut_ptr(), source, len) };
-        // What another thread put in the place of a damaged page may have been copied: the copy comes before the look
-        // at the mark, which that thread set before.
+        // The copy may hold zeros that another thread put in the place of a damaged page. That thread had set the mark
+        // before: so the copy must come before the look at the mark.
         fence(Ordering::Acquire);
         match left {
-            // What took the place of damaged pages is no data.
+            // What stands in the place of damaged pages is no data.
             _ if self.guard.is_damaged() => Err(0),
             0 => Ok(()),
             _ => Err(len - left),
         }
     }
 
-    /// What could not be read when the memory was used by those who have it.
+    /// Returns what could not be read when the memory was used.
     pub fn damage(&self) -> Option<Damage> {
         self.guard.damage()
     }
 
-    /// Tells the processor that bytes are wanted soon. Never faults and brings in no page: what is in memory
-    /// gets nearer. What lies outside is left out.
+    /// Tells the processor that bytes are wanted soon: those in memory get nearer. Never faults, and brings in no page.
+    /// Bytes outside of the mapping are left out.
     pub fn prefetch(&self, offset: usize, len: usize) {
         const LINE_BYTES: usize = 64;
         let len = len.min(self.len().saturating_sub(offset));
@@ -138,8 +138,8 @@ impl Region {
         unsafe { rustix::mm::munlock(self.raw.as_mut_ptr().cast(), self.len()) }
     }
 
-    /// Reads one byte of each page in the range, so that all of them are mapped. On a fault gives
-    /// the offset of the page that failed.
+    /// Reads one byte of each page in the range, so that all of them are mapped. After a fault returns the offset of the
+    /// page that failed.
     pub fn touch(&self, offset: usize, len: usize) -> Result<(), usize> {
         let page = page_bytes();
         let mut byte = [0];

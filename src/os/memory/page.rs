@@ -1,11 +1,11 @@
 //! Memory pages.
 
-/// Bytes of a memory page.
+/// Returns the bytes of a memory page.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// `[offset, offset + length)` widened to whole pages, as `(start, length)`.
+/// Widens `[offset, offset + length)` to whole pages, and returns it as `(start, length)`.
 pub fn whole_pages(offset: usize, length: usize) -> (usize, usize) {
     let page = page_bytes();
     let start = offset - offset % page;

@@ -7,11 +7,11 @@ use rustix::io::Errno;
 use super::anonymous::Anonymous;
 use super::uninit::Uninit;
 
-/// A block whose parts are out. It is readable again once they are all gone.
+/// A block that is split. It comes back once its parts are gone.
 #[derive(Debug)]
 pub struct Whole(Arc<Anonymous>);
 
-/// One range of a block; the only way to write there while it lives.
+/// One range of a split block: the only way to write there.
 #[derive(Debug)]
 pub struct Part {
     block: Arc<Anonymous>,
@@ -35,7 +35,7 @@ pub fn split(block: Anonymous, ranges: &[(usize, usize)]) -> Result<(Whole, Vec<
 }
 
 impl Whole {
-    /// The block, if no part is out.
+    /// Returns the block, if no part is left.
     pub fn join(self) -> Result<Anonymous, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
     }
@@ -44,8 +44,8 @@ impl Whole {
 impl Part {
     pub fn memory(&mut self) -> Uninit<'_> {
         let start = self.block.as_ptr().wrapping_add(self.offset);
-        // SAFETY: anonymous memory is initialised by the kernel. `split` checked that the range lies inside the block and overlaps no other part, and
-        // took the block away from its owner until `join`; `&mut self` excludes a second borrow.
+        // SAFETY: the kernel initialises anonymous memory. `split` checked that the range lies inside the block and
+        // overlaps no other part, and took the block from its owner until `join`; `&mut self` excludes a second borrow.
         Uninit::of(unsafe { std::slice::from_raw_parts_mut(start, self.len) })
     }
 

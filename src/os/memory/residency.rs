@@ -1,13 +1,13 @@
 //! Which pages of a file are in the page cache.
 //!
-//! Three ways, in this order:
-//! 1. mincore(2) on the mapping. Exact for whoever owns the file or may write to it; to everybody
-//!    else the kernel answers "all of it" (since 5.2, against side channels), so it is not asked.
+//! There are three ways to find out, tried in this order:
+//! 1. mincore(2) on the mapping. It is exact for the file's owner and for users who may write to it. To all others the
+//!    kernel answers that everything is cached (since 5.2, against side channels), so it is not asked.
 //! 2. cachestat(2) (Linux 6.5) for files that are not mapped; the same rule about permission.
-//! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. True for everybody,
-//!    but each page that is missing is fetched by the question (read-ahead is off during it), so only
-//!    a sample is asked. A question that was interrupted between the fetch and the answer finds the
-//!    page; that it asked a device for it shows in the thread's count of blocks read (getrusage(2)).
+//! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. It is exact for everybody, but
+//!    fetches each page that is missing (read-ahead is off meanwhile), so only a sample is asked. A call that was
+//!    interrupted between the fetch and the answer finds the page; the thread's count of blocks read (getrusage(2))
+//!    shows that it asked a device.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,10 +21,10 @@ use super::page::{page_bytes, whole_pages};
 use crate::mix::{GAMMA, mix};
 use crate::os::process::usage::Usage;
 
-/// Pages that the third way asks at most.
+/// Upper bound of pages in a sample.
 pub const SAMPLE_PAGES: u64 = 1024;
 
-/// Beyond this many pages (256 GiB of 4 KiB) the share is told, and not each page.
+/// Upper bound of pages that are listed (256 GiB of 4 KiB). Of more only the share is told.
 pub const MAX_LISTED_PAGES: u64 = 1 << 26;
 
 /// Pages handled by one call of mincore.
@@ -52,9 +52,9 @@ impl Method {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Residency {
-    /// Share of the pages asked that are in the cache; NaN where nothing could be asked.
+    /// Share of the asked pages that are in the cache; NaN where none could be asked.
     pub fraction: f64,
-    /// One entry a page of the range, where every page was asked.
+    /// One entry per page of the range, if every page was asked.
     pub pages: Option<Vec<bool>>,
     pub method: Method,
     /// Whether every page was asked, by a method that did not change what it measured.
@@ -103,7 +103,8 @@ pub fn residency<Guard>(
     sample(file, first, count, seed)
 }
 
-/// The kernel's own rule, `can_do_mincore` in mm/mincore.c: owner, CAP_FOWNER or write permission.
+/// Returns whether the kernel tells this user which pages are cached. Its rule is `can_do_mincore` in mm/mincore.c:
+/// owner, CAP_FOWNER or write permission.
 pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
     let owner = rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw());
     let capable = || {
@@ -116,8 +117,8 @@ pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
     owner || capable() || writable()
 }
 
-/// Which of `count` pages, the first being `first`, are in the cache; `None` where mincore fails. To be asked only
-/// where [`kernel_tells_truth`].
+/// Returns which of `count` pages from number `first` on are in the cache; `None` where mincore fails. To be called
+/// only if [`kernel_tells_truth`].
 pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
     let page = page_bytes();
     let mut pages = Vec::with_capacity(count);
@@ -137,8 +138,8 @@ pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>>
     Some(pages)
 }
 
-/// Whether every page of a short range is in the cache; `None` where mincore fails. To be asked only
-/// where [`kernel_tells_truth`].
+/// Returns whether every page of a short range is in the cache; `None` where mincore fails. To be called only if
+/// [`kernel_tells_truth`].
 pub fn is_resident(region: &Region, offset: usize, len: usize) -> Option<bool> {
     const PAGES: usize = 64;
     let (start, len) = whole_pages(offset, len);
@@ -175,8 +176,7 @@ struct Cachestat {
     recently_evicted: u64,
 }
 
-/// cachestat(2) counts the cached pages of a range; ranges that are neither full nor empty are
-/// halved until they are.
+/// Asks cachestat(2), which counts the cached pages of a range: halves ranges until they are full or empty.
 fn cachestat(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<Vec<bool>, Errno> {
     let mut pages = vec![false; count as usize];
     let mut open = vec![(0_u64, count)];

@@ -1,8 +1,8 @@
-//! Limits of the process, to say which one it was that bit.
+//! Limits of the process, for messages that name the limit which was reached.
 
 use rustix::process::{Resource, getrlimit};
 
-/// Why a mapping of `len` bytes got ENOMEM, as far as can be told.
+/// Explains ENOMEM for a mapping of `len` bytes, as far as can be told.
 pub fn explain_enomem(len: u64) -> String {
     if let Some(limit) = getrlimit(Resource::As).current {
         return format!(
@@ -17,7 +17,7 @@ pub fn explain_enomem(len: u64) -> String {
     format!("no room for a mapping of {len} bytes")
 }
 
-/// Likewise for private writable memory, which RLIMIT_DATA counts.
+/// Explains ENOMEM for private writable memory, which RLIMIT_DATA counts.
 pub fn explain_private_memory(len: u64) -> String {
     match getrlimit(Resource::Data).current {
         Some(limit) => format!(": RLIMIT_DATA (ulimit -d) allows {limit} bytes, {len} more did not fit"),
@@ -25,7 +25,7 @@ pub fn explain_private_memory(len: u64) -> String {
     }
 }
 
-/// What mlock(2) may take, for its EPERM and ENOMEM.
+/// Explains EPERM and ENOMEM of mlock(2).
 pub fn explain_memlock() -> String {
     match getrlimit(Resource::Memlock).current {
         Some(limit) => format!(
@@ -35,20 +35,20 @@ pub fn explain_memlock() -> String {
     }
 }
 
-/// How many descriptors may be open.
+/// Returns how many descriptors this process may have.
 pub fn nofile() -> usize {
     getrlimit(Resource::Nofile)
         .current
         .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// The same in words, for EMFILE.
+/// Explains EMFILE.
 pub fn explain_nofile() -> String {
     let limit = getrlimit(Resource::Nofile).current.map_or("unlimited".to_owned(), |limit| limit.to_string());
     format!("RLIMIT_NOFILE (ulimit -n) is {limit}; close files or raise it")
 }
 
-/// Bytes that this process can still take without swapping or meeting the limit of its control group.
+/// Returns how many bytes this process can still take without swapping or meeting the limit of its control group.
 pub fn available_memory_bytes() -> u64 {
     let free = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -57,8 +57,8 @@ pub fn available_memory_bytes() -> u64 {
     free.unwrap_or(u64::MAX).min(cgroup_memory_bytes().unwrap_or(u64::MAX))
 }
 
-/// What the tightest control group above this process leaves. Its page cache counts as free: the kernel
-/// drops that first (cgroups(7); memory.max and memory.current of version 2, memory.limit_in_bytes and
+/// Returns how many bytes the tightest control group above this process leaves. Its page cache counts as free: the
+/// kernel drops that first (cgroups(7); memory.max and memory.current of version 2, memory.limit_in_bytes and
 /// memory.usage_in_bytes of version 1).
 fn cgroup_memory_bytes() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;

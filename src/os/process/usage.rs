@@ -1,15 +1,15 @@
-//! What the calling thread has asked of storage and had to wait for: getrusage(2).
+//! Requests and waits of the calling thread: getrusage(2).
 
 use std::mem::MaybeUninit;
 
 /// Counters since the thread began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Pages that had to come from storage when they were touched.
+    /// Touched pages that had to come from storage.
     pub major_faults: u64,
-    /// How often the thread slept: for storage, for a lock, for work.
+    /// Times that the thread slept: for storage, for a lock, for work.
     pub waits: u64,
-    /// Blocks of 512 bytes that block devices were asked for; 0 where the kernel does not count them.
+    /// Blocks of 512 bytes requested from block devices; 0 where the kernel does not count them.
     pub blocks_read: u64,
 }
 
