@@ -5,16 +5,9 @@ import logging
 import numpy as np
 import pytest
 
-from support.process import output_of, run_python
+from support.process import PROGRAMS, output_of, run_python
 
-USES = """
-import sys
-from pagestream import MappedFile, TokenLoader, open_tokens
-MappedFile(sys.argv[1])
-tokens = open_tokens(sys.argv[1], mmap_mode="read")
-with TokenLoader(tokens, sequence_length=8, batch_size=2) as loader:
-    next(loader)
-"""
+USES = PROGRAMS / "environment/uses.py"
 
 
 @pytest.fixture
@@ -63,10 +56,5 @@ def test_a_level_that_there_is_not_is_an_error_that_names_the_variable(value):
 
 
 def test_a_program_that_logs_hears_the_library(path):
-    code = """
-    import logging, sys
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(name)s %(levelname)s")
-    from pagestream import open_tokens
-    open_tokens(sys.argv[1])
-    """
+    code = PROGRAMS / "environment/a_program_that_logs_hears_the_library.py"
     assert output_of(code, path) == "pagestream.tokens INFO"

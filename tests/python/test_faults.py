@@ -8,59 +8,11 @@ from pathlib import Path
 import pytest
 
 from support import real
-from support.process import output_of, run_python
+from support.process import PROGRAMS, output_of, run_python
 
 # Four threads read at random while the file is cut to a random size and grown back by its data, 250
 # times. Whatever is returned must be the file's bytes: each 8 bytes hold their own number.
-TORTURE = """
-import os, random, sys, threading
-import numpy as np
-from pagestream import MappedFile
-from pagestream.errors import FileChangedError, MappedReadError
-
-path, mode, cuts = sys.argv[1], sys.argv[2], int(sys.argv[3])
-whole = np.arange(1 << 17, dtype="u8").tobytes()
-raised, good, wrong, stop = [], [], [], threading.Event()
-
-def reader(seed):
-    generator = random.Random(seed)
-    out = np.empty(1024, "u8")
-    while not stop.is_set():
-        f = files[0]
-        start = generator.randrange((1 << 17) - 1024)
-        try:
-            f.read_into(out, start * 8)
-        except (MappedReadError, FileChangedError) as error:
-            assert error.filename == path
-            raised.append(type(error).__name__)
-        else:
-            good.append(1)
-            if not np.array_equal(out, np.arange(start, start + 1024, dtype="u8")):
-                wrong.append(start)
-
-def restore():
-    fresh = path + ".new"
-    with open(fresh, "wb") as file:
-        file.write(whole)
-    os.replace(fresh, path)
-    files[0] = MappedFile(path, mode=mode)
-
-files = [None]
-restore()
-threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(4)]
-for thread in threads: thread.start()
-generator = random.Random(7)
-for _ in range(cuts):
-    before = len(good) + len(raised)
-    os.truncate(path, generator.randrange(1 << 20))
-    while len(good) + len(raised) < before + 8: pass
-    restore()
-stop.set()
-for thread in threads: thread.join()
-assert not wrong, wrong[:5]
-assert raised and good, (len(raised), len(good))
-print("survived")
-"""
+TORTURE = PROGRAMS / "faults/torture.py"
 
 
 @pytest.mark.stress
@@ -336,21 +288,7 @@ def test_a_hole_on_a_full_tmpfs_is_read_all_the_same(tmp_path: Path) -> None:
     """A fault there must allocate a page and cannot: SIGBUS. pread gives the zeros that the hole holds."""
     if os.geteuid() != 0:
         real.missing("root, to mount a small tmpfs")
-    code = """
-    import os, subprocess, sys
-    from pagestream import MappedFile
-    point = sys.argv[1]
-    with open(f"{point}/sparse", "wb") as file:
-        file.truncate(8 << 20)
-    with open(f"{point}/fill", "wb") as file:
-        try:
-            while True: file.write(bytes(65536)); file.flush()
-        except OSError: pass
-    f = MappedFile(f"{point}/sparse")
-    assert f.mode == "shared"
-    assert f.read() == bytes(8 << 20)
-    print("read")
-    """
+    code = PROGRAMS / "faults/a_hole_on_a_full_tmpfs_is.py"
     import subprocess
 
     point = tmp_path / "small"

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from pagestream import MappedFile
 from pagestream.errors import MappedReadError
 
 from support import real
-from support.process import output_of, run_python
+from support.process import PROGRAMS, output_of, run_python
 
 # Each 8 bytes of the 16 MiB hold their own number. What is gone is used within `use`.
 VIEW = """
@@ -204,39 +203,7 @@ print(mappings() - before)
 def test_what_replaces_a_page_has_its_protection(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"x": np.arange(1 << 20, dtype="f4")}, path)
-    code = """
-    import os, sys
-    import numpy as np
-    import pagestream
-    from pagestream.errors import MappedReadError
-    from pagestream.safetensors import safe_open
-    path = sys.argv[1]
-    def protection(array):
-        address = array.ctypes.data + array.nbytes - 1
-        for line in open("/proc/self/maps"):
-            start, end = (int(word, 16) for word in line.split()[0].split("-"))
-            if start <= address < end: return line.split()[1], "w.safetensors" in line
-    written, read_only = safe_open(path, "np").get_tensor("x"), pagestream.open_checkpoint(path)["x"]
-    written[:1000] = 7
-    assert (protection(written), protection(read_only)) == (("rw-p", True), ("r--s", True))
-    os.truncate(path, 8192)
-    for array in (written, read_only):
-        try:
-            array.sum()
-            for _ in range(100): pass
-        except MappedReadError as error:
-            assert error.filename == path
-        else:
-            raise AssertionError("nothing was raised")
-    assert (protection(written), protection(read_only)) == (("rw-p", False), ("r--p", False))
-    assert (written[:1000] == 7).all()
-    written[-1] = 5
-    assert written[-1] == 5
-    try:
-        read_only[-1] = 5
-    except ValueError:
-        print("read-only")
-    """
+    code = PROGRAMS / "faults_views/what_replaces_a_page_has_its_protection.py"
     assert output_of(code, path) == "read-only"
 
 
@@ -316,24 +283,7 @@ def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path: P
     """The file is closed: what is asked is the object on which the first array stands."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
-    code = """
-    import os, sys
-    import numpy as np
-    import pagestream
-    from pagestream.errors import MappedReadError
-    path = sys.argv[1]
-    with pagestream.open_checkpoint(path) as weights: array = weights["x"]
-    assert np.frombuffer(array.base, "u1").size == os.path.getsize(path)
-    os.truncate(path, 4096)
-    raised = 0
-    for use in (array.sum, lambda: np.frombuffer(array.base, "u1")):
-        try:
-            use()
-            for _ in range(100): pass
-        except MappedReadError as error:
-            raised += error.filename == path
-    print(raised)
-    """
+    code = PROGRAMS / "faults_views/no_other_array_is_made_of_memory.py"
     assert output_of(code, path) == "2"
 
 
@@ -408,25 +358,7 @@ def test_torch_workers_survive_a_cut_file(tmp_path: Path) -> None:
     """They put a handler of their own in front as they begin."""
     path = tmp_path / "w.safetensors"
     save_file({f"x{number}": np.ones(1 << 18, "f4") for number in range(8)}, path)
-    code = """
-    import os, sys
-    import torch.utils.data
-    from pagestream.errors import MappedReadError
-    from pagestream.safetensors import safe_open
-    path = sys.argv[1]
-    file = safe_open(path, "pt")
-    file.get_tensor("x0")
-    class Rows(torch.utils.data.Dataset):
-        def __len__(self): return 8
-        def __getitem__(self, index):
-            tensor = file.get_tensor(f"x{index}")
-            if index == 0: os.truncate(path, 4096)
-            return tensor.sum()
-    try:
-        list(torch.utils.data.DataLoader(Rows(), num_workers=1, batch_size=None))
-    except Exception as error:
-        print(type(error).__name__, path in str(error))
-    """
+    code = PROGRAMS / "faults_views/torch_workers_survive_a_cut_file.py"
     assert output_of(code, path) == "MappedReadError True"
 
 
@@ -472,29 +404,7 @@ print("alive")
 
 def test_of_many_mappings_the_right_one_is_damaged(tmp_path: Path) -> None:
     """More than one block of slots."""
-    code = """
-    import os, sys
-    import numpy as np
-    from pagestream import MappedFile
-    from pagestream.errors import MappedReadError
-    files, arrays = [], []
-    for number in range(700):
-        path = f"{sys.argv[1]}/{number}"
-        np.full(2048, number, "u8").tofile(path)
-        files.append(MappedFile(path))
-        arrays.append(np.frombuffer(files[-1], "u8"))
-    for number in (3, 300, 699):
-        os.truncate(files[number].path, 100)
-        try:
-            arrays[number].sum()
-            for _ in range(100): pass
-        except MappedReadError as error:
-            assert error.filename == files[number].path
-        else:
-            raise AssertionError("nothing was raised")
-    assert all((array == number).all() for number, array in enumerate(arrays) if number not in (3, 300, 699))
-    print("right")
-    """
+    code = PROGRAMS / "faults_views/of_many_mappings_the_right_one_is.py"
     assert output_of(code, tmp_path) == "right"
 
 
@@ -503,36 +413,7 @@ def test_pages_that_a_disk_cannot_read_are_replaced_and_no_others(tmp_path: Path
     source.mkdir()
     pages = np.repeat(np.arange(1, 257, dtype="u8"), 512)
     pages.tofile(source / "f")
-    code = """
-    import os, sys
-    import numpy as np
-    from pagestream import MappedFile
-    from pagestream.errors import MappedReadError
-    path = sys.argv[1]
-    f = MappedFile(path)
-    f.advise("random")  # a page a request
-    array = np.frombuffer(f, "u8").reshape(256, 512)
-    assert [array[page, 0] for page in (97, 102)] == [98, 103]
-    try:
-        array[100, 0]
-        for _ in range(100): pass
-    except MappedReadError as error:
-        assert error.filename == path and error.offset <= 100 * 4096 < error.offset + error.length
-        assert error.length <= 65536, error.length
-        assert "storage failed" in str(error), error
-        broken = range(error.offset // 4096, (error.offset + error.length) // 4096)
-    else:
-        raise AssertionError("nothing was raised")
-    assert 97 not in broken and 102 not in broken, broken
-    whole = [page for page in range(256) if page not in broken]
-    assert (array[whole] == np.array(whole)[:, None] + 1).all() and not array[list(broken)].any()
-    assert f.read(0, 4096) == array[0].tobytes()
-    try:
-        f.read(100 * 4096, 10)
-    except MappedReadError as error:
-        assert error.errno == 5 and "Input/output error" in str(error)
-        print("raised")
-    """
+    code = PROGRAMS / "faults_views/pages_that_a_disk_cannot_read_are.py"
     with real.slow_fuse(source, tmp_path / "mount", fail_range=(100 * 4096, 101 * 4096)) as slow:
         assert output_of(code, slow.path / "f") == "raised"
 
@@ -541,20 +422,7 @@ def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path: Path
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
-    code = """
-    import os, sys
-    from pagestream.errors import MappedReadError
-    from pagestream.safetensors import safe_open
-    path = sys.argv[1]
-    x = safe_open(path, "np").get_tensor("x").reshape(-1, 1024)
-    x[95:98] = 7
-    x[103:106] = 8
-    try:
-        x[100].sum()
-        for _ in range(100): pass
-    except MappedReadError as error:
-        print(bool((x[96] == 7).all() and (x[104] == 8).all() and (x[100, 512:] == 0).all()))
-    """
+    code = PROGRAMS / "faults_views/what_was_written_beside_a_page_that.py"
     with real.slow_fuse(source, tmp_path / "mount", fail_range=(100 * 4096, 102 * 4096)) as slow:
         assert output_of(code, slow.path / "f") == "True"
 
@@ -563,28 +431,10 @@ def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path: Path
     """As a server that died. The last page cannot be read either, as where a file was cut."""
     if os.geteuid() != 0:
         real.missing("root, to drop caches and to unmount")
-    code = """
-    import sys
-    from pagestream.errors import MappedReadError
-    from pagestream.safetensors import safe_open
-    path = sys.argv[1]
-    x = safe_open(path, "np").get_tensor("x").reshape(-1, 4096)
-    written = x[125:225:30]
-    written[:] = 7  # few, and not where is looked whether all is gone
-    print("ready", flush=True)
-    sys.stdin.readline()
-    raised = 0
-    for row in (25, 240, *range(126, 224, 2), 255):
-        try:
-            x[row, 2048]
-            for _ in range(100): pass
-        except MappedReadError:
-            raised += 1
-    print(raised, bool((written == 7).all()))
-    """
+    code = PROGRAMS / "faults_views/what_is_in_memory_stays_where_all.py"
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         save_file({"x": np.ones(1 << 20, "f4")}, tmp_path / "behind" / "f")
-        command = [sys.executable, "-c", textwrap.dedent(code), str(mount / "f")]
+        command = [sys.executable, str(code), str(mount / "f")]
         pipe = subprocess.PIPE
         try:
             with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -625,21 +475,7 @@ def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path: Path) -> No
 
 def test_opening_and_closing_leaves_no_slot_taken(tmp_path: Path) -> None:
     """Else these would take 40 blocks of slots, of 20 KiB each, and a path each."""
-    code = """
-    import sys
-    import numpy as np
-    from pagestream import MappedFile
-    path = sys.argv[1]
-    np.ones(512, "u8").tofile(path)
-    def resident():
-        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
-    def turn():
-        with MappedFile(path) as f: np.frombuffer(f, "u8").sum()
-    for _ in range(200): turn()
-    before = resident()
-    for _ in range(10_000): turn()
-    print(resident() - before)
-    """
+    code = PROGRAMS / "faults_views/opening_and_closing_leaves_no_slot_taken.py"
     assert int(output_of(code, tmp_path / "f")) < 512
 
 
@@ -749,71 +585,18 @@ print(error.offset, error.length)
 
 
 def test_two_files_that_are_cut_at_a_time_are_one_exception(tmp_path: Path) -> None:
-    code = """
-    import os, sys
-    import numpy as np
-    from pagestream import MappedFile
-    from pagestream.errors import MappedReadError
-    paths = [f"{sys.argv[1]}/{name}" for name in "ab"]
-    for path in paths: np.ones(1 << 16, "u8").tofile(path)
-    files = [MappedFile(path) for path in paths]
-    one, other = (np.frombuffer(f, "u8") for f in files)
-    for path in paths: os.truncate(path, 4096)
-    try:
-        np.add(one, other)
-        for _ in range(100): pass
-    except MappedReadError as error:
-        for _ in range(100): pass  # a second one would leave from here
-        [note] = error.__notes__
-        told = [error.filename, note.split(": ")[0]]
-        print(sorted(told) == paths, "cannot read 520192 bytes at offset 4096" in note)
-    """
+    code = PROGRAMS / "faults_views/two_files_that_are_cut_at_a.py"
     assert output_of(code, tmp_path) == "True True"
 
 
 def test_of_many_files_that_are_cut_at_a_time_a_few_are_named(tmp_path: Path) -> None:
-    code = """
-    import os, sys
-    import numpy as np
-    from pagestream import MappedFile
-    from pagestream.errors import MappedReadError
-    arrays = []
-    for number in range(40):
-        path = f"{sys.argv[1]}/{number}"
-        np.ones(1024, "u8").tofile(path)
-        arrays.append(np.frombuffer(MappedFile(path), "u8"))
-        os.truncate(path, 4096)
-    try:
-        np.concatenate(arrays)
-        for _ in range(100): pass
-    except MappedReadError as error:
-        for _ in range(100): pass
-        print(len(error.__notes__), error.__notes__[-1])
-    """
+    code = PROGRAMS / "faults_views/of_many_files_that_are_cut_at.py"
     assert output_of(code, tmp_path) == "6 and 34 more files"
 
 
 def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path: Path) -> None:
     """In the table of mappings, that is."""
-    code = """
-    import os, sys
-    import numpy as np
-    from pagestream import MappedFile
-    from pagestream.errors import MappedReadError
-    for name in "abc":
-        path = f"{sys.argv[1]}/{name}"
-        np.ones(1 << 16, "u8").tofile(path)
-        with MappedFile(path) as f:
-            array = np.frombuffer(f, "u8")
-            f.check()
-            os.truncate(path, 4096)
-            try:
-                array.sum()
-                for _ in range(100): pass
-            except MappedReadError as error:
-                print(error.filename == path)
-            del array
-    """
+    code = PROGRAMS / "faults_views/a_file_in_the_place_of_one.py"
     assert output_of(code, tmp_path).split() == ["True"] * 3
 
 

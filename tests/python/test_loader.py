@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -23,7 +22,7 @@ import pagestream
 from pagestream import Mixture, TokenLoader, open_tokens, write_tokens
 from pagestream.errors import FileChangedError, MappedReadError, StateMismatchError
 
-from support.process import run_python
+from support.process import PROGRAMS, run_python
 
 TOKENS = np.arange(4096, dtype="u2")
 
@@ -421,18 +420,8 @@ def test_a_loader_goes_on_in_a_fork_of_its_process(token_file):
 
 
 def test_ctrl_c_is_heard_and_the_loader_goes_on(token_file):
-    code = """
-    import sys
-    from pagestream import TokenLoader
-    loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=4)
-    try:
-        print("ready", flush=True)
-        while True:
-            next(loader)
-    except KeyboardInterrupt:
-        print("interrupted", next(loader).x.shape, flush=True)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(token_file)]
+    code = PROGRAMS / "loader/ctrl_c_is_heard_and_the_loader_goes_on.py"
+    command = [sys.executable, str(code), str(token_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -443,13 +432,7 @@ def test_ctrl_c_is_heard_and_the_loader_goes_on(token_file):
 
 def test_the_interpreter_ends_with_a_loader_running(token_file):
     done = run_python(
-        """
-        import sys
-        from pagestream import TokenLoader
-        loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=4)
-        kept = next(loader)
-        print("end")
-        """,
+        PROGRAMS / "loader/the_interpreter_ends_with_a_loader_running.py",
         token_file,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr

@@ -15,7 +15,7 @@ from pagestream.torch import loader as torch_loader
 from pagestream.torch._device import CopyDevice
 
 from support.late_device import StagedOnCpu
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 
 LENGTH = 16
 WINDOWS = 1 << 14
@@ -235,35 +235,7 @@ def test_a_loader_is_true_also_without_a_length(tmp_path):
 
 # --- forks ----------------------------------------------------------------------------------------
 
-METRICS_IN_FORKS = """
-import os, signal, sys, threading
-from pagestream import TokenLoader
-loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=1, threads=4)
-stop = threading.Event()
-def consume():
-    while not stop.is_set():
-        next(loader)
-thread = threading.Thread(target=consume)
-thread.start()
-before = 0
-for turn in range(150):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)  # a child that hangs is killed, and seen
-        found = loader.metrics()
-        assert found["batches"] >= before
-        assert (found["threads"], found["ring_batches"]) == (0, 0), found
-        kept = next(loader)
-        assert loader.metrics()["batches"] == found["batches"] + 1
-        assert loader.metrics()["threads"] > 0
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, turn
-    before = loader.metrics()["batches"]
-stop.set()
-thread.join()
-loader.close()
-print("all came back")
-"""
+METRICS_IN_FORKS = PROGRAMS / "loader_interrupts/metrics_in_forks.py"
 
 
 @pytest.mark.stress
@@ -271,32 +243,7 @@ def test_metrics_in_a_fork_are_what_the_parent_had_counted(path):
     assert output_of(METRICS_IN_FORKS, path) == "all came back"
 
 
-BATCHES_IN_FORKS = """
-import os, signal, sys, threading
-from pagestream import TokenLoader
-loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=1, threads=4)
-stop = threading.Event()
-kept = []
-def consume():
-    while not stop.is_set():
-        kept[:] = [next(loader) for _ in range(8)]
-thread = threading.Thread(target=consume)
-thread.start()
-for turn in range(100):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        kept.clear()  # the parent's arrays die here
-        for _ in range(5):
-            next(loader)
-        loader.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, turn
-stop.set()
-thread.join()
-loader.close()
-print("all came back")
-"""
+BATCHES_IN_FORKS = PROGRAMS / "loader_interrupts/batches_in_forks.py"
 
 
 def test_batches_of_the_parent_die_in_a_fork(path):

@@ -14,7 +14,7 @@ from pagestream.errors import FileChangedError, StateMismatchError
 from pagestream.torch import TokenDataset
 
 from support import real
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 
 LENGTH = 16
 
@@ -207,20 +207,7 @@ def test_a_given_lookahead_is_how_many_buffers_are_filled_where_nothing_is_mappe
         assert (loader.metrics()["lookahead_batches"], loader.metrics()["ring_batches"]) == (40, 4)
 
 
-LARGE_BATCH = """
-import resource, sys
-from pagestream import TokenLoader, open_tokens
-tokens = open_tokens(sys.argv[1], mmap_mode=sys.argv[2])
-held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) << 10
-resource.setrlimit(resource.RLIMIT_AS, (held + (int(sys.argv[3]) << 20), -1))
-options = {"dtype": "raw", "threads": 1, "memory_bytes": 1 << 20}
-loader = TokenLoader(tokens, sequence_length=1, batch_size=1 << 24, **options)
-try:
-    print(next(loader).x.shape)
-except (OSError, ValueError) as error:
-    print(type(error).__name__, "16777216 " in str(error))
-loader.close()
-"""
+LARGE_BATCH = PROGRAMS / "loader_trouble/large_batch.py"
 
 
 @pytest.mark.parametrize("mode", ["shared", "read"])
@@ -231,33 +218,7 @@ def test_a_batch_that_memory_has_no_room_for_is_an_error(tmp_path, mode, mib):
     assert found.startswith(("OSError", "ValueError", "(16777216, 1)"))
 
 
-FORKS = """
-import os, resource, sys, threading, signal
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-import numpy as np
-from pagestream import TokenLoader, open_tokens
-folder = sys.argv[1]
-tokens = open_tokens(folder)
-loader = TokenLoader(tokens, sequence_length=50, batch_size=8, threads=4)
-stop = threading.Event()
-def consume():
-    while not stop.is_set():
-        next(loader)
-thread = threading.Thread(target=consume)
-thread.start()
-for turn in range(40):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)  # a child that hangs is killed, and seen
-        for shard in range(200):
-            assert tokens[shard * 100] == shard
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, turn
-stop.set()
-thread.join()
-loader.close()
-print("all came back")
-"""
+FORKS = PROGRAMS / "loader_trouble/forks.py"
 
 
 def test_forks_of_a_process_that_opens_and_closes_files(tmp_path):

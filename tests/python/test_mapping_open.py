@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from pagestream import MappedFile
 
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 
 MODES = ["auto", "shared", "private", "read"]
 
@@ -110,16 +110,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_file_without_permission(token_file: Path) -> None:
     token_file.chmod(0)
-    code = """
-    import os, sys
-    from pagestream import MappedFile
-    if os.geteuid() == 0:
-        os.setegid(65534); os.seteuid(65534)
-    try:
-        MappedFile(sys.argv[1])
-    except PermissionError as error:
-        print(error.errno, error.filename)
-    """
+    code = PROGRAMS / "mapping_open/a_file_without_permission.py"
     for parent in list(token_file.parents)[:-2]:
         parent.chmod(0o755)
     assert output_of(code, token_file) == f"{errno.EACCES} {token_file}"
@@ -237,17 +228,7 @@ def test_views_of_no_bytes(token_file: Path) -> None:
 
 
 def test_descriptors_that_run_out_are_explained(token_file: Path) -> None:
-    code = """
-    import resource, sys
-    from pagestream import MappedFile
-    resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
-    held = []
-    try:
-        while True:
-            held.append(MappedFile(sys.argv[1]))
-    except OSError as error:
-        print(error.errno, error.filename == sys.argv[1], error.strerror)
-    """
+    code = PROGRAMS / "mapping_open/descriptors_that_run_out_are_explained.py"
     number, named, text = output_of(code, token_file).split(" ", 2)
     assert (int(number), named) == (errno.EMFILE, "True")
     assert "RLIMIT_NOFILE (ulimit -n) is 32" in text
@@ -262,56 +243,18 @@ def test_the_file_system_is_told(token_file: Path) -> None:
 
 
 def test_the_audit_event_names_path_and_mode_and_can_refuse(token_file: Path) -> None:
-    code = """
-    import sys
-    from pagestream import MappedFile, open_checkpoint, open_tokens
-    from pagestream.safetensors import safe_open
-    seen = []
-    def hook(event, arguments):
-        if event == "pagestream.open":
-            seen.append(arguments)
-            if arguments[0].endswith("secret"):
-                raise PermissionError("refused by the hook")
-    sys.addaudithook(hook)
-    path = sys.argv[1]
-    MappedFile(path, mode="read")
-    open_tokens(path)
-    for opener in (open_checkpoint, lambda path: safe_open(path, "np", mmap_mode="private")):
-        try:
-            opener(path)
-        except ValueError:
-            pass
-    index = path.replace(".bin", ".idx")  # it might be there, and say what the tokens are
-    modes = ["read", "auto", "auto", "auto", "private"]
-    assert seen == [*zip([path, index, path, path, path], modes)], seen
-    try:
-        MappedFile("/missing/secret")
-    except PermissionError as error:
-        print(error)
-    """
+    code = PROGRAMS / "mapping_open/the_audit_event_names_path_and_mode.py"
     assert output_of(code, token_file) == "refused by the hook"
 
 
 def test_the_environment_gives_the_mode_and_an_argument_wins(token_file: Path) -> None:
-    code = """
-    import sys
-    from pagestream import MappedFile, open_tokens
-    print(MappedFile(sys.argv[1]).mode, MappedFile(sys.argv[1], mode="shared").mode,
-          open_tokens(sys.argv[1]).shards[0].mode)
-    """
+    code = PROGRAMS / "mapping_open/the_environment_gives_the_mode_and_an.py"
     assert output_of(code, token_file, PAGESTREAM_MMAP_MODE="private") == "private shared private"
 
 
 @pytest.mark.parametrize("variable", ["PAGESTREAM_MMAP_MODE", "PAGESTREAM_FAULT_GUARD"])
 def test_a_value_that_cannot_be_parsed_names_the_variable(token_file: Path, variable: str) -> None:
-    code = """
-    import sys
-    try:
-        from pagestream import MappedFile
-        MappedFile(sys.argv[1])
-    except ValueError as error:
-        print(error)
-    """
+    code = PROGRAMS / "mapping_open/a_value_that_cannot_be_parsed_names.py"
     assert output_of(code, token_file, **{variable: "perhaps"}).startswith(f"{variable} must be ")
 
 

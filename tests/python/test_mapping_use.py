@@ -19,7 +19,7 @@ from pagestream.files.mapped_file import Advice
 
 from support import real
 from support.mappings import mappings_of
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 
 CONTENT = np.random.default_rng(0).bytes(70_001)
 MODES = ["shared", "private", "read"]
@@ -36,23 +36,7 @@ def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", MODES)
 def test_every_length_and_alignment_is_copied_exactly(random_file: Path, mode: str, guard: str) -> None:
     """Lengths around each border of the copy routines, from and to every alignment of 16."""
-    code = """
-    import sys
-    import numpy as np
-    from pagestream import MappedFile
-    content = open(sys.argv[1], "rb").read()
-    f = MappedFile(sys.argv[1], mode=sys.argv[2])
-    lengths = [*range(0, 140), *range(250, 262), *range(4090, 4102), 8192, 65_000]
-    for length in lengths:
-        for offset in range(16):
-            assert f.read(offset, length) == content[offset : offset + length]
-            out = np.full(length + 48, 170, "u1")
-            assert f.read_into(out[16 + offset : 16 + offset + length], 3) == length
-            assert bytes(out[: 16 + offset]) == b"\\xaa" * (16 + offset)
-            assert bytes(out[16 + offset : 16 + offset + length]) == content[3 : 3 + length]
-            assert bytes(out[16 + offset + length :]) == b"\\xaa" * (32 - offset)
-    print("equal")
-    """
+    code = PROGRAMS / "mapping_use/every_length_and_alignment_is_copied_exactly.py"
     assert output_of(code, random_file, mode, PAGESTREAM_FAULT_GUARD=guard) == "equal"
 
 
@@ -182,18 +166,7 @@ def test_evict_empties_the_cache_and_warm_fills_it(big_file: Path, mode: str) ->
 
 
 def test_warm_leaves_the_resident_set_alone(big_file: Path) -> None:
-    code = """
-    import sys
-    from pagestream import MappedFile
-    def resident():
-        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssFile"))
-    f = MappedFile(sys.argv[1])
-    f.warm(0, 1)
-    before = resident()
-    f.warm()
-    assert f.residency().fraction == 1.0
-    print(resident() - before)
-    """
+    code = PROGRAMS / "mapping_use/warm_leaves_the_resident_set_alone.py"
     assert int(output_of(code, big_file)) < 1024  # KiB, of 16 MiB
 
 
@@ -232,20 +205,7 @@ def test_residency_does_not_trust_mincore_for_a_stranger(big_file: Path) -> None
     for parent in [big_file, *list(big_file.parents)[:-2]]:
         parent.chmod(0o755)
     big_file.chmod(0o644)
-    code = """
-    import os, sys
-    from pagestream import MappedFile
-    MappedFile(sys.argv[1]).evict()
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    f = MappedFile(sys.argv[1])
-    cold = f.residency()
-    assert cold.pages is None and cold.fraction < 0.05, cold
-    small = f.residency(8 << 20, 1 << 20)
-    assert small.pages is not None and len(small.pages) == 256
-    f.warm()
-    warm = f.residency()
-    print(cold.method, cold.exact, warm.fraction)
-    """
+    code = PROGRAMS / "mapping_use/residency_does_not_trust_mincore_for_a.py"
     assert output_of(code, big_file) == "preadv2 False 1.0"
 
 
@@ -271,14 +231,7 @@ def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount: Path) -> N
         real.missing("root, to become another user")
     path = cached_mount / "f"
     path.write_bytes(bytes(1 << 20))
-    code = """
-    import math, os, sys
-    from pagestream import MappedFile
-    f = MappedFile(sys.argv[1])
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    found = f.residency()
-    print(found.method, found.exact, math.isnan(found.fraction), found.pages)
-    """
+    code = PROGRAMS / "mapping_use/residency_that_nobody_can_tell_is_not.py"
     assert output_of(code, path) == "unavailable False True None"
 
 
@@ -298,19 +251,7 @@ def test_lock_and_unlock(token_file: Path) -> None:
 def test_lock_beyond_the_limit_names_the_limit(big_file: Path) -> None:
     for parent in [big_file, *list(big_file.parents)[:-2]]:
         parent.chmod(0o755)
-    code = """
-    import errno, os, resource, sys
-    from pagestream import MappedFile
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (int(sys.argv[2]), int(sys.argv[2])))
-    if os.geteuid() == 0:
-        os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    f = MappedFile(sys.argv[1])
-    try:
-        f.lock()
-    except OSError as error:
-        assert error.filename == sys.argv[1]
-        print(errno.errorcode[error.errno], error.strerror)
-    """
+    code = PROGRAMS / "mapping_use/lock_beyond_the_limit_names_the_limit.py"
     for limit, number in ((0, "EPERM"), (65536, "ENOMEM")):
         text = output_of(code, big_file, limit)
         assert text.startswith(f"{number} cannot lock the mapping in memory")
@@ -550,14 +491,7 @@ def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file: P
     for parent in [big_file, *list(big_file.parents)[:-2]]:
         parent.chmod(0o755)
     big_file.chmod(0o644)
-    code = """
-    import os, sys
-    from pagestream import MappedFile
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    f = MappedFile(sys.argv[1], mode="read")
-    assert f.advise("random")
-    print(f.residency().method)
-    """
+    code = PROGRAMS / "mapping_use/to_sample_residency_leaves_the_advice_of.py"
     log = tmp_path / "log"
     log.touch()
     log.chmod(0o666)

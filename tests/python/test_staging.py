@@ -13,7 +13,7 @@ import pytest
 
 from pagestream import StagingBuffer, _native
 
-from support.process import output_of, run_python
+from support.process import PROGRAMS, output_of, run_python
 
 PAGE = 4096
 MIB = 1 << 20
@@ -109,17 +109,7 @@ def test_protection_changes_what_views_may_do() -> None:
 
 
 def test_writing_to_protected_memory_by_address_is_a_segmentation_fault() -> None:
-    code = """
-    import ctypes
-    from pagestream import StagingBuffer
-    import numpy as np
-    b = StagingBuffer(4096)
-    address = np.frombuffer(b, "u1").ctypes.data
-    ctypes.memset(address, 1, 4096)
-    b.protect("read")
-    print("protected", flush=True)
-    ctypes.memset(address, 1, 4096)
-    """
+    code = PROGRAMS / "staging/writing_to_protected_memory_by_address_is.py"
     done = run_python(code)
     assert (done.returncode, done.stdout.strip()) == (-signal.SIGSEGV, "protected")
 
@@ -161,45 +151,12 @@ def test_private_memory_has_no_descriptor_no_seal_and_no_pickle() -> None:
 
 
 def test_a_sealed_buffer_reaches_another_process_and_stays_sealed() -> None:
-    code = """
-    import multiprocessing, sys
-    import numpy as np
-    from pagestream import StagingBuffer
-    def look(b, queue):
-        queue.put((b.sealed, memoryview(b).readonly, bytes(memoryview(b)[:3])))
-    if __name__ == "__main__":
-        context = multiprocessing.get_context("fork")
-        b = StagingBuffer(4096, shared=True)
-        np.frombuffer(b, "u1")[:] = 6
-        b.seal()
-        import multiprocessing.reduction as reduction
-        from pagestream.files.staging import _map_descriptor
-        duplicate = type("D", (), {"detach": lambda self: __import__("os").dup(b.fileno())})()
-        again = _map_descriptor(StagingBuffer, duplicate, b.nbytes)
-        print(again.sealed, memoryview(again).readonly, bytes(memoryview(again)[:3]))
-    """
+    code = PROGRAMS / "staging/a_sealed_buffer_reaches_another_process_and.py"
     assert output_of(code) == "True True b'\\x06\\x06\\x06'"
 
 
 def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed() -> None:
-    code = """
-    import os
-    import numpy as np
-    from pagestream import StagingBuffer
-    from pagestream.files.staging import _map_descriptor
-    b = StagingBuffer(4096, shared=True)
-    np.frombuffer(b, "u1")[:] = 6
-    other = _map_descriptor(StagingBuffer, type("D", (), {"detach": lambda self: os.dup(b.fileno())})(), 4096)
-    try:
-        b.seal()
-    except OSError as error:
-        print(error.strerror)
-    np.frombuffer(b, "u1")[0] = 7
-    print(b.sealed, memoryview(b).readonly, bytes(memoryview(other)[:2]))
-    del other
-    b.seal()
-    print(b.sealed)
-    """
+    code = PROGRAMS / "staging/a_seal_fails_while_another_one_maps.py"
     first, second, third = output_of(code).splitlines()
     assert "another process has it mapped" in first
     assert (second, third) == ("False False b'\\x07\\x06'", "True")
@@ -280,26 +237,7 @@ def test_new_bytes_of_a_protected_buffer_are_zero_too() -> None:
 
 
 def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing() -> None:
-    code = """
-    import errno, os, resource
-    import numpy as np
-    from pagestream import StagingBuffer
-    b = StagingBuffer(4096, shared=True)
-    np.frombuffer(b, "u1")[:] = 3
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    held = []
-    try:
-        while True: held.append(os.dup(0))
-    except OSError: pass
-    try:
-        b.seal()
-    except OSError as error:
-        print(errno.errorcode[error.errno], b.sealed, memoryview(b).readonly, bytes(b)[:2])
-    for descriptor in held: os.close(descriptor)
-    np.frombuffer(b, "u1")[0] = 4
-    b.seal()
-    print(b.sealed, bytes(b)[:2])
-    """
+    code = PROGRAMS / "staging/a_seal_that_fails_for_want_of.py"
     first, second = output_of(code).splitlines()
     assert (first, second) == ("EMFILE False False b'\\x03\\x03'", "True b'\\x04\\x03'")
 

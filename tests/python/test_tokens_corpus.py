@@ -127,36 +127,7 @@ def test_two_formats_in_one_directory_are_refused_and_both_named(tmp_path):
 
 MANY = 10_000
 
-MANY_CODE = """
-import os, sys
-import numpy as np
-from pagestream import open_tokens
-import resource
-limit = int(sys.argv[2])
-if limit:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-def maps():
-    with open("/proc/self/maps") as file:
-        return sum("/shards/" in line for line in file)
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-before = descriptors()
-corpus = open_tokens(sys.argv[1], mmap_mode=sys.argv[3])
-counts = [(corpus._files.open_count, descriptors() - before, maps())]
-expected = np.repeat(np.arange(len(corpus.shards)), 3)
-assert (corpus[:] == expected).all()
-counts.append((corpus._files.open_count, descriptors() - before, maps()))
-rng = np.random.default_rng(0)
-for start in rng.integers(0, len(corpus) - 7, 3000).tolist():
-    assert (corpus.read(start, start + 7) == expected[start:start + 7]).all()
-counts.append((corpus._files.open_count, descriptors() - before, maps()))
-corpus.check()
-assert len(corpus.fingerprint) == 16
-counts.append((corpus._files.open_count, descriptors() - before, maps()))
-corpus.close()
-counts.append((corpus._files.open_count, descriptors() - before, maps()))
-print(*(max(column) for column in zip(*counts)), counts[-1])
-"""
+MANY_CODE = PROGRAMS / "tokens_corpus/many_code.py"
 
 
 @pytest.fixture(scope="module")
@@ -217,16 +188,7 @@ print("good")
 
 def test_several_corpora_share_what_the_process_may_open(tmp_path):
     write_shards(tmp_path, tokens_of("<u2", 600), [3] * 200)
-    code = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
-from pagestream import open_tokens
-paths = [f"{sys.argv[1]}/shard{n}" for n in range(200)]
-corpora = [open_tokens(paths) for _ in range(6)]
-print([corpus._files.open_count for corpus in corpora])
-del corpora
-print(open_tokens(paths)._files.open_count)
-"""
+    code = PROGRAMS / "tokens_corpus/several_corpora_share_what_the_process_may.py"
     first, again = output_of(code, tmp_path).splitlines()
     assert first == "[100, 100, 16, 16, 16, 16]"
     assert again == "100"
@@ -348,21 +310,7 @@ def test_closing_while_threads_read_gives_a_value_error_and_no_leak(tmp_path):
 
 def test_forked_and_spawned_processes_read_the_same(tmp_path):
     write_shards(tmp_path, tokens_of("<u2", 300), [3] * 100)
-    code = """
-import multiprocessing, sys
-import numpy as np
-from pagestream import open_tokens
-def total(corpus):
-    return int(corpus[:].astype("u8").sum()), corpus.fingerprint
-if __name__ == "__main__":
-    corpus = open_tokens([f"{sys.argv[1]}/shard{n}" for n in range(100)])
-    expected = total(corpus)
-    child = __import__("os").fork()
-    if child == 0:
-        __import__("os")._exit(0 if total(corpus) == expected else 1)
-    assert __import__("os").waitpid(child, 0)[1] == 0
-    print(expected == total(__import__("pickle").loads(__import__("pickle").dumps(corpus))))
-"""
+    code = PROGRAMS / "tokens_corpus/forked_and_spawned_processes_read_the_same.py"
     assert output_of(code, tmp_path) == "True"
 
 

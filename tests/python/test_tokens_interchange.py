@@ -9,30 +9,14 @@ import numpy as np
 
 from pagestream import open_tokens, write_tokens
 
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 from support.token_files import tokens_of
 
 # Of the sequences or documents, an empty one among them.
 LENGTHS = [4, 0, 7, 1, 300]
 
 
-READ_MEGATRON = """
-import sys
-import numpy as np
-from megatron.core.datasets.indexed_dataset import IndexedDataset
-for name in sys.argv[2:]:
-    for mmap in (True, False):
-        data = IndexedDataset(f"{sys.argv[1]}/{name}", mmap=mmap)
-        expected = np.load(f"{sys.argv[1]}/{name}.npy")
-        assert data.index.dtype == expected.dtype, (name, data.index.dtype)
-        assert data.sequence_lengths.tolist() == [4, 0, 7, 1, 300]
-        assert data.document_indices.tolist() == [0, 1, 2, 3, 4, 5]
-        ends = np.cumsum(data.sequence_lengths)
-        for number, end in enumerate(ends):
-            found = data[number]
-            assert (found == expected[end - len(found):end]).all(), (name, number)
-print("good")
-"""
+READ_MEGATRON = PROGRAMS / "tokens_interchange/read_megatron.py"
 
 
 def test_megatron_reads_what_we_write(tmp_path):
@@ -47,24 +31,7 @@ def test_megatron_reads_what_we_write(tmp_path):
     assert output_of(READ_MEGATRON, tmp_path, *names).endswith("good")
 
 
-WRITE_MEGATRON = """
-import sys
-import numpy as np, torch
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-for dtype in (np.uint16, np.int32, np.int64):
-    for multimodal in (False, True):
-        name = f"{sys.argv[1]}/{np.dtype(dtype).name}_{multimodal}"
-        builder = IndexedDatasetBuilder(f"{name}.bin", dtype=dtype, multimodal=multimodal)
-        tokens = torch.arange(312)
-        end = 0
-        for number, length in enumerate([4, 0, 7, 1, 300]):
-            builder.add_item(tokens[end:end + length], number % 2 if multimodal else 0)
-            end += length
-            for _ in range({0: 2, 2: 1, 4: 1}.get(number, 0)):
-                builder.end_document()
-        builder.finalize(f"{name}.idx")
-print("good")
-"""
+WRITE_MEGATRON = PROGRAMS / "tokens_interchange/write_megatron.py"
 
 
 def test_we_read_what_megatron_writes(tmp_path):
@@ -76,19 +43,7 @@ def test_we_read_what_megatron_writes(tmp_path):
             assert corpus.documents.starts.tolist() == [0, 4, 4, 11, 312]
 
 
-READ_DATATROVE = """
-import sys
-import numpy as np
-from datatrove.utils.dataset import DatatroveFileDataset
-for name, size in (("uint16", 2), ("uint32", 4)):
-    windows = DatatroveFileDataset(f"{sys.argv[1]}/{name}.ds", 16, token_size=size)
-    expected = np.fromfile(f"{sys.argv[1]}/{name}.ds", name)
-    assert len(windows) == len(expected) // 17
-    for number in range(len(windows)):
-        found = windows[number]["input_ids"].tolist()
-        assert found == expected[17 * number:17 * number + 17].tolist(), (name, number)
-print("good")
-"""
+READ_DATATROVE = PROGRAMS / "tokens_interchange/read_datatrove.py"
 
 
 def test_datatrove_reads_what_we_write(tmp_path):
@@ -97,22 +52,7 @@ def test_datatrove_reads_what_we_write(tmp_path):
     assert output_of(READ_DATATROVE, tmp_path) == "good"
 
 
-WRITE_DATATROVE = """
-import sys
-from datatrove.pipeline.tokens.tokenizer import TokenizedFile
-for size in (2, 4):
-    for metadata in (False, True):
-        file = TokenizedFile(
-            sys.argv[1], f"{size}_{metadata}.ds", save_loss_metadata=True, token_size=size,
-            save_final_metadata=metadata, tokenizer_name_or_path="gpt2",
-        )
-        end = 0
-        for length in [4, 0, 7, 1, 300]:
-            file.write(list(range(end, end + length)), [True] * length)
-            end += length
-        file.close()
-print("good")
-"""
+WRITE_DATATROVE = PROGRAMS / "tokens_interchange/write_datatrove.py"
 
 
 def test_we_read_what_datatrove_writes(tmp_path):

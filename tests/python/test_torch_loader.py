@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import json
-import textwrap
 import types
 
 import numpy as np
@@ -20,27 +19,10 @@ from pagestream.torch._device import CopyDevice
 from pagestream.torch._staging import StagedBatches
 
 from support.late_device import StagedLate, StagedOnCpu
+from support.process import PROGRAMS
 from support.ranks import run_ranks
 
-RANK = """
-import json, sys
-import torch.distributed as dist
-from pagestream.torch import TokenLoader
-path, state_path, steps, out = sys.argv[1:]
-dist.init_process_group("gloo")
-loader = TokenLoader(path, sequence_length=8, batch_size=3, epochs=1, drop_last=False, seed=5)
-assert (loader.rank, loader.world_size) == (dist.get_rank(), dist.get_world_size())
-if state_path != "-":
-    loader.load_state_dict(json.load(open(state_path)))
-starts = []
-for step, (x, y) in enumerate(loader):
-    starts += x[:, 0].tolist()
-    if step + 1 == int(steps):
-        break
-json.dump({"starts": starts, "state": loader.state_dict()}, open(f"{out}.{dist.get_rank()}", "w"))
-loader.close()
-dist.destroy_process_group()
-"""
+RANK = PROGRAMS / "torch_loader/rank.py"
 
 
 def test_batches_are_tensors_on_the_loaders_memory(token_file):
@@ -365,7 +347,7 @@ def test_documents_feed_flex_attention(tmp_path):
 
 def stream_on_ranks(folder, world, path, state, steps, out):
     script = folder / "rank.py"
-    script.write_text(textwrap.dedent(RANK))
+    script.write_text(RANK.read_text())
     run_ranks(world, script, path, state, steps, out)
     found = [json.loads((folder / f"{out.name}.{rank}").read_text()) for rank in range(world)]
     assert all(rank["state"] == found[0]["state"] for rank in found)

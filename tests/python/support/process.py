@@ -1,4 +1,4 @@
-"""Running a piece of Python in a process of its own, whose death is a result."""
+"""Runs Python in a process of its own, whose death is a result."""
 
 import os
 import subprocess
@@ -11,14 +11,15 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def run_python(
-    code: str,
+    code: str | Path,
     *arguments: object,
     wrapper: tuple[str, ...] = (),
     timeout_seconds: float = 90,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `code`; its `sys.argv[1:]` are `arguments`."""
-    command = [*wrapper, sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    """Runs a program, or a few lines of code; its `sys.argv[1:]` are `arguments`."""
+    program = [str(code)] if isinstance(code, Path) else ["-c", textwrap.dedent(code)]
+    command = [*wrapper, sys.executable, *program, *map(str, arguments)]
     variables = {**os.environ, **environment}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=timeout_seconds, env=variables
@@ -26,13 +27,13 @@ def run_python(
 
 
 def output_of(
-    code: str,
+    code: str | Path,
     *arguments: object,
     wrapper: tuple[str, ...] = (),
     timeout_seconds: float = 90,
     **environment: str,
 ) -> str:
-    """What `code` prints. It must end well."""
+    """Returns the output of a program, which must end well."""
     done = run_python(code, *arguments, wrapper=wrapper, timeout_seconds=timeout_seconds, **environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()

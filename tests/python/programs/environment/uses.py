@@ -1,0 +1,10 @@
+"""Uses."""
+
+import sys
+
+from pagestream import MappedFile, TokenLoader, open_tokens
+
+MappedFile(sys.argv[1])
+tokens = open_tokens(sys.argv[1], mmap_mode="read")
+with TokenLoader(tokens, sequence_length=8, batch_size=2) as loader:
+    next(loader)

@@ -1,0 +1,20 @@
+"""A hole on a full tmpfs is read all the same."""
+
+import sys
+
+from pagestream import MappedFile
+
+point = sys.argv[1]
+with open(f"{point}/sparse", "wb") as file:
+    file.truncate(8 << 20)
+with open(f"{point}/fill", "wb") as file:
+    try:
+        while True:
+            file.write(bytes(65536))
+            file.flush()
+    except OSError:
+        pass
+f = MappedFile(f"{point}/sparse")
+assert f.mode == "shared"
+assert f.read() == bytes(8 << 20)
+print("read")

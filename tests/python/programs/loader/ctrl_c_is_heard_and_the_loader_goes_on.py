@@ -1,0 +1,13 @@
+"""Ctrl c is heard and the loader goes on."""
+
+import sys
+
+from pagestream import TokenLoader
+
+loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=4)
+try:
+    print("ready", flush=True)
+    while True:
+        next(loader)
+except KeyboardInterrupt:
+    print("interrupted", next(loader).x.shape, flush=True)

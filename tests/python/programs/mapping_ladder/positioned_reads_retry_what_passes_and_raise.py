@@ -1,0 +1,13 @@
+"""Positioned reads retry what passes and raise what does not."""
+
+import errno
+import sys
+
+from pagestream import MappedFile
+
+f = MappedFile(sys.argv[1], mode="private")
+try:
+    print(len(f.read()))
+except OSError as error:
+    assert error.filename == sys.argv[1] and error.offset == 0 and error.length == 8192
+    print(type(error).__name__, errno.errorcode[error.errno])

@@ -1,0 +1,33 @@
+"""The audit event names path and mode and can refuse."""
+
+import sys
+
+from pagestream import MappedFile, open_checkpoint, open_tokens
+from pagestream.safetensors import safe_open
+
+seen = []
+
+
+def hook(event, arguments):
+    if event == "pagestream.open":
+        seen.append(arguments)
+        if arguments[0].endswith("secret"):
+            raise PermissionError("refused by the hook")
+
+
+sys.addaudithook(hook)
+path = sys.argv[1]
+MappedFile(path, mode="read")
+open_tokens(path)
+for opener in (open_checkpoint, lambda path: safe_open(path, "np", mmap_mode="private")):
+    try:
+        opener(path)
+    except ValueError:
+        pass
+index = path.replace(".bin", ".idx")  # it might be there, and say what the tokens are
+modes = ["read", "auto", "auto", "auto", "private"]
+assert seen == [*zip([path, index, path, path, path], modes)], seen
+try:
+    MappedFile("/missing/secret")
+except PermissionError as error:
+    print(error)

@@ -1,0 +1,13 @@
+"""To sample residency leaves the advice of a descriptor alone."""
+
+import os
+import sys
+
+from pagestream import MappedFile
+
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+f = MappedFile(sys.argv[1], mode="read")
+assert f.advise("random")
+print(f.residency().method)

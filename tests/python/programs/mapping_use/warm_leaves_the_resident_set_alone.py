@@ -1,0 +1,17 @@
+"""Warm leaves the resident set alone."""
+
+import sys
+
+from pagestream import MappedFile
+
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssFile"))
+
+
+f = MappedFile(sys.argv[1])
+f.warm(0, 1)
+before = resident()
+f.warm()
+assert f.residency().fraction == 1.0
+print(resident() - before)
