@@ -53,7 +53,7 @@ def test_the_disk_of_these_tests_is_a_disk(tmp_path: Path) -> None:
 
 
 def cut_and_read(setup: str = "") -> str:
-    """Code that reads beyond the new end of a cut file and prints what came of it."""
+    """Returns code that reads beyond the new end of a cut file and prints the outcome."""
     return f"""
 import os, sys, errno
 from pagestream import MappedFile
@@ -137,7 +137,7 @@ assert status == 0, status
 
 
 def test_the_rest_of_the_last_page_is_not_taken_for_data(big_file: Path) -> None:
-    """Reading there raises no signal: the page of the new end reads as zeros."""
+    """No signal tells: the rest of the page in which the file ends reads as zeros."""
     code = (
         cut_and_read()
         + """
@@ -203,7 +203,7 @@ def test_a_signal_that_is_ignored_stays_ignored(big_file: Path) -> None:
 def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(
     big_file: Path, handlers: tuple[str, str]
 ) -> None:
-    """`mmap` of the standard library, cut: no copy of ours. It must die, and not loop for ever."""
+    """A cut `mmap` of the standard library is not ours: it must kill, and not loop for ever."""
     before, after = handlers
     code = (
         cut_and_read(before)
@@ -232,7 +232,7 @@ f.read(0, 1)
 
 
 def test_after_faulthandler_has_left_a_signal_that_is_sent_still_kills(big_file: Path) -> None:
-    """It puts back the entry that it found, which must not lead to it again."""
+    """It puts back the entry of ours that it had found. That entry must not lead to it again."""
     code = cut_and_read() + LEAVING + "os.kill(os.getpid(), signal.SIGBUS)\nprint('alive')\n"
     done = run_python(code, big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
@@ -285,7 +285,7 @@ def test_no_handler_is_installed_with_the_guard_off(big_file: Path) -> None:
 
 
 def test_a_hole_on_a_full_tmpfs_is_read_all_the_same(tmp_path: Path) -> None:
-    """A fault there must allocate a page and cannot: SIGBUS. pread gives the zeros that the hole holds."""
+    """A fault in the hole has to allocate a page and cannot: SIGBUS. pread returns the zeros of the hole."""
     if os.geteuid() != 0:
         real.missing("root, to mount a small tmpfs")
     code = PROGRAMS / "faults/a_hole_on_a_full_tmpfs_is.py"

@@ -39,7 +39,7 @@ def library(tmp_path: Path) -> Path:
 def test_a_library_recovers_from_as_many_faults_of_its_own_as_there_are(
     library: Path, big_file: Path, tmp_path: Path, depths: str
 ) -> None:
-    """It leaves our handler by siglongjmp, which says nothing to us."""
+    """The library leaves our handler by siglongjmp, of which the handler learns nothing."""
     code = RECOVERING + f"print(all(library.touch(depth) == 1 for depth in {depths}))"
     assert output_of(code, library, tmp_path / "theirs", big_file) == "True"
 
@@ -76,7 +76,7 @@ BUS_MCEERR_AO = 5
 
 
 def test_a_report_of_broken_memory_that_nobody_touched_kills_as_without_us(big_file: Path) -> None:
-    """It is no fault, which would happen again by itself."""
+    """A fault would happen again by itself; this signal does not."""
     done = run_python(SEND + "send(BUS_MCEERR_AO)\nprint('alive')", big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 

@@ -1,4 +1,4 @@
-"""The notice of a damage reaches a caller, and the handler that makes it is put back in front."""
+"""The notice of damage reaches a caller, and the handler that sends it is put back in front."""
 
 import sys
 from pathlib import Path
@@ -190,7 +190,7 @@ CALLS = {
 def test_each_call_on_a_file_passes_a_handler_that_came_later(
     big_file: Path, tmp_path: Path, call: str, handler: str
 ) -> None:
-    """A fault behind one of these kills, or never ends."""
+    """Behind one of these handlers a fault kills, or never ends."""
     import numpy as np
 
     save_file({"x": np.ones(10, "f4")}, tmp_path / "x.safetensors")

@@ -1,4 +1,4 @@
-"""Which pages of a file that fails are replaced, and at what cost."""
+"""The pages that are replaced when a file fails, and the cost of it."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def used(function):
 
 
 def test_a_large_file_that_was_cut_is_not_walked_page_by_page(tmp_path: Path) -> None:
-    """The thread holds the interpreter's lock meanwhile, and hears no signal."""
+    """The thread holds the interpreter's lock meanwhile, and handles no signal."""
     strace = real.need_tool("strace")
     path = tmp_path / "sparse"
     with path.open("wb") as file:
@@ -54,7 +54,7 @@ print(error.offset, error.length == (64 << 30) - 4096)
 
 @pytest.fixture
 def swap() -> Iterator[None]:
-    """64 MiB of swap space. In memory: a page is gone as soon as it is written there."""
+    """64 MiB of swap space on zram, where a page is gone as soon as it is written."""
     control = Path("/sys/class/zram-control/hot_add")
     if os.geteuid() != 0 or not control.exists():
         real.missing("root and zram, for swap space")
@@ -98,7 +98,7 @@ def right(): return sum(map(is_right, written))
 
 @pytest.mark.usefixtures("swap")
 def test_what_was_written_stays_when_it_is_in_swap(tmp_path: Path) -> None:
-    """Such a page is not in memory, and yet can be read."""
+    """Such a page is not in memory, and can be read all the same."""
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
@@ -109,7 +109,7 @@ def test_what_was_written_stays_when_it_is_in_swap(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("swap")
 def test_and_so_where_all_of_the_storage_is_gone(tmp_path: Path) -> None:
-    """The pages behind the first one that fails pass for cut off."""
+    """The file is then taken to be truncated at the first page that fails."""
     code = (
         SWAPPED
         + """
@@ -162,7 +162,7 @@ def huge_pages(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("mode", ["shared", "private"])
 def test_a_page_of_hugetlbfs_is_replaced_whole(huge_pages: Path, mode: str) -> None:
-    """A part of one cannot be split off."""
+    """The kernel does not split a huge page."""
     code = (
         USE
         + """

@@ -1,4 +1,4 @@
-"""Arrays and views of a file that is cut or fails while they are used: an exception, and no dead process."""
+"""Arrays and views of a file that is cut, or fails, while they are used: an exception and no dead process."""
 
 import errno
 import os
@@ -96,7 +96,7 @@ USES_IN_ONE_EXPRESSION = {
 
 @pytest.mark.parametrize("use", USES_IN_ONE_EXPRESSION)
 def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path: Path, use: str) -> None:
-    """When Python comes to raise, there is no mapping any more."""
+    """The mapping is gone by the time that Python raises."""
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
@@ -144,7 +144,7 @@ def test_on_a_fuse_mount_without_a_page_cache_as_well(big_file: Path, direct_mou
 def test_a_cut_costs_one_mapping_in_whatever_order_pages_are_used(
     tmp_path: Path, mode: str, order: str
 ) -> None:
-    """One for each page that is used ends at vm.max_map_count, 65530."""
+    """One mapping for each page would end at vm.max_map_count, 65530."""
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 30)
@@ -166,7 +166,7 @@ print(mappings() - before)
 
 
 def test_a_cut_costs_few_mappings_where_the_kernel_does_not_tell_what_is_in_memory(big_file: Path) -> None:
-    """To a user who may not write to the file it says that all is."""
+    """It answers a user without write permission that all of the file is in memory."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
     for parent in [big_file, *list(big_file.parents)[:-2]]:
@@ -250,7 +250,7 @@ def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path: Path, way: str) -> None:
-    """Others of the same file raise when they are asked for; `load_file` finds it too short."""
+    """Asking for other tensors of the file raises; `load_file` finds the file too short."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     opener, tensor = WAYS[way]
@@ -280,7 +280,7 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path: Path, way: str) 
 
 
 def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path: Path) -> None:
-    """The file is closed: what is asked is the object on which the first array stands."""
+    """The file is closed: the object on which the first array stands refuses."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/no_other_array_is_made_of_memory.py"
@@ -355,7 +355,7 @@ def test_such_a_handler_is_passed_when_a_writable_tensor_is_taken_from_a_new_fil
 
 
 def test_torch_workers_survive_a_cut_file(tmp_path: Path) -> None:
-    """They put a handler of their own in front as they begin."""
+    """A worker installs a handler of its own when it begins."""
     path = tmp_path / "w.safetensors"
     save_file({f"x{number}": np.ones(1 << 18, "f4") for number in range(8)}, path)
     code = PROGRAMS / "faults_views/torch_workers_survive_a_cut_file.py"
@@ -386,7 +386,7 @@ def test_with_the_guard_off_a_cut_file_ends_the_process(big_file: Path) -> None:
 
 
 def test_a_mapping_of_somebody_else_is_not_guarded(big_file: Path) -> None:
-    """Where one of ours lay before, too: its place is given back with it."""
+    """Not even at an address where a mapping of ours lay before."""
     code = (
         VIEW
         + """
@@ -403,7 +403,7 @@ print("alive")
 
 
 def test_of_many_mappings_the_right_one_is_damaged(tmp_path: Path) -> None:
-    """More than one block of slots."""
+    """There are more mappings than one chunk of slots has."""
     code = PROGRAMS / "faults_views/of_many_mappings_the_right_one_is.py"
     assert output_of(code, tmp_path) == "right"
 
@@ -428,7 +428,7 @@ def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path: Path
 
 
 def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path: Path) -> None:
-    """As a server that died. The last page cannot be read either, as where a file was cut."""
+    """A server died. The last page cannot be read either, as in a file that was cut."""
     if os.geteuid() != 0:
         real.missing("root, to drop caches and to unmount")
     code = PROGRAMS / "faults_views/what_is_in_memory_stays_where_all.py"
@@ -451,7 +451,7 @@ def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path: Path
 
 
 def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path: Path) -> None:
-    """`refresh` gives a mapping without the zeros; what stands on the old one keeps them."""
+    """`refresh` makes a mapping without the zeros; arrays on the old one keep them."""
     path = tmp_path / "f"
     np.ones(1 << 16, "u8").tofile(path)
     before = os.stat(path)
@@ -474,7 +474,7 @@ def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path: Path) -> No
 
 
 def test_opening_and_closing_leaves_no_slot_taken(tmp_path: Path) -> None:
-    """Else these would take 40 blocks of slots, of 20 KiB each, and a path each."""
+    """Otherwise these would take 40 chunks of slots, of 20 KiB each, and a path each."""
     code = PROGRAMS / "faults_views/opening_and_closing_leaves_no_slot_taken.py"
     assert int(output_of(code, tmp_path / "f")) < 512
 
@@ -492,7 +492,7 @@ def send(code, address):
 
 
 def test_a_page_that_can_be_read_after_all_is_left_as_it_is(big_file: Path, mode: str) -> None:
-    """Another thread may have replaced it, or the storage be back."""
+    """Another thread may have replaced the page, or the storage may be back."""
     code = (
         VIEW
         + SIGNALS
@@ -507,7 +507,7 @@ print(len(np.frombuffer(f, "u8")))
 
 
 def test_a_page_that_faults_for_ever_is_replaced_in_the_end(big_file: Path) -> None:
-    """Each mapping has tries of its own, also where it takes the place of another in the table."""
+    """Each mapping has its own tries, even in a slot of the table that another one had."""
     code = (
         VIEW
         + SIGNALS
@@ -530,7 +530,7 @@ print(array[1024])
 
 @pytest.mark.parametrize("cause", [1, 3, -1], ids=["alignment", "hardware", "by hand"])
 def test_a_bus_error_of_another_kind_goes_to_the_handler_before(big_file: Path, cause: int) -> None:
-    """Even with an address in one of our mappings that cannot be read."""
+    """This holds even for an address in one of our mappings that cannot be read."""
     code = (
         """
 import signal
@@ -569,7 +569,7 @@ print(*kept)
 
 
 def test_the_rest_of_the_last_page_counts_as_well(tmp_path: Path, mode: str) -> None:
-    """Code that takes many bytes at a time reads beyond the end, within the page."""
+    """Code that loads many bytes at a time reads beyond the end, within the page."""
     path = tmp_path / "f"
     np.arange(1030, dtype="u8").tofile(path)
     code = (
@@ -595,7 +595,7 @@ def test_of_many_files_that_are_cut_at_a_time_a_few_are_named(tmp_path: Path) ->
 
 
 def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path: Path) -> None:
-    """In the table of mappings, that is."""
+    """Its place is a slot of the table of mappings."""
     code = PROGRAMS / "faults_views/a_file_in_the_place_of_one.py"
     assert output_of(code, tmp_path).split() == ["True"] * 3
 

@@ -1,4 +1,4 @@
-"""Forks of a process whose threads are in the middle of things: no child waits for one of those."""
+"""Forks of a process whose threads are at work: no child waits for a thread that it does not have."""
 
 from __future__ import annotations
 

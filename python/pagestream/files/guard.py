@@ -12,9 +12,9 @@ def guard(worker_id: int | None = None) -> bool:  # noqa: ARG001
 
     A file that is cut while arrays over it are used raises `MappedReadError` because of that handler.
     Others replace it: ``faulthandler.enable()``, ``signal.signal(signal.SIGBUS, ...)``, and each worker of
-    torch's ``DataLoader`` when it begins. Every call of this package that touches a file undoes that. Code
-    that calls nothing of this package, but only slices arrays that it got before, calls this function after
-    such a replacement.
+    torch's ``DataLoader`` when it begins. Every call of this package that reads, maps or checks a file undoes
+    that; of many calls of `get_tensor`, which are short, every 16th. Code that calls nothing of this package,
+    but only slices arrays that it got before, calls this function after such a replacement.
 
     Args:
         worker_id: Ignored. It is there so that the function can be a ``worker_init_fn``.

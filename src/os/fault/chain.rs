@@ -160,3 +160,34 @@ pub(super) fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction>
     let status = unsafe { libc::sigaction(libc::SIGBUS, new, &raw mut old) };
     (status == 0).then_some(old)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signal(context: usize, is_fault: bool) -> Signal {
+        let context = ptr::without_provenance_mut(context);
+        Signal { number: libc::SIGBUS, info: ptr::null_mut(), context, is_fault }
+    }
+
+    #[test]
+    fn a_visit_encloses_what_comes_deeper_of_the_same_signal_or_by_hand() {
+        let visit = Visit::free();
+        assert!(visit.claim(9) && !visit.claim(9));
+        visit.frame.store(1000, Ordering::Relaxed);
+        visit.context.store(2000, Ordering::Relaxed);
+        // Handlers that call each other, and one that ends in raise(3).
+        assert!(visit.encloses(900, signal(2000, true)));
+        assert!(visit.encloses(900, signal(800, false)));
+        // A new fault, deeper on the stack; and any signal once the stack was unwound past the visit.
+        assert!(!visit.encloses(900, signal(800, true)));
+        for is_fault in [true, false] {
+            assert!(!visit.encloses(1000, signal(2000, is_fault)));
+            assert!(!visit.encloses(1100, signal(2000, is_fault)));
+        }
+        visit.release(8);
+        assert!(!visit.claim(10));
+        visit.release(9);
+        assert!(visit.claim(10));
+    }
+}

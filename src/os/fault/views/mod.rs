@@ -21,9 +21,11 @@
 //! same 4n + 2. One thread at a time writes numbers, under the lock of the table. The handler only lowers `damage`
 //! and raises `damage_end`, in slots whose mapping the faulting instruction keeps alive.
 
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod replace;
 mod table;
 
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(in crate::os::fault) use replace::replace;
 pub(in crate::os) use table::lock;
 pub use table::{Damage, Guard, Guarded, set_hook, untold_damage};

@@ -40,7 +40,7 @@ def test_a_pickle_survives_a_change_of_directory(token_file: Path, monkeypatch: 
 
 
 class Subclass(MappedFile):
-    """Somebody's own."""
+    """A subclass of a user's."""
 
 
 def test_a_subclass_stays_one_with_what_it_holds(token_file: Path) -> None:
@@ -61,7 +61,7 @@ def test_another_process_reads_it(token_file: Path, method: str) -> None:
 
 
 def test_a_fork_goes_on_using_what_is_open(token_file: Path) -> None:
-    """Without opening it again: on FUSE that would drop the page cache."""
+    """The file is not opened again: on FUSE that would drop its page cache."""
     f = MappedFile(token_file)
     array = np.frombuffer(f, "u2")
     os.unlink(token_file)

@@ -1,4 +1,4 @@
-"""The ladder shared → private → read, by errno, on real mounts and under strace."""
+"""Modes: `auto` steps down from shared to private to read by errno, on real mounts and under strace."""
 
 import errno
 import os

@@ -199,7 +199,7 @@ def test_warm_draws_a_bar(big_file: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_residency_does_not_trust_mincore_for_a_stranger(big_file: Path) -> None:
-    """The kernel tells a user who may not write to the file that all of it is cached."""
+    """The kernel answers a user without write permission that the whole file is cached."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
     for parent in [big_file, *list(big_file.parents)[:-2]]:
@@ -226,7 +226,7 @@ def test_residencies_can_be_compared(token_file: Path) -> None:
 
 
 def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount: Path) -> None:
-    """A FUSE mount knows no RWF_NOWAIT, and to a stranger the kernel tells nothing."""
+    """FUSE does not know RWF_NOWAIT, and the kernel tells nothing to a user without write permission."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
     path = cached_mount / "f"
@@ -458,7 +458,7 @@ ENDS = {
 def test_what_was_made_of_the_file_stays_valid_until_it_dies(
     random_file: Path, tmp_path: Path, maker: str, end: str
 ) -> None:
-    """NumPy and torch keep the object and let go of its buffer."""
+    """NumPy and torch keep the object and release its buffer."""
     path = tmp_path / "f"
     path.write_bytes(random_file.read_bytes())
     code = f"""
@@ -485,7 +485,7 @@ def test_words_of_advice_are_those_of_the_core() -> None:
 
 
 def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file: Path, tmp_path: Path) -> None:
-    """Another thread may be reading at random meanwhile: read-ahead is never on for a moment."""
+    """Another thread may be reading at random meanwhile, so read-ahead must not be on for a moment."""
     if os.geteuid() != 0:
         real.missing("root, to become another user, to whom the kernel does not tell residency")
     for parent in [big_file, *list(big_file.parents)[:-2]]:

@@ -1,4 +1,4 @@
-"""What can be opened, what cannot, and what is said about it. Nothing hangs and nothing dies."""
+"""Opening files, and the errors of those that cannot be opened. Nothing hangs and nothing dies."""
 
 import errno
 import os

@@ -196,7 +196,7 @@ def test_an_unknown_word_for_huge_pages_is_a_value_error() -> None:
 
 
 def twin(buffer: StagingBuffer) -> StagingBuffer:
-    """The same memory as another process maps it."""
+    """Returns a second mapping of the same memory, as another process would have."""
     from pagestream.files.staging import _map_descriptor
 
     duplicate = type("D", (), {"detach": lambda self: os.dup(buffer.fileno())})()
@@ -244,7 +244,7 @@ def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing() -> Non
 
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
 def test_nothing_moves_under_a_tensor(verb: str) -> None:
-    """`torch.frombuffer` releases its view at once, and keeps what had exported it."""
+    """`torch.frombuffer` releases its view at once, and keeps the object that exported it."""
     import torch
 
     buffer = StagingBuffer(PAGE, shared=True)
@@ -291,7 +291,7 @@ def test_an_array_of_a_view_says_when_it_dies() -> None:
     assert bytes(buffer)[5] == 7
 
 
-def test_the_address_is_nobodys_business() -> None:
+def test_the_address_is_no_public_attribute() -> None:
     assert not hasattr(StagingBuffer(PAGE), "address")
 
 
