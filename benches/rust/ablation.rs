@@ -2,7 +2,7 @@
 //! the runs.
 //!
 //! ```text
-//! ablation FILE --case warm|cold|first|steps [--without helping] [--batches 1000] [--seed 1] [--length 1024]
+//! ablation FILE --case warm|cold|first|steps [--without trust] [--batches 1000] [--seed 1] [--length 1024]
 //!          [--rows 64] [--mode auto] [--step-microseconds 0]
 //! ```
 //!
@@ -38,11 +38,9 @@ fn without(name: &str) -> Outcome<Without> {
     let mut without = Without::default();
     match name {
         "nothing" => {}
-        "helping" => without.helping = true,
         "extra_gatherers" => without.extra_gatherers = true,
         "adapting" => without.adapting = true,
         "trust" => without.trust = true,
-        "doubt" => without.doubt = true,
         "prefetch" => without.prefetch = true,
         "small_chunks" => without.small_chunks = true,
         _ => return Err(format!("{name}?").into()),

@@ -1,11 +1,10 @@
-//! Batches of windows: one batch with given numbers ([`row::assemble`]), or a stream of batches that are made
+//! Batches of windows: one batch with given numbers ([`assemble::assemble`]), or a stream of batches that are made
 //! ahead of their use ([`pipeline::Pipeline`]).
 //!
 //! ```text
 //!   planner ──plan──> ring ──claim──> gatherers ──finish──> ring ──take──> consumer
-//!     │                                  │                                   │
-//!     │ asks for pages                   │ copy and widen rows               │ fills a chunk itself where
-//!     └ fetch::ahead                     └ row.rs, crate::widen              └ it would have to wait
+//!     │                                  │
+//!     └ asks for pages: fetch::ahead     └ copy and widen rows: row.rs, crate::widen
 //! ```
 //!
 //! **The states of a batch.** [`ring`] alone changes them; `threads.rs` wakes the threads for which a change
@@ -33,8 +32,9 @@
 //! for one that hangs in a read; a fork touches no lock of its parent. No thread of a pipeline knows Python.
 //!
 //! The files, in reading order: `options`, `sizes` and `layout` (what is set and worked out once), `plan`
-//! (windows of batches), `planner`, `ring`, `threads`, `gatherer`, `row`, `pipeline`, `metrics`.
+//! (windows of batches), `planner`, `ring`, `threads`, `gatherer`, `row`, `pipeline`, `metrics`; `assemble` stands apart.
 
+pub mod assemble;
 mod gatherer;
 pub mod layout;
 pub mod metrics;

@@ -30,16 +30,12 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Without {
-    /// The consumer fills a chunk itself where it would have to wait for a gatherer.
-    pub helping: bool,
     /// More gatherers while storage is slow.
     pub extra_gatherers: bool,
     /// Lookahead and ring double, and start anew once the cache is warm.
     pub adapting: bool,
     /// A warm cache is trusted.
     pub trust: bool,
-    /// A wait makes the planner doubt a warm cache.
-    pub doubt: bool,
     /// The processor is told which rows come next.
     pub prefetch: bool,
     /// Chunks of one row while storage is slow.

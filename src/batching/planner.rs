@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::error::Result;
 use crate::fetch::ahead::Ahead;
@@ -161,9 +160,6 @@ impl Planner {
     }
 
     fn ask(&mut self, shared: &Shared, ranges: &[ByteRange]) -> Result<()> {
-        if shared.was_late.swap(false, Ordering::Relaxed) && !shared.options.without.doubt {
-            self.ahead.doubt();
-        }
         let lot = self.ahead.ask(ranges, |file| shared.feed.open(file))?;
         Metrics::add(&shared.metrics.already_cached, lot.cached);
         Metrics::add(&shared.metrics.bytes_read, lot.asked_bytes);

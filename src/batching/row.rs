@@ -1,4 +1,4 @@
-//! Rows of batches: tokens of a corpus, copied and widened into memory. [`assemble`] makes one whole batch.
+//! Rows of batches: tokens of a corpus, copied and widened into memory.
 
 use std::sync::Arc;
 
@@ -6,46 +6,9 @@ use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, can_copy_from_mappings};
 use crate::os::memory::Uninit;
 use crate::tokens::corpus::TokenCorpus;
-use crate::tokens::windows::{Target, Windows};
 use crate::widen::{self, Element};
 
 use super::layout::row_bytes;
-
-/// The memory of a batch: `[windows, sequence_length]` elements each, without gaps.
-#[derive(Debug)]
-pub struct BatchMemory<'a> {
-    pub x: Uninit<'a>,
-    /// `None` exactly for [`Target::None`].
-    pub y: Option<Uninit<'a>>,
-}
-
-/// Fills `memory` with the windows `indices`, in that order.
-///
-/// Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
-/// and then the content of the memory is undefined.
-pub fn assemble(
-    corpus: &TokenCorpus,
-    windows: &Windows,
-    indices: &[u64],
-    element: Element,
-    mut room: BatchMemory<'_>,
-) -> Result<()> {
-    let row_bytes = row_bytes(windows.sequence_length(), corpus.dtype(), element).unwrap_or(usize::MAX);
-    let needed = row_bytes.checked_mul(indices.len());
-    let has_targets = windows.target() != Target::None;
-    if needed != Some(room.x.len()) || room.y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
-        return Err(Error::argument("the memory for the batch is not of the batch's size"));
-    }
-    let mut gatherer = RowCopier::default();
-    let mut y = room.y;
-    for (row, &index) in indices.iter().enumerate() {
-        let place = row * row_bytes..(row + 1) * row_bytes;
-        let y_row = y.as_mut().map(|y| y.range(place.clone()));
-        let window = windows.tokens(index)?;
-        gatherer.row(corpus, window, has_targets, element, room.x.range(place), y_row)?;
-    }
-    corpus.verify_now(gatherer.take_touched(corpus)?)
-}
 
 /// Bytes of a mapping that one step copies and widens. They stay in the first-level cache.
 const BLOCK_BYTES: u64 = 8 << 10;
@@ -128,7 +91,8 @@ impl RowCopier {
         Ok(touched)
     }
 
-    fn take_touched(&mut self, corpus: &TokenCorpus) -> Result<Vec<usize>> {
+    /// The shards that were read since the last call, without looking at them.
+    pub(super) fn take_touched(&mut self, corpus: &TokenCorpus) -> Result<Vec<usize>> {
         let TokenCopier { of, mut touched, .. } = std::mem::take(&mut self.reader);
         if of.is_some_and(|of| of != address(corpus)) {
             return Err(another_corpus());

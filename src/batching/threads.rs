@@ -1,6 +1,5 @@
 //! What the threads of a pipeline share: the ring behind a lock, and who sleeps until it has news.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,8 +24,6 @@ pub(super) struct Shared {
     pub layout: BatchLayout,
     pub metrics: Metrics,
     pub crew: Arc<Crew>,
-    /// Whether a gatherer waited since the planner last looked.
-    pub was_late: AtomicBool,
     watched: Mutex<Watched>,
     /// There is work for gatherers.
     work: Condvar,
@@ -58,7 +55,6 @@ impl Shared {
             layout,
             metrics: Metrics::default(),
             crew: Arc::new(Crew::new(sizes.gatherers)),
-            was_late: AtomicBool::new(false),
             watched: Mutex::new(watched),
             work: Condvar::new(),
             ready: Condvar::new(),
@@ -145,9 +141,6 @@ impl Shared {
             }
         };
         let waited = outcome.as_ref().is_ok_and(|filled| filled.waited);
-        if waited {
-            self.was_late.store(true, Ordering::Relaxed);
-        }
         let behind = self.ring(|ring| ring.finish(number, outcome));
         if let (Some(what), Some(ranges)) = (self.options.drop_behind, behind) {
             self.drop_behind(&ranges, what);
@@ -157,22 +150,6 @@ impl Shared {
 
     fn job(&self) -> Job<'_> {
         Job { feed: &self.feed, options: &self.options, layout: &self.layout, metrics: &self.metrics }
-    }
-
-    /// Whether all that a claim needs is known to be in the page cache, as far as a few of its rows tell:
-    /// storage that has stalled keeps back more than one.
-    pub fn is_resident(&self, claim: &Claim) -> bool {
-        /// All rows would take a fifth as long as gathering them.
-        const SAMPLED_ROWS: usize = 16;
-        match &claim.work {
-            SlotWork::Fill(chunk) => {
-                let rows = &claim.plan.rows[chunk.rows.clone()];
-                let step = rows.len().div_ceil(SAMPLED_ROWS).max(1);
-                rows.iter().step_by(step).all(|row| self.feed.is_resident(row))
-            }
-            // A server may be asked, and may not answer.
-            SlotWork::Check(_) => false,
-        }
     }
 
     fn drop_behind(&self, ranges: &[ByteRange], what: DropBehind) {

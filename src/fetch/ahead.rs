@@ -17,8 +17,6 @@ const NEAR_BYTES: u64 = 128 << 10;
 #[derive(Debug, Default)]
 pub struct Ahead {
     cached_in_a_row: u32,
-    /// Ranges that are looked up although the cache is trusted.
-    doubted: u32,
     /// The last range of the lot before. A sequential stream goes on in the page in which that one ends.
     last: Option<ByteRange>,
     /// Whether every range is looked up. Benchmarks set it.
@@ -63,7 +61,6 @@ impl Ahead {
                 pair[0].file == pair[1].file && pair[1].offset.saturating_sub(pair[0].end()) <= NEAR_BYTES
             };
             let (now, later) = rest.split_at(1 + rest.windows(2).take_while(|pair| is_near(pair)).count());
-            self.doubted = self.doubted.saturating_sub(now.len() as u32);
             let len = now.last().map_or(0, |last| last.end().min(opened.size()).saturating_sub(first.offset));
             let pages =
                 if now.len() > 1 { page_cache::resident_pages(&opened, first.offset, len) } else { None };
@@ -104,14 +101,8 @@ impl Ahead {
         self.cached_in_a_row >= TRUST_AFTER_RANGES
     }
 
-    /// Looks up every range for a while, because a reader had to wait; perhaps for something else than
-    /// storage.
-    pub fn doubt(&mut self) {
-        self.doubted = TRUST_AFTER_RANGES;
-    }
-
     fn is_trusted(&self) -> bool {
-        self.is_warm() && self.doubted == 0 && !self.looks_at_all
+        self.is_warm() && !self.looks_at_all
     }
 
     /// The part of a range that the lot before did not ask for.

@@ -20,12 +20,12 @@
 //!   order is kept, and nothing is allocated for parts that are not joined.
 //! * [`ahead`]: no range that is known to be cached is asked for; every other one is, in pieces that the
 //!   kernel fetches whole. A cache that has held many ranges in a row is trusted: then one range of each lot
-//!   is looked up. [`ahead::Ahead::doubt`] withdraws the trust. Advice is never an error.
-//! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread sleep. While
-//!   storage is slow the crew has all threads that its limits allow; when it is calm the additional ones
-//!   leave.
-//! * [`budget`]: never more than the limit in flight; the consumer gives credit back. The limit doubles and
-//!   starts anew.
+//!   is looked up, until one is not cached. Advice is never an error.
+//! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread wait
+//!   ([`crew::Wait`]). While storage is slow the crew has all threads that its limits allow; when it is calm
+//!   the additional ones leave. Each item is done once, and all threads end with the work.
+//! * [`budget`]: has room while less than the limit is in flight; the consumer gives credit back. The limit
+//!   doubles and starts anew.
 //! * [`buffers`]: a buffer returns to its pool when its last user drops it, and never before.
 //! * [`cancel`]: the caller is asked every [`cancel::PERIOD`] whether to go on, in its own thread.
 //!

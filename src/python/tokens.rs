@@ -13,7 +13,7 @@ use super::error::text;
 use super::export::{self, Access};
 use super::files::{path_of, weakest_reason};
 use super::writable::WritableBuffer;
-use crate::batching::row::{BatchMemory, assemble};
+use crate::batching::assemble::{BatchMemory, assemble};
 use crate::error::Error;
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::natural;

@@ -70,7 +70,6 @@ pub fn fill(
         ahead: opened.reads_from_cache().then(|| Mutex::new(SliceAhead::new(plan))),
         credit: AtomicI64::new(0),
         taken: AtomicU64::new(0),
-        was_late: AtomicBool::new(false),
         failure: Mutex::new(None),
         is_over: AtomicBool::new(false),
     };
@@ -136,7 +135,6 @@ struct SliceWork<'p, 'a> {
     /// Bytes that were taken and not yet given back to the budget.
     credit: AtomicI64,
     taken: AtomicU64,
-    was_late: AtomicBool,
     failure: Mutex<Option<Error>>,
     is_over: AtomicBool,
 }
@@ -181,7 +179,6 @@ impl<'a> Work for SliceWork<'_, 'a> {
             return None;
         }
         let waited = wait.is_some_and(|wait| wait.end(bytes).0);
-        self.was_late.fetch_or(waited, Ordering::Relaxed);
         Some(Step { items, waited })
     }
 }
@@ -225,9 +222,6 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         else {
             return;
         };
-        if self.was_late.swap(false, Ordering::Relaxed) {
-            ahead.ahead.doubt();
-        }
         // Best effort: an extent that is not asked for is read in its turn.
         let lot = ahead.ahead.ask(&ahead.lot, |_| Ok(self.reads.opened()));
         let is_small = ahead.lot.iter().all(|range| range.len <= MAX_MAPPED_BYTES);

@@ -13,11 +13,11 @@ pub(super) fn scatter(axes: &[Axis], count: u64, source: &[u8], mut target: Unin
         [outer, bytes] => strided(outer, bytes.count as usize, source, target),
         [outer, inner, ..] => {
             let (stride, span) = (outer.stride as usize, outer.span as usize);
-            let rooms = target.chunks_exact(outer.room as usize);
-            for (index, room) in rooms.enumerate() {
+            let outputs = target.chunks_exact(outer.result_bytes as usize);
+            for (index, output) in outputs.enumerate() {
                 let index = if outer.is_reversed { count as usize - 1 - index } else { index };
                 let start = index * stride;
-                scatter(&axes[1..], inner.count, &source[start..start + span], room);
+                scatter(&axes[1..], inner.count, &source[start..start + span], output);
             }
         }
     }
@@ -33,13 +33,13 @@ fn strided(outer: &Axis, run: usize, source: &[u8], target: Uninit<'_>) {
         8 => items::<8>(outer.is_reversed, stride, source, target),
         16 => items::<16>(outer.is_reversed, stride, source, target),
         _ if outer.is_reversed => {
-            for (mut room, chunk) in target.chunks_exact(run).zip(source.rchunks(stride)) {
-                room.copy_from_slice(&chunk[chunk.len() - run..]);
+            for (mut output, chunk) in target.chunks_exact(run).zip(source.rchunks(stride)) {
+                output.copy_from_slice(&chunk[chunk.len() - run..]);
             }
         }
         _ => {
-            for (mut room, chunk) in target.chunks_exact(run).zip(source.chunks(stride)) {
-                room.copy_from_slice(&chunk[..run]);
+            for (mut output, chunk) in target.chunks_exact(run).zip(source.chunks(stride)) {
+                output.copy_from_slice(&chunk[..run]);
             }
         }
     }
@@ -49,17 +49,17 @@ fn strided(outer: &Axis, run: usize, source: &[u8], target: Uninit<'_>) {
 fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &[u8], target: Uninit<'_>) {
     if !stride.is_multiple_of(RUN) {
         // For example pairs of elements that are three elements apart.
-        let rooms = target.arrays::<RUN>();
-        let places = (0..rooms.len()).map(|index| index * stride);
-        let copy = |(room, place): (UninitArray<'_, RUN>, usize)| {
+        let outputs = target.arrays::<RUN>();
+        let places = (0..outputs.len()).map(|index| index * stride);
+        let copy = |(output, place): (UninitArray<'_, RUN>, usize)| {
             if let Some(element) = source[place..].first_chunk() {
-                room.write(*element);
+                output.write(*element);
             }
         };
         if is_reversed {
-            rooms.rev().zip(places).for_each(copy);
+            outputs.rev().zip(places).for_each(copy);
         } else {
-            rooms.zip(places).for_each(copy);
+            outputs.zip(places).for_each(copy);
         }
         return;
     }
@@ -67,22 +67,22 @@ fn items<const RUN: usize>(is_reversed: bool, stride: usize, source: &[u8], targ
     let step = stride / RUN;
     match (is_reversed, step) {
         (true, 1) => {
-            target.arrays().zip(elements.iter().rev()).for_each(|(room, element)| room.write(*element));
+            target.arrays().zip(elements.iter().rev()).for_each(|(output, element)| output.write(*element));
         }
         (true, _) => {
             let wanted = elements.iter().rev().step_by(step);
-            target.arrays().zip(wanted).for_each(|(room, element)| room.write(*element));
+            target.arrays().zip(wanted).for_each(|(output, element)| output.write(*element));
         }
         // The most common step. With a known step the compiler shuffles whole vectors.
         (false, 2) => {
             let (pairs, rest) = elements.as_chunks::<2>();
-            let (rooms, last) = target.split_at(pairs.len() * RUN);
-            rooms.arrays().zip(pairs).for_each(|(room, [element, _])| room.write(*element));
-            last.arrays().zip(rest).for_each(|(room, element)| room.write(*element));
+            let (outputs, last) = target.split_at(pairs.len() * RUN);
+            outputs.arrays().zip(pairs).for_each(|(output, [element, _])| output.write(*element));
+            last.arrays().zip(rest).for_each(|(output, element)| output.write(*element));
         }
         (false, _) => {
             let wanted = elements.iter().step_by(step);
-            target.arrays().zip(wanted).for_each(|(room, element)| room.write(*element));
+            target.arrays().zip(wanted).for_each(|(output, element)| output.write(*element));
         }
     }
 }

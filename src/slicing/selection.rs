@@ -11,7 +11,7 @@ pub(super) struct Axis {
     /// Bytes of the file from the first to the last byte of one index.
     pub span: u64,
     /// Bytes of one index in the result.
-    pub room: u64,
+    pub result_bytes: u64,
     /// Whether the result has the indices in the opposite order.
     pub is_reversed: bool,
 }
@@ -65,8 +65,8 @@ impl Selection {
                  not lie inside a tensor of {tensor_bytes} bytes"
             ))
         };
-        let bytes = Axis { count: item_bytes, stride: 1, span: 1, room: 1, is_reversed: false };
-        let (mut start, mut axes, mut room) = (first, vec![bytes], item_bytes);
+        let bytes = Axis { count: item_bytes, stride: 1, span: 1, result_bytes: 1, is_reversed: false };
+        let (mut start, mut axes, mut result_bytes) = (first, vec![bytes], item_bytes);
         for (&count, &stride) in shape.iter().zip(strides).rev().filter(|&(&count, _)| count > 1) {
             let distance = stride.unsigned_abs();
             let reach = distance.checked_mul(count - 1).ok_or_else(outside)?;
@@ -82,9 +82,9 @@ impl Selection {
                 )));
             }
             span.checked_add(reach).filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
-            let outer = Axis { count, stride: distance, span, room, is_reversed };
+            let outer = Axis { count, stride: distance, span, result_bytes, is_reversed };
             // By the check above the result fits in the tensor: no product overflows.
-            room *= count;
+            result_bytes *= count;
             match axes.last_mut() {
                 Some(inner) if continues(&outer, inner) => inner.count *= count,
                 _ => axes.push(outer),
@@ -93,7 +93,7 @@ impl Selection {
         axes.reverse();
         let end = axes[0].span_of(axes[0].count).checked_add(start);
         end.filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
-        Ok(Self { start, axes, result_bytes: room })
+        Ok(Self { start, axes, result_bytes })
     }
 
     pub fn result_bytes(&self) -> u64 {

@@ -164,3 +164,25 @@ def test_the_blocked_order_reads_whole_extents(tmp_path: Path) -> None:
     # Of 128 KiB each, where the kernel asks for no more at once; extents are as long.
     assert requests["blocked"] <= 2 * tokens.nbytes / (128 << 10)
     assert requests["shuffled"] >= 4 * requests["blocked"]
+
+
+def test_a_mapped_loader_asks_for_each_page_of_its_windows_once(tmp_path):
+    """Windows of 2 KiB, a page apart and more: of each the pages that it lies on, and no read-ahead around them."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    tokens = np.arange(8 << 20, dtype="u4").astype("u2")
+    tokens.tofile(folder / "tokens.bin")
+    options = {"sequence_length": 1024, "stride": 8192, "batch_size": 64, "epochs": 1, "target": "none"}
+    with real.slow_fuse(folder, tmp_path / "slow", delay_ms=2) as slow:
+        with TokenLoader(slow.path / "tokens.bin", dtype="raw", seed=3, **options) as loader:
+            rows = np.concatenate(list(loader))
+            metrics = loader.metrics()
+        del loader
+        gc.collect()
+    windows = tokens.reshape(-1, 8192)[:, :1024]
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, windows))
+    # Each window lies on one page. A few of these are read before, and others beside them, for the fingerprint.
+    assert (len(windows) - 64) * 4096 <= metrics["bytes_read"] <= len(windows) * 4096
+    assert len(windows) <= slow.counts["read_requests"] <= len(windows) + 64
+    # Many wait at the same time, though there are few threads.
+    assert slow.counts["most_in_flight"] >= 32

@@ -1,6 +1,7 @@
 //! Batches of windows that cross files, against naive slicing.
 
-use pagestream::batching::row::{BatchMemory, RowCopier, assemble};
+use pagestream::batching::assemble::{BatchMemory, assemble};
+use pagestream::batching::row::RowCopier;
 use pagestream::error::{Error, ReadCause};
 use pagestream::mapped_file::RequestedMode;
 use pagestream::os::memory::Uninit;

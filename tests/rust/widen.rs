@@ -179,6 +179,6 @@ fn words_are_those_of_python() {
     assert_eq!(Element::from_word("raw"), Ok(Element::Raw));
     for word in ["", "INT64", "int16", "float32"] {
         let message = Element::from_word(word).expect_err("refused").message();
-        assert!(message.ends_with(&format!("not {word:?}")), "{message}");
+        assert!(message.ends_with(&format!("not '{word}'")), "{message}");
     }
 }

@@ -1,0 +1,45 @@
+//! One batch with given windows, for callers that choose them: map-style datasets.
+
+use crate::error::{Error, Result};
+use crate::os::memory::Uninit;
+use crate::tokens::corpus::TokenCorpus;
+use crate::tokens::windows::{Target, Windows};
+use crate::widen::Element;
+
+use super::layout::row_bytes;
+use super::row::RowCopier;
+
+/// The memory of a batch: `[windows, sequence_length]` elements each, without gaps.
+#[derive(Debug)]
+pub struct BatchMemory<'a> {
+    pub x: Uninit<'a>,
+    /// `None` exactly for [`Target::None`].
+    pub y: Option<Uninit<'a>>,
+}
+
+/// Fills `memory` with the windows `indices`, in that order.
+///
+/// Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
+/// and then the content of the memory is undefined.
+pub fn assemble(
+    corpus: &TokenCorpus,
+    windows: &Windows,
+    indices: &[u64],
+    element: Element,
+    memory: BatchMemory<'_>,
+) -> Result<()> {
+    let BatchMemory { mut x, mut y } = memory;
+    let row_bytes = row_bytes(windows.sequence_length(), corpus.dtype(), element).unwrap_or(usize::MAX);
+    let needed = row_bytes.checked_mul(indices.len());
+    let has_targets = windows.target() != Target::None;
+    if needed != Some(x.len()) || y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
+        return Err(Error::argument("the memory for the batch is not of the batch's size"));
+    }
+    let mut copier = RowCopier::default();
+    for (row, &index) in indices.iter().enumerate() {
+        let place = row * row_bytes..(row + 1) * row_bytes;
+        let y_row = y.as_mut().map(|y| y.range(place.clone()));
+        copier.row(corpus, windows.tokens(index)?, has_targets, element, x.range(place), y_row)?;
+    }
+    corpus.verify_now(copier.take_touched(corpus)?)
+}
