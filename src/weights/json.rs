@@ -10,6 +10,7 @@ pub(super) struct Any<V>(pub V);
 impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Any<V> {
     type Value = V::Value;
 
+    #[inline]
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
         deserializer.deserialize_any(self.0)
     }

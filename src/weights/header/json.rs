@@ -142,28 +142,24 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_, '_> {
                 }
                 reader.table.metadata = map.next_value_seed(Any(MetadataVisitor(reader)))?;
             } else {
-                let record = entry(reader, name, &mut map)?;
-                reader.table.records.push(record);
+                entry(reader, name, &mut map)?;
             }
         }
         Ok(())
     }
 }
 
-fn entry<'de, A: MapAccess<'de>>(
-    reader: &mut HeaderReader,
-    name: Text,
-    map: &mut A,
-) -> Result<Record, A::Error> {
+/// Reads the entry of a name, and appends it to the table.
+fn entry<'de, A: MapAccess<'de>>(reader: &mut HeaderReader, name: Text, map: &mut A) -> Result<(), A::Error> {
     reader.current = Some(name.span);
     // Only an escape can write NUL, and names with escapes have no place.
     let may_have_nul = reader.strictness == Strictness::Strict && name.place.is_none();
     if may_have_nul && reader.table.text(name.span).contains('\0') {
         return Err(reader.refuse(HeaderErrorKind::InvalidName, "the name has a NUL character"));
     }
-    let record = map.next_value_seed(Any(EntryVisitor { reader, name }))?;
+    map.next_value_seed(Any(EntryVisitor { reader, name }))?;
     reader.current = None;
-    Ok(record)
+    Ok(())
 }
 
 struct MetadataVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
@@ -214,20 +210,20 @@ impl<'de> Visitor<'de> for TextVisitor<'_, '_> {
     }
 }
 
-/// One tensor's entry, `{"dtype": ..., "shape": [...], "data_offsets": [begin, end]}`.
+/// Appends one tensor's entry to the table: `{"dtype": ..., "shape": [...], "data_offsets": [begin, end]}`.
 struct EntryVisitor<'r, 'j> {
     reader: &'r mut HeaderReader<'j>,
     name: Text,
 }
 
 impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
-    type Value = Record;
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("an object with `dtype`, `shape` and `data_offsets`")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Record, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let reader = self.reader;
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
         while let Some(field) = map.next_key_seed(Any(EntryFieldVisitor(reader)))? {
@@ -244,11 +240,12 @@ impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
         let dtype = dtype.ok_or_else(|| A::Error::missing_field("dtype"))?;
         let shape = shape.ok_or_else(|| A::Error::missing_field("shape"))?;
         let (begin, end) = offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?;
-        Ok(Record { name: self.name, shape, dtype, begin, end })
+        reader.table.records.push(Record { name: self.name, shape, dtype, begin, end });
+        Ok(())
     }
 
     /// Derived serde code, as upstream's, also takes the fields' values as an array.
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Record, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         if self.reader.strictness == Strictness::Strict {
             return Err(A::Error::invalid_type(Unexpected::Seq, &self));
         }
@@ -256,7 +253,8 @@ impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
         let dtype = seq.next_element_seed(Any(DtypeVisitor(self.reader)))?.ok_or_else(|| missing(0))?;
         let shape = seq.next_element_seed(Any(ShapeVisitor(self.reader)))?.ok_or_else(|| missing(1))?;
         let (begin, end) = seq.next_element_seed(Any(OffsetsVisitor))?.ok_or_else(|| missing(2))?;
-        Ok(Record { name: self.name, shape, dtype, begin, end })
+        self.reader.table.records.push(Record { name: self.name, shape, dtype, begin, end });
+        Ok(())
     }
 }
 
