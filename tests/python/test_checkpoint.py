@@ -22,7 +22,7 @@ from pagestream.safetensors import deserialize, safe_open
 from support import real
 from support.checkpoints import INDEX, shard_name, sharded, values, write_index, write_shards
 from support.mappings import place_in_file
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 from support.weight_files import entry, weight_file, write
 
 ONE = np.ones(1, "f4")
@@ -411,18 +411,7 @@ def test_an_index_of_many_missing_files_is_refused_after_the_first_hundred(tmp_p
 def test_an_interrupt_is_heard_while_files_are_opened(tmp_path):
     count = 1500
     source = sharded(tmp_path / "source", shards=count, tensors=1)
-    code = """
-        import os, signal, sys, threading, pagestream
-        def interrupt():
-            while len(os.listdir("/proc/self/fd")) < 80:
-                pass
-            os.kill(os.getpid(), signal.SIGINT)
-        threading.Thread(target=interrupt).start()
-        try:
-            pagestream.open_checkpoint(sys.argv[1])
-        except KeyboardInterrupt:
-            print("interrupted")
-    """
+    code = PROGRAMS / "checkpoint/an_interrupt_is_heard_while_files_are.py"
     with real.slow_fuse(Path(source), tmp_path / "slow", delay_ms=50) as slow:
         assert output_of(code, slow.path) == "interrupted"
     assert slow.counts["read_requests"] < count

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from pagestream.errors import SafetensorError
 
 from support import real
 from support.checkpoints import INDEX, contents, hub_cache, sharded, values, write_index, write_shards
-from support.process import output_of, run_python
+from support.process import PROGRAMS, output_of, run_python
 
 SECRET = {"t": np.full(3, 7, "f4")}
 
@@ -132,13 +131,7 @@ def test_the_same_holds_where_openat2_is_missing(folder, outside, case):
     strace = real.need_tool("strace")
     for errno in ("ENOSYS", "EPERM"):
         inject = ("-e", "trace=openat2", "-e", f"inject=openat2:error={errno}")
-        code = """
-            import sys, pagestream
-            try:
-                pagestream.open_checkpoint(sys.argv[1])
-            except pagestream.errors.SafetensorError as error:
-                print(error)
-        """
+        code = PROGRAMS / "checkpoint_confinement/the_same_holds_where_openat2_is_missing.py"
         text = output_of(code, folder, wrapper=(strace, "-f", "-qq", "-o", "/dev/null", *inject))
         assert re.search(words, text), text
 
@@ -249,17 +242,9 @@ def test_renames_elsewhere_hinder_no_open(tmp_path, wide):
         f"{number}.safetensors": safetensors.numpy.save({str(number): SECRET["t"]}) for number in range(50)
     }
     snapshot = hub_cache(tmp_path / "hub", files)
-    renaming = """
-        import os, sys
-        os.chdir(sys.argv[1])
-        open("one", "w").close()
-        print("begin", flush=True)
-        while os.getppid() == int(sys.argv[2]):
-            os.rename("one", "other")
-            os.rename("other", "one")
-    """
+    renaming = PROGRAMS / "checkpoint_confinement/renaming.py"
     (tmp_path / "elsewhere").mkdir()
-    command = [sys.executable, "-c", textwrap.dedent(renaming), str(tmp_path / "elsewhere"), str(os.getpid())]
+    command = [sys.executable, str(renaming), str(tmp_path / "elsewhere"), str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as others:
         try:
             assert others.stdout is not None
@@ -346,15 +331,7 @@ def test_nothing_outside_is_opened_nor_read(tmp_path, outside, errno):
         make(folder, outside)
         write_index(folder, {"t": "evil.safetensors", "good": "good.safetensors"})
         folders.append(folder)
-    code = """
-        import sys, pagestream
-        print("begin", flush=True)
-        for folder in sys.argv[1:]:
-            try:
-                pagestream.open_checkpoint(folder)
-            except pagestream.errors.SafetensorError as error:
-                print(error)
-    """
+    code = PROGRAMS / "checkpoint_confinement/nothing_outside_is_opened_nor_read.py"
     log = tmp_path / "log"
     trace = "-e", "trace=open,openat,openat2,read,pread64,preadv,preadv2,readv,mmap,write"
     inject = () if errno is None else ("-e", f"inject=openat2:error={errno}")
@@ -385,19 +362,7 @@ def test_a_folder_that_is_replaced_while_it_is_opened_stays_the_one_that_was_ope
 ):
     """The audit hook runs after the folder and its index were opened, and before the shards are."""
     sharded(folder)
-    code = """
-        import os, sys, pagestream
-        folder, outside = sys.argv[1:]
-        def hook(event, arguments):
-            if event == "pagestream.open" and arguments[0].endswith("00001-of-00012.safetensors"):
-                os.rename(folder, folder + ".old")
-                os.symlink(outside, folder)
-        sys.addaudithook(hook)
-        try:
-            weights = pagestream.open_checkpoint(folder)
-        except pagestream.errors.FileChangedError as error:
-            print(error.filename, error)
-    """
+    code = PROGRAMS / "checkpoint_confinement/a_folder_that_is_replaced_while_it.py"
     text = output_of(code, folder, outside)
     assert text.startswith(f"{folder}/{INDEX} ")
     assert "rewritten or replaced" in text
@@ -406,19 +371,7 @@ def test_a_folder_that_is_replaced_while_it_is_opened_stays_the_one_that_was_ope
 @pytest.mark.parametrize("by", ["folder", "index"])
 def test_hooks_see_the_listing_the_index_and_every_file_and_can_refuse(tmp_path, by):
     folder = sharded(tmp_path / "model", shards=3)
-    code = """
-        import sys, pagestream
-        def hook(event, arguments):
-            if event in ("os.listdir", "pagestream.open") and sys.argv[1] in arguments[0]:
-                print(event, *arguments)
-                if arguments[0].endswith(sys.argv[3]):
-                    raise RuntimeError("refused")
-        sys.addaudithook(hook)
-        try:
-            pagestream.open_checkpoint(sys.argv[2])
-        except RuntimeError as error:
-            print(error)
-    """
+    code = PROGRAMS / "checkpoint_confinement/hooks_see_the_listing_the_index_and.py"
     path = folder if by == "folder" else f"{folder}/{INDEX}"
     events = [f"os.listdir {folder}", f"pagestream.open {folder}/{INDEX} read"]
     events += [

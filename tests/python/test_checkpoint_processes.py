@@ -17,7 +17,7 @@ from pagestream import open_checkpoint
 from pagestream.errors import SafetensorError
 
 from support.checkpoints import INDEX, shard_name, sharded, write_index, write_shards
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 
 
 @pytest.fixture(scope="module")
@@ -150,38 +150,7 @@ def test_closing_under_eight_threads_is_an_exception_and_no_more(folder):
         assert set(pool.map(look, range(8))) == {"the file is closed"}
 
 
-LEAKS = """
-    import gc, os, resource, sys
-    import pagestream
-    def held():
-        gc.collect()
-        with open("/proc/self/status") as status:
-            resident = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
-        with open("/proc/self/maps") as maps:
-            # The allocator's own maps come and go.
-            mapped = sum("safetensors" in line for line in maps)
-        return len(os.listdir("/proc/self/fd")), mapped, resident
-    folder = sys.argv[1]
-    def use(turn):
-        weights = pagestream.open_checkpoint(folder)
-        array = weights["layer.1.0"]
-        if turn % 3:
-            weights.close()
-        if turn % 2:
-            del weights
-        assert array[0, 0] == 1000
-        try:
-            pagestream.open_checkpoint(sys.argv[2])
-        except pagestream.errors.SafetensorError:
-            pass
-    for turn in range(2000): use(turn)
-    before = held()
-    for turn in range(10_000): use(turn)
-    after = held()
-    assert after[:2] == before[:2], (before, after)
-    assert after[2] - before[2] < 1024, (before, after)
-    print("good")
-"""
+LEAKS = PROGRAMS / "checkpoint_processes/leaks.py"
 
 
 def test_ten_thousand_openings_leak_nothing(tmp_path):
@@ -203,45 +172,7 @@ def test_refusals_of_many_files_leak_nothing(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-THOUSANDS = """
-    import os, resource, sys
-    limit = int(sys.argv[3])
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    import pagestream
-    from pagestream.errors import FileChangedError
-    weights = pagestream.open_checkpoint(sys.argv[1], mmap_mode=sys.argv[2])
-    count = len(weights)
-    assert len(weights.files) == count == 3000
-    assert len(os.listdir("/proc/self/fd")) <= limit // 4 + 20, len(os.listdir("/proc/self/fd"))
-    held = []
-    for step in (1, 977, 1):
-        for number in range(0, count * step, step):
-            array = weights[f"t{number % count}"]
-            assert array[0] == number % count
-            held.append(array) if number % 50 == 0 else None
-    assert len(os.listdir("/proc/self/fd")) <= limit // 4 + 20
-    weights.check()
-    # A file that is not open and was replaced is noticed when it is opened again; and by check.
-    for number in (0, 1500, 2999):
-        path = weights.info(f"t{number}").path
-        os.replace(path, path + ".old")
-        with open(path + ".old", "rb") as old, open(path, "wb") as new:
-            new.write(old.read())
-    try:
-        weights.check()
-    except FileChangedError as error:
-        print(error.filename)
-    noticed = 0
-    for number in (0, 1500, 2999):
-        try:
-            weights[f"t{number}"]
-        except FileChangedError as error:
-            noticed += "no longer the file that was opened" in str(error)
-    assert noticed >= 2, noticed
-    weights.close()
-    assert all(array[0] >= 0 for array in held)
-"""
+THOUSANDS = PROGRAMS / "checkpoint_processes/thousands.py"
 
 
 @pytest.mark.parametrize(("mode", "limit"), [("auto", 256), ("read", 256), ("auto", 64)])
@@ -253,40 +184,18 @@ def test_thousands_of_files_need_few_descriptors(tmp_path, mode, limit):
 
 
 def test_checkpoints_share_the_descriptors_and_give_them_back(tmp_path):
-    code = """
-        import resource, sys
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        import pagestream
-        for turn in range(3):
-            several = [pagestream.open_checkpoint(sys.argv[1]) for _ in range(8)]
-            print([weights._files.open_files for weights in several])
-            del several
-    """
+    code = PROGRAMS / "checkpoint_processes/checkpoints_share_the_descriptors_and_give_them.py"
     folder = sharded(tmp_path / "model", shards=100, tensors=1)
     assert output_of(code, folder).splitlines() == [str([64] * 2 + [16] * 6)] * 3
 
 
 def test_opening_does_not_make_a_string_of_each_name(tmp_path):
     """30,000 names of 60 bytes would be about 3 MiB of Python's memory."""
-    code = """
-        import sys, tracemalloc
-        import pagestream
-        pagestream.open_checkpoint(sys.argv[1]).close()
-        tracemalloc.start()
-        weights = pagestream.open_checkpoint(sys.argv[1])
-        weights["layer.17.3"]
-        print(tracemalloc.get_traced_memory()[1])
-    """
+    code = PROGRAMS / "checkpoint_processes/opening_does_not_make_a_string_of.py"
     folder = sharded(tmp_path / "model", shards=30, tensors=1000)
     assert int(output_of(code, folder)) < 100_000
 
 
 def test_closing_the_interpreter_with_checkpoints_open_is_quiet(folder):
-    code = """
-        import sys, pagestream
-        weights = pagestream.open_checkpoint(sys.argv[1])
-        array = weights["layer.1.1"]
-        print(len(weights))
-    """
+    code = PROGRAMS / "checkpoint_processes/closing_the_interpreter_with_checkpoints_open_is.py"
     assert output_of(code, folder) == "48"

@@ -20,7 +20,7 @@ from pagestream.errors import FileChangedError, MappedReadError, PagestreamError
 from pagestream.safetensors import SafetensorError, _safe_open_handle, safe_open
 
 from support.mappings import mappings_of, place_in_file
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
 
 GIB = 1 << 30
@@ -491,14 +491,7 @@ def test_where_there_are_no_copy_on_write_pages_mode_and_reason_say_so(tmp_path)
     """RLIMIT_DATA counts private writable memory: the mapping is refused, and tensors are copies."""
     path = tmp_path / "large.safetensors"
     safetensors.numpy.save_file({"a": np.arange(32 << 20, dtype="u1")}, path)
-    code = """
-    import resource, sys
-    from pagestream.safetensors import safe_open
-    held = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
-    resource.setrlimit(resource.RLIMIT_DATA, (held + (16 << 20), -1))
-    f = safe_open(sys.argv[1], "np")
-    print(f.mode, f.reason, sep="|")
-    """
+    code = PROGRAMS / "safetensors/where_there_are_no_copy_on_write.py"
     mode, reason = output_of(code, path).split("|")
     assert mode == "read"
     assert reason.startswith("MAP_PRIVATE with PROT_WRITE: ENOMEM")

@@ -22,7 +22,7 @@ from pagestream.errors import FormatError, SliceError
 from pagestream.safetensors import SafetensorError, TensorMeta, safe_open
 
 from support.mappings import place_in_file
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
 
 WEIGHTS = {
@@ -41,49 +41,7 @@ def path(tmp_path):
     return str(tmp_path / "weights.safetensors")
 
 
-ROUND_TRIP = """
-    import sys
-    from importlib import import_module
-    import numpy as np, ml_dtypes
-    import pagestream.safetensors as ours
-    name, words, path, kind, other = sys.argv[1], sys.argv[2].split(), *sys.argv[3:]
-    module = import_module(f"pagestream.safetensors.{name}")
-    expected = ours.numpy.load_file(path)
-    home, _, attribute = kind.rpartition(".")
-    kind = getattr(import_module(home), attribute)
-
-    def check(tensors, what):
-        assert sorted(tensors) == sorted(expected), what
-        for key, tensor in tensors.items():
-            assert isinstance(tensor, kind), (what, key, type(tensor))
-            assert tuple(tensor.shape) == expected[key].shape, (what, key)
-            if key == "half":
-                assert "bfloat16" in str(tensor.dtype), (what, tensor.dtype)
-                tensor = module_float(tensor)
-            assert np.array_equal(np.asarray(tensor), expected[key].astype("f4")), (what, key)
-
-    def module_float(tensor):
-        if name == "tensorflow":
-            import tensorflow
-            return tensorflow.cast(tensor, "float32")
-        return tensor.astype("float32" if name in ("flax", "paddle") else import_module("mlx.core").float32)
-
-    for word in words:
-        for options in ({}, {"backend": "pread"}, {"mmap_mode": "shared"}):
-            with ours.safe_open(path, word, **options) as file:
-                check(file.get_tensors(), (word, options))
-    check(module.load_file(path), "load_file")
-    with open(path, "rb") as file:
-        check(module.load(file.read()), "load")
-    tensors = module.load_file(path)
-    before = dict(tensors)
-    check(module.load(module.save(tensors)), "save")
-    module.save_file(tensors, other, {"k": "v"})
-    check(module.load_file(other), "save_file")
-    assert tensors.keys() == before.keys() and all(tensors[key] is before[key] for key in before)
-    assert ours.safe_open(other, "np").metadata() == {"k": "v"}
-    print("well")
-"""
+ROUND_TRIP = PROGRAMS / "safetensors_frameworks/round_trip.py"
 
 
 @pytest.mark.parametrize(
@@ -110,14 +68,7 @@ def test_frameworks_without_devices_refuse_one(path, framework):
 
 
 def test_a_type_that_a_framework_lacks_is_a_safetensor_error_with_its_name(tmp_path):
-    code = """
-        import sys
-        import pagestream.safetensors as ours
-        try:
-            ours.safe_open(sys.argv[1], "mlx").get_tensor("t")
-        except ours.SafetensorError as error:
-            print(error)
-    """
+    code = PROGRAMS / "safetensors_frameworks/a_type_that_a_framework_lacks_is.py"
     write(tmp_path / "t", weight_file({"t": entry("F8_E4M3", [2], 0, 2)}, 2))
     assert "mlx cannot make a tensor of F8_E4M3 elements and shape (2,)" in output_of(code, tmp_path / "t")
 
@@ -219,26 +170,7 @@ def test_elements_of_six_bits_get_a_byte_each_in_numpy(tmp_path, code):
 
 def test_without_ml_dtypes_the_error_says_what_to_do_and_raw_gives_the_bytes(tmp_path):
     ours.numpy.save_file({"t": np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)}, tmp_path / "t")
-    code = """
-        import sys
-        sys.modules["ml_dtypes"] = None
-        from pagestream import open_checkpoint
-        from pagestream.errors import FormatError
-        from pagestream.safetensors import SafetensorError, safe_open
-        for ask, error in (
-            (lambda: safe_open(sys.argv[1], "np").get_tensor("t"), SafetensorError),
-            (lambda: open_checkpoint(sys.argv[1])["t"], FormatError),
-        ):
-            try:
-                ask()
-            except error as caught:
-                for words in ("BF16", "pip install ml_dtypes", "raw=True"):
-                    assert words in str(caught)
-            else:
-                raise AssertionError
-        raw = safe_open(sys.argv[1], "np", raw=True).get_tensor("t")
-        print(raw.dtype, raw.shape, raw.tobytes().hex())
-    """
+    code = PROGRAMS / "safetensors_frameworks/without_ml_dtypes_the_error_says_what.py"
     expected = np.arange(6).astype(ml_dtypes.bfloat16).tobytes().hex()
     assert output_of(code, tmp_path / "t") == f"uint8 (2, 6) {expected}"
 
@@ -404,44 +336,14 @@ def test_helpers_of_upstreams_are_found_in_ours():
 
 
 def test_paddles_devices(path):
-    code = """
-        import sys
-        import pagestream.safetensors as ours
-        from pagestream.safetensors.paddle import load, load_file
-        for device in ("cpu", None):
-            tensors = load_file(sys.argv[1], device)
-            assert tensors["vector"].place.is_cpu_place()
-        with open(sys.argv[1], "rb") as file:
-            assert load(file.read(), device="cpu")["vector"].tolist() == [0, 1, 2, 3, 4]
-        for device in ("tpu", "cpu:1", -1, "cuda:x"):
-            try:
-                ours.safe_open(sys.argv[1], "paddle", device)
-            except ours.SafetensorError as error:
-                assert repr(device) in str(error), error
-            else:
-                raise AssertionError(device)
-        try:
-            ours.safe_open(sys.argv[1], "paddle", "cuda").get_tensor("vector")
-        except ours.SafetensorError as error:
-            print("refused", error)  # this paddle has no GPU
-        print("well")
-    """
+    code = PROGRAMS / "safetensors_frameworks/paddles_devices.py"
     assert output_of(code, path).endswith("well")
 
 
 def test_four_bits_are_sliced_before_tensorflow_gets_them(tmp_path):
     raw = np.arange(12, dtype="u1")
     path = write(tmp_path / "t", weight_file({"t": entry("F4", [3, 8], 0, 12)}, raw.tobytes()))
-    code = """
-        import sys
-        import numpy as np
-        import pagestream.safetensors as ours
-        whole = ours.safe_open(sys.argv[1], "np").get_tensor("t")
-        part = ours.safe_open(sys.argv[1], "tf").get_slice("t")
-        for index in (np.s_[...], np.s_[::-1, 1:5], np.s_[None, 2]):
-            assert np.array_equal(np.asarray(part[index]).view("u1"), whole[index].view("u1")), index
-        print("well")
-    """
+    code = PROGRAMS / "safetensors_frameworks/four_bits_are_sliced_before_tensorflow_gets.py"
     assert output_of(code, path).endswith("well")
 
 

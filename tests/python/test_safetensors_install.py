@@ -15,7 +15,7 @@ import pagestream.safetensors
 import pagestream.safetensors.torch
 from pagestream.safetensors import install, uninstall
 
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 
 UPSTREAM = safetensors.safe_open
 
@@ -121,48 +121,14 @@ def test_specs_stay_those_of_our_own_names():
 
 def test_whoever_imports_torchs_part_first_while_installed_can_write_too(tmp_path):
     """Upstream's torch part has not been imported then, and is not under its name."""
-    code = """
-        import sys
-        import pagestream.safetensors as ours
-        ours.install()
-        import torch
-        from safetensors.torch import load_file, save_file, storage_ptr, _find_shared_tensors
-        tensors = {"a": torch.arange(3)}
-        save_file(tensors, sys.argv[1])
-        assert load_file.__module__ == "pagestream.safetensors.torch"
-        assert torch.equal(load_file(sys.argv[1])["a"], tensors["a"])
-        assert _find_shared_tensors(tensors) == [{"a"}] and storage_ptr(tensors["a"])
-        ours.uninstall()
-        from safetensors.torch import load_file as theirs
-        assert theirs.__module__ == "safetensors.torch"
-        assert torch.equal(theirs(sys.argv[1])["a"], tensors["a"])
-        print("well")
-    """
+    code = PROGRAMS / "safetensors_install/whoever_imports_torchs_part_first_while_installed.py"
     assert output_of(code, tmp_path / "a") == "well"
 
 
 def test_reading_needs_nothing_of_upstreams(tmp_path):
     """In a process where safetensors cannot be imported."""
     pagestream.safetensors.numpy.save_file({"a": pagestream_array()}, tmp_path / "a")
-    code = """
-        import sys
-        sys.modules["safetensors"] = None
-        import pagestream.safetensors as ours
-        assert "torch" not in sys.modules
-        from pagestream.safetensors.numpy import load_file, save_file
-        assert load_file(sys.argv[1])["a"].tolist() == [0, 1, 2]
-        try:
-            save_file({}, sys.argv[1])
-        except ModuleNotFoundError as error:
-            assert "pip install" in str(error), error
-        del sys.modules["safetensors"]
-        with ours.install():
-            from safetensors import safe_open
-            assert safe_open(sys.argv[1], "np").keys() == ["a"]
-            save_file({}, sys.argv[1])  # by upstream's, which can be imported now
-            assert load_file(sys.argv[1]) == {}
-        print("well")
-    """
+    code = PROGRAMS / "safetensors_install/reading_needs_nothing_of_upstreams.py"
     assert output_of(code, tmp_path / "a") == "well"
 
 
@@ -238,23 +204,5 @@ def test_headers_are_taken_as_the_last_install_says_where_a_call_does_not(tmp_pa
 
 def test_ours_put_under_upstreams_name_by_hand_works(tmp_path):
     """Upstream's package is found behind ours: its helpers, its writers, its version."""
-    code = """
-        import sys
-        import torch
-        import pagestream.safetensors
-        sys.modules["safetensors"] = pagestream.safetensors
-        import safetensors
-        from safetensors.torch import load_file, save_file, storage_ptr, _find_shared_tensors
-        tensors = {"a": torch.arange(3)}
-        save_file(tensors, sys.argv[1])
-        assert torch.equal(load_file(sys.argv[1])["a"], tensors["a"])
-        assert _find_shared_tensors(tensors) == [{"a"}] and storage_ptr(tensors["a"])
-        assert safetensors.safe_open is pagestream.safetensors.safe_open
-        assert not hasattr(safetensors, "nothing") and not hasattr(safetensors.torch, "nothing")
-        import numpy
-        from safetensors.numpy import save
-        assert len(safetensors.deserialize(save({"a": numpy.arange(3)}))) == 1
-        assert sys.modules["safetensors"] is pagestream.safetensors
-        print(safetensors.__version__)
-    """
+    code = PROGRAMS / "safetensors_install/ours_put_under_upstreams_name_by_hand.py"
     assert output_of(code, tmp_path / "a") == safetensors.__version__

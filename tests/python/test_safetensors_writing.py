@@ -18,7 +18,7 @@ import pagestream.safetensors.numpy
 import pagestream.safetensors.torch  # noqa: F401 - as `ours.torch`
 from pagestream.safetensors import SafetensorError
 
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 
 BASE = np.arange(24, dtype="f4").reshape(4, 6)
 NOT_CONTIGUOUS = {
@@ -199,13 +199,7 @@ def test_names_that_do_not_fit_a_model_are_those_that_upstream_lists(tmp_path, l
 
 
 def test_writing_imports_no_torch(tmp_path):
-    code = """
-        import sys
-        import numpy as np
-        from pagestream.safetensors.numpy import load_file, save_file
-        save_file({"a": np.arange(3)}, sys.argv[1])
-        print(load_file(sys.argv[1])["a"], "torch" in sys.modules)
-    """
+    code = PROGRAMS / "safetensors_writing/writing_imports_no_torch.py"
     assert output_of(code, tmp_path / "a") == "[0 1 2] False"
 
 
@@ -223,23 +217,5 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path, write):
 
 def test_children_that_are_forked_while_threads_write_can_write() -> None:
     """A lock of ours that a thread holds is none in the child."""
-    code = """
-    import os, signal, threading
-    import numpy as np
-    from pagestream.safetensors.numpy import save
-    tensors = {"x": np.ones(4, "f4")}
-    save(tensors)  # upstream's modules are imported by now: that has locks of Python's own
-    def write():
-        while True: save(tensors)
-    for _ in range(2): threading.Thread(target=write, daemon=True).start()
-    for _ in range(60):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            save(tensors)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    print("written", flush=True)
-    os._exit(0)
-    """
+    code = PROGRAMS / "safetensors_writing/children_that_are_forked_while_threads_write.py"
     assert output_of(code) == "written"

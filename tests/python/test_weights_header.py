@@ -16,7 +16,7 @@ from pagestream import open_checkpoint
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import safe_open
 
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 from support.weight_files import entry, weight_file, write
 
 TIB = 1 << 40
@@ -333,18 +333,7 @@ def test_lenient_agrees_with_upstream_on_mutated_files(tmp_path, seed):
     assert min(count.values()) > 100, f"the mutations should give files of both sorts: {count}"
 
 
-MILLION = """
-import sys
-from pagestream import open_checkpoint
-
-def peak_bytes():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
-
-before = peak_bytes()
-weights = open_checkpoint(sys.argv[1])
-print(peak_bytes() - before, len(weights), weights.info("model.layers.999999.weight").offset)
-"""
+MILLION = PROGRAMS / "weights_header/million.py"
 
 
 def test_a_million_tensors_take_at_most_three_times_their_header(tmp_path):

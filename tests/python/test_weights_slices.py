@@ -30,7 +30,7 @@ from pagestream.weights.indexing import is_advanced, select
 
 from support import real
 from support.mappings import mappings_of, place_in_file
-from support.process import output_of
+from support.process import PROGRAMS, output_of
 from support.weight_files import ELEMENT_TYPES, entry, odd_file, weight_file, write
 
 MODES = ["shared", "private", "read"]
@@ -445,28 +445,7 @@ PARTS = [
     (np.s_[:0, 3], 0, 0),
 ]
 
-COUNT = """
-import sys, os
-import numpy as np
-from pagestream import open_checkpoint, MappedFile
-def counts():
-    found = dict(line.split(": ") for line in open("/proc/self/io").read().splitlines())
-    return np.array([int(found["rchar"]), int(found["read_bytes"])])
-path, mode, cold, *indices = sys.argv[1:]
-for index in indices:
-    if cold == "1":
-        with MappedFile(path) as file:
-            file.evict()
-            assert file.residency().fraction == 0
-    with open_checkpoint(path, mmap_mode=mode) as weights:
-        stored = weights.info("matrix")
-        before = counts()
-        idle = counts() - before
-        before = counts()
-        weights.read("matrix", eval(index))
-        after = counts()
-        print(*(after - before - idle))
-"""
+COUNT = PROGRAMS / "weights_slices/count.py"
 
 
 def counted(path, mode, indices, *, cold):
@@ -596,18 +575,7 @@ def test_many_threads_slice_one_file(path, mode):
 
 
 def test_a_fork_goes_on_slicing(path):
-    code = """
-        import os, sys
-        import numpy as np
-        from pagestream.safetensors import safe_open
-        part = safe_open(sys.argv[1], "np").get_slice("matrix")
-        expected = part[:, 1]
-        child = os.fork()
-        assert np.array_equal(part[:, 1], expected)
-        if child:
-            assert os.waitpid(child, 0)[1] == 0
-            print("both")
-    """
+    code = PROGRAMS / "weights_slices/a_fork_goes_on_slicing.py"
     assert output_of(code, path) == "both"
 
 
@@ -628,21 +596,7 @@ def test_ctrl_c_is_heard_while_storage_is_slow(path, tmp_path):
 
 def test_memory_stays_small_whatever_is_sliced(tmp_path):
     """A sparse file of 64 GiB: neither the plan nor the reading takes memory beyond the result's."""
-    code = """
-        import sys
-        import numpy as np
-        from pagestream import open_checkpoint
-        def peak():
-            lines = open("/proc/self/status").read().splitlines()
-            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-        weights = open_checkpoint(sys.argv[1], mmap_mode="read")
-        weights.read("t", np.s_[:4, 0])
-        before = peak()
-        assert not weights.read("t", np.s_[::-1024, 1 << 12 :: 1 << 14]).any()
-        assert not weights.read("t", np.s_[:64, ::1024]).any()
-        assert not weights.read("t", np.s_[5, ::7]).any()
-        print(peak() - before)
-    """
+    code = PROGRAMS / "weights_slices/memory_stays_small_whatever_is_sliced.py"
     path = tmp_path / "sparse"
     rows, columns = 1 << 20, 1 << 16
     write(path, weight_file({"t": entry("U8", [rows, columns], 0, rows * columns)}))

@@ -1,0 +1,11 @@
+"""Renaming."""
+
+import os
+import sys
+
+os.chdir(sys.argv[1])
+open("one", "w").close()
+print("begin", flush=True)
+while os.getppid() == int(sys.argv[2]):
+    os.rename("one", "other")
+    os.rename("other", "one")

@@ -1,0 +1,10 @@
+"""A type that a framework lacks is a safetensor error with its name."""
+
+import sys
+
+import pagestream.safetensors as ours
+
+try:
+    ours.safe_open(sys.argv[1], "mlx").get_tensor("t")
+except ours.SafetensorError as error:
+    print(error)

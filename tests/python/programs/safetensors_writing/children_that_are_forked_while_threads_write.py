@@ -1,0 +1,30 @@
+"""Children that are forked while threads write can write."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+
+from pagestream.safetensors.numpy import save
+
+tensors = {"x": np.ones(4, "f4")}
+save(tensors)  # upstream's modules are imported by now: that has locks of Python's own
+
+
+def write():
+    while True:
+        save(tensors)
+
+
+for _ in range(2):
+    threading.Thread(target=write, daemon=True).start()
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        save(tensors)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print("written", flush=True)
+os._exit(0)
