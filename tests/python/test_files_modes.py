@@ -111,7 +111,7 @@ def injecting(path: Path, call: str, error: str, when: str) -> tuple[str, ...]:
 def test_the_step_down_is_by_errno(
     token_file: Path, error: str, when: str, mode: str, reason: str | None
 ) -> None:
-    code = PROGRAMS / "mapping_ladder/the_step_down_is_by_errno.py"
+    code = PROGRAMS / "files_modes/the_step_down_is_by_errno.py"
     found = output_of(code, token_file, wrapper=injecting(token_file, "mmap", error, when))
     found_mode, found_reason = found.split("|")
     assert found_mode == mode
@@ -120,7 +120,7 @@ def test_the_step_down_is_by_errno(
 
 @pytest.mark.parametrize("mode", ["shared", "private"])
 def test_a_pinned_mode_raises_the_errno(token_file: Path, mode: str) -> None:
-    code = PROGRAMS / "mapping_ladder/a_pinned_mode_raises_the_errno.py"
+    code = PROGRAMS / "files_modes/a_pinned_mode_raises_the_errno.py"
     wrapper = injecting(token_file, "mmap", "EPERM", "1+")
     number, named, text = output_of(code, token_file, mode, wrapper=wrapper).split(" ", 2)
     assert (int(number), named) == (errno.EPERM, "True")
@@ -146,7 +146,7 @@ def test_positioned_reads_retry_what_passes_and_raise_what_does_not(
 ) -> None:
     # In "read" mode opening reads the last byte once, which the first injection would hit; the file is
     # opened in another mode and the guard is off, so that read() is the first pread.
-    code = PROGRAMS / "mapping_ladder/positioned_reads_retry_what_passes_and_raise.py"
+    code = PROGRAMS / "files_modes/positioned_reads_retry_what_passes_and_raise.py"
     wrapper = injecting(token_file, "pread64", error, when)
     assert output_of(code, token_file, wrapper=wrapper, PAGESTREAM_FAULT_GUARD="off") == expected
 
@@ -161,7 +161,7 @@ def test_too_little_address_space_leads_to_reads_and_the_limit_is_named(tmp_path
     path = tmp_path / "huge"
     with open(path, "wb") as file:
         file.truncate(1 << 40)
-    code = PROGRAMS / "mapping_ladder/too_little_address_space_leads_to_reads.py"
+    code = PROGRAMS / "files_modes/too_little_address_space_leads_to_reads.py"
     first, second = output_of(code, path).splitlines()
     assert first.startswith("read MAP_SHARED: ENOMEM (Cannot allocate memory): RLIMIT_AS (ulimit -v) allows")
     assert second.startswith(f"{errno.ENOMEM} cannot map the file shared")
@@ -171,7 +171,7 @@ def test_too_little_address_space_leads_to_reads_and_the_limit_is_named(tmp_path
 def test_nothing_is_mapped_twice_and_opened_once(token_file: Path) -> None:
     strace = real.need_tool("strace")
     log = token_file.parent / "log"
-    code = PROGRAMS / "mapping_ladder/nothing_is_mapped_twice_and_opened_once.py"
+    code = PROGRAMS / "files_modes/nothing_is_mapped_twice_and_opened_once.py"
     wrapper = (strace, "-f", "-qq", "-o", str(log), "-P", str(token_file), "-e", "trace=open,openat,mmap")
     output_of(code, token_file, wrapper=wrapper)
     calls = [line.split("(")[0].split()[-1] for line in log.read_text().splitlines() if "(" in line]

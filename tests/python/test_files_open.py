@@ -110,7 +110,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_file_without_permission(token_file: Path) -> None:
     token_file.chmod(0)
-    code = PROGRAMS / "mapping_open/a_file_without_permission.py"
+    code = PROGRAMS / "files_open/a_file_without_permission.py"
     for parent in list(token_file.parents)[:-2]:
         parent.chmod(0o755)
     assert output_of(code, token_file) == f"{errno.EACCES} {token_file}"
@@ -228,7 +228,7 @@ def test_views_of_no_bytes(token_file: Path) -> None:
 
 
 def test_descriptors_that_run_out_are_explained(token_file: Path) -> None:
-    code = PROGRAMS / "mapping_open/descriptors_that_run_out_are_explained.py"
+    code = PROGRAMS / "files_open/descriptors_that_run_out_are_explained.py"
     number, named, text = output_of(code, token_file).split(" ", 2)
     assert (int(number), named) == (errno.EMFILE, "True")
     assert "RLIMIT_NOFILE (ulimit -n) is 32" in text
@@ -243,18 +243,18 @@ def test_the_file_system_is_told(token_file: Path) -> None:
 
 
 def test_the_audit_event_names_path_and_mode_and_can_refuse(token_file: Path) -> None:
-    code = PROGRAMS / "mapping_open/the_audit_event_names_path_and_mode.py"
+    code = PROGRAMS / "files_open/the_audit_event_names_path_and_mode.py"
     assert output_of(code, token_file) == "refused by the hook"
 
 
 def test_the_environment_gives_the_mode_and_an_argument_wins(token_file: Path) -> None:
-    code = PROGRAMS / "mapping_open/the_environment_gives_the_mode_and_an.py"
+    code = PROGRAMS / "files_open/the_environment_gives_the_mode_and_an.py"
     assert output_of(code, token_file, PAGESTREAM_MMAP_MODE="private") == "private shared private"
 
 
 @pytest.mark.parametrize("variable", ["PAGESTREAM_MMAP_MODE", "PAGESTREAM_FAULT_GUARD"])
 def test_a_value_that_cannot_be_parsed_names_the_variable(token_file: Path, variable: str) -> None:
-    code = PROGRAMS / "mapping_open/a_value_that_cannot_be_parsed_names.py"
+    code = PROGRAMS / "files_open/a_value_that_cannot_be_parsed_names.py"
     assert output_of(code, token_file, **{variable: "perhaps"}).startswith(f"{variable} must be ")
 
 

@@ -134,12 +134,12 @@ def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path: Path)
 
 
 def test_ten_thousand_opens_leak_neither_descriptors_nor_mappings(token_file: Path) -> None:
-    code = PROGRAMS / "mapping_processes/ten_thousand_opens_leak_neither_descriptors_nor.py"
+    code = PROGRAMS / "files_processes/ten_thousand_opens_leak_neither_descriptors_nor.py"
     assert output_of(code, token_file) == "clean"
 
 
 def test_refusals_leak_no_descriptors(tmp_path: Path) -> None:
-    code = PROGRAMS / "mapping_processes/refusals_leak_no_descriptors.py"
+    code = PROGRAMS / "files_processes/refusals_leak_no_descriptors.py"
     assert output_of(code, tmp_path) == "0"
 
 

@@ -109,7 +109,7 @@ def test_protection_changes_what_views_may_do() -> None:
 
 
 def test_writing_to_protected_memory_by_address_is_a_segmentation_fault() -> None:
-    code = PROGRAMS / "staging/writing_to_protected_memory_by_address_is.py"
+    code = PROGRAMS / "files_staging/writing_to_protected_memory_by_address_is.py"
     done = run_python(code)
     assert (done.returncode, done.stdout.strip()) == (-signal.SIGSEGV, "protected")
 
@@ -151,12 +151,12 @@ def test_private_memory_has_no_descriptor_no_seal_and_no_pickle() -> None:
 
 
 def test_a_sealed_buffer_reaches_another_process_and_stays_sealed() -> None:
-    code = PROGRAMS / "staging/a_sealed_buffer_reaches_another_process_and.py"
+    code = PROGRAMS / "files_staging/a_sealed_buffer_reaches_another_process_and.py"
     assert output_of(code) == "True True b'\\x06\\x06\\x06'"
 
 
 def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed() -> None:
-    code = PROGRAMS / "staging/a_seal_fails_while_another_one_maps.py"
+    code = PROGRAMS / "files_staging/a_seal_fails_while_another_one_maps.py"
     first, second, third = output_of(code).splitlines()
     assert "another process has it mapped" in first
     assert (second, third) == ("False False b'\\x07\\x06'", "True")
@@ -237,7 +237,7 @@ def test_new_bytes_of_a_protected_buffer_are_zero_too() -> None:
 
 
 def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing() -> None:
-    code = PROGRAMS / "staging/a_seal_that_fails_for_want_of.py"
+    code = PROGRAMS / "files_staging/a_seal_that_fails_for_want_of.py"
     first, second = output_of(code).splitlines()
     assert (first, second) == ("EMFILE False False b'\\x03\\x03'", "True b'\\x04\\x03'")
 

@@ -36,7 +36,7 @@ def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", MODES)
 def test_every_length_and_alignment_is_copied_exactly(random_file: Path, mode: str, guard: str) -> None:
     """Lengths around each border of the copy routines, from and to every alignment of 16."""
-    code = PROGRAMS / "mapping_use/every_length_and_alignment_is_copied_exactly.py"
+    code = PROGRAMS / "files_use/every_length_and_alignment_is_copied_exactly.py"
     assert output_of(code, random_file, mode, PAGESTREAM_FAULT_GUARD=guard) == "equal"
 
 
@@ -166,7 +166,7 @@ def test_evict_empties_the_cache_and_warm_fills_it(big_file: Path, mode: str) ->
 
 
 def test_warm_leaves_the_resident_set_alone(big_file: Path) -> None:
-    code = PROGRAMS / "mapping_use/warm_leaves_the_resident_set_alone.py"
+    code = PROGRAMS / "files_use/warm_leaves_the_resident_set_alone.py"
     assert int(output_of(code, big_file)) < 1024  # KiB, of 16 MiB
 
 
@@ -205,7 +205,7 @@ def test_residency_does_not_trust_mincore_for_a_stranger(big_file: Path) -> None
     for parent in [big_file, *list(big_file.parents)[:-2]]:
         parent.chmod(0o755)
     big_file.chmod(0o644)
-    code = PROGRAMS / "mapping_use/residency_does_not_trust_mincore_for_a.py"
+    code = PROGRAMS / "files_use/residency_does_not_trust_mincore_for_a.py"
     assert output_of(code, big_file) == "preadv2 False 1.0"
 
 
@@ -231,7 +231,7 @@ def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount: Path) -> N
         real.missing("root, to become another user")
     path = cached_mount / "f"
     path.write_bytes(bytes(1 << 20))
-    code = PROGRAMS / "mapping_use/residency_that_nobody_can_tell_is_not.py"
+    code = PROGRAMS / "files_use/residency_that_nobody_can_tell_is_not.py"
     assert output_of(code, path) == "unavailable False True None"
 
 
@@ -251,7 +251,7 @@ def test_lock_and_unlock(token_file: Path) -> None:
 def test_lock_beyond_the_limit_names_the_limit(big_file: Path) -> None:
     for parent in [big_file, *list(big_file.parents)[:-2]]:
         parent.chmod(0o755)
-    code = PROGRAMS / "mapping_use/lock_beyond_the_limit_names_the_limit.py"
+    code = PROGRAMS / "files_use/lock_beyond_the_limit_names_the_limit.py"
     for limit, number in ((0, "EPERM"), (65536, "ENOMEM")):
         text = output_of(code, big_file, limit)
         assert text.startswith(f"{number} cannot lock the mapping in memory")
@@ -491,7 +491,7 @@ def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file: P
     for parent in [big_file, *list(big_file.parents)[:-2]]:
         parent.chmod(0o755)
     big_file.chmod(0o644)
-    code = PROGRAMS / "mapping_use/to_sample_residency_leaves_the_advice_of.py"
+    code = PROGRAMS / "files_use/to_sample_residency_leaves_the_advice_of.py"
     log = tmp_path / "log"
     log.touch()
     log.chmod(0o666)
