@@ -542,3 +542,19 @@ def test_a_file_whose_name_is_a_number_is_checked_by_what_it_holds(path):
         os.truncate(path, 10)
         with pytest.raises(FileChangedError, match="truncated"):
             opened.check()
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_a_file_is_closed_by_hand_too_and_prints_the_same_each_time(path, framework):
+    file = safe_open(path, framework)
+    tensor, part, text = file.get_tensor("matrix"), file.get_slice("matrix"), repr(file)
+    assert not file.closed
+    assert text == repr(safe_open(path, framework))
+    assert repr(path) in text
+    file.close()
+    file.close()
+    assert file.closed
+    assert repr(file) == text
+    assert (part[...] == tensor).all()
+    with pytest.raises(SafetensorError, match="File is closed"):
+        file.get_tensor("matrix")

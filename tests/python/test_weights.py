@@ -375,3 +375,32 @@ def test_check_tells_a_replaced_file_whose_arrays_stay_valid(path):
         weights.check()
     assert caught.value.filename == path
     np.testing.assert_array_equal(array, WEIGHTS["vector"])
+
+
+def test_what_a_header_says_compares_hashes_prints_and_pickles(path):
+    weights = open_checkpoint(path)
+    info = weights.info("matrix")
+    assert info == weights.info("matrix") != weights.info(next(name for name in weights if name != "matrix"))
+    assert hash(info) == hash(weights.info("matrix"))
+    assert pickle.loads(pickle.dumps(info)) == info
+    assert repr(info).startswith(
+        "TensorInfo(name='matrix', dtype='F32', shape=(2048, 3), nbytes=24576, path="
+    )
+    match info:
+        case TensorInfo("matrix", dtype, shape):
+            assert (dtype, shape) == ("F32", (2048, 3))
+        case _:
+            pytest.fail("no match")
+    with pytest.raises(AttributeError):
+        info.name = "another"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="unknown element type 'F31'"):
+        TensorInfo("t", "F31", (1,), 4, "f", 8)
+
+
+def test_a_checkpoint_says_whether_it_is_closed_and_prints_the_same_each_time(path):
+    with open_checkpoint(path) as weights:
+        text = repr(weights)
+        assert not weights.closed
+        assert text == repr(open_checkpoint(path))
+    assert weights.closed
+    assert repr(weights) == text
