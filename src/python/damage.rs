@@ -45,6 +45,23 @@ struct Notices {
     again: Vec<Error>,
 }
 
+impl Notices {
+    /// Notes what the exception at an address tells.
+    fn note(&mut self, address: usize, errors: Vec<Error>) {
+        if self.raised.len() == MAX_RAISED {
+            self.raised.remove(0);
+        }
+        self.raised.push((address, errors));
+    }
+
+    /// Takes what the exception at an address told, if it is one of ours.
+    fn take(&mut self, address: usize) -> Vec<Error> {
+        let place = self.raised.iter().position(|(of, _)| *of == address);
+        place.map(|place| self.raised.remove(place).1).unwrap_or_default()
+    }
+}
+
+/// Locks them, for a moment in which no code of Python's runs: it could be interrupted by [`raise`].
 fn notices() -> MutexGuard<'static, Notices> {
     NOTICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -78,13 +95,8 @@ extern "C" fn raise(_: *mut c_void) -> c_int {
         let Some(exception) = exception(py, &errors) else { return 0 };
         // Without the hook the exception is raised all the same, once.
         let _ = wrap_unraisable_hook(py);
-        {
-            let raised = &mut notices().raised;
-            if raised.len() == MAX_RAISED {
-                raised.remove(0);
-            }
-            raised.push((exception.value(py).as_ptr().addr(), errors));
-        }
+        let address = exception.value(py).as_ptr().addr();
+        notices().note(address, errors);
         exception.restore(py);
         -1
     })
@@ -152,10 +164,7 @@ fn take_told(exception: &Bound<'_, PyAny>) -> PyResult<Vec<Error>> {
         if next.is_none() {
             break;
         }
-        let raised = &mut notices().raised;
-        if let Some(place) = raised.iter().position(|(address, _)| *address == next.as_ptr().addr()) {
-            told.extend(raised.remove(place).1);
-        }
+        told.extend(notices().take(next.as_ptr().addr()));
         next = next.getattr(intern!(exception.py(), "__context__"))?;
     }
     Ok(told)
