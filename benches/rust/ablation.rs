@@ -52,7 +52,9 @@ fn without(name: &str) -> Outcome<Without> {
 fn compute(until: Instant) {
     let mut values = [1.0_f64; 256];
     while Instant::now() < until {
-        values.iter_mut().for_each(|value| *value = value.sqrt() + 1.0);
+        for value in &mut values {
+            *value = value.sqrt() + 1.0;
+        }
         std::hint::black_box(&mut values);
     }
 }
@@ -97,7 +99,10 @@ fn main() -> Outcome<()> {
     let begun = Instant::now();
     let pipeline = Pipeline::start(feed, options, 0)?;
     let next = || match pipeline.next(PATIENCE)? {
-        Next::Batch(batch) => Ok(drop(std::hint::black_box(batch))),
+        Next::Batch(batch) => {
+            drop(std::hint::black_box(batch));
+            Ok(())
+        }
         Next::End | Next::NotYet => Outcome::Err("no batch".into()),
     };
     let mut waits = Vec::with_capacity(batches);

@@ -167,7 +167,7 @@ def test_the_blocked_order_reads_whole_extents(tmp_path: Path) -> None:
 
 
 def test_a_mapped_loader_asks_for_each_page_of_its_windows_once(tmp_path):
-    """Windows of 2 KiB, a page apart and more: of each the pages that it lies on, and no read-ahead around them."""
+    """Windows of 2 KiB that are pages apart: the page of each, and no read-ahead around it."""
     folder = tmp_path / "source"
     folder.mkdir()
     tokens = np.arange(8 << 20, dtype="u4").astype("u2")
@@ -181,7 +181,7 @@ def test_a_mapped_loader_asks_for_each_page_of_its_windows_once(tmp_path):
         gc.collect()
     windows = tokens.reshape(-1, 8192)[:, :1024]
     assert sorted(map(bytes, rows)) == sorted(map(bytes, windows))
-    # Each window lies on one page. A few of these are read before, and others beside them, for the fingerprint.
+    # Each window lies on one page. The fingerprint reads a few of these before, and others beside them.
     assert (len(windows) - 64) * 4096 <= metrics["bytes_read"] <= len(windows) * 4096
     assert len(windows) <= slow.counts["read_requests"] <= len(windows) + 64
     # Many wait at the same time, though there are few threads.
