@@ -1,6 +1,5 @@
-//! Words that users type. Each list stands once: [`words!`](crate::words::words) makes the enum, its parser, the word of a value
-//! and the message of a refusal from it; the binding exports [`WORDS`](crate::sampling::order::OrderKind::WORDS)
-//! to Python.
+//! Words that users type. Each list stands once: the macro `words!` makes an enum from it, with the parser, the word of
+//! each value and the message of a refusal. The binding exports the lists to Python.
 
 use crate::error::Error;
 

@@ -7,7 +7,7 @@
 //!     └ asks for pages: fetch::ahead     └ copy and widen rows: row.rs, crate::widen
 //! ```
 //!
-//! **The states of a batch.** [`ring`] alone changes them; `threads.rs` wakes the threads for which a change
+//! **The states of a batch.** `ring.rs` alone changes them; `threads.rs` wakes the threads for which a change
 //! is news.
 //!
 //! ```text
@@ -17,7 +17,7 @@
 //!                         └─an error, here or in checking─> failed ──take──> taken, as the error
 //! ```
 //!
-//! * *Planned*: its windows are known and their pages are asked for. At most [`lookahead`](sizes) batches.
+//! * *Planned*: its windows are known and their pages are asked for. At most as many batches as the lookahead.
 //! * *Filling*: it has a buffer of the pool, whose chunks are claimed by threads. While storage is slow a
 //!   chunk is one row, so that many threads wait side by side; otherwise about a MiB.
 //! * *Checking*: each file that was read without a mapping is looked at once more at its server.

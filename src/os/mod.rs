@@ -11,7 +11,7 @@
 //!
 //! | room | what lives there |
 //! |---|---|
-//! | [`file`] | opening files, also confined to a folder; positioned reads; file systems |
+//! | [`mod@file`] | opening files, also confined to a folder; positioned reads; file systems |
 //! | [`memory`] | mappings, anonymous blocks, write-only memory; advice and residency |
 //! | [`fault`] | bus errors, in copies and in memory that was handed out |
 //! | [`process`] | forks, limits, usage |

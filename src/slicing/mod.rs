@@ -12,7 +12,7 @@
 //! ```
 //!
 //! [`fill()`] reads the extents: straight into the result where an extent is one run of it, else into a
-//! scratch block, from which [`scatter`] copies the elements to their places.
+//! scratch block, from which `scatter.rs` copies the elements to their places.
 //!
 //! ```text
 //!   SlicePlan ─┬─ Blocks ──── merge ──> ahead.ask          the lead: what is not cached

@@ -226,7 +226,7 @@ fn weights_are_reduced_and_those_that_cannot_be_used_are_refused() {
     for exhausted in [Exhausted::Repeat, Exhausted::Stop, Exhausted::Drop] {
         assert_eq!(Exhausted::from_word(exhausted.word()).expect("known"), exhausted);
     }
-    assert!(Exhausted::from_word("end").expect_err("unknown").to_string().contains("\"end\""));
+    assert!(Exhausted::from_word("end").expect_err("unknown").to_string().contains("'end'"));
     let huge = vec![SourceSize { windows: 1 << 63, starts: 1 }; 2];
     let mixture = Mixture::new(&[1, 1], Exhausted::Drop).expect("valid");
     let error = Schedule::new(huge, Some(&mixture), Order::Shuffled, 0).expect_err("refused").to_string();
