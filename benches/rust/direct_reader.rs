@@ -244,7 +244,7 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
             "willneed" => advise_map(&region, offset as usize, window_bytes, Advice::WillNeed)?,
             "fadvise" => {
                 let (start, length) = pages_of(offset, window_bytes);
-                advise_file(file.as_fd(), start, length as u64, Advice::WillNeed)?;
+                let _ = advise_file(file.as_fd(), start, length as u64, Advice::WillNeed);
             }
             "touch" => {
                 let _ = region.touch(offset as usize, window_bytes);
@@ -320,7 +320,7 @@ fn main() -> Outcome<()> {
     let flags = if direct { libc::O_DIRECT } else { 0 };
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&options.path)?;
     if options.engine == "pread" {
-        advise_file(file.as_fd(), 0, file.metadata()?.len(), Advice::Random).map_err(std::io::Error::from)?;
+        let _ = advise_file(file.as_fd(), 0, file.metadata()?.len(), Advice::Random);
     }
     let offsets = offsets(&options, file.metadata()?.len())?;
     let (bytes_before, faults_before) = device_use()?;

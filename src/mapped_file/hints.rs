@@ -78,7 +78,7 @@ impl<'a> Descriptor<'a> {
     }
 
     fn set(self, advice: Advice) -> bool {
-        advise_file(self.file, 0, self.size, advice).is_ok()
+        advise_file(self.file, 0, self.size, advice)
     }
 }
 

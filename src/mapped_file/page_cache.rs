@@ -73,7 +73,7 @@ pub(super) fn reapply_hints(opened: &Opened) -> Result<()> {
 fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
     match opened.region() {
         Some(region) => advise::advise_map(region, offset as usize, length as usize, advice).is_ok(),
-        None => advise::advise_file(opened.file(), offset, length, advice).is_ok(),
+        None => advise::advise_file(opened.file(), offset, length, advice),
     }
 }
 

@@ -64,12 +64,13 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
     unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice.for_map()) }
 }
 
-/// Advises on a range of a file that is read and not mapped (posix_fadvise(2)). Advice that it does not know does
-/// nothing.
-pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> Result<(), Errno> {
+/// Advises on a range of a file that is read and not mapped (posix_fadvise(2)). Returns whether the kernel took the
+/// advice, which it may not know.
+pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> bool {
     match (advice.for_file(), NonZeroU64::new(len)) {
-        (Some(advice), Some(len)) => rustix::fs::fadvise(file, offset, Some(len), advice),
-        _ => Ok(()),
+        (Some(advice), Some(len)) => rustix::fs::fadvise(file, offset, Some(len), advice).is_ok(),
+        (known, None) => known.is_some(),
+        (None, _) => false,
     }
 }
 
