@@ -52,228 +52,115 @@ def test_the_disk_of_these_tests_is_a_disk(tmp_path: Path) -> None:
     assert found == "ext4"
 
 
-def cut_and_read(setup: str = "") -> str:
-    """Returns code that reads beyond the new end of a cut file and prints the outcome."""
-    return f"""
-import os, sys, errno
-from pagestream import MappedFile
-from pagestream.errors import MappedReadError
-path = sys.argv[1]
-{setup}
-f = MappedFile(path)
-f.read(0, 10)
-AFTER_OPEN = True
-"""
-
-
-ATTEMPT = """
-os.truncate(path, 4096)
-for _ in range(3):
-    try:
-        f.read(1 << 20, 100_000)
-    except MappedReadError as error:
-        assert error.errno == errno.EIO and error.filename == path
-        assert (error.offset, error.length) == (1 << 20, 100_000), (error.offset, error.length)
-        assert "truncated from 16777216 to 4096 bytes" in str(error)
-        print("raised")
-"""
-
+# The handlers before the file is opened, and those after it.
 HANDLERS = {
     "alone": ("", ""),
-    "faulthandler before": ("import faulthandler; faulthandler.enable()", ""),
-    "faulthandler after": ("", "import faulthandler; faulthandler.enable()"),
-    "faulthandler before and after": (
-        "import faulthandler; faulthandler.enable()",
-        "faulthandler.disable(); faulthandler.enable()",
-    ),
-    "a Python handler before": ("import signal; signal.signal(signal.SIGBUS, lambda *_: None)", ""),
-    "a Python handler after": ("", "import signal; signal.signal(signal.SIGBUS, lambda *_: None)"),
-    "ignored before": ("import signal; signal.signal(signal.SIGBUS, signal.SIG_IGN)", ""),
-    "the default after": ("", "import signal; signal.signal(signal.SIGBUS, signal.SIG_DFL)"),
-    "torch's worker handler before": ("import torch; torch._C._set_worker_signal_handlers()", ""),
-    "torch's worker handler after": ("import torch", "torch._C._set_worker_signal_handlers()"),
-    "SIGBUS blocked in the thread": (
-        "",
-        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGBUS])",
-    ),
-    "all of them, in turn": (
-        "import faulthandler, signal, torch; faulthandler.enable()",
-        (
-            "signal.signal(signal.SIGBUS, lambda *_: None); faulthandler.disable(); faulthandler.enable(); "
-            "torch._C._set_worker_signal_handlers()"
-        ),
-    ),
+    "faulthandler before": ("faulthandler", ""),
+    "faulthandler after": ("", "faulthandler"),
+    "faulthandler before and after": ("faulthandler", "faulthandler anew"),
+    "a Python handler before": ("python", ""),
+    "a Python handler after": ("", "python"),
+    "ignored before": ("ignored", ""),
+    "the default after": ("", "default"),
+    "torch's worker handler before": ("torch", ""),
+    "torch's worker handler after": ("torch imported", "torch"),
+    "SIGBUS blocked in the thread": ("", "blocked"),
+    "all of them, in turn": ("torch imported,faulthandler", "python,faulthandler anew,torch"),
 }
 
 
 @pytest.mark.parametrize("order", HANDLERS)
 def test_a_cut_file_raises_whatever_other_handlers_there_are(big_file: Path, order: str) -> None:
     before, after = HANDLERS[order]
-    code = cut_and_read(before) + after + ATTEMPT
-    assert output_of(code, big_file).split() == ["raised"] * 3
+    code = PROGRAMS / "faults/a_cut_file_raises.py"
+    assert output_of(code, big_file, before, after).split() == ["raised"] * 3
 
 
 def test_a_cut_file_raises_with_the_guard_off(big_file: Path) -> None:
-    code = cut_and_read() + "import signal\n" + ATTEMPT
-    assert output_of(code, big_file, PAGESTREAM_FAULT_GUARD="off").split() == ["raised"] * 3
+    code = PROGRAMS / "faults/a_cut_file_raises.py"
+    assert output_of(code, big_file, "", "", PAGESTREAM_FAULT_GUARD="off").split() == ["raised"] * 3
 
 
 def test_a_cut_file_raises_in_a_forked_child(big_file: Path) -> None:
-    code = (
-        cut_and_read()
-        + """
-child = os.fork()
-if child == 0:
-"""
-        + "".join(f"    {line}\n" for line in ATTEMPT.strip().splitlines())
-        + """
-    sys.stdout.flush()
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-assert status == 0, status
-"""
-    )
+    code = PROGRAMS / "faults/a_cut_file_raises_in_a_forked_child.py"
     assert output_of(code, big_file).split() == ["raised"] * 3
 
 
 def test_the_rest_of_the_last_page_is_not_taken_for_data(big_file: Path) -> None:
     """No signal tells: the rest of the page in which the file ends reads as zeros."""
-    code = (
-        cut_and_read()
-        + """
-os.truncate(path, 4096 + 100)
-try:
-    f.read(4096, 200)
-except MappedReadError as error:
-    print("raised")
-"""
-    )
+    code = PROGRAMS / "faults/the_rest_of_the_last_page_is_not_data.py"
     assert output_of(code, big_file) == "raised"
 
 
 @pytest.mark.parametrize("size", [1 << 24, (1 << 24) + 1, 1 << 25])
 def test_a_file_cut_and_grown_back_with_zeros_is_noticed(big_file: Path, size: int) -> None:
-    code = (
-        cut_and_read()
-        + """
-from pagestream.errors import FileChangedError
-os.truncate(path, 0); os.truncate(path, int(sys.argv[2]))
-try:
-    f.read(4096, 200)
-except FileChangedError as error:
-    assert error.errno == errno.ESTALE and error.filename == path
-    print("raised")
-"""
-    )
+    code = PROGRAMS / "faults/a_file_that_grew_back_with_zeros_raises.py"
     assert output_of(code, big_file, size) == "raised"
 
 
-@pytest.mark.parametrize(
-    "arrival", ["os.kill(os.getpid(), signal.SIGBUS)", "signal.raise_signal(signal.SIGBUS)"]
-)
-@pytest.mark.parametrize("earlier", ["", "import faulthandler; faulthandler.enable()"])
+@pytest.mark.parametrize("arrival", ["kill", "raise_signal"])
+@pytest.mark.parametrize("earlier", ["", "faulthandler"])
 def test_a_signal_that_is_sent_still_kills(big_file: Path, arrival: str, earlier: str) -> None:
-    done = run_python(cut_and_read(earlier) + f"import signal\n{arrival}\nprint('alive')\n", big_file)
+    code = PROGRAMS / "faults/a_signal_that_is_sent_has_its_effect.py"
+    done = run_python(code, big_file, earlier, arrival)
     assert done.returncode == -signal.SIGBUS
     assert "alive" not in done.stdout
     assert ("Fatal Python error: Bus error" in done.stderr) == bool(earlier)
 
 
 def test_a_signal_that_is_sent_still_reaches_a_python_handler(big_file: Path) -> None:
-    setup = "import signal; signal.signal(signal.SIGBUS, lambda *_: print('handled'))"
-    code = cut_and_read(setup) + "os.kill(os.getpid(), signal.SIGBUS)\nprint('alive')\n"
-    assert output_of(code, big_file).split() == ["handled", "alive"]
+    code = PROGRAMS / "faults/a_signal_that_is_sent_has_its_effect.py"
+    assert output_of(code, big_file, "printing", "kill").split() == ["handled", "alive"]
 
 
 def test_a_signal_that_is_ignored_stays_ignored(big_file: Path) -> None:
-    setup = "import signal; signal.signal(signal.SIGBUS, signal.SIG_IGN)"
-    code = cut_and_read(setup) + "os.kill(os.getpid(), signal.SIGBUS)\nprint('alive')\n"
-    assert output_of(code, big_file) == "alive"
+    code = PROGRAMS / "faults/a_signal_that_is_sent_has_its_effect.py"
+    assert output_of(code, big_file, "ignored", "kill") == "alive"
 
 
 @pytest.mark.parametrize(
     "handlers",
     [
         ("", ""),
-        ("import faulthandler; faulthandler.enable()", ""),
-        ("", "import faulthandler; faulthandler.enable()"),
-        ("import faulthandler; faulthandler.enable()", "faulthandler.disable(); faulthandler.enable()"),
+        ("faulthandler", ""),
+        ("", "faulthandler"),
+        ("faulthandler", "faulthandler anew"),
     ],
 )
 def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(
     big_file: Path, handlers: tuple[str, str]
 ) -> None:
     """A cut `mmap` of the standard library is not ours: it must kill, and not loop for ever."""
-    before, after = handlers
-    code = (
-        cut_and_read(before)
-        + f"{after}\nf.read(0, 10)\n"
-        + """
-import mmap
-foreign = mmap.mmap(os.open(path, os.O_RDONLY), 0, prot=mmap.PROT_READ)
-os.truncate(path, 4096)
-foreign[1 << 20]
-print("alive")
-"""
-    )
-    done = run_python(code, big_file)
+    code = PROGRAMS / "faults/a_foreign_fault_kills.py"
+    done = run_python(code, big_file, *handlers)
     assert done.returncode == -signal.SIGBUS
     assert "alive" not in done.stdout
     assert ("Fatal Python error: Bus error" in done.stderr) == any(handlers)
 
 
-LEAVING = """
-import faulthandler, signal
-faulthandler.enable()
-f.read(0, 1)
-faulthandler.disable()
-f.read(0, 1)
-"""
-
-
 def test_after_faulthandler_has_left_a_signal_that_is_sent_still_kills(big_file: Path) -> None:
     """It puts back the entry of ours that it had found. That entry must not lead to it again."""
-    code = cut_and_read() + LEAVING + "os.kill(os.getpid(), signal.SIGBUS)\nprint('alive')\n"
+    code = PROGRAMS / "faults/a_signal_kills_after_faulthandler_has_left.py"
     done = run_python(code, big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
 def test_after_faulthandler_has_left_a_foreign_fault_still_kills(big_file: Path) -> None:
-    foreign = """
-import mmap
-foreign = mmap.mmap(os.open(path, os.O_RDONLY), 0, prot=mmap.PROT_READ)
-os.truncate(path, 4096)
-foreign[1 << 20]
-print("alive")
-"""
-    done = run_python(cut_and_read() + LEAVING + foreign, big_file)
+    code = PROGRAMS / "faults/a_foreign_fault_kills_after_faulthandler_has_left.py"
+    done = run_python(code, big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
 def test_handlers_that_come_and_go_leak_nothing_and_copies_survive(big_file: Path) -> None:
-    code = (
-        cut_and_read()
-        + """
-import faulthandler, signal
-def resident():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
-def turn():
-    signal.signal(signal.SIGBUS, lambda *_: None); f.read(0, 1)
-    signal.signal(signal.SIGBUS, signal.SIG_DFL); f.read(0, 1)
-    faulthandler.enable(); f.read(0, 1)
-    faulthandler.disable(); f.read(0, 1)
-for _ in range(100): turn()
-before = resident()
-for _ in range(5000): turn()
-assert resident() - before < 512, resident() - before
-"""
-        + ATTEMPT
-    )
+    code = PROGRAMS / "faults/handlers_that_come_and_go_leak_nothing.py"
     assert output_of(code, big_file).split() == ["raised"] * 3
 
 
 def test_no_handler_is_installed_with_the_guard_off(big_file: Path) -> None:
-    code = cut_and_read() + "print(open('/proc/self/status').read())\n"
+    code = (
+        "import sys, pagestream; f = pagestream.MappedFile(sys.argv[1])\n"
+        "f.read(0, 10); print(open('/proc/self/status').read())"
+    )
     bit = 1 << (signal.SIGBUS - 1)
 
     def catches(status: str) -> bool:

@@ -1,0 +1,11 @@
+"""A read of a cut file raises, whatever handlers are installed before and after the file is opened."""
+
+import sys
+
+from cut import cut_and_read, opened
+from handlers import install
+
+install(sys.argv[2])
+f = opened()
+install(sys.argv[3])
+cut_and_read(f)

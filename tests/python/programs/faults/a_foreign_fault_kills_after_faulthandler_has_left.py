@@ -1,0 +1,8 @@
+"""A fault in a mapping that is not ours kills after faulthandler has left."""
+
+from cut import cut_and_touch_a_foreign_mapping, opened
+from handlers import enable_and_disable_faulthandler
+
+f = opened()
+enable_and_disable_faulthandler(f)
+cut_and_touch_a_foreign_mapping()

@@ -1,0 +1,12 @@
+"""A signal that is sent kills after faulthandler has left."""
+
+import os
+import signal
+
+from cut import opened
+from handlers import enable_and_disable_faulthandler
+
+f = opened()
+enable_and_disable_faulthandler(f)
+os.kill(os.getpid(), signal.SIGBUS)
+print("alive")

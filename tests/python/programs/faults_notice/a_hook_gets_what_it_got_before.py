@@ -1,0 +1,18 @@
+"""A hook for exceptions that nobody catches gets what it got before."""
+
+import os
+
+from callbacks import in_a_finaliser
+from notice import path, raised, unraised
+
+os.truncate(path, 4096)
+assert raised(in_a_finaliser)
+
+
+class Other:
+    def __del__(self):
+        raise KeyError
+
+
+Other()
+print(*unraised)

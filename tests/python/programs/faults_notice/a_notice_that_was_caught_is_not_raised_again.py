@@ -1,0 +1,17 @@
+"""A notice that was caught is not raised again by another exception that nobody catches."""
+
+import os
+
+from notice import array, path, raised, unraised
+
+
+class Holder:
+    def __del__(self):
+        raise KeyError
+
+
+os.truncate(path, 4096)
+first = raised(array.sum)
+holder = Holder()
+del holder
+print(first, raised(array.sum), unraised)
