@@ -1,0 +1,10 @@
+"""A cut file ends the process where the guard is off."""
+
+import os
+
+from view import opened, path
+
+f, array = opened()
+os.truncate(path, 4096)
+array.sum()
+print("alive")

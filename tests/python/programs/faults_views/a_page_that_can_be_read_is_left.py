@@ -1,0 +1,12 @@
+"""A page that can be read after all is left as it is."""
+
+import numpy as np
+from signals import ADDRESS_ERROR, send
+from view import opened
+
+f, array = opened()
+for _ in range(100):
+    send(ADDRESS_ERROR, array.ctypes.data + 8192)
+assert (array == np.arange(array.size)).all()
+f.check()
+print(len(np.frombuffer(f, "u8")))

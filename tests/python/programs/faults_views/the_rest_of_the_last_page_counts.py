@@ -1,0 +1,11 @@
+"""A use of the rest of the last page raises as well."""
+
+import ctypes
+import os
+
+from view import opened, path, use
+
+f, array = opened()
+os.truncate(path, 4096)
+error = use(lambda: ctypes.string_at(array.ctypes.data + array.nbytes + 100, 8))
+print(error.offset, error.length)
