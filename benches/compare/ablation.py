@@ -18,6 +18,7 @@ TITLE = "the loader without one of its mechanisms"
 ALL = "all mechanisms"
 # What the switches of `rust/ablation.rs` turn off.
 MECHANISMS = {
+    "helping": "without the consumer's hand",
     "extra_gatherers": "without extra gatherers",
     "adapting": "without doubling and starting anew",
     "trust": "without trust in a warm cache",

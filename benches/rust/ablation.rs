@@ -38,6 +38,7 @@ fn without(name: &str) -> Outcome<Without> {
     let mut without = Without::default();
     match name {
         "nothing" => {}
+        "helping" => without.helping = true,
         "extra_gatherers" => without.extra_gatherers = true,
         "adapting" => without.adapting = true,
         "trust" => without.trust = true,

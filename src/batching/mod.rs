@@ -3,8 +3,9 @@
 //!
 //! ```text
 //!   planner ──plan──> ring ──claim──> gatherers ──finish──> ring ──take──> consumer
-//!     │                                  │
-//!     └ asks for pages: fetch::ahead     └ copy and widen rows: row.rs, crate::widen
+//!     │                                  │                                   │
+//!     │ asks for pages                   │ copy and widen rows               │ fills a chunk itself where
+//!     └ fetch::ahead                     └ row.rs, crate::widen              └ it would have to wait
 //! ```
 //!
 //! **The states of a batch.** `ring.rs` alone changes them; `threads.rs` wakes the threads for which a change

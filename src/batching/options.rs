@@ -30,6 +30,8 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Without {
+    /// The consumer fills a chunk itself where it would have to wait for a gatherer.
+    pub helping: bool,
     /// More gatherers while storage is slow.
     pub extra_gatherers: bool,
     /// Lookahead and ring double, and start anew once the cache is warm.

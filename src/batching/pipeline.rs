@@ -1,7 +1,7 @@
 //! A stream of batches that are made ahead of their use; `mod.rs` has the picture.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -9,12 +9,13 @@ use crate::fetch::buffers::Lease;
 use crate::fetch::crew::Role;
 use crate::os::process::fork;
 
+use super::gatherer::Gatherer;
 use super::layout::BatchLayout;
 use super::metrics::Metrics;
 use super::options::Options;
 use super::plan::Feed;
 use super::planner::plan_ahead;
-use super::ring::{Front, Ring, Taken};
+use super::ring::{Claim, Front, Ring, Taken};
 use super::sizes::Sizes;
 use super::threads::{CloseOnPanic, Shared};
 
@@ -45,6 +46,8 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Pipeline {
     shared: Arc<Shared>,
+    /// The consumer's own tools, for when it lends a hand.
+    gatherer: Mutex<Gatherer>,
     /// Whether an earlier call waited for the first batch, and gave up.
     gave_up: AtomicBool,
     process: u64,
@@ -57,8 +60,12 @@ impl Pipeline {
         let layout = BatchLayout::new(&feed, options.element, options.documents)?;
         let sizes = Sizes::new(&feed, &options, &layout);
         let shared = Arc::new(Shared::new(feed, options, layout, &sizes));
-        let pipeline =
-            Self { shared: shared.clone(), gave_up: AtomicBool::new(false), process: fork::generation() };
+        let pipeline = Self {
+            shared: shared.clone(),
+            gatherer: Mutex::default(),
+            gave_up: AtomicBool::new(false),
+            process: fork::generation(),
+        };
         let crew = &shared.crew;
         let ours = shared.clone();
         crew.spawn(Role::Assistant, "pagestream-plan", move || {
@@ -83,12 +90,18 @@ impl Pipeline {
         self.refuse_in_a_fork()?;
         let begun = Instant::now();
         let mut stalled = self.gave_up.swap(false, Ordering::Relaxed);
+        let mut own = self.own_gatherer();
         loop {
-            match self.shared.ring(|ring| ring.take(stalled)) {
+            let may_help = own.is_some() && !self.shared.crew.is_slow();
+            match self.shared.ring(|ring| ring.take_or_claim(stalled, may_help)) {
                 Front::Batch(taken) => return self.hand_out(taken, stalled.then(|| begun.elapsed())),
                 Front::End => return Ok(Next::End),
                 Front::Failed(error) => return Err(error),
-                Front::Pending => {}
+                Front::Pending(Some(claim)) => {
+                    own = own.and_then(|mut own| self.lend_a_hand(claim, &mut own).then_some(own));
+                    continue;
+                }
+                Front::Pending(None) => {}
             }
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() {
@@ -104,6 +117,32 @@ impl Pipeline {
     fn refuse_in_a_fork(&self) -> Result<()> {
         let message = "the loader's threads belong to the process that this one was forked from";
         if self.is_of_this_process() { Ok(()) } else { Err(Error::argument(message)) }
+    }
+
+    /// Fills a chunk in the consumer's thread, which is sooner done than being woken. Returns whether it did:
+    /// not where storage would have to be waited for, as far as that can be foreseen, as the caller wants to
+    /// hear signals.
+    fn lend_a_hand(&self, claim: Claim, gatherer: &mut Gatherer) -> bool {
+        let _on_panic = CloseOnPanic(&self.shared);
+        let is_resident = self.shared.is_resident(&claim);
+        if is_resident {
+            self.shared.fill(claim, gatherer);
+        } else {
+            self.shared.ring(|ring| ring.give_back(claim));
+        }
+        is_resident
+    }
+
+    /// The consumer's tools, unless another consumer has them.
+    fn own_gatherer(&self) -> Option<MutexGuard<'_, Gatherer>> {
+        if self.shared.options.without.helping {
+            return None;
+        }
+        match self.gatherer.try_lock() {
+            Ok(gatherer) => Some(gatherer),
+            Err(TryLockError::Poisoned(gatherer)) => Some(gatherer.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     fn hand_out(&self, taken: Taken, stalled: Option<Duration>) -> Result<Next> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
-use crate::mapped_file::{Mode, Opened};
+use crate::mapped_file::{Mode, Opened, page_cache};
 use crate::os::errno::Code;
 use crate::os::memory;
 use crate::sampling::mixture::Mixture;
@@ -174,7 +174,7 @@ impl Feed {
         let count = each + u64::from(rank < more);
         let mut draws = Vec::new();
         self.schedule.draws(position + first, count as usize, &mut draws)?;
-        let mut rows = vec_of(draws.len())?;
+        let mut rows = room_for(draws.len())?;
         for draw in &draws {
             rows.push(self.row(draw)?);
         }
@@ -185,20 +185,39 @@ impl Feed {
     pub fn page_ranges<'a>(&self, rows: impl IntoIterator<Item = &'a BatchRow>) -> Result<Vec<ByteRange>> {
         let page = memory::page_bytes() as u64;
         let rows = rows.into_iter();
-        let mut ranges = vec_of(rows.size_hint().0)?;
+        let mut ranges = room_for(rows.size_hint().0)?;
         for row in rows {
-            let corpus = &self.sources[row.source].corpus;
-            for piece in corpus.pieces(row.start, row.stop)? {
-                let (first, len) = corpus.byte_range(piece);
-                let (offset, end) = (first - first % page, (first + len).next_multiple_of(page));
-                let file = FileId { set: row.source, index: piece.shard };
-                ranges.push(ByteRange { file, offset, len: end - offset });
-            }
+            self.each_byte_range(row, |range| {
+                let offset = range.offset - range.offset % page;
+                let len = range.end().next_multiple_of(page) - offset;
+                ranges.push(ByteRange { offset, len, ..range });
+            })?;
         }
         ranges.sort_unstable();
-        let mut merged = vec_of(ranges.len())?;
+        let mut merged = room_for(ranges.len())?;
         merged.extend(Merge::new(ranges.into_iter(), MergeRule::TOUCHING).map(|found| found.range));
         Ok(merged)
+    }
+
+    /// Calls `act` with the bytes of a row, file by file.
+    fn each_byte_range(&self, row: &BatchRow, mut act: impl FnMut(ByteRange)) -> Result<()> {
+        let corpus = &self.sources[row.source].corpus;
+        for piece in corpus.pieces(row.start, row.stop)? {
+            let (offset, len) = corpus.byte_range(piece);
+            act(ByteRange { file: FileId { set: row.source, index: piece.shard }, offset, len });
+        }
+        Ok(())
+    }
+
+    /// Whether a row is known to be in the page cache.
+    pub fn is_resident(&self, row: &BatchRow) -> bool {
+        let mut is_resident = true;
+        let asked = self.each_byte_range(row, |range| {
+            let opened = self.open(range.file);
+            is_resident &= opened
+                .is_ok_and(|opened| page_cache::is_resident(&opened, range.offset, range.len) == Some(true));
+        });
+        asked.is_ok() && is_resident
     }
 
     pub fn open(&self, file: FileId) -> Result<Arc<Opened>> {
@@ -215,14 +234,14 @@ impl Feed {
     }
 }
 
-/// An empty vector with memory for something of each window of a batch. There may be millions of windows.
-fn vec_of<T>(windows: usize) -> Result<Vec<T>> {
-    let mut vec = Vec::new();
-    vec.try_reserve_exact(windows).map_err(|_| Error::System {
+/// A vector for something of each window of a batch. There may be millions of windows.
+fn room_for<T>(windows: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(windows).map_err(|_| Error::System {
         operation: "cannot allocate the plan of a batch",
         path: PathBuf::new(),
         errno: Code::NOMEM.raw_os_error(),
         advice: format!("it has {windows} windows; use a smaller batch_size"),
     })?;
-    Ok(vec)
+    Ok(room)
 }

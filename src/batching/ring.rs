@@ -83,8 +83,8 @@ pub(super) struct Taken {
 #[derive(Debug)]
 pub(super) enum Front {
     Batch(Taken),
-    /// The first batch is not finished.
-    Pending,
+    /// Not yet; perhaps with work that the consumer can do meanwhile.
+    Pending(Option<Claim>),
     /// All batches were taken.
     End,
     Failed(Error),
@@ -238,6 +238,18 @@ impl Ring {
         true
     }
 
+    /// Leaves a claim to another thread.
+    pub fn give_back(&mut self, claim: Claim) {
+        let index = claim.number.checked_sub(self.first);
+        let Some(slot) = index.and_then(|index| self.slots.get_mut(index as usize)) else { return };
+        match (&mut slot.state, claim.work) {
+            (SlotState::Filling(chunks), SlotWork::Fill(chunk)) => chunks.push(chunk),
+            (SlotState::Checking(files), SlotWork::Check(file)) => files.push(file),
+            _ => return,
+        }
+        self.news.work += 1;
+    }
+
     /// A gatherer that was woken leaves: another one is to look for work.
     pub fn pass_on(&mut self) {
         self.news.work += 1;
@@ -288,9 +300,9 @@ impl Ring {
             _ => {}
         }
         if !self.front_is_finished() {
-            return Front::Pending;
+            return Front::Pending(None);
         }
-        let Some(slot) = self.slots.pop_front() else { return Front::Pending };
+        let Some(slot) = self.slots.pop_front() else { return Front::Pending(None) };
         let BatchSlot { planned, state, filled, .. } = slot;
         self.first += 1;
         self.room.give_back(1);
@@ -304,9 +316,17 @@ impl Ring {
         let buffer = match state {
             SlotState::Finished(lease) => Ok(lease),
             SlotState::Failed(error) => Err(error),
-            SlotState::Filling(_) | SlotState::Checking(_) => return Front::Pending,
+            SlotState::Filling(_) | SlotState::Checking(_) => return Front::Pending(None),
         };
         Front::Batch(Taken { plan: planned.plan, buffer, documents: filled.documents })
+    }
+
+    /// As [`Self::take`]; where there is nothing to take yet and the consumer may help, it gets work.
+    pub fn take_or_claim(&mut self, stalled: bool, may_help: bool) -> Front {
+        match self.take(stalled) {
+            Front::Pending(None) if may_help => Front::Pending(self.claim(false)),
+            front => front,
+        }
     }
 
     fn front_is_finished(&self) -> bool {

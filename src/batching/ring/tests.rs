@@ -145,7 +145,7 @@ impl Model {
                 self.taken.push(taken.buffer.is_ok());
                 true
             }
-            Front::Pending => false,
+            Front::Pending(_) => false,
             Front::End => {
                 self.is_over = true;
                 true
