@@ -1,8 +1,8 @@
 //! `pagestream`: token files and safetensors weights, mapped.
 //!
-//! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it:
-//! [`error`], [`words`], [`dtype`], [`parallel`] · [`os`] · [`mapped_file`] · [`tokens`], [`weights`],
-//! [`sampling`], [`widen`], [`slicing`] · [`batching`] · `python`.
+//! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`error`], [`words`],
+//! [`dtype`], [`parallel`], `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
+//! [`slicing`], [`weights`] · [`batching`] · `python`.
 
 pub mod batching;
 pub mod dtype;

@@ -11,6 +11,7 @@ __all__ = [
     "DROP_BEHIND",
     "DTYPE_BITS",
     "EXHAUSTED",
+    "FAULT_GUARDS",
     "FORMATS",
     "HUGE_PAGES",
     "LLMC_KINDS",
@@ -52,6 +53,7 @@ ADVICE: tuple[str, ...]
 BATCH_DTYPES: tuple[str, ...]
 DROP_BEHIND: tuple[str, ...]
 EXHAUSTED: tuple[str, ...]
+FAULT_GUARDS: tuple[str, ...]
 FORMATS: tuple[str, ...]
 HUGE_PAGES: tuple[str, ...]
 LLMC_KINDS: dict[str, tuple[int, int]]
@@ -72,7 +74,7 @@ debug_build: bool
 
 def guard() -> bool: ...
 def natural_sorted(names: Sequence[bytes]) -> list[bytes]: ...
-def set_fault_guard(enabled: bool) -> None: ...
+def set_fault_guard(guard: str) -> None: ...
 def parse_weights(head: bytes, size: int, strict: bool) -> list[TensorInfo]: ...
 
 @disjoint_base

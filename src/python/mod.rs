@@ -46,10 +46,13 @@ mod _native {
     use pyo3::prelude::*;
     use pyo3::types::PyTuple;
 
-    /// Turns the SIGBUS handler on or off for good.
+    use crate::os::fault::FaultGuard;
+
+    /// Sets what the SIGBUS handler guards, for good.
     #[pyfunction]
-    fn set_fault_guard(enabled: bool) {
-        crate::os::fault::set_enabled(enabled);
+    fn set_fault_guard(guard: &str) -> PyResult<()> {
+        crate::os::fault::set_fault_guard(FaultGuard::from_word(guard)?);
+        Ok(())
     }
 
     /// Puts the SIGBUS handler in front of those that came later. Returns whether there is one.
@@ -72,6 +75,7 @@ mod _native {
             ("BATCH_DTYPES", crate::widen::Element::WORDS),
             ("DROP_BEHIND", crate::mapped_file::DropBehind::WORDS),
             ("EXHAUSTED", crate::sampling::mixture::Exhausted::WORDS),
+            ("FAULT_GUARDS", FaultGuard::WORDS),
             ("FORMATS", crate::tokens::format::layout::Format::WORDS),
             ("MODES", crate::mapped_file::RequestedMode::WORDS),
             ("ORDERS", crate::sampling::order::OrderKind::WORDS),

@@ -76,9 +76,10 @@ def test_a_cut_file_raises_whatever_other_handlers_there_are(big_file: Path, ord
     assert output_of(code, big_file, before, after).split() == ["raised"] * 3
 
 
-def test_a_cut_file_raises_with_the_guard_off(big_file: Path) -> None:
+@pytest.mark.parametrize("guard", ["copies", "off"])
+def test_a_cut_file_raises_whatever_is_guarded(big_file: Path, guard: str) -> None:
     code = PROGRAMS / "faults/a_cut_file_raises.py"
-    assert output_of(code, big_file, "", "", PAGESTREAM_FAULT_GUARD="off").split() == ["raised"] * 3
+    assert output_of(code, big_file, "", "", PAGESTREAM_FAULT_GUARD=guard).split() == ["raised"] * 3
 
 
 def test_a_cut_file_raises_in_a_forked_child(big_file: Path) -> None:
@@ -168,6 +169,7 @@ def test_no_handler_is_installed_with_the_guard_off(big_file: Path) -> None:
         return bool(int(line.split()[1], 16) & bit)
 
     assert catches(output_of(code, big_file))
+    assert catches(output_of(code, big_file, PAGESTREAM_FAULT_GUARD="copies"))
     assert not catches(output_of(code, big_file, PAGESTREAM_FAULT_GUARD="off"))
 
 

@@ -169,9 +169,10 @@ def test_a_forked_child_survives_and_its_parent_is_not_touched(big_file: Path, m
     assert output_of(code, big_file, mode) == "both"
 
 
-def test_with_the_guard_off_a_cut_file_ends_the_process(big_file: Path) -> None:
+@pytest.mark.parametrize("guard", ["copies", "off"])
+def test_without_a_guard_of_views_a_cut_file_ends_the_process(big_file: Path, guard: str) -> None:
     code = PROGRAMS / "faults_views/a_cut_file_ends_the_process.py"
-    done = run_python(code, big_file, "shared", PAGESTREAM_FAULT_GUARD="off")
+    done = run_python(code, big_file, "shared", PAGESTREAM_FAULT_GUARD=guard)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 

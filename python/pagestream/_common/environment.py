@@ -83,10 +83,10 @@ def log_opening(what: str, mode: str, reason: str | None) -> None:
 
 
 def apply_fault_guard() -> None:
-    """Applies ``PAGESTREAM_FAULT_GUARD``: ``on`` (default), or ``off`` to install no SIGBUS handler."""
+    """Applies ``PAGESTREAM_FAULT_GUARD``: ``on`` (default), ``copies`` or ``off``."""
     value = os.environ.get("PAGESTREAM_FAULT_GUARD", "on")
-    one_of("PAGESTREAM_FAULT_GUARD", value, ("on", "off"))
-    _native.set_fault_guard(value == "on")
+    one_of("PAGESTREAM_FAULT_GUARD", value, _native.FAULT_GUARDS)
+    _native.set_fault_guard(value)
 
 
 def number(name: str, default: int, *, least: int) -> int:

@@ -37,7 +37,7 @@ def write_tokens(
     dtype: npt.DTypeLike,
     format: Literal["raw", "npy", "llmc", "megatron"] = "raw",
     documents: Sequence[int] | npt.NDArray[Any] | None = None,
-    progress: Progress = None,
+    progress: Progress = False,
 ) -> int:
     """Writes tokens to a file, streaming: memory does not grow with the number of tokens.
 

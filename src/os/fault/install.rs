@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::chain::{PREDECESSORS, empty_action, exchange};
 use super::handler::{HANDLERS, WAKE_MARK};
+use super::{FaultGuard, views};
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
@@ -13,10 +14,10 @@ static ENABLED: AtomicBool = AtomicBool::new(true);
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 const CALLS_PER_LOOK: usize = 16;
 
-/// Turns the handler on (the default) or off for good. Off, nothing is installed and [`install_and_check`] returns
-/// `false`, so that readers use `pread`.
-pub fn set_enabled(enabled: bool) {
-    ENABLED.store(enabled, Ordering::Relaxed);
+/// Sets what the handler guards, for good.
+pub fn set_fault_guard(guard: FaultGuard) {
+    ENABLED.store(guard != FaultGuard::Off, Ordering::Relaxed);
+    views::set_guarding(guard == FaultGuard::On);
 }
 
 /// Installs the handler, or puts it back in front, and returns whether a fault in [`super::copy()`] is survivable in

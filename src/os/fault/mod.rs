@@ -41,11 +41,25 @@ mod handler;
 mod install;
 pub mod views;
 
+use crate::words::words;
+
+words! {
+    /// The faults that the handler of SIGBUS turns into exceptions.
+    pub enum FaultGuard as "PAGESTREAM_FAULT_GUARD" {
+        /// Faults in our copies, and in memory that was handed out.
+        On = "on",
+        /// Faults in our copies alone.
+        Copies = "copies",
+        /// None: nothing is installed, [`install_and_check`] returns `false`, and readers use `pread`.
+        Off = "off",
+    }
+}
+
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub use self::{
     copy::copy,
     install::{
-        forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_enabled,
+        forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_fault_guard,
         wake_first_thread,
     },
 };
@@ -71,11 +85,11 @@ mod unsupported {
     }
     pub fn reinstall_sometimes() {}
     pub fn forked() {}
-    pub fn set_enabled(_enabled: bool) {}
+    pub fn set_fault_guard(_guard: super::FaultGuard) {}
     pub fn wake_first_thread() {}
 }
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub use self::unsupported::{
-    copy, forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_enabled,
+    copy, forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_fault_guard,
     wake_first_thread,
 };

@@ -28,4 +28,4 @@ mod table;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(in crate::os::fault) use replace::replace;
 pub(in crate::os) use table::lock;
-pub use table::{Damage, Guard, Guarded, set_hook, untold_damage};
+pub use table::{Damage, Guard, Guarded, set_guarding, set_hook, untold_damage};

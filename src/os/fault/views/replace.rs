@@ -31,7 +31,7 @@ const SLOW: Duration = Duration::from_millis(20);
 /// Puts zeros where `address` lies, if that belongs to a guarded mapping. Returns false if the fault is not ours, or
 /// cannot be helped.
 pub(in crate::os::fault) fn replace(address: usize) -> bool {
-    let Some(mapping) = table::find(address) else { return false };
+    let Some(mapping) = table::find(address).filter(|_| table::is_guarding()) else { return false };
     let page = page_bytes();
     let first = address / page * page;
     let start = Instant::now();

@@ -19,6 +19,18 @@ const NO_DAMAGE: usize = usize::MAX;
 /// The newest chunk, leaked, or null.
 static CHUNKS: AtomicPtr<SlotChunk> = AtomicPtr::new(ptr::null_mut());
 static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+/// Whether faults in mappings that were handed out are survived.
+static IS_GUARDING: AtomicBool = AtomicBool::new(true);
+
+/// Switches the guard of mappings on (the default) or off, for good.
+pub fn set_guarding(guarding: bool) {
+    IS_GUARDING.store(guarding, Ordering::Relaxed);
+}
+
+pub(super) fn is_guarding() -> bool {
+    IS_GUARDING.load(Ordering::Relaxed)
+}
+
 static GUARDED: Mutex<Guarded> =
     Mutex::new(Guarded { paths: BTreeMap::new(), untold: Vec::new(), free: Vec::new() });
 
