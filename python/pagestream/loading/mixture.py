@@ -6,9 +6,10 @@ import hashlib
 import math
 import warnings
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from pagestream import _native
+from pagestream._common.checks import one_of
 from pagestream._common.closing import ClosedByWith
 from pagestream.tokens.corpus import TokenCorpus
 
@@ -69,9 +70,7 @@ class Mixture(ClosedByWith):
         if not 1 <= len(pairs) <= _native.MAX_MIXTURE_SOURCES:
             message = f"a mixture has 1 to {_native.MAX_MIXTURE_SOURCES} sources, not {len(pairs)}"
             raise ValueError(message)
-        if exhausted not in get_args(Exhausted):
-            message = f'exhausted must be "repeat", "stop" or "drop", not {exhausted!r}'
-            raise ValueError(message)
+        one_of("exhausted", exhausted, _native.EXHAUSTED)
         for number, (corpus, _) in enumerate(pairs):
             if not isinstance(corpus, TokenCorpus):
                 message = (
