@@ -1,4 +1,4 @@
-//! Threads that do items of work, and grow in number while storage is slow.
+//! Threads that share items of work. Their number grows while storage is slow.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,45 +11,46 @@ use crate::os::process::usage::Usage;
 
 use super::cancel::Cancel;
 
-/// After this many items the crew decides anew whether storage is slow.
+/// Number of items after which the crew decides again whether storage is slow.
 const DECIDE_AFTER_ITEMS: usize = 32;
-/// Storage is slow where one item of this many made its thread wait.
+/// Storage counts as slow if at least one in this many items made its thread wait.
 const SLOW_SHARE: usize = 4;
 const STACK_BYTES: usize = 512 << 10;
 
-/// Numbers of threads that work.
+/// Limits on the number of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// While storage is calm.
+    /// Limit while storage is calm.
     pub first: usize,
-    /// While storage is slow.
+    /// Limit while storage is slow.
     pub most: usize,
 }
 
-/// What a thread did in one step.
+/// The outcome of one step of a thread.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     pub items: usize,
-    /// Whether the thread slept on the way; see [`Wait`].
+    /// Whether the thread waited for storage during the step; see [`Wait`].
     pub waited: bool,
 }
 
 /// Work that several threads share.
 pub trait Work: Sync {
-    /// What a thread keeps from step to step.
+    /// State that a thread keeps from step to step.
     type Tools: Default;
 
-    /// Does the next items, or waits for some; `None` once there will be no more.
+    /// Does the next items, waiting for them if necessary. Returns `None` once there will be no more.
     fn step(&self, tools: &mut Self::Tools) -> Option<Step>;
 
-    /// Called when a thread leaves because storage is calm: what it would have done next is another's.
+    /// Called when a thread leaves because storage is calm. Another thread must do what this one would have done
+    /// next.
     fn leave(&self) {}
 
     /// Called by a thread that panics in a step.
     fn panicked(&self) {}
 }
 
-/// Tells the work of a panic of this thread.
+/// Notifies the work if this thread panics.
 struct OnPanic<'a, W: Work>(&'a W);
 
 impl<W: Work> Drop for OnPanic<'_, W> {
@@ -60,9 +61,9 @@ impl<W: Work> Drop for OnPanic<'_, W> {
     }
 }
 
-/// A sleep that is shorter is one for a lock, or for the memory of the process.
+/// Shortest sleep that counts as a storage wait; locks and page-table changes cause shorter ones.
 const SHORTEST_WAIT: Duration = Duration::from_micros(200);
-/// What copying takes at most, for each byte.
+/// Lowest copy rate assumed.
 const COPY_BYTES_PER_NANOSECOND: u64 = 4;
 
 /// Measures whether the calling thread waits for storage.
@@ -77,9 +78,10 @@ impl Wait {
         Self { usage: Usage::of_thread(), begun: Instant::now() }
     }
 
-    /// Whether the thread waited since [`Self::begin`] while it copied `bytes`, and its major page faults.
+    /// Returns whether the thread waited since [`Self::begin`] while it copied `bytes`, and how many major page
+    /// faults it had.
     ///
-    /// It waited if it had a major fault, or if it slept and took much longer than the copy does.
+    /// The thread waited if it had a major fault, or if it slept and took much longer than the copy does.
     pub fn end(self, bytes: u64) -> (bool, u64) {
         let spent = Usage::of_thread().since(self.usage);
         let copying = SHORTEST_WAIT + Duration::from_nanos(bytes / COPY_BYTES_PER_NANOSECOND);
@@ -88,12 +90,12 @@ impl Wait {
     }
 }
 
-/// What a thread is there for.
+/// The purpose of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Does steps of the work; the limits are about these.
+    /// Does steps of the work. The limits apply to workers.
     Worker,
-    /// Anything else that the crew waits for at the end.
+    /// Does anything else that the crew waits for at the end.
     Assistant,
 }
 
@@ -102,7 +104,7 @@ pub enum Role {
 pub struct Crew {
     limits: Limits,
     count: Mutex<Count>,
-    /// As decided last.
+    /// The latest decision.
     is_slow: AtomicBool,
     gone: Condvar,
 }
@@ -111,8 +113,9 @@ pub struct Crew {
 struct Count {
     threads: usize,
     workers: usize,
-    /// Items since the last decision, and those of them whose thread waited.
+    /// Items since the last decision.
     items: usize,
+    /// Those of `items` whose thread waited.
     waited_items: usize,
     is_warm: bool,
 }
@@ -121,7 +124,7 @@ struct Count {
 enum Decision {
     None,
     Calm,
-    /// Storage is slow, and so many threads are to be started. They are counted already.
+    /// Storage is slow: start this many threads, already counted.
     Grow(usize),
 }
 
@@ -132,8 +135,8 @@ impl Count {
         if self.items < DECIDE_AFTER_ITEMS && self.waited_items < self.workers.max(1) {
             return Decision::None;
         }
-        // Threads also wait for each other when the memory of the process changes, which a warm cache tells
-        // apart.
+        // Threads also wait for each other while mappings of the process change. If the cache is warm, every wait
+        // is of that kind.
         let is_slow = !self.is_warm && self.waited_items * SLOW_SHARE >= self.items;
         (self.items, self.waited_items) = (0, 0);
         if !is_slow {
@@ -155,7 +158,7 @@ impl Count {
     }
 }
 
-/// A thread that counts as one of the crew's until this is dropped.
+/// Counts a thread as a member of the crew until it is dropped.
 struct CrewMember<'a>(&'a Crew, Role);
 
 impl Drop for CrewMember<'_> {
@@ -166,7 +169,8 @@ impl Drop for CrewMember<'_> {
 }
 
 impl Crew {
-    /// Storage counts as slow until items were done that did not wait: the first ones go to many threads.
+    /// Makes a crew without threads. Storage counts as slow until the first decision, so the first items are
+    /// spread over many threads.
     pub fn new(limits: Limits) -> Self {
         let count = Count { threads: 0, workers: 0, items: 0, waited_items: 0, is_warm: false };
         Self { limits, count: Mutex::new(count), is_slow: AtomicBool::new(true), gone: Condvar::new() }
@@ -180,22 +184,22 @@ impl Crew {
         self.is_slow.load(Ordering::Relaxed)
     }
 
-    /// Whether waits are to be measured: they change nothing where there are no more threads.
+    /// Returns whether waits must be measured: they have no effect on a crew that cannot grow.
     pub fn can_grow(&self) -> bool {
         self.limits.first < self.limits.most
     }
 
-    /// While the cache is warm no wait is taken for one for storage.
+    /// Ignores waits while the cache is warm.
     pub fn set_warm(&self, is_warm: bool) {
         self.lock().is_warm = is_warm;
     }
 
-    /// Threads alive, of both roles.
+    /// Returns the number of live threads of both roles.
     pub fn threads(&self) -> usize {
         self.lock().threads
     }
 
-    /// Starts a thread of its own life, which [`Self::wait_for_end`] waits for.
+    /// Starts a detached thread, which [`Self::wait_for_end`] awaits.
     pub fn spawn(
         self: &Arc<Self>,
         role: Role,
@@ -249,13 +253,13 @@ impl Crew {
     ) -> Result<()> {
         let (crew, ours) = (self.clone(), work.clone());
         self.spawn_counted(Role::Worker, name, move || {
-            // Where no more threads can be started, those that there are do it all.
+            // If no thread can be started, the existing ones do all the work.
             let start = || drop(crew.start_worker(name, &ours, true));
             crew.serve(&*ours, is_extra, start, || {});
         })
     }
 
-    /// Does all of `work`, in this thread and in others that end with this call.
+    /// Does all of `work` in this thread and in others that end before this call returns.
     pub fn run<W: Work>(&self, name: &'static str, work: &W, mut cancel: Cancel<'_, '_>, stop: impl Fn()) {
         std::thread::scope(|scope| {
             self.lock().enter(Role::Worker, 1);
@@ -289,7 +293,7 @@ impl Crew {
         }
     }
 
-    /// Steps until there are no more, or until storage is calm and the thread is an additional one.
+    /// Runs steps until none is left; an extra thread also stops once storage is calm.
     fn serve<W: Work>(&self, work: &W, is_extra: bool, start: impl Fn(), mut after_step: impl FnMut()) {
         let _on_panic = OnPanic(work);
         let mut tools = W::Tools::default();
@@ -307,7 +311,7 @@ impl Crew {
         }
     }
 
-    /// Waits for all threads, but not for ever: one may hang in a read of dead storage.
+    /// Waits until all threads have ended, at most for `patience`: a read from dead storage may hang forever.
     pub fn wait_for_end(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let mut count = self.lock();
@@ -365,7 +369,7 @@ mod tests {
         assert_eq!((crew.threads, crew.workers), (3, 2));
     }
 
-    /// So many items, each of which waits as long as `slow` says so.
+    /// Items of work, of which those before the last 500 report a wait.
     struct Items {
         left: AtomicUsize,
         done: AtomicUsize,

@@ -1,14 +1,15 @@
-//! A file that was cut, or failed, while Python code used arrays over it: an exception for the main thread.
+//! Raises an exception in the main thread after a file was truncated, or its storage failed, while Python code
+//! used arrays over it.
 //!
 //! ```text
-//!  fault ──► ask ──► raise, in the main thread ──► a caller gets it
-//!             ▲                                 └► nobody does: sys.unraisablehook
+//!  fault ──► ask ──► raise, in the main thread ──► code catches it
+//!             ▲                                 └► none can: sys.unraisablehook
 //!             └────────────────────────────────────┘
 //! ```
 //!
-//! The interpreter raises it wherever its main thread happens to be. In a finaliser, a weakref's callback or a fork
-//! hook nobody can catch it: the interpreter hands it to `sys.unraisablehook` and goes on. So that hook is wrapped,
-//! from the first damage on, and what it gets of ours is raised once more.
+//! The interpreter raises the exception wherever its main thread happens to be. No code can catch it in a
+//! finaliser, a weakref's callback or a fork hook: the interpreter hands it to `sys.unraisablehook` and goes on.
+//! The first damage therefore wraps that hook, and any of our exceptions that reaches it is raised again.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,29 +25,30 @@ use crate::mapped_file;
 use crate::os::fault;
 use crate::os::process::fork;
 
-/// Forks before the process that asked the interpreter for a call which it has not made yet, plus 1; else 0. The
-/// interpreter's list is short, so it is asked once. A child asks anew: its parent's call may not be in its list.
+/// Fork generation (plus 1) of the process with a pending call; 0 if none is pending. The interpreter's list of
+/// pending calls is short, so a process has one call in it at a time. A child of a fork asks for a call of its
+/// own, because its list may lack the parent's.
 static ASKED_BY: AtomicU64 = AtomicU64::new(0);
 
-/// Other files that an exception names.
+/// Upper bound of other files that an exception names.
 const MAX_NOTES: usize = 5;
-/// Exceptions that are remembered after they were raised.
+/// Upper bound of raised exceptions whose damage is kept.
 const MAX_RAISED: usize = 8;
-/// Upper bound of the exceptions that are followed from one to its context.
+/// Upper bound of exceptions that are visited in a context chain.
 const MAX_CONTEXTS: usize = 32;
 
-/// Used by threads that hold the interpreter's lock.
+/// Locked only by threads that hold the interpreter's lock.
 static NOTICES: Mutex<Notices> = Mutex::new(Notices { raised: Vec::new(), again: Vec::new() });
 
 struct Notices {
-    /// Addresses of the last exceptions, and what they told.
+    /// Addresses of the last exceptions, and the damage each reported.
     raised: Vec<(usize, Vec<Error>)>,
-    /// What nobody got, to be raised again.
+    /// Uncaught damage, to be raised again.
     again: Vec<Error>,
 }
 
 impl Notices {
-    /// Notes what the exception at an address tells.
+    /// Records the damage that the exception at an address reports.
     fn note(&mut self, address: usize, errors: Vec<Error>) {
         if self.raised.len() == MAX_RAISED {
             self.raised.remove(0);
@@ -54,31 +56,32 @@ impl Notices {
         self.raised.push((address, errors));
     }
 
-    /// Takes what the exception at an address told, if it is one of ours.
+    /// Removes and returns the damage recorded for the exception at an address; empty if it is not one of ours.
     fn take(&mut self, address: usize) -> Vec<Error> {
         let place = self.raised.iter().position(|(of, _)| *of == address);
         place.map(|place| self.raised.remove(place).1).unwrap_or_default()
     }
 }
 
-/// Locks them, for a moment in which no code of Python's runs: it could be interrupted by [`raise`].
+/// Locks the notices. No Python code may run meanwhile, because [`raise`] could interrupt it.
 fn notices() -> MutexGuard<'static, Notices> {
     NOTICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on such an exception is raised.
+/// Registers the hook that raises an exception on damage.
 pub fn watch() {
     mapped_file::on_damage(ask_for_raise);
 }
 
-/// In the handler of a fault at an instruction that reads or writes an array, or with the interpreter's lock.
+/// Asks the interpreter to call [`raise`]. Safe under the interpreter's lock, and in the SIGBUS handler if the
+/// fault is at an instruction that reads or writes an array (see [`export::ask_for_call`]).
 extern "C" fn ask_for_raise() {
     let asker = fork::generation() + 1;
     if ASKED_BY.swap(asker, Ordering::AcqRel) == asker {
         return;
     }
     if export::ask_for_call(raise) {
-        // It may be waiting for another thread: for its end, or for what it puts into a queue.
+        // The main thread may be blocked: on another thread's end, or on a queue that another thread fills.
         fault::wake_first_thread();
     } else {
         // The interpreter's list is full. The next damage asks again.
@@ -86,14 +89,15 @@ extern "C" fn ask_for_raise() {
     }
 }
 
-/// Called by the interpreter in its main thread, where it looks for signals, too.
+/// Raises one exception for all new damage. The interpreter calls it in its main thread, where it also checks for
+/// signals.
 extern "C" fn raise(_: *mut c_void) -> c_int {
     ASKED_BY.store(0, Ordering::Release);
     Python::attach(|py| {
         let mut errors = std::mem::take(&mut notices().again);
         errors.extend(mapped_file::untold_damage());
         let Some(exception) = exception(py, &errors) else { return 0 };
-        // Without the hook the exception is raised all the same, once.
+        // If the hook cannot be wrapped, the exception is still raised, once.
         let _ = wrap_unraisable_hook(py);
         let address = exception.value(py).as_ptr().addr();
         notices().note(address, errors);
@@ -102,7 +106,7 @@ extern "C" fn raise(_: *mut c_void) -> c_int {
     })
 }
 
-/// Makes one exception for all, as a second one would be raised in the handler of the first.
+/// Makes one exception for all errors: a second one would interrupt the handling of the first.
 fn exception(py: Python<'_>, errors: &[Error]) -> Option<PyErr> {
     let (first, others) = errors.split_first()?;
     let exception = PyErr::from(first.clone());
@@ -112,7 +116,7 @@ fn exception(py: Python<'_>, errors: &[Error]) -> Option<PyErr> {
         notes.push(format!("and {left} more files").into());
     }
     for note in notes {
-        // A help; without it it is the same exception.
+        // Optional detail; the exception is valid without it.
         let _ = exception.value(py).call_method1(intern!(py, "add_note"), (note,));
     }
     Some(exception)
@@ -128,7 +132,7 @@ fn wrap_unraisable_hook(py: Python<'_>) -> PyResult<()> {
     sys.setattr(name, UnraisableHook { previous: previous.unbind() }.into_pyobject(py)?)
 }
 
-/// `sys.unraisablehook` from the first damage on: does what was there before, and has our exceptions raised again.
+/// Calls the previous `sys.unraisablehook`, then schedules our exceptions to be raised again.
 #[pyclass(module = "pagestream._native", frozen)]
 struct UnraisableHook {
     previous: Py<PyAny>,
@@ -139,7 +143,7 @@ impl UnraisableHook {
     fn __call__(&self, py: Python<'_>, unraisable: &Bound<'_, PyAny>) -> PyResult<()> {
         let done = self.previous.call1(py, (unraisable,)).map(drop);
         let mut untold = take_told(&unraisable.getattr(intern!(py, "exc_value"))?)?;
-        // It may have been raised inside of the hook, too.
+        // One of our exceptions may also have been raised inside the previous hook.
         let done = match done {
             Err(error) => {
                 let more = take_told(error.value(py).as_any())?;
@@ -157,7 +161,7 @@ impl UnraisableHook {
     }
 }
 
-/// Takes what an exception, or one in whose handler it was raised, told of damage.
+/// Removes and returns the damage recorded for an exception or any exception in its context chain.
 fn take_told(exception: &Bound<'_, PyAny>) -> PyResult<Vec<Error>> {
     let (mut told, mut next) = (Vec::new(), exception.clone());
     for _ in 0..MAX_CONTEXTS {

@@ -1,13 +1,13 @@
 //! Which pages of a file are in the page cache.
 //!
-//! There are three ways to find out, tried in this order:
-//! 1. mincore(2) on the mapping. It is exact for the file's owner and for users who may write to it. To all others the
-//!    kernel answers that everything is cached (since 5.2, against side channels), so it is not asked.
+//! Three methods are tried in this order:
+//! 1. mincore(2) on the mapping. It is exact for the file's owner and for users who may write to it. To all others
+//!    the kernel answers that everything is cached (since 5.2, against side channels), so the method is skipped.
 //! 2. cachestat(2) (Linux 6.5) for files that are not mapped; the same rule about permission.
 //! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. It is exact for everybody, but
-//!    fetches each page that is missing (read-ahead is off meanwhile), so only a sample is asked. A call that was
-//!    interrupted between the fetch and the answer finds the page; the thread's count of blocks read (getrusage(2))
-//!    shows that it asked a device.
+//!    fetches each page that is missing (read-ahead is off meanwhile), so only a sample is probed. A call that was
+//!    interrupted between the fetch and the answer finds the page; the thread's count of blocks read
+//!    (getrusage(2)) shows that it asked a device.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,7 +24,7 @@ use crate::os::process::usage::Usage;
 /// Upper bound of pages in a sample.
 pub const SAMPLE_PAGES: u64 = 1024;
 
-/// Upper bound of pages that are listed (256 GiB of 4 KiB). Of more only the share is told.
+/// Upper bound of pages that are listed (256 GiB of 4 KiB). Beyond that only the fraction is returned.
 pub const MAX_LISTED_PAGES: u64 = 1 << 26;
 
 /// Pages handled by one call of mincore.
@@ -35,7 +35,7 @@ pub enum Method {
     Mincore,
     Cachestat,
     NoWait,
-    /// No way works on this file system for this user.
+    /// No method works here for this user.
     Unavailable,
 }
 
@@ -52,12 +52,12 @@ impl Method {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Residency {
-    /// Share of the asked pages that are in the cache; NaN where none could be asked.
+    /// Fraction of the probed pages that are in the cache; NaN if none could be probed.
     pub fraction: f64,
-    /// One entry per page of the range, if every page was asked.
+    /// One entry per page of the range, if every page was probed and the range is not too long to list.
     pub pages: Option<Vec<bool>>,
     pub method: Method,
-    /// Whether every page was asked, by a method that did not change what it measured.
+    /// Whether every page was probed by a method that does not change the cache.
     pub exact: bool,
 }
 
@@ -117,8 +117,8 @@ pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
     owner || capable() || writable()
 }
 
-/// Returns which of `count` pages from number `first` on are in the cache; `None` where mincore fails. To be called
-/// only if [`kernel_tells_truth`].
+/// Returns which of `count` pages from number `first` on are in the cache; `None` if mincore fails. Call this only
+/// if [`kernel_tells_truth`].
 pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
     let page = page_bytes();
     let mut pages = Vec::with_capacity(count);
@@ -138,7 +138,7 @@ pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>>
     Some(pages)
 }
 
-/// Returns whether every page of a short range is in the cache; `None` where mincore fails. To be called only if
+/// Returns whether every page of a short range is in the cache; `None` if mincore fails. Call this only if
 /// [`kernel_tells_truth`].
 pub fn is_resident(region: &Region, offset: usize, len: usize) -> Option<bool> {
     const PAGES: usize = 64;
@@ -176,7 +176,8 @@ struct Cachestat {
     recently_evicted: u64,
 }
 
-/// Asks cachestat(2), which counts the cached pages of a range: halves ranges until they are full or empty.
+/// Lists the cached pages by cachestat(2), which only counts those of a range: halves ranges until each is full or
+/// empty.
 fn cachestat(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<Vec<bool>, Errno> {
     let mut pages = vec![false; count as usize];
     let mut open = vec![(0_u64, count)];
@@ -198,7 +199,7 @@ fn cachestat_range(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<u64, 
     let page = page_bytes() as u64;
     let range = CachestatRange { offset: first * page, len: count * page };
     let mut answer = Cachestat::default();
-    // SAFETY: both structures are laid out as the system call wants them and live during it.
+    // SAFETY: both structures have the layout that the system call expects, and outlive it.
     let status =
         unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut answer, 0_u32) };
     if status == 0 {

@@ -1,8 +1,8 @@
-//! Large mappings are unmapped by a thread of their own: munmap(2) of a gigabyte whose pages were all used takes
-//! some 10 ms, and a hundred gigabytes would hold up the thread that drops the last array.
+//! Unmaps large mappings in a separate thread: munmap(2) of a gigabyte whose pages were all used takes about
+//! 10 ms, and a hundred gigabytes would delay the thread that drops the last array.
 //!
-//! A child that is forked meanwhile has the mappings and not the threads. So what is still mapped is listed, a
-//! fork waits until the list tells the truth, and the child unmaps what it lists.
+//! A child forked meanwhile inherits the mappings but not the threads. A list therefore records what is still
+//! mapped; `fork` waits until it is accurate, and the child unmaps what it lists.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,14 +12,14 @@ use crate::os::process::fork;
 
 /// Smaller mappings are unmapped by the thread that drops them.
 const ASIDE_BYTES: usize = 64 << 20;
-/// Upper bound of mappings under way at once; one more is unmapped by the thread that drops it.
+/// Upper bound of mappings that are unmapped at once; any more are unmapped by the threads that drop them.
 const MAX_PENDING: usize = 4;
-/// Bytes unmapped by one call. A fork waits for no more than that.
+/// Upper bound of bytes unmapped by one call, and so of what a fork waits for.
 const PIECE_BYTES: usize = 1 << 30;
 
 static PENDING: Mutex<Pending> = Mutex::new(Pending([None; MAX_PENDING]));
 
-/// What is still to be unmapped. Of a fixed size: a child that was just forked must not allocate.
+/// Mappings still to be unmapped. The size is fixed because a child that was just forked must not allocate.
 #[derive(Debug)]
 pub struct Pending([Option<PendingUnmap>; MAX_PENDING]);
 
@@ -29,35 +29,35 @@ struct PendingUnmap {
     len: usize,
 }
 
-/// Unmaps; at once if the mapping is small.
+/// Unmaps a mapping; at once if it is small.
 pub fn unmap(mapping: MmapRaw) {
     if mapping.len() < ASIDE_BYTES {
         return;
     }
     let Some(place) = lock().list(&mapping) else { return };
-    std::mem::forget(mapping); // The list has it.
+    std::mem::forget(mapping); // The list owns it now.
     let thread = std::thread::Builder::new().name("pagestream-unmap".into());
     if thread.spawn(move || while unmap_piece(place) {}).is_err() {
         lock().unmap(place);
     }
 }
 
-/// Returns false when nothing was left.
+/// Unmaps the next piece. Returns false if nothing was left.
 fn unmap_piece(place: usize) -> bool {
-    // No fork between the two steps: the child would unmap what the addresses have come to hold since, or nothing.
+    // No fork may come between the two steps: the child would never unmap the piece.
     let _section = fork::section();
     let piece = lock().take_piece(place);
     piece.map(PendingUnmap::unmap).is_some()
 }
 
-/// Locks the list. Never for long, and `fork` waits for it. A section is not needed, and may have begun already:
-/// some mappings are dropped in one.
+/// Locks the list. Callers hold the lock only briefly, because `fork` waits for it. They need no section, but may
+/// be in one: some mappings are dropped in a section.
 pub fn lock() -> MutexGuard<'static, Pending> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pending {
-    /// Unmaps all that is left, in a child that was just forked: no other thread will.
+    /// Unmaps all that is left. Called in a child that was just forked, which has no other thread to do it.
     pub fn adopt(&mut self) {
         (0..MAX_PENDING).for_each(|place| self.unmap(place));
     }
@@ -76,7 +76,7 @@ impl Pending {
         Some(place)
     }
 
-    /// Takes a piece from the end, so that what is left stays one mapping.
+    /// Takes a piece from the end, so that the rest stays one mapping.
     fn take_piece(&mut self, place: usize) -> Option<PendingUnmap> {
         let mapped = self.0[place]?;
         let left = mapped.len.saturating_sub(1) / PIECE_BYTES * PIECE_BYTES;

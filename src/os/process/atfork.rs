@@ -1,10 +1,11 @@
 //! What happens around a fork (pthread_atfork(3)):
 //!
-//! 1. before it, the forking thread waits until no thread is in a section ([`fork`]), and takes the two lists that
-//!    are locked outside of sections: what is being unmapped ([`unmap`]) and what is mapped ([`views`]);
-//! 2. in the parent it lets go of them;
-//! 3. in the child it first unmaps what the parent's threads had left to do, as the child has none of them, and
-//!    forgets what they had found out about the signal handler.
+//! 1. Before the fork, the forking thread waits until no thread is in a section ([`fork`]). It then locks the two
+//!    lists that are also locked outside of sections: mappings being unmapped ([`unmap`]) and guarded mappings
+//!    ([`views`]).
+//! 2. In the parent, it unlocks them.
+//! 3. In the child, it first unmaps what the parent's threads had left to unmap, because the child has none of
+//!    these threads, and forgets what they had learned about the signal handler.
 
 use std::cell::RefCell;
 use std::sync::{MutexGuard, Once, RwLockWriteGuard};
@@ -15,7 +16,8 @@ use crate::os::fault::views::{self, Guarded};
 use crate::os::memory::unmap::{self, Pending};
 
 thread_local! {
-    /// Used by the thread that forks, in the parent and in the child.
+    /// The locks that the forking thread holds from before the fork until after it, in the parent and in the
+    /// child.
     static FORKING: RefCell<Option<Held>> = const { RefCell::new(None) };
 }
 
@@ -26,8 +28,8 @@ struct Held {
     _gate: RwLockWriteGuard<'static, ()>,
 }
 
-/// Makes forks wait from now on. To be called once, when the library is loaded, before there are threads that could
-/// fork meanwhile: a child that is forked during this call would wait for its end for ever.
+/// Makes forks wait from now on. Must be called when the library is loaded, before there are threads that could
+/// fork meanwhile: a child that is forked during this call would hang forever.
 pub fn register() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
@@ -38,11 +40,11 @@ pub fn register() {
 }
 
 extern "C" fn prepare() {
-    // In this order: threads lock the lists inside sections, too.
+    // In this order, because threads also lock the lists inside sections.
     let gate = fork::close_gate();
     let pending = unmap::lock();
     let held = Held { _guarded: views::lock(), pending, _gate: gate };
-    // A thread that is ending has no such storage any more. Then it forks as if nothing was registered.
+    // A thread that is ending no longer has this storage. It forks as if nothing were registered.
     let _ = FORKING.try_with(|forking| *forking.borrow_mut() = Some(held));
 }
 
