@@ -1,4 +1,4 @@
-//! [`MappedFile`]: a path, and what is open of it now.
+//! [`MappedFile`]: a path and the file currently open at it.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -24,10 +24,10 @@ use super::page_cache::{self, Progress};
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
-    /// `path` from the root, for looking it up again after a change of directory.
+    /// The absolute form of `path`, for looking it up again after a change of directory.
     absolute: PathBuf,
     origin: Origin,
-    /// Whether its path led to it when it was opened.
+    /// Whether the path led to the file when it was opened.
     is_named: bool,
     requested: RequestedMode,
     current: RwLock<Current>,
@@ -48,13 +48,13 @@ impl MappedFile {
         Self::of_regular(mode::open_regular(path)?, path, Origin::Path(absolute), requested)
     }
 
-    /// Opens a file of a folder: a name or a link that leads out of it is refused with EXDEV.
+    /// Opens a file of a folder. Refuses a name or a link that leads out of the folder, with EXDEV.
     pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
         let (path, origin) = (folder.path().join(name), Origin::Beneath(folder.clone(), name.into()));
         Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, origin, requested)
     }
 
-    /// Opens a file where it was found before.
+    /// Opens a file again at its origin.
     pub fn open_again(origin: &Origin, requested: RequestedMode) -> Result<Self> {
         match origin {
             Origin::Path(path) => Self::open(path, requested),
@@ -62,8 +62,8 @@ impl MappedFile {
         }
     }
 
-    /// Takes a file that the caller has open for reading; the descriptor stays the caller's. `path` is for messages,
-    /// and for [`Self::check`].
+    /// Makes a file from a copy of a descriptor that is open for reading; the caller keeps its own. `path` serves
+    /// messages and [`Self::check`].
     pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
         let copy = open::duplicate(descriptor).map_err(|errno| {
             let advice = mode::open_advice(path, errno);
@@ -71,7 +71,7 @@ impl MappedFile {
         })?;
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let (copy, identity) = mode::regular(copy, path)?;
-        // memfd_create(2), O_TMPFILE, deleted by now; or the path is made up.
+        // The file may have no name (memfd_create(2), O_TMPFILE, deleted by now), or `path` may be made up.
         let is_named = open::identity_at(&absolute).is_ok_and(|found| is_same_file(&found, &identity));
         let file = Self::of_regular((copy, identity), path, Origin::Path(absolute), requested)?;
         Ok(Self { is_named, ..file })
@@ -104,7 +104,7 @@ impl MappedFile {
         &self.absolute
     }
 
-    /// Returns how it is found again.
+    /// Returns where the file can be opened again.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -125,25 +125,25 @@ impl MappedFile {
         self.with_current(|current| current.opened.is_none())
     }
 
-    /// Returns the open file; an error once it is closed.
+    /// Returns the open file, or an error once it is closed.
     pub fn opened(&self) -> Result<Arc<Opened>> {
         self.opened_in(&fork::section())
     }
 
-    /// Likewise, with the handler of bus errors back in front. Every call on a file begins so; those that read or
-    /// view see to it themselves.
+    /// Returns the open file after putting the SIGBUS handler back in front. Every call on a file begins with
+    /// this, except those that read or view: they put the handler back themselves.
     fn guarded(&self) -> Result<Arc<Opened>> {
         fault::reinstall();
         self.opened()
     }
 
-    /// Returns the open file, for a caller that is in a section.
+    /// Returns the open file, for a caller that is already in a section.
     pub(super) fn opened_in(&self, _section: &Section) -> Result<Arc<Opened>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.opened.clone().ok_or_else(|| Error::Closed { path: self.path.clone() })
     }
 
-    /// A child of a fork must not inherit the lock from a thread that it does not have.
+    /// Calls `look` in a section: a child of a fork must not inherit the lock from a thread that it does not have.
     fn with_current<T>(&self, look: impl FnOnce(&Current) -> T) -> T {
         let _section = fork::section();
         look(&self.current.read().unwrap_or_else(PoisonError::into_inner))
@@ -158,7 +158,7 @@ impl MappedFile {
         Ok(fork::get_or_make(&self.file_system, || fsinfo::file_system(opened.file().as_fd())))
     }
 
-    /// Refuses a file that is no longer the one that was opened, or that its path does not name any more.
+    /// Returns an error if the file has changed since it was opened, or if its path no longer names it.
     pub fn check(&self) -> Result<()> {
         let opened = self.guarded()?;
         let (known, now) = (opened.facts().identity, opened.identity_now()?);
@@ -168,7 +168,7 @@ impl MappedFile {
             return change.map_or_else(|| opened.check_damage(), Err);
         }
         let at_path = open::identity_at(&self.absolute);
-        // First: the old file has no name left then, and that would pass for a deletion.
+        // Checked first: a replaced file has no name left, and would pass for a deleted one.
         if at_path.is_ok_and(|found| !is_same_file(&found, &now)) {
             return changed("its path now names another file; open it again".into());
         }
@@ -179,8 +179,8 @@ impl MappedFile {
         }
     }
 
-    /// Maps the new length of a file that grew, and returns the new size. Views that are out keep the old mapping. A
-    /// file that changed otherwise is refused. One whose storage failed, and that is the same, is mapped again.
+    /// Maps the new length of a file that grew, and returns the new size. Existing views keep the old mapping.
+    /// Refuses a file that changed otherwise. An unchanged file whose storage failed is mapped again.
     pub fn refresh(&self) -> Result<u64> {
         let before = self.guarded()?;
         let (known, now) = (before.facts().identity, before.identity_now()?);
@@ -195,7 +195,7 @@ impl MappedFile {
         page_cache::reapply_hints(&opened)?;
         let _section = fork::section();
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        // Closed, or refreshed further, in the meantime: that stands.
+        // If another thread closed or refreshed the file meanwhile, that result stands.
         let is_older = |theirs: &Arc<Opened>| theirs.size() < now.size || Arc::ptr_eq(theirs, &before);
         if current.opened.as_ref().is_some_and(is_older) {
             current.facts = opened.facts().clone();
@@ -204,7 +204,7 @@ impl MappedFile {
         Ok(current.facts.identity.size)
     }
 
-    /// Closes the descriptor and, unless views are out, unmaps. Calls that are under way finish.
+    /// Closes the descriptor, and unmaps unless views exist. Calls in progress finish.
     pub fn close(&self) {
         let last = {
             let _section = fork::section();

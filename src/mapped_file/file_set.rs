@@ -1,9 +1,9 @@
-//! The files of a corpus or a checkpoint, of which a bounded number is open.
+//! The files of a corpus or checkpoint, with a bound on how many are open.
 //!
-//! Each file is opened once at the start, when its header is read. As many as the bound allows stay open from then on,
-//! because on FUSE each further `open` drops the file's page cache. The others are opened again when they are used, and
-//! take the place of the file that was not used for longest, as a clock with one hand sees it. A file that is opened
-//! again must still be the same file.
+//! Each file is opened once at the start, when its header is read. As many as the bound allows stay open from then
+//! on, because on FUSE each further `open` drops the file's page cache. The others are opened again when they are
+//! used, and evict the least recently used file, approximately (CLOCK algorithm). A file that is opened again must
+//! still be the same file.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use super::mode::{Mode, RequestedMode};
 use super::opened::{Facts, Opened};
 use super::origin::Origin;
 
-/// Upper bound of open files per set.
+/// Upper bound of open files of a set.
 const MAX_KEPT: usize = 1024;
 /// Open files that each set may have, however many sets there are.
 const MIN_KEPT: usize = 16;
@@ -46,7 +46,7 @@ struct FileSlot {
     origin: Origin,
     facts: Facts,
     slot: RwLock<Option<Arc<MappedFile>>>,
-    /// Whether it was used since the hand passed last.
+    /// Whether the file was used since the hand last passed it.
     used: AtomicBool,
 }
 
@@ -68,7 +68,7 @@ impl DescriptorBudget {
         Self { bound, reserved, taken: AtomicUsize::new(0) }
     }
 
-    /// Takes a place at the first opening, if one is left.
+    /// Takes a place for a file at its first opening. Returns whether one was left.
     fn take(&self) -> bool {
         self.taken.fetch_add(1, Ordering::Relaxed) < self.bound
     }
@@ -132,12 +132,12 @@ impl FileSet {
         Some((first, modes().filter(|&mode| mode == weakest).count()))
     }
 
-    /// Returns what was found at the first opening.
+    /// Returns the facts found at the first opening.
     pub fn facts(&self, index: usize) -> &Facts {
         &self.members[index].facts
     }
 
-    /// Returns the file, opened again if need be. If it is open this takes two uncontended read locks.
+    /// Returns the file, opened again if necessary. For an open file this takes two uncontended read locks.
     pub fn get(&self, index: usize) -> Result<Arc<MappedFile>> {
         match self.get_open(index) {
             Some(file) => Ok(file),
@@ -145,7 +145,7 @@ impl FileSet {
         }
     }
 
-    /// Returns the file, ready for reading. Threads come here for every row.
+    /// Returns the file, ready for reading. Threads call this for every row.
     pub fn opened(&self, index: usize) -> Result<Arc<Opened>> {
         let member = &self.members[index];
         {
@@ -162,7 +162,7 @@ impl FileSet {
         self.open_again(index)?.opened()
     }
 
-    /// Returns the file if it is open: no call that could wait for storage.
+    /// Returns the file if it is open. Never waits for storage.
     pub fn get_open(&self, index: usize) -> Option<Arc<MappedFile>> {
         let member = &self.members[index];
         let file = member.open_now()?;
@@ -177,7 +177,8 @@ impl FileSet {
         if self.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { path: member.absolute.clone() });
         }
-        // Without a lock, as storage may be slow. If two threads do so, the file of the first is used.
+        // Without a lock, because storage may be slow. If two threads open the file, the one entered first is
+        // used.
         let file = Arc::new(member.open(self.mode)?);
         let advice = {
             let _section = fork::section();
@@ -204,7 +205,7 @@ impl FileSet {
         Ok(file)
     }
 
-    /// Enters a file that was just opened, and returns those that are too many, to be closed.
+    /// Enters a file that was just opened, and returns the files over the limit, for closing.
     fn make_room(&self, newest: usize) -> Vec<Arc<MappedFile>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut victims = Vec::new();
@@ -222,7 +223,7 @@ impl FileSet {
         victims.into_iter().filter_map(|index| slot_of(index).take()).collect()
     }
 
-    /// Gives the kernel advice about every file, those that are opened later included.
+    /// Gives the kernel advice about every file, including those opened later.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         {
             let _section = fork::section();
@@ -236,7 +237,7 @@ impl FileSet {
         Ok(())
     }
 
-    /// Refuses a file that is no longer the one that was opened first, or that its path does not name any more.
+    /// Returns an error if the file has changed since it was first opened, or if its path no longer names it.
     pub fn check(&self, index: usize) -> Result<()> {
         let member = &self.members[index];
         if let Some(file) = member.open_now() {
@@ -252,7 +253,7 @@ impl FileSet {
         }
     }
 
-    /// Returns how many files are open.
+    /// Returns the number of open files.
     pub fn open_count(&self) -> usize {
         let _section = fork::section();
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -269,7 +270,7 @@ impl FileSet {
                 let _section = fork::section();
                 member.slot.write().unwrap_or_else(PoisonError::into_inner).take()
             };
-            // Another thread may hold the file for a moment; it refuses that one from now on.
+            // Another thread may hold the file for a moment; from now on the file refuses its calls.
             if let Some(file) = file {
                 file.close();
             }

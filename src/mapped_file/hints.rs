@@ -1,5 +1,5 @@
-//! What the kernel was told about a file. It keeps one advice for each descriptor and one for each mapping; this is
-//! the one place that knows both.
+//! The hints that the kernel was given about a file. The kernel keeps one advice for each descriptor and one for
+//! each mapping; only this file knows both.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::os::memory::advise::{Advice, advise_file};
 use crate::os::process::fork;
 
-/// What was asked for the whole file, and who needs the descriptor to be without read-ahead meanwhile. Shared by all
-/// that stands on one descriptor.
+/// Advice for the whole file, whether it is locked in memory, and the number of readers that have read-ahead off.
+/// Shared by every mapping of one descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Hints(Mutex<Asked>);
 
@@ -16,11 +16,11 @@ pub(super) struct Hints(Mutex<Asked>);
 struct Asked {
     advice: Option<Advice>,
     locked: bool,
-    /// [`WithoutReadAhead`]s that are alive.
+    /// Number of live [`WithoutReadAhead`]s.
     exact_readers: usize,
 }
 
-/// The user of a descriptor, which advice for positioned reads reaches. A mapping has advice of its own.
+/// A descriptor and its hints. Advice for a descriptor affects positioned reads; a mapping has advice of its own.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Descriptor<'a> {
     pub hints: &'a Hints,
@@ -29,8 +29,8 @@ pub(super) struct Descriptor<'a> {
     pub is_mapped: bool,
 }
 
-/// While one of these lives, reads of the file are not extended by read-ahead: megabytes for each range of a few
-/// bytes, on some disks.
+/// Keeps read-ahead off until it is dropped. On some disks read-ahead would extend a read of a few bytes to
+/// megabytes.
 #[derive(Debug)]
 pub(super) struct WithoutReadAhead<'a>(Descriptor<'a>);
 
@@ -58,13 +58,13 @@ impl Hints {
 }
 
 impl<'a> Descriptor<'a> {
-    /// Notes advice for the whole file, and gives it to the kernel where positioned reads are concerned. Returns
-    /// whether the kernel took it.
+    /// Records advice for the whole file, and gives it to the kernel if the file is read by positioned reads.
+    /// Returns false if the kernel refused it.
     pub fn advise(self, advice: Advice) -> bool {
         let _section = fork::section();
         let mut asked = self.hints.asked();
         asked.advice = Some(advice);
-        // Readers that need it otherwise are at work; the last of them gives the advice to the kernel.
+        // The last of the readers that have read-ahead off gives the advice to the kernel.
         self.is_mapped || asked.exact_readers > 0 || self.set(advice)
     }
 
@@ -72,7 +72,7 @@ impl<'a> Descriptor<'a> {
         let _section = fork::section();
         let mut asked = self.hints.asked();
         asked.exact_readers += 1;
-        // Each time: a process that shares the descriptor since a fork may have set it back.
+        // Each time, because a process that has shared the descriptor since a fork may have set it back.
         self.set(Advice::Random);
         WithoutReadAhead(self)
     }

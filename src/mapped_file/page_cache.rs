@@ -42,7 +42,7 @@ pub struct ResidentPages {
 }
 
 impl ResidentPages {
-    /// Returns whether the cache has all pages of a range, which lies inside the one that was asked for.
+    /// Returns whether the cache has all pages of a range. The range must lie inside the one that was asked for.
     pub fn contain(&self, offset: u64, length: u64) -> bool {
         let start = (offset / self.page_bytes).saturating_sub(self.first);
         let stop = (offset + length).div_ceil(self.page_bytes).saturating_sub(self.first);
@@ -50,7 +50,7 @@ impl ResidentPages {
     }
 }
 
-/// Hands advice to the kernel. Returns whether it was taken: advice is never an error.
+/// Gives advice to the kernel. Returns whether the kernel took it: refused advice is not an error.
 pub fn advise(opened: &Opened, advice: Advice, offset: u64, length: u64) -> Result<bool> {
     opened.check_range(offset, length)?;
     let lasting = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
@@ -61,7 +61,7 @@ pub fn advise(opened: &Opened, advice: Advice, offset: u64, length: u64) -> Resu
     Ok(pass_on(opened, advice, offset, length))
 }
 
-/// Gives a new mapping of the file what was asked for the old one.
+/// Reapplies the advice for the old mapping to a new one, and locks the new one if the old one was locked.
 pub(super) fn reapply_hints(opened: &Opened) -> Result<()> {
     let Some(region) = opened.region() else { return Ok(()) };
     if let Some(advice) = opened.hints().advice() {
@@ -81,17 +81,17 @@ fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
 pub fn residency(opened: &Opened, offset: u64, length: u64, seed: u64) -> Result<Residency> {
     opened.check_range(offset, length)?;
     let region = opened.region().map(AsRef::as_ref);
-    // A page that is asked for in a sample, and missing, must not bring in its neighbours.
+    // Probing a page that is not in the cache must not bring in its neighbours.
     let exactly = || opened.descriptor().without_read_ahead();
     Ok(residency::residency(opened.file(), region, offset, length, seed, exactly))
 }
 
-/// Returns whether a range is wholly in the page cache; `None` where that cannot be known cheaply.
+/// Returns whether a range is wholly in the page cache; `None` if that cannot be found out cheaply.
 pub fn is_resident(opened: &Opened, offset: u64, length: u64) -> Option<bool> {
     residency::is_resident(told_region(opened)?, offset as usize, length as usize)
 }
 
-/// Returns which pages of a range are in the page cache; `None` where that cannot be known cheaply.
+/// Returns which pages of a range are in the page cache; `None` if that cannot be found out cheaply.
 pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<ResidentPages> {
     let page_bytes = page_bytes() as u64;
     let first = offset / page_bytes;
@@ -100,14 +100,14 @@ pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<Resid
     Some(ResidentPages { page_bytes, first, pages })
 }
 
-/// The mapping, if the kernel tells this user which of its pages are cached.
+/// Returns the mapping, if the kernel tells this user which of its pages are cached.
 fn told_region(opened: &Opened) -> Option<&Region> {
     let region = opened.region()?;
     let told = fork::get_or_make(&opened.residency_is_told, || residency::kernel_tells_truth(opened.file()));
     told.then_some(region)
 }
 
-/// Asks for a range ahead of its use, without waiting for it. Returns whether the kernel took it.
+/// Asks the kernel to read a range ahead, without waiting for it. Returns whether the kernel accepted.
 pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) -> bool {
     let mut done = 0;
     while done < length {
@@ -120,7 +120,7 @@ pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) -> bool {
     true
 }
 
-/// Lets go of a range that was read. Best effort: a page that another process maps stays in the cache.
+/// Drops a range that was read. This is best effort: a page that another process maps stays in the cache.
 pub fn drop_behind(opened: &Opened, offset: u64, length: u64, what: DropBehind) {
     if let Some(region) = opened.region() {
         let _ = advise::advise_map(region, offset as usize, length as usize, Advice::DontNeed);
@@ -138,7 +138,7 @@ pub fn warm(opened: &Opened, offset: u64, length: u64, progress: &mut Progress<'
     while done < length {
         let chunk = WARM_CHUNK_BYTES.min(length - done);
         let ahead = WARM_CHUNK_BYTES.min(length - done - chunk);
-        // Best effort: without it the chunks are still read, one after another.
+        // Optional: without it the chunks are still read, one after another.
         pass_on(opened, Advice::WillNeed, offset + done + chunk, ahead);
         warm_chunk(opened, offset + done, chunk, &mut scratch)?;
         done += chunk;
@@ -149,17 +149,17 @@ pub fn warm(opened: &Opened, offset: u64, length: u64, progress: &mut Progress<'
     Ok(())
 }
 
-/// By pread, which leaves the resident set alone; but a private mapping may stand on a mount where pread goes past
-/// the cache (FUSE `direct_io`), so its pages are touched.
+/// Reads by pread, which does not change the resident set. A private mapping may lie on a mount where pread
+/// bypasses the cache (FUSE `direct_io`), so its pages are touched instead.
 fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) -> Result<()> {
     match opened.region() {
         Some(region) if opened.facts().mode == Mode::Private && fault::install_and_check() => {
             let (start, len) = (offset as usize, length as usize);
-            // Where a page fails, pread gets it after all or tells why not.
+            // If a page fails, pread reads it after all or returns the reason.
             region
                 .touch(start, len)
                 .or_else(|failed| opened.pread_into(failed as u64, Uninit::of(&mut [0])))?;
-            // Out of the resident set again; the cache keeps the pages.
+            // Removes the pages from the resident set; the cache keeps them.
             let _ = advise::advise_map(region, start, len, Advice::DontNeed);
             Ok(())
         }
@@ -167,8 +167,8 @@ fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) 
     }
 }
 
-/// Drops the file's clean pages from the page cache, and from this process's mapping. Dirty ones are written out
-/// first. Pages that another process maps stay.
+/// Drops the file's clean pages from the page cache and from this process's mapping, after dirty pages are
+/// written. Pages that another process maps stay.
 pub fn evict(opened: &Opened) -> Result<()> {
     advise::write_out(opened.file());
     if let Some(region) = opened.region() {
@@ -194,7 +194,7 @@ pub fn unlock(opened: &Opened) -> Result<()> {
     })
 }
 
-/// The mapping; `None` for an empty file, an error in `read` mode.
+/// Returns the mapping; `None` for an empty file, an error in `read` mode.
 fn mapped<'a>(opened: &'a Opened, verb: &str) -> Result<Option<&'a Region>> {
     match opened.region() {
         None if opened.facts().mode == Mode::Read => {

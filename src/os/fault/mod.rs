@@ -1,28 +1,28 @@
-//! Bus errors. A page of a mapping that its file cannot give (the file shrank, its disk or server failed) raises
-//! SIGBUS in the thread that touches it. This room makes that survivable.
+//! Bus errors. If a file cannot supply a page of its mapping (the file shrank, its disk or server failed), the
+//! thread that accesses the page gets SIGBUS. With this room the process survives it.
 //!
-//! **What it promises.** A fault in [`copy()`] ends that copy and nothing else. A fault at any other instruction, in
-//! memory of ours that was handed out, finds zeros, damages that mapping for good ([`views`]) and is reported.
-//! Every other SIGBUS reaches the handler that would have got it without us. The handler reads and writes atomics
-//! and calls only async-signal-safe functions (signal-safety(7)).
+//! **What it promises.** A fault in [`copy()`] ends that copy and nothing else. A fault at any other instruction,
+//! in memory of ours that was handed out, is answered with zeros, marks that mapping damaged for good ([`views`])
+//! and is reported. Every other SIGBUS reaches the handler that would have received it without us. The handler
+//! reads and writes atomics and calls only async-signal-safe functions (signal-safety(7)).
 //!
-//! **Who may call it.** Code that copies out of a mapping calls [`install_and_check`] in its thread first. Code that
-//! hands out memory calls [`reinstall`], or, many times a batch, [`reinstall_sometimes`].
+//! **Callers.** Code that copies out of a mapping calls [`install_and_check`] in its thread first. Code that hands
+//! out memory calls [`reinstall`], or [`reinstall_sometimes`] if it does so many times a batch.
 //!
-//! **The way of a signal** (`handler.rs`, `chain.rs`):
+//! **Path of a signal** (`handler.rs`, `chain.rs`):
 //!
 //! ```text
 //!  SIGBUS ─► entry n ─┬─ our mark (a thread is to be woken) ──────────────► return
-//!                     ├─ fault at an instruction of copy()  ──────────────► go on at its landing
+//!                     ├─ fault at an instruction of copy()  ──────────────► continue at its landing
 //!                     ├─ fault in a guarded mapping ─► zeros, damage, hook ► return
 //!                     └─ anything else ─► predecessor of entry n ─────────► return
 //!                                         (already inside it: the default action)
 //! ```
 //!
 //! **Entries** (`install.rs`). Handlers that come later (`faulthandler.enable()`, `signal.signal`, torch's
-//! `DataLoader` in its workers) would kill, or loop for ever, at a fault of ours. So each call that matters looks
-//! whether we are still in front, and if not installs an entry over the newcomer, which becomes that entry's
-//! predecessor for good:
+//! `DataLoader` in its workers) would kill the process, or loop forever, at a fault of ours. So each relevant call
+//! checks whether our handler is still in front. If not, it installs an entry over the newcomer, which becomes
+//! that entry's predecessor for good:
 //!
 //! ```text
 //!  at first          entry 0 ─► default

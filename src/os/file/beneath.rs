@@ -1,19 +1,19 @@
-//! Files of a folder, opened so that no name and no link leads out of it.
+//! Opens files of a folder so that no name and no link leads out of it.
 //!
-//! A path that was checked is worth nothing: between the check and the opening somebody may put a link in its way. So
-//! nothing is checked by path. The folder is opened once, and everything else by its descriptor, in one of two ways:
+//! Checking a path proves nothing: a link may replace it before the open. The folder is therefore opened once, and
+//! everything else by its descriptor, in one of two ways:
 //!
-//! 1. by openat2(2) with `RESOLVE_BENEATH`, which the kernel vouches for;
+//! 1. by openat2(2) with `RESOLVE_BENEATH`, which the kernel guarantees;
 //! 2. by a walk: each component is opened by the descriptor of the one before it (`O_PATH | O_NOFOLLOW`), links are
 //!    read and followed here, and `..` goes back to a descriptor that was passed on the way in.
 //!
-//! The walk takes over where openat2 is missing (before Linux 5.6, and in sandboxes that answer ENOSYS or EPERM), where
-//! it cannot vouch for a `..` because something was renamed or mounted meanwhile, anywhere on the system (EAGAIN), and
-//! where a link leaves the folder (EXDEV) and may come back to another one that is allowed. Nothing outside is opened,
-//! not even to look at it.
+//! The walk takes over where openat2 is missing (before Linux 5.6, and in sandboxes that answer ENOSYS or EPERM),
+//! where it cannot guarantee a `..` because something was renamed or mounted meanwhile, anywhere on the system
+//! (EAGAIN), and where a link leaves the folder (EXDEV) and may come back to another one that is allowed. Nothing
+//! outside is opened, not even to inspect it.
 //!
-//! A file is opened by `O_PATH` first, which reads nothing and wakes no device or FIFO, and for reading only once it is
-//! known to be regular.
+//! A file is opened by `O_PATH` first, which reads nothing and wakes no device or FIFO, and for reading only once
+//! it is known to be a regular file.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -26,9 +26,9 @@ use rustix::io::Errno;
 
 use super::open::{self, Identity, Kind, retry, retry_interrupted};
 
-/// Upper bound of links that are followed, as in the kernel (path_resolution(7)).
+/// Upper bound of links followed, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
-/// Upper bound of lookups of a file that is replaced, each time, between its two openings.
+/// Upper bound of lookups of a file that keeps being replaced between its two openings.
 pub const MAX_SWAPS: usize = 3;
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
@@ -38,7 +38,7 @@ const READ: OFlags = OFlags::RDONLY
     .union(OFlags::NOCTTY)
     .union(OFlags::NOFOLLOW);
 
-/// A folder, and others that its links may lead into.
+/// A folder, and the other folders that its links may lead into.
 #[derive(Debug)]
 pub struct ConfinedFolder {
     /// Folders in which files may lie. The first one holds the folder itself.
@@ -52,7 +52,7 @@ pub struct ConfinedFolder {
 struct Root {
     descriptor: OwnedFd,
     canonical: PathBuf,
-    /// The absolute path as it was named: links may spell it so.
+    /// The absolute path as the caller spelled it: links may use that spelling.
     named: PathBuf,
 }
 
@@ -60,7 +60,7 @@ struct Root {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
     System(Errno),
-    /// The name leads out of the folder: to this path, as far as the links tell.
+    /// The name leads out of the folder, to this path as far as the links show.
     Outside(PathBuf),
     NotRegular(Kind),
     /// The file was replaced between its two openings, [`MAX_SWAPS`] times in a row.
@@ -75,13 +75,13 @@ impl From<Errno> for Refusal {
 
 /// A folder beside the one that is opened, named from there: `../../blobs` is two levels up.
 ///
-/// It is reached by descriptors alone, and a link is not followed: a path that was looked at could lead elsewhere
+/// It is reached by descriptors alone, and a link is not followed: a path that was inspected could lead elsewhere
 /// by the time that it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beside {
     pub levels_up: usize,
     pub name: OsString,
-    /// A regular file in it, without which the folder does not count.
+    /// A regular file that the folder must contain in order to count.
     pub marker: Option<OsString>,
 }
 
@@ -104,7 +104,7 @@ impl ConfinedFolder {
         for other in also {
             roots.push(Root::open(other).map_err(|errno| (other.clone(), errno))?);
         }
-        // The widest root that holds the folder makes the folder's own needless.
+        // The widest root that contains the folder makes the folder's own root unnecessary.
         let holder = roots.iter().enumerate().filter(|(_, root)| canonical.starts_with(&root.canonical));
         match holder.min_by_key(|(_, root)| root.canonical.as_os_str().len()).map(|(index, _)| index) {
             Some(index) => roots.swap(0, index),
@@ -158,7 +158,7 @@ impl ConfinedFolder {
         Err(Refusal::Swapped)
     }
 
-    /// Opens a regular file; `None` where it was replaced meanwhile.
+    /// Opens a regular file; `None` if it was replaced meanwhile.
     fn try_open(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
         let root = self.roots[0].descriptor.as_fd();
         let looked = match open_beneath(root, path, LOOK) {
@@ -176,7 +176,7 @@ impl ConfinedFolder {
         let seen = regular(found.file.as_fd())?;
         let (folder, name) = (found.folder.as_fd(), found.name.as_os_str());
         match retry(|| rustix::fs::openat(folder, name, READ, Mode::empty())) {
-            // It is a link now, and was a file.
+            // A link has replaced the file.
             Err(Errno::LOOP) => Ok(None),
             Err(Errno::AGAIN) => same(open::wait_and_open(found.file.as_fd())?, &seen),
             file => same(file?, &seen),
@@ -283,17 +283,17 @@ impl Root {
     }
 }
 
-/// The path of what a descriptor stands for, if procfs tells. Unlike a path that is resolved a second time, it
-/// cannot be that of something else.
+/// Returns the path of the object behind a descriptor, if procfs tells it. Unlike a path that is resolved a second
+/// time, it cannot name another object.
 fn path_of(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor));
     let path = std::fs::read_link(link).ok().filter(|path| path.is_absolute())?;
-    // Of a folder that was deleted, or lies in another mount namespace, it is not a path.
+    // For a folder that was deleted, or lies in another mount namespace, the answer is no path.
     let (here, there) = (rustix::fs::fstat(descriptor).ok()?, rustix::fs::stat(&path).ok()?);
     ((here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)).then_some(path)
 }
 
-/// The end of a walk: the thing itself, and how to open it for reading.
+/// The end of a walk: the object, and how to open it for reading.
 struct WalkEnd {
     file: OwnedFd,
     folder: OwnedFd,
@@ -326,12 +326,12 @@ fn components(path: &Path) -> impl Iterator<Item = OsString> {
 fn open_beneath(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    // Not tried again after EAGAIN: while others go on renaming every try may end so, and the walk does not.
+    // Not retried after EAGAIN: while other processes keep renaming, every retry may fail, but the walk does not.
     retry_interrupted(|| rustix::fs::openat2(root, path, flags, Mode::empty(), resolve))
 }
 
-/// Returns whether an answer of openat2(2) says nothing about the path, or only that it leaves the root (EXDEV): the
-/// walk knows the other roots, and where the path leads.
+/// Returns whether an error of openat2(2) says nothing about the path, or only that it leaves the root (EXDEV).
+/// The walk then decides, because it knows the other roots and where the path leads.
 fn leaves_it_to_the_walk(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::PERM | Errno::XDEV | Errno::AGAIN)
 }

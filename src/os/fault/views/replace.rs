@@ -1,14 +1,14 @@
-//! What the handler does to a page of a guarded mapping that cannot be read: zeros take its place, with the protection
-//! of what they replace.
+//! Replaces a page of a guarded mapping that cannot be read by zeros, with the protection of the page. The signal
+//! handler calls it.
 //!
-//! | mapping | the file was cut: the page lies behind its new end | I/O error |
+//! | mapping | truncated file: the page lies behind its new end | I/O error |
 //! |---|---|---|
-//! | read-only | one mapping of zeros, from the new end to the mapping's | one over the absent pages of the block |
-//! | writable | those of the next [`MAX_LOOKS`] pages that cannot be read | the page alone |
+//! | read-only | one mapping of zeros, from the file's new end to the mapping's end | one mapping of zeros over the absent pages of the block |
+//! | writable | zeros for those of the next [`MAX_LOOKS`] pages that cannot be read | zeros for the page alone |
 //!
-//! Page by page would take a signal each, and end at the limit of mappings that a process may have
-//! (vm.max_map_count). But a page of a writable mapping may hold what a user wrote, in memory or in swap: only one
-//! that was seen to be unreadable is replaced there.
+//! To replace page by page would take a signal for each page, and end at the limit of mappings of a process
+//! (vm.max_map_count). But a page of a writable mapping may hold what a user wrote, in memory or in swap. In such
+//! a mapping a page is replaced only after it was found unreadable.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -18,24 +18,23 @@ use std::time::{Duration, Instant};
 use super::table;
 use crate::os::memory::page_bytes;
 
-/// Upper bound of what is replaced after an I/O error.
+/// Upper bound of the bytes replaced after an I/O error.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Pages probed before the file is taken to be truncated.
+/// Upper bound of pages probed on each side of a page to tell whether the file was truncated.
 const SAMPLES: usize = 8;
 /// Upper bound of pages of a writable mapping that are probed in one fault. The next fault goes on from there.
 const MAX_LOOKS: usize = 4096;
-/// Where an access takes longer than this to fail, the thread waits for a server, and nothing is probed that need
-/// not be.
+/// If an access takes longer than this to fail, the thread is waiting for a server, and no further page is probed.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// Puts zeros where `address` lies, if that belongs to a guarded mapping. Returns false if the fault is not ours, or
-/// cannot be helped.
+/// Replaces the page of `address` by zeros, if it belongs to a guarded mapping. Returns false if the fault is not
+/// ours or the page cannot be replaced.
 pub(in crate::os::fault) fn replace(address: usize) -> bool {
     let Some(mapping) = table::find(address).filter(|_| table::is_guarding()) else { return false };
     let page = page_bytes();
     let first = address / page * page;
     let start = Instant::now();
-    // Another thread was here before, or the storage is back.
+    // Another thread has replaced the page, or the storage works again.
     if is_readable(first) && mapping.may_retry() {
         return true;
     }
@@ -45,7 +44,7 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
         None if !mapping.writable => absent_around(first, &mapping.pages),
         _ => first..first + page,
     };
-    // Before there are zeros: a thread that copies looks at the mark afterwards.
+    // The mark precedes the zeros, because a thread that copies checks it afterwards.
     let is_first = mapping.mark_damaged(cut_off.as_ref().unwrap_or(&range));
     if !map_zeros(&range, &mapping) {
         return false;
@@ -61,8 +60,8 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
     true
 }
 
-/// Returns the range from the file's new end to the mapping's, if the page that failed lies there: nothing in it can
-/// be read. A disk that fails in several places can be taken for that.
+/// Returns the range from the file's new end to the mapping's end, if the failed page lies in it. No probed page
+/// of the range is readable. A disk that fails in several places can be mistaken for a truncated file.
 fn cut_off(first: usize, mapping: &table::FaultingMapping) -> Option<Range<usize>> {
     let tail = mapping.tail();
     if first >= tail || is_any_readable(first, tail) {
@@ -72,7 +71,8 @@ fn cut_off(first: usize, mapping: &table::FaultingMapping) -> Option<Range<usize
     Some(if is_any_readable(low, first) { first } else { low }..tail)
 }
 
-/// Returns whether one of some pages between the two can be read, the last among them and `start` not.
+/// Probes up to [`SAMPLES`] pages at even distances after the page `start` and before `end`, beginning with the
+/// last. Returns whether any of them is readable.
 fn is_any_readable(start: usize, end: usize) -> bool {
     let page = page_bytes();
     let between = (end - start) / page - usize::from(end > start);
@@ -83,27 +83,28 @@ fn is_any_readable(start: usize, end: usize) -> bool {
         .any(is_readable)
 }
 
-/// Returns whether the kernel can read a page. rt_sigprocmask(2) copies a set from there before it refuses the
-/// question; where it cannot, it returns EFAULT and no signal is raised. It blocks as a fault would.
+/// Returns whether the kernel can read a page. rt_sigprocmask(2) copies a set from the page before it rejects the
+/// invalid request. If it cannot, it returns EFAULT and raises no signal. It blocks as a fault would.
 fn is_readable(page: usize) -> bool {
-    const NO_SUCH_QUESTION: c_int = -1;
+    const NO_SUCH_REQUEST: c_int = -1;
     const SET_BYTES: usize = 8;
     let set: *const u8 = ptr::with_exposed_provenance(page);
-    // SAFETY: the kernel checks the address, and with that question it changes nothing.
+    // SAFETY: the kernel checks the address, and changes nothing for an invalid request.
     let status = unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
-            NO_SUCH_QUESTION,
+            NO_SUCH_REQUEST,
             set,
             ptr::null_mut::<libc::sigset_t>(),
             SET_BYTES,
         )
     };
-    // Reads errno and no more.
+    // Only reads errno.
     status == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
-/// Returns the first page that cannot be read, `known` at most: of a file that was cut, none behind it can.
+/// Returns the first unreadable page, which is at or before `known`. It searches by halves: in a truncated file no
+/// later page is readable.
 fn first_unreadable(start: usize, known: usize) -> usize {
     let page = page_bytes();
     let (mut readable, mut unreadable) = (start, known);
@@ -129,7 +130,7 @@ fn absent_around(first: usize, mapping: &Range<usize>) -> Range<usize> {
     from..last + page
 }
 
-/// Returns whether a page is in memory; true of all pages if the kernel does not tell this user.
+/// Returns whether a page is in memory; true for every page if the kernel does not tell this user.
 fn is_present(page: usize) -> bool {
     let mut present = 1_u8;
     // SAFETY: the kernel checks the range, and `present` has a byte for its one page.
@@ -137,7 +138,8 @@ fn is_present(page: usize) -> bool {
     present & 1 == 1
 }
 
-/// Puts zeros over the pages of the range that cannot be read. Returns false if there are more pages to look at.
+/// Replaces the unreadable pages of the range by zeros. Returns false if pages are left to probe, or the kernel
+/// refused.
 fn replace_unreadable(range: Range<usize>, mapping: &table::FaultingMapping) -> bool {
     let page = page_bytes();
     let mut run = range.start;
@@ -157,8 +159,8 @@ fn map_zeros(range: &Range<usize>, mapping: &table::FaultingMapping) -> bool {
     if range.is_empty() || try_map_zeros(range, mapping.writable) == Ok(()) {
         return true;
     }
-    // EINVAL: the mapping is of huge pages (hugetlbfs), and such a page cannot be split. One that fails does so as a
-    // whole, so all of it is to go.
+    // EINVAL: the mapping has huge pages (hugetlbfs), which cannot be split. A huge page fails as a whole, so all
+    // of it is replaced.
     for huge in (16..=34).map(|shift| 1_usize << shift).filter(|&huge| huge > page_bytes()) {
         let end = range.end.div_ceil(huge) * huge;
         let wider = range.start / huge * huge..end.min(mapping.pages.end);
@@ -187,7 +189,7 @@ fn try_map_zeros(range: &Range<usize>, writable: bool) -> Result<(), c_int> {
     if mapped == address {
         return Ok(());
     }
-    // Reads errno and no more.
+    // Only reads errno.
     Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
