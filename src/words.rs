@@ -1,5 +1,5 @@
-//! Words that users type. Each list stands once: the macro `words!` makes an enum from it, with the parser, the word of
-//! each value and the message of a refusal. The binding exports the lists to Python.
+//! Words that users type. Each list is written once: the macro `words!` makes an enum from it, with the parser,
+//! the word of each value and the message of a refusal. The binding exports the lists to Python.
 
 use crate::error::Error;
 
@@ -19,12 +19,12 @@ macro_rules! words {
             /// All words, in the order in which messages list them.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// The word that users type for this value.
+            /// Returns the word that users type for this value.
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }
 
-            /// The value of a word; an error that lists the words for any other text.
+            /// Returns the value of a word, or an error that lists the words.
             pub fn from_word(word: &str) -> $crate::error::Result<Self> {
                 match word {
                     $($word => Ok(Self::$variant),)+
@@ -36,7 +36,7 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-/// The error of an argument `what` that is none of `words`.
+/// Returns the error for an argument `what` that is none of `words`.
 pub(crate) fn refusal(what: &str, words: &[&str], found: &str) -> Error {
     let quoted: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
     let listed = match quoted.split_last() {

@@ -1,25 +1,26 @@
-//! What a caller sets of a stream of batches.
+//! Options of a stream of batches.
 
 use crate::error::{Error, Result};
 use crate::mapped_file::DropBehind;
 use crate::widen::Element;
 
-/// Gathering threads that can be asked for; by itself a loader starts fewer.
+/// Upper bound of gathering threads that a caller can request. By default a loader starts fewer.
 pub const MAX_GIVEN_THREADS: usize = 1024;
 
 #[derive(Debug, Clone)]
 pub struct Options {
     pub element: Element,
-    /// Whether batches tell documents apart.
+    /// Whether batches record where documents begin.
     pub documents: bool,
     /// Gathering threads; `None` adapts.
     pub threads: Option<usize>,
-    /// Batches asked for ahead; `None` adapts.
+    /// Batches requested ahead; `None` adapts.
     pub lookahead: Option<usize>,
-    /// Bytes for buffers and for pages that are asked for ahead; `None` for a share of the available memory.
+    /// Bytes for buffers and for pages requested ahead; `None` for a share of the available memory.
     pub memory_bytes: Option<u64>,
     pub drop_behind: Option<DropBehind>,
-    /// Buffers beside the ring that a consumer can hold and that still return to the pool, not to the system.
+    /// Number of buffers that a consumer can hold, beyond those in the ring, which still return to the pool and
+    /// not to the system.
     pub spare_buffers: u64,
     #[doc(hidden)]
     pub without: Without,
@@ -34,11 +35,11 @@ pub struct Without {
     pub helping: bool,
     /// More gatherers while storage is slow.
     pub extra_gatherers: bool,
-    /// Lookahead and ring double, and start anew once the cache is warm.
+    /// Doubling of lookahead and ring, and their reset once the cache is warm.
     pub adapting: bool,
-    /// A warm cache is trusted.
+    /// Trust in a warm cache.
     pub trust: bool,
-    /// The processor is told which rows come next.
+    /// Prefetching of the next rows into the processor's cache.
     pub prefetch: bool,
     /// Chunks of one row while storage is slow.
     pub small_chunks: bool,

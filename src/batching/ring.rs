@@ -1,5 +1,5 @@
-//! The batches on their way from plan to consumer. [`Ring`] alone makes, claims, finishes and takes slots. It
-//! has no lock and no thread: `threads.rs` puts it behind one and wakes threads by its [`News`].
+//! The batches between planner and consumer. Only [`Ring`] makes, claims, finishes and takes slots. It has no lock
+//! and no thread: `threads.rs` locks it and wakes threads according to its [`News`].
 
 use std::collections::VecDeque;
 use std::mem::take;
@@ -14,15 +14,15 @@ use crate::os::memory::parts::Whole;
 use super::layout::{BatchLayout, RowChunk};
 use super::plan::BatchPlan;
 
-/// A batch whose pages were asked for.
+/// A batch whose pages were requested from storage.
 #[derive(Debug, Clone)]
 pub(super) struct Planned {
     pub plan: Arc<BatchPlan>,
-    /// What can be dropped from memory once the batch is finished.
+    /// Ranges that can be dropped from memory once the batch is finished.
     pub behind: Arc<Vec<ByteRange>>,
 }
 
-/// What one thread does of a batch in one go.
+/// The part of a batch's work that one thread does at a time.
 #[derive(Debug)]
 pub(super) enum SlotWork {
     Fill(RowChunk),
@@ -39,14 +39,14 @@ pub(super) struct Claim {
     pub work: SlotWork,
 }
 
-/// What came of a claim.
+/// The outcome of a claim.
 #[derive(Debug, Default)]
 pub(super) struct Filled {
-    /// Row by row, where documents begin inside it, in tokens from its first.
+    /// For each row, its number and where documents begin inside it, in tokens from its first.
     pub documents: Vec<(usize, Vec<u64>)>,
     /// Whether the thread had to wait for storage.
     pub waited: bool,
-    /// Files that were read without a mapping: their server is asked once the batch is whole.
+    /// Files that were read without a mapping. Their server is asked about them once the batch is filled.
     pub unmapped: Vec<FileId>,
 }
 
@@ -64,14 +64,14 @@ enum SlotState {
 struct BatchSlot {
     planned: Planned,
     state: SlotState,
-    /// The buffer, until it is finished.
+    /// The buffer, until the batch is finished.
     whole: Option<Whole>,
-    /// Pieces of the present state that are not done.
+    /// Number of pieces of the current state that are not done.
     open: usize,
     filled: Filled,
 }
 
-/// A batch as the consumer takes it.
+/// A batch that the consumer took.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub plan: Arc<BatchPlan>,
@@ -79,7 +79,7 @@ pub(super) struct Taken {
     pub documents: Vec<(usize, Vec<u64>)>,
 }
 
-/// What the consumer finds.
+/// The consumer's view of the first batch.
 #[derive(Debug)]
 pub(super) enum Front {
     Batch(Taken),
@@ -90,14 +90,14 @@ pub(super) enum Front {
     Failed(Error),
 }
 
-/// What became possible since the last [`Ring::take_news`]: who is asleep and could go on.
+/// Changes since the last [`Ring::take_news`], which tell which sleeping threads can proceed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct News {
-    /// So many gatherers would find work.
+    /// Number of gatherers that would find work.
     pub work: usize,
     /// The first batch is finished, or no more will come.
     pub is_ready: bool,
-    /// There is room for enough plans.
+    /// There is space for enough plans.
     pub has_room: bool,
 }
 
@@ -107,22 +107,22 @@ pub(super) struct Ring {
     pool: Pool,
     planned: VecDeque<Planned>,
     slots: VecDeque<BatchSlot>,
-    /// Number of the first slot: so many batches were taken.
+    /// Number of the first slot, equal to the batches taken so far.
     first: u64,
-    /// The planner has come to the end, or failed.
+    /// The outcome of planning, once it has ended.
     end: Option<Result<()>>,
     is_closed: bool,
-    /// Batches that are planned and not claimed yet.
+    /// Budget of batches that are planned and have no slot yet.
     lookahead: Budget,
-    /// Slots.
-    room: Budget,
+    /// Budget of slots.
+    space: Budget,
     adapts: bool,
     is_warm: bool,
     news: News,
 }
 
 impl Ring {
-    pub fn new(layout: BatchLayout, pool: Pool, lookahead: Budget, room: Budget, adapts: bool) -> Self {
+    pub fn new(layout: BatchLayout, pool: Pool, lookahead: Budget, space: Budget, adapts: bool) -> Self {
         Self {
             layout,
             pool,
@@ -132,7 +132,7 @@ impl Ring {
             end: None,
             is_closed: false,
             lookahead,
-            room,
+            space,
             adapts,
             is_warm: false,
             news: News::default(),
@@ -143,9 +143,9 @@ impl Ring {
         self.is_closed
     }
 
-    /// Batches asked for ahead, batches being filled or full, and buffers made so far.
+    /// Returns the limits of batches requested ahead and of slots, and the number of buffers made so far.
     pub fn lengths(&self) -> [u64; 3] {
-        [self.lookahead.limit(), self.room.limit(), self.pool.made()]
+        [self.lookahead.limit(), self.space.limit(), self.pool.made()]
     }
 
     pub fn take_news(&mut self) -> News {
@@ -158,8 +158,8 @@ impl Ring {
         self.lookahead.has_room()
     }
 
-    /// Whether a sleeping planner is to go on: with a cold cache at once, with a warm one when half is used
-    /// up, so that it wakes less often.
+    /// Returns whether a sleeping planner should wake: with a cold cache at once, with a warm one only when half
+    /// of the lookahead is used up, so that it wakes less often.
     pub fn wants_plans(&self) -> bool {
         if self.is_warm { self.lookahead.is_half_used() } else { self.lookahead.has_room() }
     }
@@ -168,21 +168,21 @@ impl Ring {
     pub fn plan(&mut self, planned: Planned) {
         self.planned.push_back(planned);
         self.lookahead.take(1);
-        self.news.work += usize::from(self.room.has_room());
+        self.news.work += usize::from(self.space.has_room());
     }
 
-    /// Takes note of whether the planner finds everything in the page cache. Once it does, both lengths start
-    /// anew: more buffers than needed leave the processor's caches.
+    /// Records whether the planner finds everything in the page cache. Once it does, both budgets start again from
+    /// their first limits, because superfluous buffers leave the processor's caches.
     pub fn set_warm(&mut self, is_warm: bool) {
         if is_warm && !self.is_warm && self.adapts {
             self.lookahead.start_anew();
-            self.room.start_anew();
+            self.space.start_anew();
         }
         self.is_warm = is_warm;
         self.news.has_room = true;
     }
 
-    /// No more batches are planned.
+    /// Marks the end of planning, with its outcome.
     pub fn end(&mut self, end: Result<()>) {
         self.end = Some(end);
         self.news.is_ready = true;
@@ -190,7 +190,7 @@ impl Ring {
 
     // --- gatherers ---
 
-    /// The next work: of the first batch that has some, else of a new one if there is room.
+    /// Claims the next work: of the first batch that has some, otherwise of a new one if there is space.
     pub fn claim(&mut self, is_slow: bool) -> Option<Claim> {
         if self.is_closed {
             return None;
@@ -212,12 +212,12 @@ impl Ring {
 
     /// The first *planned* batch becomes *filling*.
     fn make_slot(&mut self, is_slow: bool) -> bool {
-        if !self.room.has_room() {
+        if !self.space.has_room() {
             return false;
         }
         let Some(planned) = self.planned.pop_front() else { return false };
         self.lookahead.give_back(1);
-        self.room.take(1);
+        self.space.take(1);
         self.news.has_room = true;
         let rows = planned.plan.rows.len();
         let chunk_rows = self.layout.chunk_rows(rows, is_slow);
@@ -250,15 +250,15 @@ impl Ring {
         self.news.work += 1;
     }
 
-    /// A gatherer that was woken leaves: another one is to look for work.
+    /// Has another gatherer look for work, because one that was woken leaves.
     pub fn pass_on(&mut self) {
         self.news.work += 1;
     }
 
-    /// Takes note of a claim that is done. Returns what can be dropped from memory if that was the last of
-    /// its batch.
+    /// Records the outcome of a claim. If it was the last of its batch, returns the ranges that can be dropped
+    /// from memory.
     ///
-    /// A batch fails with its first error: whatever else comes of its claims is of no interest.
+    /// A batch fails with its first error. The outcomes of its later claims are ignored.
     pub fn finish(&mut self, number: u64, outcome: Result<Filled>) -> Option<Arc<Vec<ByteRange>>> {
         let Self { slots, pool, news, first, .. } = self;
         let index = number.checked_sub(*first)? as usize;
@@ -275,7 +275,7 @@ impl Ring {
         match &slot.state {
             SlotState::Filling(_) => None,
             SlotState::Checking(files) => {
-                // The thread that finished goes on with one of them.
+                // The thread that finished takes one of them itself.
                 news.work += files.len().saturating_sub(1);
                 None
             }
@@ -288,8 +288,8 @@ impl Ring {
 
     // --- the consumer ---
 
-    /// The first batch becomes *taken*, if it is finished or failed. `stalled` is whether the consumer waited
-    /// for it: then both lengths double, if the batch in turn had to wait for storage.
+    /// The first batch becomes *taken*, if it is finished or failed. `stalled` tells whether the consumer waited
+    /// for it. If it did, and the batch in turn waited for storage, both budgets double.
     pub fn take(&mut self, stalled: bool) -> Front {
         match (&self.end, self.slots.is_empty() && self.planned.is_empty()) {
             (Some(Err(error)), is_empty) if is_empty || self.is_closed => {
@@ -305,10 +305,10 @@ impl Ring {
         let Some(slot) = self.slots.pop_front() else { return Front::Pending(None) };
         let BatchSlot { planned, state, filled, .. } = slot;
         self.first += 1;
-        self.room.give_back(1);
+        self.space.give_back(1);
         if stalled && filled.waited && !self.is_warm && self.adapts {
             self.lookahead.double();
-            self.room.double();
+            self.space.double();
         }
         self.news.work += usize::from(!self.planned.is_empty());
         self.news.is_ready |= self.front_is_finished();
@@ -334,14 +334,14 @@ impl Ring {
         matches!(front, Some(SlotState::Finished(_) | SlotState::Failed(_)))
     }
 
-    /// Whether [`Self::take`] would not answer [`Front::Pending`].
+    /// Returns whether [`Self::take`] would return something other than [`Front::Pending`].
     pub fn is_ready(&self) -> bool {
         let is_over = self.end.is_some() && self.slots.is_empty() && self.planned.is_empty();
         self.is_closed || is_over || self.front_is_finished()
     }
 
-    /// Stops all threads, as soon as each of them looks. An error is what the consumer is told from now on.
-    /// Returns whether this is the first call.
+    /// Stops all threads at their next check. The consumer gets `error` from then on, if there is one. Returns
+    /// whether this is the first call.
     pub fn close(&mut self, error: Option<Error>) -> bool {
         let was_open = !std::mem::replace(&mut self.is_closed, true);
         if let Some(error) = error {
@@ -351,7 +351,7 @@ impl Ring {
         was_open
     }
 
-    /// Lets go of all batches.
+    /// Drops all batches.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.planned.clear();

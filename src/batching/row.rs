@@ -204,7 +204,7 @@ struct OpenShard {
 }
 
 impl TokenCopier {
-    /// Whether the first file of a window is copied from a mapping. The caller asks this before
+    /// Returns whether the first file of a window is copied from a mapping. The caller calls this before
     /// [`Self::read`].
     fn is_mapped(&mut self, corpus: &TokenCorpus, (start, stop): (u64, u64)) -> Result<bool> {
         if *self.of.get_or_insert_with(|| address(corpus)) != address(corpus) {
@@ -269,7 +269,7 @@ fn address(corpus: &TokenCorpus) -> usize {
 }
 
 fn another_corpus() -> Error {
-    Error::argument("rows of another corpus before those of the last one were verified")
+    Error::argument("cannot copy rows of another corpus before `verify`")
 }
 
 fn does_not_fit(corpus: &TokenCorpus, token: u64, element: Element) -> Error {

@@ -1,4 +1,4 @@
-//! What the threads of a pipeline share: the ring behind a lock, and who sleeps until it has news.
+//! State shared by a pipeline's threads: the locked ring and the condition variables.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,15 +25,15 @@ pub(super) struct Shared {
     pub metrics: Metrics,
     pub crew: Arc<Crew>,
     watched: Mutex<Watched>,
-    /// There is work for gatherers.
+    /// Signals work for gatherers.
     work: Condvar,
-    /// The first batch is finished, or no more will come.
+    /// Signals that the first batch is finished, or that no more will come.
     ready: Condvar,
-    /// There is room for plans.
-    room: Condvar,
+    /// Signals space for plans.
+    space: Condvar,
 }
 
-/// The ring, and how many threads sleep: waking none would be a system call as well.
+/// The ring, and how many threads sleep: even a wake-up that wakes no thread would be a system call.
 #[derive(Debug)]
 struct Watched {
     ring: Ring,
@@ -58,7 +58,7 @@ impl Shared {
             watched: Mutex::new(watched),
             work: Condvar::new(),
             ready: Condvar::new(),
-            room: Condvar::new(),
+            space: Condvar::new(),
             options,
         }
     }
@@ -67,7 +67,7 @@ impl Shared {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the ring, and wakes the threads for which that is news.
+    /// Changes the ring, and wakes the threads that can proceed.
     pub fn ring<T>(&self, act: impl FnOnce(&mut Ring) -> T) -> T {
         let mut watched = self.lock();
         let result = act(&mut watched.ring);
@@ -86,11 +86,11 @@ impl Shared {
             self.ready.notify_all();
         }
         if has_room && watched.planner_asleep && (watched.ring.is_closed() || watched.ring.wants_plans()) {
-            self.room.notify_one();
+            self.space.notify_one();
         }
     }
 
-    /// Waits as a gatherer; `None` once the pipeline is closed.
+    /// Waits as a gatherer for work. Returns `None` once the pipeline is closed.
     fn wait_for_work(&self) -> Option<Claim> {
         let mut watched = self.lock();
         loop {
@@ -106,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// Waits as a consumer, as long as there is nothing to take.
+    /// Waits as a consumer for something to take, at most for `patience`.
     pub fn wait_for_batch(&self, patience: Duration) {
         let mut watched = self.lock();
         if watched.ring.is_ready() {
@@ -117,20 +117,20 @@ impl Shared {
         watched.consumers_asleep -= 1;
     }
 
-    /// Waits as the planner until there is room for plans. Returns whether to go on.
+    /// Waits as the planner until there is space for plans. Returns false once the pipeline is closed.
     pub fn wait_for_room(&self) -> bool {
         let mut watched = self.lock();
         if !watched.ring.has_room_for_plans() {
             while !watched.ring.is_closed() && !watched.ring.wants_plans() {
                 watched.planner_asleep = true;
-                watched = self.room.wait(watched).unwrap_or_else(PoisonError::into_inner);
+                watched = self.space.wait(watched).unwrap_or_else(PoisonError::into_inner);
                 watched.planner_asleep = false;
             }
         }
         !watched.ring.is_closed()
     }
 
-    /// Does what was claimed, and finishes it.
+    /// Does the claimed work, and reports it to the ring.
     pub fn fill(&self, claim: Claim, gatherer: &mut Gatherer) -> Step {
         let number = claim.number();
         let (items, outcome) = match claim.work {
@@ -195,7 +195,7 @@ impl Work for Shared {
     }
 }
 
-/// While it lives, a panic of this thread closes the pipeline, and the consumer is told.
+/// Closes the pipeline if this thread panics; the consumer then gets an error.
 #[derive(Debug)]
 pub(super) struct CloseOnPanic<'a>(pub &'a Shared);
 

@@ -152,7 +152,7 @@ impl PyCheckpoint {
         Ok(PyTensorInfo::new(&entry, &self.checkpoint.paths()[number], range))
     }
 
-    /// Returns the file of a tensor, opened again if it was closed to make room for others.
+    /// Returns the file of a tensor, opened again if it was closed in favour of others.
     fn file_of(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyWeightFile> {
         let (number, _) = self.find(name)?;
         Ok(match self.checkpoint.open_file(number) {

@@ -1,15 +1,15 @@
-//! Memory for Python: views of mappings, batches, staging buffers. Unsafe island 3.
+//! Exports memory to Python: views of mappings, batches, staging buffers. Unsafe island 3.
 //!
-//! What Python gets by the buffer protocol is an address, not a Rust reference. **The memory at that address stays
-//! mapped until the object dies that exported it** (`view.obj`), and not only until the view is released:
+//! The buffer protocol gives Python an address, not a Rust reference. **The memory at that address stays mapped
+//! until the object that exported it (`view.obj`) dies**, and not only until the view is released:
 //! `np.ndarray(buffer=…)` and `torch.frombuffer` release the view at once and keep the object.
 //!
 //! | object | exports | until it dies |
 //! |---|---|---|
 //! | [`PyExporter`] of a view | a range of a mapping | keeps the mapping |
 //! | [`PyExporter`] of a batch | the batch's buffer | keeps it out of the pool |
-//! | `MappedFile` | its mapping, through a `PyExporter` made for each request | keeps that mapping, too, unless a `memoryview` asked |
-//! | `StagingBuffer` | its memory, through a `PyExporter` made for each request | counts those that are alive |
+//! | `MappedFile` | its mapping, through a `PyExporter` made for each request | also keeps that mapping, unless a `memoryview` requested it |
+//! | `StagingBuffer` | its memory, through a `PyExporter` made for each request | counts the live exporters |
 #![allow(unsafe_code)] // Island 3: the buffer protocol is made of raw pointers.
 
 use std::ffi::{c_int, c_void};
@@ -28,7 +28,7 @@ pub struct Export {
     pub address: *const u8,
     pub len: usize,
     pub access: Access,
-    /// The object whose death ends the export; `None` for the one that was asked.
+    /// The object whose death ends the export; `None` for the object that received the request.
     pub holder: Option<Py<PyExporter>>,
 }
 
@@ -38,13 +38,13 @@ pub enum Access {
     Writable,
 }
 
-/// Who asks for a buffer, as far as it matters.
+/// The kind of buffer consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requester {
-    /// `memoryview`, and with it `np.frombuffer`: keeps its view. It asks for everything.
+    /// `memoryview`, and with it `np.frombuffer`: keeps its view. It requests `PyBUF_FULL_RO`.
     KeepsView,
-    /// `np.ndarray(buffer=…)`: releases the view at once, and keeps the object that it asked and not `view.obj`.
-    /// NumPy alone asks for contiguous memory of either order.
+    /// `np.ndarray(buffer=…)`: releases the view at once, and keeps the object that received the request, not
+    /// `view.obj`. NumPy alone requests `PyBUF_ANY_CONTIGUOUS`.
     KeepsAskedObject,
     /// Keeps the view, or at least `view.obj`, as `torch.frombuffer` does.
     Other,
@@ -60,14 +60,14 @@ impl Requester {
     }
 }
 
-/// Something whose memory Python may see.
+/// An owner of memory that Python may access.
 pub trait Exportable: Send + Sync {
-    /// Called for each `memoryview` or array that is made. The memory stays where it is as long as the export's
-    /// holder lives, or without one as long as `self`.
+    /// Returns the memory for a new `memoryview` or array. It stays in place as long as the export's holder lives,
+    /// or without a holder as long as `self`.
     fn export(&self, py: Python<'_>, requester: Requester) -> PyResult<Export>;
 
-    /// Whether memory goes when `self` does. Then it is let go without the interpreter's lock: to unmap can take
-    /// long.
+    /// Returns whether dropping `self` frees memory. It is then dropped without the interpreter's lock, because
+    /// unmapping can take long.
     fn is_last(&self) -> bool;
 }
 
@@ -89,7 +89,7 @@ impl Exportable for Arc<Lease> {
         Ok(Export { address: self.as_ptr(), len: Lease::len(self), access: Access::Writable, holder: None })
     }
 
-    /// To go back to the pool takes no time.
+    /// Returning to the pool is instant.
     fn is_last(&self) -> bool {
         false
     }
@@ -98,7 +98,7 @@ impl Exportable for Arc<Lease> {
 /// The base of every class with the buffer protocol.
 #[pyclass(name = "Exporter", module = "pagestream._native", subclass, frozen)]
 pub struct PyExporter {
-    /// Taken in `drop` alone.
+    /// Taken only in `drop`.
     memory: Option<Box<dyn Exportable>>,
 }
 
@@ -137,8 +137,8 @@ impl PyExporter {
         if status == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 
-    /// Nothing is to be done: objects keep memory, not views. But for a class without this function `np.frombuffer`
-    /// keeps the object that it asked and not its view.
+    /// Does nothing, because objects keep the memory, not views. It exists because for a class without it
+    /// `np.frombuffer` keeps the object that received the request and not its view.
     ///
     /// # Safety
     /// Trivially safe.
@@ -156,27 +156,28 @@ pub fn batch_object(py: Python<'_>, buffer: Lease) -> PyResult<Bound<'_, PyAny>>
     Ok(Bound::new(py, PyExporter::new(Arc::new(buffer)))?.into_any())
 }
 
-/// `memoryview(object)`.
+/// Returns `memoryview(object)`.
 pub fn memory_view<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     Ok(PyMemoryView::from(object)?.into_any())
 }
 
-/// Drops a value that may take long to go, while others run.
+/// Drops a value without holding the interpreter lock.
 pub fn drop_detached(value: impl Send) {
     let mut value = Some(value);
-    // Without an interpreter, at its end, `value` simply goes with the closure.
+    // If the interpreter is finalizing or gone, the end of this function drops `value`.
     Python::try_attach(|py| {
         let value = value.take();
         py.detach(|| drop(value));
     });
 }
 
-/// Asks the interpreter to call this in its main thread, where it looks for signals, too. Returns false if it cannot.
+/// Asks the interpreter to call `call` in its main thread, where it also checks for signals. Returns false if it
+/// cannot.
 ///
-/// Also for the handler of a fault at an instruction that uses exported memory. CPython does the same in signal
-/// handlers of its own: it takes a lock, but one that no thread holds while it uses such memory.
+/// The SIGBUS handler may call this for a fault at an instruction that uses exported memory, as CPython does in
+/// its own signal handlers: CPython takes a lock, but no thread holds it while it uses such memory.
 pub fn ask_for_call(call: extern "C" fn(*mut c_void) -> c_int) -> bool {
-    // SAFETY: reads a flag, at any time.
+    // SAFETY: it only reads a flag, and may be called at any time.
     let is_alive = unsafe { ffi::Py_IsInitialized() } != 0;
     // SAFETY: may be called from any thread, and without the interpreter's lock, while the interpreter lives.
     is_alive && unsafe { ffi::Py_AddPendingCall(Some(call), std::ptr::null_mut()) } == 0

@@ -73,8 +73,8 @@ impl PyStoredTensor {
         view.map(|view| export::view_object(py, view, access)).transpose()
     }
 
-    /// Fills a buffer of exactly their size with elements: they begin at the byte `first` of the tensor, and have this
-    /// shape and these strides in bytes.
+    /// Fills a buffer with elements of the tensor, which begin at its byte `first` and have this shape and these
+    /// strides in bytes. The buffer must have exactly their size.
     fn read_selection(
         &self,
         py: Python<'_>,
@@ -87,10 +87,10 @@ impl PyStoredTensor {
         let tensor = self.tensor()?;
         let selection = tensor.select(first, &shape, &strides, item_bytes)?;
         let mut out = WritableBuffer::of(out)?;
-        let room = out.memory(usize::try_from(selection.result_bytes())?)?;
+        let memory = out.memory(usize::try_from(selection.result_bytes())?)?;
         let mut raised: PyResult<()> = Ok(());
         let done = py.detach(|| {
-            tensor.read(selection, room, &mut || {
+            tensor.read(selection, memory, &mut || {
                 raised = Python::attach(|py| {
                     py.check_signals()?;
                     Ok(())

@@ -196,8 +196,8 @@ impl PyTokenCorpus {
             }
             None => None,
         };
-        let room = BatchMemory { x, y };
-        Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, room))?)
+        let memory = BatchMemory { x, y };
+        Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, memory))?)
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {

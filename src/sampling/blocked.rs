@@ -1,4 +1,4 @@
-//! The order for storage that hates random reads: whole extents at random, mixed within a group.
+//! The order for storage that is slow at random reads: whole extents at random, mixed within a group.
 //!
 //! ```text
 //! windows ── cut ──> extents of consecutive windows ── permute ──> groups of OPEN_EXTENTS extents

@@ -1,7 +1,7 @@
-//! Parts of a tensor by NumPy's basic indexing: which bytes of the file they are, and reading only those.
+//! Reads parts of a tensor, selected by NumPy's basic indexing, and only the bytes of the file that they need.
 //!
-//! A [`Selection`] is what indexing gives: the first byte, a shape, and strides in bytes, which may be
-//! negative. It is turned into a [`SlicePlan`], pure arithmetic that sees no file:
+//! A [`Selection`] is the result of indexing: the first byte, a shape, and strides in bytes, which may be
+//! negative. It becomes a [`SlicePlan`] by pure arithmetic, without a file:
 //!
 //! ```text
 //! drop axes of length 1; merge neighbours that are evenly spaced as one, with the element's bytes as the
@@ -19,13 +19,15 @@
 //!              └─ Outputs ─── merge ──> crew: read ──> scatter ──> result
 //! ```
 //!
-//! What the room promises: the result is what indexing means, or an error; a byte is read at most once, and
-//! no byte outside the selection and its small gaps; memory beside the result is at most a piece for each
-//! thread; the caller is asked every [`cancel::PERIOD`](crate::fetch::cancel::PERIOD) whether to go on.
-//! Weights use it.
+//! **What it promises.** The result is the one that NumPy's indexing would give, or an error. A byte is read at
+//! most once, and no byte outside the selection and its small gaps. Memory beyond the result is at most one piece
+//! for each thread. The caller is asked every [`cancel::PERIOD`](crate::fetch::cancel::PERIOD) whether to
+//! continue.
 //!
-//! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is read, too, unless the extent
-//! would grow beyond [`PIECE_BYTES`]; a larger gap never is.
+//! **Caller:** `weights`.
+//!
+//! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is also read, unless the extent would
+//! grow beyond [`PIECE_BYTES`]. A larger gap never is.
 
 mod fill;
 mod outputs;

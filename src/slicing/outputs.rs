@@ -19,19 +19,18 @@ impl Ranged for OutputPart<'_> {
     }
 }
 
-/// The blocks with their memory. The result is split along the outer axes: from the front where an axis has
-/// the direction of the file, from the back where it is reversed. No two blocks share memory.
+/// The blocks with their memory. The result is split along the outer axes: from the front if an axis has the
+/// direction of the file, from the back if it is reversed. No two blocks share memory.
 #[derive(Debug)]
 pub(super) struct Outputs<'p, 'a> {
     plan: &'p SlicePlan,
     blocks: Blocks<'p>,
-    /// For each axis up to the one that is cut: the memory that is left of the present index of the axis
-    /// outside it.
+    /// Memory left on each axis up to the cut one, within the current index of the axis outside it.
     rest: Vec<Uninit<'a>>,
 }
 
 impl<'p, 'a> Outputs<'p, 'a> {
-    /// Makes the blocks of `out`, which is as long as the result.
+    /// Makes the blocks of `out`, which must be as long as the result.
     pub fn new(plan: &'p SlicePlan, out: Uninit<'a>) -> Self {
         let mut rest = vec![out];
         rest.extend(plan.outer_axes().iter().map(|_| Uninit::default()));

@@ -139,7 +139,7 @@ impl TokenCorpus {
         self.files.facts(shard)
     }
 
-    /// A shard's file, reopened if it was closed to make room for others; for advice and the like.
+    /// A shard's file, reopened if it was closed in favour of others; for advice and the like.
     pub fn file(&self, shard: usize) -> Result<Arc<MappedFile>> {
         self.files.get(shard)
     }

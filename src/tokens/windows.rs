@@ -34,12 +34,12 @@ impl Windows {
             )));
         }
         let span = span_tokens(sequence_length, target)?;
-        let Some(room) = corpus_tokens.checked_sub(span) else {
+        let Some(last_start) = corpus_tokens.checked_sub(span) else {
             return Err(Error::argument(format!(
                 "a window takes {span} tokens, the corpus has {corpus_tokens}; use a shorter sequence_length"
             )));
         };
-        Ok(Self { sequence_length, stride, target, last_start: room })
+        Ok(Self { sequence_length, stride, target, last_start })
     }
 
     pub fn count(&self) -> u64 {

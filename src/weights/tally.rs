@@ -1,8 +1,8 @@
-//! A count of like findings, of which a message shows the first few.
+//! A count of similar findings with the first few kept for the message.
 
 use std::fmt::Display;
 
-/// How many findings of a kind a message shows.
+/// Upper bound of findings that a message shows.
 const SHOWN: usize = 5;
 
 /// Findings of one kind.

@@ -1,6 +1,6 @@
-//! The loops: one body each, compiled for the baseline processor of the target and, on x86-64, once more for
-//! AVX2. They are plain loops over arrays, which the compiler vectorises. Unsafe are the call of a function
-//! that needs AVX2 and the way to the output's bytes.
+//! The loops: one body each, compiled for the baseline processor of the target and, on x86-64, once more for AVX2.
+//! They are plain loops over arrays, which the compiler vectorises. The only unsafe code calls the AVX2 function
+//! and gets the output's bytes.
 #![allow(unsafe_code)] // Island 2.
 #![allow(clippy::inline_always)] // A body takes on the features of the function that it is inlined into.
 
@@ -10,7 +10,7 @@ use std::ops::BitOr;
 
 use crate::os::memory::Uninit;
 
-/// The functions of one pair of types. The first two return whether all tokens fitted.
+/// The functions of one pair of types. The first two return whether all tokens fit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kernel {
     pub row: RowKernel,

@@ -99,7 +99,7 @@ impl Model {
     }
 
     fn turn_of_planner(&mut self) -> bool {
-        // Awake it goes on as long as there is room; once asleep it wants more of it.
+        // An awake planner continues as long as there is space; a sleeping one waits for more.
         if !self.ring.has_room_for_plans() {
             return false;
         }

@@ -71,22 +71,22 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
     Ok(TokenFile { file, layout, documents: None })
 }
 
-/// Opens a Megatron pair, of which the index may be open already.
+/// Opens a Megatron pair, whose index may already be open.
 fn pair(path: &Path, index: Option<MappedFile>, dtype: Option<Dtype>, how: Opener<'_>) -> Result<TokenFile> {
     let pair = megatron::open(path, index, dtype, how)?;
     let documents = Some((DocumentTable::Megatron(pair.tables), pair.index));
     Ok(TokenFile { file: pair.data, layout: pair.layout, documents })
 }
 
-/// Understands a datatrove file, with the files next to it.
+/// Opens a datatrove file and its side files.
 fn with_ends(file: MappedFile, opened: &Opened, dtype: Option<Dtype>, how: Opener<'_>) -> Result<TokenFile> {
     let (layout, ends) = datatrove::layout(&file, opened, dtype, how)?;
     let documents = ends.map(|(ends, index)| (DocumentTable::Ends(ends), index));
     Ok(TokenFile { file, layout, documents })
 }
 
-/// Opens the Megatron index next to a file, if there is one. Rejects the file if the index is of another kind: its
-/// tokens are then of another format, too.
+/// Opens the Megatron index next to a file, if there is one. Rejects the file if the index is of another kind,
+/// because its tokens then have another format, too.
 fn index_next_to(path: &Path, how: Opener<'_>) -> Result<Option<MappedFile>> {
     let (index, _) = megatron::paths(path);
     let Some(file) = how.open_if_there(&index)? else { return Ok(None) };
