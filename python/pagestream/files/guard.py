@@ -10,14 +10,15 @@ __all__ = ["guard"]
 def guard(worker_id: int | None = None) -> bool:  # noqa: ARG001
     """Puts the handler of bus errors back in front of handlers that came later.
 
-    A file that is cut while arrays over it are used raises `MappedReadError` because of that handler.
-    Others replace it: ``faulthandler.enable()``, ``signal.signal(signal.SIGBUS, ...)``, and each worker of
-    torch's ``DataLoader`` when it begins. Every call of this package that reads, maps or checks a file undoes
-    that; of many calls of `get_tensor`, which are short, every 16th. Code that calls nothing of this package,
-    but only slices arrays that it got before, calls this function after such a replacement.
+    That handler is the reason why a file that is truncated while arrays over it are used raises
+    `MappedReadError` and does not end the process. Other code replaces it: ``faulthandler.enable()``,
+    ``signal.signal(signal.SIGBUS, ...)``, and each worker of torch's ``DataLoader`` when it begins. Every
+    pagestream call that reads, maps or checks a file puts the handler back; `get_tensor` does so every 16th
+    call. Code that makes no pagestream call, but only slices arrays that it got before, calls this function
+    after such a replacement.
 
     Args:
-        worker_id: Ignored. It is there so that the function can be a ``worker_init_fn``.
+        worker_id: Ignored. It allows the function to be a ``worker_init_fn``.
 
     Returns:
         Whether the handler is in front. It is not with ``PAGESTREAM_FAULT_GUARD=off``.

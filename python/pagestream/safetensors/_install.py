@@ -87,7 +87,7 @@ def install(*, strict: bool = True) -> Installed:
         'pagestream.safetensors.numpy'
         >>> pagestream.safetensors.uninstall()
     """
-    with _upstream.turns.lock:
+    with _upstream.lock.lock:
         installed = Installed(check_bool("strict", strict))
         _strictness.installed.append((installed, installed.strict))
         if len(_strictness.installed) == 1:
@@ -116,7 +116,7 @@ def uninstall() -> None:
 
 def _take_away(installed: Installed | None) -> None:
     """Undoes one `install`; the last one if `uninstall` has undone that."""
-    with _upstream.turns.lock:
+    with _upstream.lock.lock:
         if not _strictness.installed:
             message = "pagestream.safetensors is not installed in the place of safetensors"
             raise RuntimeError(message)

@@ -63,8 +63,9 @@ class PySafeSlice:
     def __getitem__(self, index: Index) -> Any:  # noqa: ANN401 - an array or a tensor
         """Returns the part that `index` selects.
 
-        torch also takes lists and tensors of ints and masks, in torch's meaning, as upstream does: of one
-        list among slices the span from its least to its largest is read, else the whole tensor.
+        torch also takes lists and tensors of ints and masks, in torch's meaning, as upstream does: for one
+        list among slices it reads the span from the smallest to the largest index, otherwise the whole
+        tensor.
 
         Two F4 elements share a byte: torch counts the pairs, and so does an index along the last dimension.
         For other frameworks whole rows of such elements are read.

@@ -1,6 +1,6 @@
-"""Upstream's own package, whatever its name leads to at the moment: its code writes files.
+"""Upstream's own package, even while its name leads to ours: its code writes files.
 
-`install` (see `_install`) puts ours under upstream's name; this module alone knows where upstream's code is
+`install` (see `_install`) puts ours under upstream's name. Only this module knows where upstream's code is
 then. Functions here guard against open defects of that code.
 """
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 NAME = "safetensors"
 
-# Whether our modules are under upstream's names, and upstream's modules that were there.
+# Whether our modules are under upstream's names, and the upstream modules that they replaced.
 replaced = False
 taken: dict[str, ModuleType] = {}
-turns = ForkSafeLock()
+lock = ForkSafeLock()
 # Upstream's modules that were first needed while ours were under their names.
 _private: dict[str, ModuleType] = {}
 
@@ -37,10 +37,10 @@ def module(part: str | None = None) -> ModuleType:
     """Returns upstream's ``safetensors``, or ``safetensors.<part>``.
 
     Raises:
-        ImportError: It is not installed, or what it needs itself is not.
+        ImportError: It, or a package that it needs, is not installed.
     """
     name = f"{NAME}.{part}" if part else NAME
-    with turns.lock:
+    with lock.lock:
         if name in taken:
             return taken[name]
         if not (replaced or _is_ours(sys.modules.get(NAME))):
@@ -97,7 +97,7 @@ def _missing(name: str) -> ModuleNotFoundError:
 
 
 def _load(name: str) -> ModuleType:
-    """Loads a module of upstream's from its file. What it imports under upstream's name is ours meanwhile."""
+    """Loads an upstream module from its file. Its imports of upstream's name meanwhile get ours."""
     package = taken.get(NAME) or (None if replaced else module())
     finder = importlib.machinery.PathFinder
     spec = None if package is None else finder.find_spec(name, package.__path__)

@@ -92,17 +92,17 @@ def load_model(
         model: The model.
         filename: The file.
         strict: Whether names that are missing or unexpected are an error.
-        device: Where the tensors are loaded before they are copied to the model's.
+        device: Device on which the tensors are loaded before they are copied to the model.
         backend: See `safe_open`.
         mmap_mode: See `safe_open`.
 
     Returns:
-        The names in the model that the file does not have, and those in the file that the model has not.
+        The names that only the model has, and those that only the file has.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file.
-        RuntimeError: With `strict`: names are missing or unexpected; or a shape is another.
+        RuntimeError: With `strict`: names are missing or unexpected; or shapes differ.
 
     Example:
         >>> from pagestream.safetensors.torch import load_model, save_model
@@ -112,7 +112,7 @@ def load_model(
         (set(), [])
     """
     tensors = load_file(filename, device, backend=backend, mmap_mode=mmap_mode)
-    # Of tensors that share memory the file has one, and that name is the one to keep.
+    # The file holds one of several tensors that share memory; its name is the one to keep.
     remove_duplicates = _upstream.module("torch")._remove_duplicate_names  # noqa: SLF001 - others use it too
     duplicates = remove_duplicates(model.state_dict(), preferred_names=tensors.keys())
     found = model.load_state_dict(tensors, strict=False)

@@ -262,7 +262,7 @@ class TokenCorpus(ClosedByWith):
         return _open_again, (files, *self._opened_with)
 
     def __repr__(self) -> str:
-        """Size, type and files; equal for corpora of the same files."""
+        """Returns size, type and files; equal for corpora of the same files."""
         shards = self.shards
         files = shards[0].path
         if len(shards) > 1:

@@ -103,12 +103,12 @@ class Documents(Sequence["npt.NDArray[Any]"]):
         return self._corpus[start:stop]
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        """Each document in turn."""
+        """Iterates over the documents, in order."""
         for first in range(0, self._length, _BLOCK):
             bounds = self._bounds(first, min(first + _BLOCK, self._length)).tolist()
             for start, stop in itertools.pairwise(bounds):
                 yield self._corpus[start:stop]
 
     def __repr__(self) -> str:
-        """Their number."""
+        """Returns the number of documents and the corpus."""
         return f"<{type(self).__name__}: {self._length} of {self._corpus!r}>"

@@ -27,15 +27,15 @@ __all__ = ["TokenLoader"]
 class TokenLoader(NumpyTokenLoader):
     """`pagestream.TokenLoader` whose batches are tensors on a device.
 
-    On the CPU tensors share their memory with the loader's buffers. For a GPU batches stay in the type of
-    the files until they are there: the buffers are pinned, copies run on a stream of their own while the
-    consumer works, and the device widens them. A buffer is used again only after an event says that its
+    On the CPU, tensors share their memory with the loader's buffers. For a GPU, batches keep the type of the
+    files until they reach the device: the buffers are pinned, copies run on a separate stream while the
+    consumer works, and the device widens the tokens. A buffer is reused only after an event shows that its
     copy is done.
 
     Args:
-        tokens: As for `pagestream.TokenLoader`, as are all other arguments.
-        device: Where the tensors are to be.
-        **arguments: The others.
+        tokens: As for `pagestream.TokenLoader`.
+        device: Device of the tensors.
+        **arguments: All other arguments of `pagestream.TokenLoader`.
 
     Raises:
         ValueError: An argument is out of range, or the corpus is shorter than one window.

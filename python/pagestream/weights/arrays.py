@@ -99,7 +99,7 @@ def unpacked_part(
     bits = SUB_BYTE_BITS[dtype]
     last = max((place for place, part in enumerate(parts) if part is not None), default=-1)
     if last < 0 or shape[-1] * bits % 8:
-        # Rows that do not end with a byte.
+        # Rows do not end at a byte boundary.
         whole = indexing.select((stored.nbytes,), ..., error)
         return make(dtype, shape, stored.nbytes, 0, None, reader(stored, whole, 1))[index]
     rows = indexing.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)), error)
@@ -110,8 +110,8 @@ def unpacked_part(
 def reader(stored: _native.StoredTensor, part: indexing.Selection, item_bytes: int) -> Filler:
     """Returns the function that fills memory with a part of a tensor."""
 
-    def read(room: Any) -> None:  # noqa: ANN401
+    def read(memory: Any) -> None:  # noqa: ANN401
         strides = [stride * item_bytes for stride in part.strides]
-        stored.read_selection(part.first * item_bytes, part.shape, strides, item_bytes, room)
+        stored.read_selection(part.first * item_bytes, part.shape, strides, item_bytes, memory)
 
     return read

@@ -161,8 +161,8 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             KeyError: There is none.
             FormatError: NumPy has no type for its elements, or cannot make an array of its shape.
             ValueError: The checkpoint is closed.
-            OSError: The file had to be opened again (see above), and could not be.
-            FileChangedError: The same, and it is another file now.
+            OSError: A closed file could not be reopened (see above).
+            FileChangedError: A reopened file has changed.
         """
         if not isinstance(name, str):
             raise KeyError(name)
@@ -193,12 +193,12 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
 
         Args:
             name: Its name.
-            index: Which part, by NumPy's basic indexing: ints, slices, ``...`` and None, as ``np.s_`` makes
+            index: The part, by NumPy's basic indexing: ints, slices, ``...`` and None, as ``np.s_`` makes
                 them.
-            out: Where to, of the part's shape and type and C-contiguous. None makes a new array.
+            out: Destination array with the part's shape and type, C-contiguous. None makes a new array.
 
         Returns:
-            `out`, or the new array, which is the caller's own.
+            `out`, or the new array, which belongs to the caller.
 
         Raises:
             KeyError: There is no such tensor.
@@ -339,8 +339,8 @@ def open_checkpoint(
     Raises:
         OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
         SafetensorError: A file is not a valid safetensors file; or the index (of at most 256 MiB) is not
-            valid; or files are missing, refused or broken, or tensors missing or in two files, all of
-            which is told together. The message says what was found, what was expected and where.
+            valid; or files are missing, refused or broken, or tensors missing or in two files, all reported
+            in one error. The message says what was found, what was expected and where.
         FileChangedError: The index was replaced while the files were opened.
 
     Example:

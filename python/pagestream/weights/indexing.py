@@ -143,7 +143,7 @@ def parts(
 def is_advanced(index: Any) -> bool:  # noqa: ANN401
     """Returns whether an index has lists, arrays or tensors in it, which are not basic indexing.
 
-    Not so an empty list, and what is a bool: that is refused.
+    A bare empty list and single bools return False; they are rejected later.
     """
     if isinstance(index, list) and not index:
         return False
@@ -159,8 +159,8 @@ def _is_basic(part: Any) -> bool:  # noqa: ANN401
         return True
     if isinstance(part, np.generic):
         return isinstance(part, np.integer)
-    # A thing with a shape is an array, even one of one element; torch's bools of that kind would pass for
-    # ints.
+    # An object with a shape is an array, even with one element: a torch bool of that kind would pass for an
+    # int.
     return hasattr(part, "__index__") and not isinstance(part, bool) and not hasattr(part, "shape")
 
 
