@@ -275,37 +275,14 @@ def test_importing_pagestream_imports_neither_torch_nor_safetensors() -> None:
     assert sys.version_info >= (3, 11)
 
 
-# The holder of the lease is told by SIGIO, and takes a second to give it back.
-LEASE = """
-import fcntl, os, signal, sys, time
-import pagestream
-told, tell = os.pipe()
-holder = os.fork()
-if holder == 0:
-    file = os.open(sys.argv[1], os.O_RDWR)
-    def give_back(*_):
-        time.sleep(1)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    signal.signal(signal.SIGIO, give_back)
-    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    os.write(tell, b"x")
-    while True: signal.pause()
-os.read(told, 1)
-try:
-    {}
-finally:
-    os.kill(holder, signal.SIGKILL)
-"""
-
-
 @pytest.mark.parametrize("mode", ["auto", "read"])
 def test_a_file_with_a_write_lease_is_waited_for_as_open_does(token_file: Path, mode: str) -> None:
-    code = LEASE.format(f"print(pagestream.MappedFile(sys.argv[1], mode={mode!r}).size)")
-    assert output_of(code, token_file) == "8192"
+    code = PROGRAMS / "files_open/a_file_with_a_lease_opens.py"
+    assert output_of(code, token_file, mode) == "8192"
 
 
 def test_and_so_in_the_folder_of_a_checkpoint(tmp_path: Path) -> None:
     save_file({"x": np.ones(10, "f4")}, tmp_path / "a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}')
-    code = LEASE.format("print(pagestream.open_checkpoint(sys.argv[2])['x'].sum())")
+    code = PROGRAMS / "files_open/a_checkpoint_with_a_lease_opens.py"
     assert output_of(code, tmp_path / "a.safetensors", tmp_path) == "10.0"

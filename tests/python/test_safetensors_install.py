@@ -139,30 +139,7 @@ def pagestream_array():
 
 
 def test_eight_threads_import_while_it_comes_and_goes():
-    code = textwrap.dedent("""
-        import importlib, sys, threading
-        import pagestream.safetensors as ours
-        import safetensors.numpy
-        errors = []
-        stop = threading.Event()
-
-        def work():
-            try:
-                while not stop.is_set():
-                    found = importlib.import_module("safetensors.numpy")
-                    assert found.__name__ in ("safetensors.numpy", "pagestream.safetensors.numpy")
-            except BaseException as error:
-                errors.append(repr(error))
-
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads: thread.start()
-        for _ in range(50):
-            with ours.install():
-                pass
-        stop.set()
-        for thread in threads: thread.join()
-        print(errors)
-    """)
+    code = PROGRAMS / "safetensors_install/eight_threads_import.py"
     assert output_of(code) == "[]"
 
 

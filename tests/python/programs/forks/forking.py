@@ -1,0 +1,19 @@
+"""Runs a function in a forked child; a child that hangs is killed by its alarm, and its status tells."""
+
+import os
+import signal
+
+
+def forked(act):
+    """Returns the exit code of the child."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            act()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
