@@ -1,0 +1,14 @@
+"""A view outlives the open file that it is of."""
+
+import numpy as np
+from few_descriptors import contents, paths
+
+from pagestream import open_tokens
+
+corpus = open_tokens(paths)
+views = [corpus[3 * n : 3 * n + 3] for n in range(100)]
+expected = contents()
+corpus.close()
+del corpus
+assert (np.concatenate(views) == expected).all()
+print("good")
