@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support import real
+from support.process import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 VERSION = version("safetensors")
@@ -53,15 +54,6 @@ FILES = [
     "test_paddle_comparison",
 ]
 
-RUN = """
-import sys
-import pagestream.safetensors
-pagestream.safetensors.install()
-import pytest
-options = ["-q", "-p", "no:cacheprovider", "-W", "ignore"]
-sys.exit(pytest.main([sys.argv[1], *options, "--junitxml", sys.argv[2]]))
-"""
-
 
 @pytest.fixture(scope="session")
 def sources() -> Path:
@@ -89,7 +81,12 @@ def test_every_file_of_upstreams_is_run(sources):
 def test_upstreams_tests_pass_with_ours_but_for_those_that_are_listed(sources, tmp_path, name):
     (tmp_path / "tests").symlink_to(sources / "tests")
     report = tmp_path / "report.xml"
-    command = [sys.executable, "-c", RUN, f"tests/{name}.py", report]
+    command = [
+        sys.executable,
+        PROGRAMS / "safetensors_upstream/upstreams_tests.py",
+        f"tests/{name}.py",
+        report,
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert report.exists(), done.stdout + done.stderr
     failed, skipped, count = set(), set(), 0

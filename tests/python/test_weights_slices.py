@@ -480,17 +480,9 @@ def test_each_read_is_one_extent(path, mode, tmp_path):
     """Ten rows far apart are ten calls, ten in a row one, a column a call a row, a strided row one."""
     strace, log = real.need_tool("strace"), tmp_path / "log"
     indices = {"0:1000:100": 10, "20:30": 1, "::64, :8": 32, "3, ::2": 1, "::4096, ::-3": 1, "0:0": 0}
-    code = f"""
-        import sys, os
-        import numpy as np
-        from pagestream import open_checkpoint
-        weights = open_checkpoint(sys.argv[1], mmap_mode={mode!r})
-        for index in {list(indices)!r}:
-            os.stat("/between")if os.path.lexists("/between") else None
-            weights.read("matrix", eval(f"np.s_[{{index}}]"))
-    """
+    code = PROGRAMS / "weights_slices/reads_of_parts.py"
     wrapper = (strace, "-f", "-qq", "-o", str(log), "-e", "trace=pread64,preadv,preadv2,lstat,newfstatat")
-    output_of(code, path, wrapper=wrapper)
+    output_of(code, path, mode, *indices, wrapper=wrapper)
     calls = log.read_text().split('"/between"')[1:]
     assert [text.count("pread64(") for text in calls] == list(indices.values())
 
