@@ -9,10 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::os::memory::page_bytes;
 
-/// Slots made at a time. They never go: a handler may be reading them.
+/// Number of slots in a chunk. Slots are never freed, because a handler may be reading them.
 const CHUNK_SLOTS: usize = 256;
-/// Upper bound of accesses that are tried again because the page can be read after all; then it is replaced
-/// nevertheless.
+/// Upper bound of accesses retried because the page became readable. After that, the page is replaced all the same.
 const MOST_RETRIES: usize = 1 << 16;
 const NO_DAMAGE: usize = usize::MAX;
 
@@ -34,7 +33,7 @@ pub(super) fn is_guarding() -> bool {
 static GUARDED: Mutex<Guarded> =
     Mutex::new(Guarded { paths: BTreeMap::new(), untold: Vec::new(), free: Vec::new() });
 
-/// What messages need to know of guarded mappings. The handler does not touch it.
+/// Facts about guarded mappings for messages. The handler does not access them.
 #[derive(Debug)]
 pub struct Guarded {
     /// Paths by address.
@@ -55,16 +54,16 @@ struct GuardSlot {
     /// The sequence lock.
     state: AtomicUsize,
     address: AtomicUsize,
-    /// Bytes, as many as the file had; the last page may be less than whole.
+    /// Length in bytes, which is that of the file; the last page may be partial.
     len: AtomicUsize,
     writable: AtomicBool,
     /// Offset of the first page that could not be read.
     damage: AtomicUsize,
     /// Offset of the end of the last one.
     damage_end: AtomicUsize,
-    /// Address from which on all was replaced, up to the mapping's end.
+    /// Address from which all pages up to the mapping's end are replaced.
     tail: AtomicUsize,
-    /// Whether [`untold_damage`] has returned it.
+    /// Whether [`untold_damage`] has returned the damage.
     told: AtomicBool,
     retries: AtomicUsize,
 }
@@ -84,11 +83,11 @@ pub struct Damage {
     pub bytes: u64,
     /// Length of the mapping, which is the file's when it was mapped.
     pub mapped_bytes: u64,
-    /// Whether nothing can be read from there on.
+    /// Whether nothing from there on can be read.
     pub to_end: bool,
 }
 
-/// Makes a chunk that the handler can see, and returns its first slot and the others.
+/// Makes a chunk that the handler can see. Returns its first slot and its other slots.
 fn more_slots() -> (&'static GuardSlot, &'static [GuardSlot]) {
     let slots = [const { GuardSlot::new() }; CHUNK_SLOTS];
     let next = chunks().next();
@@ -123,7 +122,7 @@ impl GuardSlot {
         }
     }
 
-    /// Fills a free slot. Under the lock of the table.
+    /// Fills a free slot. The caller holds the lock of the table.
     fn claim(&self, address: usize, len: usize, writable: bool) {
         self.state.fetch_add(1, Ordering::Acquire);
         fence(Ordering::Release);
@@ -161,7 +160,7 @@ impl GuardSlot {
         self.damage.load(Ordering::Acquire) != NO_DAMAGE
     }
 
-    /// Notes that a range could not be read, and returns whether it is the first one.
+    /// Records that a range could not be read. Returns whether it is the mapping's first.
     fn note_damage(&self, offset: usize, end: usize) -> bool {
         self.damage_end.fetch_max(end, Ordering::Relaxed);
         self.damage.fetch_min(offset, Ordering::AcqRel) == NO_DAMAGE
@@ -185,7 +184,7 @@ impl GuardSlot {
 impl Guard {
     /// Enters `len` bytes of the file at `path`, mapped at `address`.
     pub fn new(address: *const u8, len: usize, writable: bool, path: &Path) -> Self {
-        page_bytes(); // Asks the system once, and not first in the handler.
+        page_bytes(); // Asks the system now, so that the handler need not.
         let mut guarded = lock();
         let slot = guarded.free.pop().unwrap_or_else(|| {
             let (slot, others) = more_slots();
@@ -197,7 +196,7 @@ impl Guard {
         Self { slot }
     }
 
-    /// Takes the mapping out. To be called before it is unmapped: its addresses may hold something else then.
+    /// Removes the mapping. Must be called before it is unmapped, because other memory may then use its addresses.
     pub fn end(&self) {
         let mut guarded = lock();
         // An array may be made, used and dropped in one expression.
@@ -219,7 +218,7 @@ impl Guard {
     }
 }
 
-/// Locks the table. Never for long, and `fork` waits for it.
+/// Locks the table. Callers hold the lock only briefly, because `fork` waits for it.
 pub(in crate::os) fn lock() -> MutexGuard<'static, Guarded> {
     GUARDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -228,7 +227,7 @@ pub(in crate::os) fn lock() -> MutexGuard<'static, Guarded> {
 pub fn untold_damage() -> Vec<Damage> {
     let mut guarded = lock();
     let mut untold = std::mem::take(&mut guarded.untold);
-    // None of them goes meanwhile: that takes the lock.
+    // No mapping is removed meanwhile, because that takes the lock.
     let damaged = slots().filter(|slot| slot.mapping().is_some() && slot.is_damaged());
     let news = damaged.filter(|slot| !slot.told.swap(true, Ordering::Relaxed));
     untold.extend(news.filter_map(|slot| slot.damage_of(&guarded)));
@@ -241,7 +240,7 @@ pub fn set_hook(hook: extern "C" fn()) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
-/// A mapping in use, found by an address in it. For the handler.
+/// A mapping in use that the handler found by an address in it.
 #[derive(Debug, Clone)]
 pub(super) struct FaultingMapping {
     slot: &'static GuardSlot,
@@ -250,7 +249,7 @@ pub(super) struct FaultingMapping {
     pub writable: bool,
 }
 
-/// Returns the mapping in which an address lies. Reads atomics and no more.
+/// Returns the mapping that contains an address. Only reads atomics.
 pub(super) fn find(address: usize) -> Option<FaultingMapping> {
     slots().find_map(|slot| {
         let (start, len, writable) = slot.mapping()?;
@@ -260,12 +259,12 @@ pub(super) fn find(address: usize) -> Option<FaultingMapping> {
 }
 
 impl FaultingMapping {
-    /// Returns whether an access that failed may be tried again as it is.
+    /// Returns whether a failed access may be retried unchanged.
     pub fn may_retry(&self) -> bool {
         self.slot.retries.fetch_add(1, Ordering::Relaxed) < MOST_RETRIES
     }
 
-    /// Returns the address from which on all was replaced.
+    /// Returns the address from which all pages up to the mapping's end are replaced.
     pub fn tail(&self) -> usize {
         self.slot.tail.load(Ordering::Relaxed).min(self.pages.end)
     }
@@ -285,7 +284,7 @@ impl FaultingMapping {
 pub(super) fn call_hook() {
     let hook = HOOK.load(Ordering::Acquire);
     if !hook.is_null() {
-        // SAFETY: `set_hook` stores such functions alone.
+        // SAFETY: it is not null, so `set_hook` stored it, which stores only such functions.
         let hook = unsafe { std::mem::transmute::<*mut (), extern "C" fn()>(hook) };
         hook();
     }
