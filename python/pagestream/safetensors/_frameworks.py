@@ -104,10 +104,11 @@ class Framework:
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
         """Makes one tensor of a file; KeyError if there is none of that name."""
         info = file.info(name)
-        dtype, shape = self.described(info.dtype, info.shape, info.nbytes)
+        nbytes = info.nbytes
+        dtype, shape = self.described(info.dtype, info.shape, nbytes)
         buffer = None if self.copies else file.buffer(not self.read_only)
         try:
-            return self.make(dtype, shape, info.nbytes, info.offset, buffer, partial(file.read_into, name))
+            return self.make(dtype, shape, nbytes, info.offset, buffer, partial(file.read_into, name))
         except SafetensorError as error:
             message = f"{file.path}: tensor {name!r} at byte {info.offset}: {error}"
             raise SafetensorError(message) from error

@@ -207,9 +207,12 @@ class safe_open:  # noqa: N801 - upstream's name
 
     def _odd_tensor(self, name: str) -> Any:  # noqa: ANN401
         try:
-            return self._framework.whole(self._open(), name)
+            return self._framework.whole(self._file, name)
         except KeyError:
             raise self._missing(name) from None
+        except ValueError:
+            self._open()  # a closed file says so
+            raise
 
     def get_tensors(self) -> dict[str, Any]:
         """Returns all tensors, in the order of the data.
