@@ -8,7 +8,7 @@ import torch
 
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.safetensors._frameworks import Framework
-from pagestream.weights import arrays, dtypes, indexing
+from pagestream.weights import arrays, indexing
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -163,8 +163,7 @@ def over(
     try:
         if not nbytes:
             return torch.empty(shape, dtype=kind, device="cpu")
-        count = nbytes // dtypes.itemsize(dtype)
-        flat = torch.frombuffer(buffer, dtype=kind, count=count, offset=offset)
+        flat = torch.frombuffer(buffer, dtype=kind, count=nbytes // kind.itemsize, offset=offset)
         return flat if len(shape) == 1 else flat.view(shape)
     except (OverflowError, RuntimeError, TypeError) as error:
         # The first line; C++ frames follow it.
