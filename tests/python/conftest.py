@@ -1,7 +1,6 @@
 """Fixtures: a token file, a weight file, and real mounts."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ TOKENS = np.arange(4096, dtype="u2")
 
 
 @pytest.fixture
-def token_file(tmp_path: Path) -> Path:
+def token_file(tmp_path):
     """4096 tokens, each its own position."""
     path = tmp_path / "tokens.bin"
     TOKENS.tofile(path)
@@ -23,7 +22,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def big_file(tmp_path: Path) -> Path:
+def big_file(tmp_path):
     """16 MiB in which each 8 bytes hold their own number."""
     path = tmp_path / "big.bin"
     np.arange(2 << 20, dtype="u8").tofile(path)
@@ -31,7 +30,7 @@ def big_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def direct_mount(tmp_path: Path) -> Iterator[Path]:
+def direct_mount(tmp_path):
     """A FUSE mount with direct_io over `tmp_path / "source"`: MAP_SHARED is refused with ENODEV."""
     source = tmp_path / "source"
     source.mkdir()
@@ -40,7 +39,7 @@ def direct_mount(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def cached_mount(tmp_path: Path) -> Iterator[Path]:
+def cached_mount(tmp_path):
     """A FUSE mount with a page cache over `tmp_path / "source"`."""
     source = tmp_path / "source"
     source.mkdir()
@@ -49,7 +48,7 @@ def cached_mount(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def sftp_mount(tmp_path: Path) -> Iterator[Path]:
+def sftp_mount(tmp_path):
     """sshfs over `tmp_path / "source"`."""
     source = tmp_path / "source"
     source.mkdir()

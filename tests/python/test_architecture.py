@@ -51,15 +51,15 @@ MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py", "safetensors/_torch_tensors
 UNSAFE_ISLANDS = ("os/", "widen", "python/export.rs", "python/writable.rs")
 
 
-def room_of(file: Path) -> str:
+def room_of(file):
     return file.relative_to(SOURCE).parts[0].removesuffix(".rs")
 
 
-def rust_files() -> list[Path]:
+def rust_files():
     return sorted(path for path in SOURCE.rglob("*.rs") if path.name != "lib.rs")
 
 
-def used_rooms(text: str, file: Path | None = None) -> set[str]:
+def used_rooms(text, file=None):
     """Rooms that code names, two segments deep: after `crate::`, or after `super::` as often as it takes to
     leave the file's own room. Comments do not count."""
     code = re.sub(r"//.*", "", text)
@@ -76,7 +76,7 @@ def used_rooms(text: str, file: Path | None = None) -> set[str]:
     return set(re.findall(r"crate::(\w+(?:::\w+)?)", code))
 
 
-def test_each_rust_room_uses_only_rooms_below_it() -> None:
+def test_each_rust_room_uses_only_rooms_below_it():
     wrong = []
     for file in rust_files():
         room = room_of(file)
@@ -87,9 +87,9 @@ def test_each_rust_room_uses_only_rooms_below_it() -> None:
     assert not wrong, wrong
 
 
-def test_no_table_of_rooms_has_a_circle() -> None:
+def test_no_table_of_rooms_has_a_circle():
     for table in (MAY_USE, PYTHON_MAY_USE):
-        placed: set[str] = set()
+        placed = set()
         while len(placed) < len(table):
             ready = {
                 room for room in set(table) - placed if {use.split("::")[0] for use in table[room]} <= placed
@@ -98,7 +98,7 @@ def test_no_table_of_rooms_has_a_circle() -> None:
             placed |= ready
 
 
-def test_every_rust_room_has_its_floor_and_the_test_sees_uses() -> None:
+def test_every_rust_room_has_its_floor_and_the_test_sees_uses():
     assert {room_of(file) for file in rust_files()} <= set(MAY_USE)
     assert used_rooms("use crate::{os, error::Error}; // crate::python") == {"os", "error::Error"}
     flat, nested = SOURCE / "widen.rs", SOURCE / "tokens/format/npy.rs"
@@ -109,7 +109,7 @@ def test_every_rust_room_has_its_floor_and_the_test_sees_uses() -> None:
 
 
 @pytest.mark.parametrize("call", ["rustix::", "libc::", "memmap2::"])
-def test_system_calls_are_made_in_their_room_alone(call: str) -> None:
+def test_system_calls_are_made_in_their_room_alone(call):
     allowed = {"libc::": ("os/", "python/error.rs")}.get(call, ("os/",))
     users = [
         str(file.relative_to(SOURCE))
@@ -120,7 +120,7 @@ def test_system_calls_are_made_in_their_room_alone(call: str) -> None:
     assert users
 
 
-def test_unsafe_code_stays_on_its_islands_and_names_its_reason() -> None:
+def test_unsafe_code_stays_on_its_islands_and_names_its_reason():
     for file in rust_files():
         name = str(file.relative_to(SOURCE))
         code = re.sub(r"//.*", "", file.read_text())
@@ -133,7 +133,7 @@ def test_unsafe_code_stays_on_its_islands_and_names_its_reason() -> None:
 SLICES_OF_MEMORY = {"os/memory/parts.rs", "os/memory/uninit.rs", "python/writable.rs"}
 
 
-def test_no_reference_is_made_to_mapped_memory() -> None:
+def test_no_reference_is_made_to_mapped_memory():
     """No code holds a `&[u8]` over a mapping; slices that are written lie over other memory."""
     code = {str(file.relative_to(SOURCE)): file.read_text() for file in rust_files()}
     assert {name for name, text in code.items() if re.search(r"\bfrom_raw_parts\b", text)} == set()
@@ -141,14 +141,14 @@ def test_no_reference_is_made_to_mapped_memory() -> None:
     assert mutable == SLICES_OF_MEMORY
 
 
-def test_the_core_knows_no_python() -> None:
+def test_the_core_knows_no_python():
     for file in rust_files():
         if room_of(file) != "python":
             assert "pyo3" not in file.read_text(), file
 
 
-def imports_of(file: Path) -> set[str]:
-    found: set[str] = set()
+def imports_of(file):
+    found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -158,11 +158,11 @@ def imports_of(file: Path) -> set[str]:
     return found
 
 
-def python_room(parts: tuple[str, ...]) -> str:
+def python_room(parts):
     return parts[0].removesuffix(".py").removesuffix(".pyi")
 
 
-def test_each_python_module_imports_only_modules_below_it() -> None:
+def test_each_python_module_imports_only_modules_below_it():
     wrong = []
     for file in PACKAGE.rglob("*.py"):
         room = python_room(file.relative_to(PACKAGE).parts)
@@ -176,7 +176,7 @@ def test_each_python_module_imports_only_modules_below_it() -> None:
     assert not wrong, wrong
 
 
-def test_only_the_torch_modules_import_torch() -> None:
+def test_only_the_torch_modules_import_torch():
     importers = set()
     for file in PACKAGE.rglob("*.py"):
         if any(name.split(".")[0] == "torch" for name in imports_of(file)):
@@ -185,7 +185,7 @@ def test_only_the_torch_modules_import_torch() -> None:
     assert importers == MAY_IMPORT_TORCH
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_stands_in_one_place():
     import pagestream
 
     cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())
@@ -196,7 +196,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert cargo["package"]["license"] == project["license"] == "MIT OR Apache-2.0"
 
 
-def test_all_names_that_are_exported_exist_and_are_documented() -> None:
+def test_all_names_that_are_exported_exist_and_are_documented():
     import pagestream
     import pagestream.torch
     from pagestream import errors, safetensors
@@ -216,7 +216,7 @@ def test_all_names_that_are_exported_exist_and_are_documented() -> None:
 # --- dependencies ---------------------------------------------------------------------------------
 
 
-def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum() -> None:
+def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum():
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
     for package in lock["package"]:
         if package["name"] != "pagestream":
@@ -224,7 +224,7 @@ def test_dependencies_come_from_the_registry_and_are_pinned_by_checksum() -> Non
             assert re.fullmatch("[0-9a-f]{64}", package["checksum"]), package["name"]
 
 
-def test_no_version_with_a_known_advisory_is_locked() -> None:
+def test_no_version_with_a_known_advisory_is_locked():
     """The advisories that the design names. `make audit` checks all, where it can reach their database."""
     lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
     versions = {
@@ -234,3 +234,14 @@ def test_no_version_with_a_known_advisory_is_locked() -> None:
     }
     assert versions["memmap2"] >= (0, 9, 11)  # RUSTSEC-2026-0186
     assert versions["pyo3"] >= (0, 24, 1)  # RUSTSEC-2025-0020
+
+
+def test_tests_have_no_annotations_that_nobody_checks():
+    """mypy does not read the tests. Fields of classes have types, because dataclasses need them."""
+    found = []
+    for file in (ROOT / "tests" / "python").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            annotated = (isinstance(node, ast.arg) and node.annotation) or getattr(node, "returns", None)
+            if annotated:
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert found == []

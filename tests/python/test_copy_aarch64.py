@@ -8,7 +8,7 @@ from support import real
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_aarch64_copy_survives_faults_and_tells_what_it_copied(tmp_path: Path) -> None:
+def test_the_aarch64_copy_survives_faults_and_tells_what_it_copied(tmp_path):
     compiler = real.need_tool("aarch64-linux-gnu-gcc")
     emulator = real.need_tool("qemu-aarch64")
     program = tmp_path / "copy"

@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
 class Workplace:
     """An output directory, and directories that must stay empty."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.output = root / "output"
         self.elsewhere = {name: root / name for name in ("home", "temporary", "working")}
         for path in self.elsewhere.values():
             path.mkdir()
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
         environment |= {"HOME": str(self.elsewhere["home"]), "TMPDIR": str(self.elsewhere["temporary"])}
         return subprocess.run(
@@ -63,7 +63,7 @@ class Run:
     files: dict[str, int]  # by name, when it was last written
 
     @classmethod
-    def in_(cls, place: Workplace) -> "Run":
+    def in_(cls, place):
         process = place.run("--min-loss-drop", "0.01")
         assert process.returncode == 0, process.stdout + process.stderr
         files = {path.name: path.stat().st_mtime_ns for path in place.output.iterdir() if path.is_file()}
@@ -71,23 +71,23 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+def workplace(tmp_path_factory):
     return Workplace(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="module")
-def runs(workplace: Workplace) -> tuple[Run, Run]:
+def runs(workplace):
     """A first run and a second one in the same directory."""
     return Run.in_(workplace), Run.in_(workplace)
 
 
-def test_writes_its_files_and_nothing_elsewhere(workplace: Workplace, runs: tuple[Run, Run]) -> None:
+def test_writes_its_files_and_nothing_elsewhere(workplace, runs):
     assert all(run.files.keys() == FILES for run in runs)
     assert [list(path.iterdir()) for path in workplace.elsewhere.values()] == [[], [], []]
     assert (workplace.output / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_results(runs: tuple[Run, Run]) -> None:
+def test_results(runs):
     results = runs[0].results
     assert results.keys() == {
         "comparisons",
@@ -104,13 +104,13 @@ def test_results(runs: tuple[Run, Run]) -> None:
     assert results["sample"].startswith("def ")
 
 
-def test_token_files_are_as_long_as_reported(workplace: Workplace, runs: tuple[Run, Run]) -> None:
+def test_token_files_are_as_long_as_reported(workplace, runs):
     corpus = runs[0].results["corpus"]
     assert (workplace.output / "train.bin").stat().st_size == 2 * corpus["train_tokens"]
     assert (workplace.output / "val.bin").stat().st_size == 2 * corpus["validation_tokens"]
 
 
-def test_every_comparison_is_printed_with_its_verdict(runs: tuple[Run, Run]) -> None:
+def test_every_comparison_is_printed_with_its_verdict(runs):
     printed = runs[0].printed.splitlines()
     rows = runs[0].results["comparisons"]
     assert {row["unit"] for row in rows} == {"seconds", "bytes"}
@@ -121,7 +121,7 @@ def test_every_comparison_is_printed_with_its_verdict(runs: tuple[Run, Run]) -> 
         assert any(line.endswith(verdict) for line in lines), row
 
 
-def test_cold_reads_are_compared_too(runs: tuple[Run, Run]) -> None:
+def test_cold_reads_are_compared_too(runs):
     for run in runs:
         rows = [row for row in run.results["comparisons"] if row["group"].startswith("cold")]
         assert [row["theirs"] for row in rows] == ["nanoGPT get_batch", "np.memmap, MADV_RANDOM"]
@@ -129,7 +129,7 @@ def test_cold_reads_are_compared_too(runs: tuple[Run, Run]) -> None:
         assert "from a file of 8 MiB" in rows[0]["group"]
 
 
-def test_second_run_reuses_and_says_so(runs: tuple[Run, Run]) -> None:
+def test_second_run_reuses_and_says_so(runs):
     first, second = runs
     assert first.printed.count(FOUND) == 0
     assert second.printed.count(FOUND) == 2
@@ -141,7 +141,7 @@ def test_second_run_reuses_and_says_so(runs: tuple[Run, Run]) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_loss_that_fell_too_little_fails(workplace: Workplace) -> None:
+def test_a_loss_that_fell_too_little_fails(workplace):
     result = workplace.run(*STOP_AFTER_TRAINING)
     assert result.returncode == 1
     assert "FAILED: validation loss" in result.stderr
@@ -150,7 +150,7 @@ def test_a_loss_that_fell_too_little_fails(workplace: Workplace) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_damaged_file_is_made_again(workplace: Workplace) -> None:
+def test_a_damaged_file_is_made_again(workplace):
     path = workplace.output / "train.bin"
     content = path.read_bytes()
     path.write_bytes(content[:-2])
@@ -160,33 +160,33 @@ def test_a_damaged_file_is_made_again(workplace: Workplace) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_other_settings_are_not_mixed_up(workplace: Workplace) -> None:
+def test_other_settings_are_not_mixed_up(workplace):
     result = workplace.run("--steps", "2", *STOP_AFTER_TRAINING)
     assert result.stdout.count(FOUND) == 1
     assert "trained: 2 steps" in result.stdout
 
 
 @pytest.mark.usefixtures("runs")
-def test_fresh_starts_over(workplace: Workplace) -> None:
+def test_fresh_starts_over(workplace):
     result = workplace.run("--fresh", *STOP_AFTER_TRAINING)
     assert FOUND not in result.stdout
     assert "trained: 3 steps" in result.stdout
 
 
 @pytest.mark.parametrize("arguments", [("--steps", "0"), ("--max-files", "some"), ("--no-such-option",)])
-def test_wrong_use(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_wrong_use(tmp_path, arguments):
     place = Workplace(tmp_path)
     assert place.run(*arguments).returncode == 2
     assert not place.output.exists()
 
 
 @pytest.fixture
-def _demo_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def _demo_modules(monkeypatch):
     monkeypatch.syspath_prepend(str(DEMO))
 
 
 @pytest.mark.usefixtures("_demo_modules")
-def test_a_file_that_stays_in_the_page_cache_is_not_called_cold(tmp_path: Path) -> None:
+def test_a_file_that_stays_in_the_page_cache_is_not_called_cold(tmp_path):
     import compare_cold
     from files import DemoError
 
@@ -201,7 +201,7 @@ def test_a_file_that_stays_in_the_page_cache_is_not_called_cold(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("_demo_modules")
-def test_a_disk_without_room_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_a_disk_without_room_is_said_in_a_sentence(tmp_path):
     import compare_cold
     from files import DemoError
 
@@ -214,7 +214,7 @@ def test_a_disk_without_room_is_said_in_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_demo_modules")
-def test_wrong_batches_are_found() -> None:
+def test_wrong_batches_are_found():
     import token_batches
     from files import DemoError
 
@@ -239,7 +239,7 @@ def test_wrong_batches_are_found() -> None:
             token_batches.check(content, (8, 16), name, [batch])
 
 
-def test_too_few_files_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_too_few_files_is_said_in_a_sentence(tmp_path):
     result = Workplace(tmp_path).run("--max-files", "5")
     assert result.returncode == 1
     assert "at least 20 are needed" in result.stderr

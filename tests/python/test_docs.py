@@ -4,8 +4,6 @@ import doctest
 import importlib
 import pkgutil
 import re
-import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def _example_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _example_files(tmp_path, monkeypatch):
     """A directory with the files that the examples name."""
     from pagestream.safetensors.numpy import save_file
 
@@ -30,14 +28,14 @@ def _example_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def modules() -> Iterator[types.ModuleType]:
+def modules():
     yield pagestream
     for found in pkgutil.walk_packages(pagestream.__path__, "pagestream."):
         if found.name != "pagestream._native":
             yield importlib.import_module(found.name)
 
 
-def examples() -> list[doctest.DocTest]:
+def examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = [test for module in modules() for test in finder.find(module) if test.examples]
     return sorted(found, key=lambda test: test.name)
@@ -53,13 +51,13 @@ assert (result.attempted, result.failed) == (int(sys.argv[2]), 0), result
 """
 
 
-def is_in_framework(example: doctest.DocTest) -> bool:
+def is_in_framework(example):
     return example.name.startswith(tuple(f"pagestream.safetensors.{name}." for name in FRAMEWORKS))
 
 
 @pytest.mark.usefixtures("_example_files")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_examples_of_a_framework_run(framework: str) -> None:
+def test_the_examples_of_a_framework_run(framework):
     name = f"pagestream.safetensors.{framework}"
     count = sum(len(test.examples) for test in examples() if test.name.startswith(f"{name}."))
     assert count > 0
@@ -70,15 +68,15 @@ def test_the_examples_of_a_framework_run(framework: str) -> None:
 @pytest.mark.parametrize(
     "example", [test for test in examples() if not is_in_framework(test)], ids=lambda test: test.name
 )
-def test_the_example_in_the_docstring_runs(example: doctest.DocTest) -> None:
+def test_the_example_in_the_docstring_runs(example):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    report: list[str] = []
+    report = []
     result = runner.run(example, out=report.append)
     assert result.attempted > 0
     assert result.failed == 0, "".join(report)
 
 
-def public_callables() -> Iterator[tuple[str, object]]:
+def public_callables():
     for module in modules():
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
@@ -91,38 +89,38 @@ def public_callables() -> Iterator[tuple[str, object]]:
                         yield f"{module.__name__}.{name}.{member}", value
 
 
-def test_every_public_function_has_an_example() -> None:
+def test_every_public_function_has_an_example():
     assert [name for name, thing in public_callables() if ">>>" not in (thing.__doc__ or "")] == []
 
 
-def code_blocks(document: str) -> list[str]:
+def code_blocks(document):
     text = (ROOT / document).read_text()
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.usefixtures("_example_files")
 @pytest.mark.parametrize("document", ["README.md"])
-def test_the_code_in_the_document_runs(document: str) -> None:
+def test_the_code_in_the_document_runs(document):
     blocks = code_blocks(document)
     assert len(blocks) >= 2
     for block in blocks:
         exec(compile(block, document, "exec"), {"__name__": "example"})
 
 
-def test_the_readme_names_targets_that_exist() -> None:
+def test_the_readme_names_targets_that_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))
     assert {"demo", "test"} <= named <= targets
 
 
-def test_each_target_of_the_makefile_has_a_line_of_help() -> None:
+def test_each_target_of_the_makefile_has_a_line_of_help():
     text = (ROOT / "Makefile").read_text()
-    phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
+    phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
     helped = set(re.findall(r"^([a-z]+):.*## \S", text, re.MULTILINE))
     assert phony == helped
 
 
-def test_local_links_in_the_documents_lead_somewhere() -> None:
+def test_local_links_in_the_documents_lead_somewhere():
     rooms = ("docs", "benches", "examples")
     links = [
         (document, target)

@@ -17,13 +17,13 @@ TORTURE = PROGRAMS / "faults/torture.py"
 
 @pytest.mark.stress
 @pytest.mark.parametrize("mode", ["shared", "private", "read"])
-def test_a_file_cut_under_four_reading_threads_raises_on_a_disk(tmp_path: Path, mode: str) -> None:
+def test_a_file_cut_under_four_reading_threads_raises_on_a_disk(tmp_path, mode):
     assert output_of(TORTURE, tmp_path / "f", mode, 250) == "survived"
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("mode", ["shared", "private"])
-def test_a_file_cut_under_four_reading_threads_raises_on_tmpfs(mode: str) -> None:
+def test_a_file_cut_under_four_reading_threads_raises_on_tmpfs(mode):
     path = Path("/dev/shm") / f"pagestream-{os.getpid()}-{mode}"
     if real.file_system_type(path.parent) != "tmpfs":
         real.missing("a tmpfs on /dev/shm")
@@ -35,17 +35,17 @@ def test_a_file_cut_under_four_reading_threads_raises_on_tmpfs(mode: str) -> Non
 
 @pytest.mark.stress
 @pytest.mark.parametrize("mode", ["shared", "private"])
-def test_a_file_cut_under_four_reading_threads_raises_on_fuse(cached_mount: Path, mode: str) -> None:
+def test_a_file_cut_under_four_reading_threads_raises_on_fuse(cached_mount, mode):
     assert output_of(TORTURE, cached_mount / "f", mode, 50) == "survived"
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("mode", ["private", "read"])
-def test_a_file_cut_under_four_reading_threads_raises_on_direct_fuse(direct_mount: Path, mode: str) -> None:
+def test_a_file_cut_under_four_reading_threads_raises_on_direct_fuse(direct_mount, mode):
     assert output_of(TORTURE, direct_mount / "f", mode, 50) == "survived"
 
 
-def test_the_disk_of_these_tests_is_a_disk(tmp_path: Path) -> None:
+def test_the_disk_of_these_tests_is_a_disk(tmp_path):
     found = real.file_system_type(tmp_path)
     if found != "ext4":
         real.missing(f"a temporary directory on ext4, not {found}")
@@ -70,38 +70,38 @@ HANDLERS = {
 
 
 @pytest.mark.parametrize("order", HANDLERS)
-def test_a_cut_file_raises_whatever_other_handlers_there_are(big_file: Path, order: str) -> None:
+def test_a_cut_file_raises_whatever_other_handlers_there_are(big_file, order):
     before, after = HANDLERS[order]
     code = PROGRAMS / "faults/a_cut_file_raises.py"
     assert output_of(code, big_file, before, after).split() == ["raised"] * 3
 
 
 @pytest.mark.parametrize("guard", ["copies", "off"])
-def test_a_cut_file_raises_whatever_is_guarded(big_file: Path, guard: str) -> None:
+def test_a_cut_file_raises_whatever_is_guarded(big_file, guard):
     code = PROGRAMS / "faults/a_cut_file_raises.py"
     assert output_of(code, big_file, "", "", PAGESTREAM_FAULT_GUARD=guard).split() == ["raised"] * 3
 
 
-def test_a_cut_file_raises_in_a_forked_child(big_file: Path) -> None:
+def test_a_cut_file_raises_in_a_forked_child(big_file):
     code = PROGRAMS / "faults/a_cut_file_raises_in_a_forked_child.py"
     assert output_of(code, big_file).split() == ["raised"] * 3
 
 
-def test_the_rest_of_the_last_page_is_not_taken_for_data(big_file: Path) -> None:
+def test_the_rest_of_the_last_page_is_not_taken_for_data(big_file):
     """No signal tells: the rest of the page in which the file ends reads as zeros."""
     code = PROGRAMS / "faults/the_rest_of_the_last_page_is_not_data.py"
     assert output_of(code, big_file) == "raised"
 
 
 @pytest.mark.parametrize("size", [1 << 24, (1 << 24) + 1, 1 << 25])
-def test_a_file_cut_and_grown_back_with_zeros_is_noticed(big_file: Path, size: int) -> None:
+def test_a_file_cut_and_grown_back_with_zeros_is_noticed(big_file, size):
     code = PROGRAMS / "faults/a_file_that_grew_back_with_zeros_raises.py"
     assert output_of(code, big_file, size) == "raised"
 
 
 @pytest.mark.parametrize("arrival", ["kill", "raise_signal"])
 @pytest.mark.parametrize("earlier", ["", "faulthandler"])
-def test_a_signal_that_is_sent_still_kills(big_file: Path, arrival: str, earlier: str) -> None:
+def test_a_signal_that_is_sent_still_kills(big_file, arrival, earlier):
     code = PROGRAMS / "faults/a_signal_that_is_sent_has_its_effect.py"
     done = run_python(code, big_file, earlier, arrival)
     assert done.returncode == -signal.SIGBUS
@@ -109,12 +109,12 @@ def test_a_signal_that_is_sent_still_kills(big_file: Path, arrival: str, earlier
     assert ("Fatal Python error: Bus error" in done.stderr) == bool(earlier)
 
 
-def test_a_signal_that_is_sent_still_reaches_a_python_handler(big_file: Path) -> None:
+def test_a_signal_that_is_sent_still_reaches_a_python_handler(big_file):
     code = PROGRAMS / "faults/a_signal_that_is_sent_has_its_effect.py"
     assert output_of(code, big_file, "printing", "kill").split() == ["handled", "alive"]
 
 
-def test_a_signal_that_is_ignored_stays_ignored(big_file: Path) -> None:
+def test_a_signal_that_is_ignored_stays_ignored(big_file):
     code = PROGRAMS / "faults/a_signal_that_is_sent_has_its_effect.py"
     assert output_of(code, big_file, "ignored", "kill") == "alive"
 
@@ -128,9 +128,7 @@ def test_a_signal_that_is_ignored_stays_ignored(big_file: Path) -> None:
         ("faulthandler", "faulthandler anew"),
     ],
 )
-def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(
-    big_file: Path, handlers: tuple[str, str]
-) -> None:
+def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(big_file, handlers):
     """A cut `mmap` of the standard library is not ours: it must kill, and not loop for ever."""
     code = PROGRAMS / "faults/a_foreign_fault_kills.py"
     done = run_python(code, big_file, *handlers)
@@ -139,32 +137,32 @@ def test_a_fault_that_is_not_ours_still_kills_and_faulthandler_still_reports(
     assert ("Fatal Python error: Bus error" in done.stderr) == any(handlers)
 
 
-def test_after_faulthandler_has_left_a_signal_that_is_sent_still_kills(big_file: Path) -> None:
+def test_after_faulthandler_has_left_a_signal_that_is_sent_still_kills(big_file):
     """It puts back the entry of ours that it had found. That entry must not lead to it again."""
     code = PROGRAMS / "faults/a_signal_kills_after_faulthandler_has_left.py"
     done = run_python(code, big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
-def test_after_faulthandler_has_left_a_foreign_fault_still_kills(big_file: Path) -> None:
+def test_after_faulthandler_has_left_a_foreign_fault_still_kills(big_file):
     code = PROGRAMS / "faults/a_foreign_fault_kills_after_faulthandler_has_left.py"
     done = run_python(code, big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
-def test_handlers_that_come_and_go_leak_nothing_and_copies_survive(big_file: Path) -> None:
+def test_handlers_that_come_and_go_leak_nothing_and_copies_survive(big_file):
     code = PROGRAMS / "faults/handlers_that_come_and_go_leak_nothing.py"
     assert output_of(code, big_file).split() == ["raised"] * 3
 
 
-def test_no_handler_is_installed_with_the_guard_off(big_file: Path) -> None:
+def test_no_handler_is_installed_with_the_guard_off(big_file):
     code = (
         "import sys, pagestream; f = pagestream.MappedFile(sys.argv[1])\n"
         "f.read(0, 10); print(open('/proc/self/status').read())"
     )
     bit = 1 << (signal.SIGBUS - 1)
 
-    def catches(status: str) -> bool:
+    def catches(status):
         line = next(line for line in status.splitlines() if line.startswith("SigCgt"))
         return bool(int(line.split()[1], 16) & bit)
 
@@ -173,7 +171,7 @@ def test_no_handler_is_installed_with_the_guard_off(big_file: Path) -> None:
     assert not catches(output_of(code, big_file, PAGESTREAM_FAULT_GUARD="off"))
 
 
-def test_a_hole_on_a_full_tmpfs_is_read_all_the_same(tmp_path: Path) -> None:
+def test_a_hole_on_a_full_tmpfs_is_read_all_the_same(tmp_path):
     """A fault in the hole has to allocate a page and cannot: SIGBUS. pread returns the zeros of the hole."""
     if os.geteuid() != 0:
         real.missing("root, to mount a small tmpfs")
@@ -189,7 +187,7 @@ def test_a_hole_on_a_full_tmpfs_is_read_all_the_same(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", point], check=True)
 
 
-def test_an_error_survives_pickling() -> None:
+def test_an_error_survives_pickling():
     import pickle
 
     from pagestream.errors import FileChangedError, MappedReadError

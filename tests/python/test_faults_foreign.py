@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "c/recovering_handler.c"
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path):
     compiler = real.need_tool("gcc")
     path = tmp_path / "recovering_handler.so"
     options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-clobbered"]
@@ -27,27 +26,23 @@ def library(tmp_path: Path) -> Path:
     [[0] * 20, range(0, 20_000, 999), range(20_000, 0, -999), [0, 9999] * 9],
     ids=["the same", "deeper", "shallower", "in turn"],
 )
-def test_a_library_recovers_from_as_many_faults_of_its_own_as_there_are(
-    library: Path, big_file: Path, tmp_path: Path, depths: Sequence[int]
-) -> None:
+def test_a_library_recovers_from_as_many_faults_of_its_own_as_there_are(library, big_file, tmp_path, depths):
     """The library leaves our handler by siglongjmp, of which the handler learns nothing."""
     code = PROGRAMS / "faults_foreign/a_library_recovers_at_every_depth.py"
     assert output_of(code, library, tmp_path / "theirs", big_file, *depths) == "True"
 
 
-def test_and_so_in_more_threads_than_have_places_in_the_chain(
-    library: Path, big_file: Path, tmp_path: Path
-) -> None:
+def test_and_so_in_more_threads_than_have_places_in_the_chain(library, big_file, tmp_path):
     code = PROGRAMS / "faults_foreign/a_library_recovers_in_many_threads.py"
     assert output_of(code, library, tmp_path / "theirs", big_file) == "300 1"
 
 
-def test_a_report_of_broken_memory_that_nobody_touched_kills_as_without_us(big_file: Path) -> None:
+def test_a_report_of_broken_memory_that_nobody_touched_kills_as_without_us(big_file):
     """A fault would happen again by itself; this signal does not."""
     done = run_python(PROGRAMS / "faults_foreign/a_report_of_broken_memory_kills.py", big_file)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
-def test_and_is_ignored_where_it_was_ignored(big_file: Path) -> None:
+def test_and_is_ignored_where_it_was_ignored(big_file):
     code = PROGRAMS / "faults_foreign/a_report_of_broken_memory_is_ignored.py"
     assert output_of(code, big_file) == "alive"

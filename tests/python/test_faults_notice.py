@@ -9,23 +9,23 @@ from support.process import PROGRAMS, output_of
 
 
 @pytest.mark.parametrize("callback", ["finaliser", "weak reference", "collector", "fork", "two finalisers"])
-def test_a_notice_that_nobody_could_catch_is_raised_again(big_file: Path, callback: str) -> None:
+def test_a_notice_that_nobody_could_catch_is_raised_again(big_file, callback):
     code = PROGRAMS / "faults_notice/a_notice_that_nobody_could_catch_is_raised_again.py"
     assert output_of(code, big_file, callback).split() == ["True", "True", "False"]
 
 
-def test_a_notice_that_was_caught_is_not_raised_again(big_file: Path) -> None:
+def test_a_notice_that_was_caught_is_not_raised_again(big_file):
     code = PROGRAMS / "faults_notice/a_notice_that_was_caught_is_not_raised_again.py"
     assert output_of(code, big_file) == "True False ['KeyError']"
 
 
-def test_a_hook_that_was_there_gets_what_it_got_before(big_file: Path) -> None:
+def test_a_hook_that_was_there_gets_what_it_got_before(big_file):
     code = PROGRAMS / "faults_notice/a_hook_gets_what_it_got_before.py"
     assert output_of(code, big_file) == "MappedReadError KeyError"
 
 
 @pytest.mark.parametrize("wait", ["join", "queue", "lock", "condition"])
-def test_a_main_thread_that_waits_for_a_worker_hears_of_it_at_once(big_file: Path, wait: str) -> None:
+def test_a_main_thread_that_waits_for_a_worker_hears_of_it_at_once(big_file, wait):
     """The worker goes on only once the main thread has heard, or after a minute in vain."""
     code = PROGRAMS / "faults_notice/a_main_thread_that_waits_hears_of_it.py"
     assert output_of(code, big_file, wait) == "True []"
@@ -58,9 +58,7 @@ CALLS = [
 
 @pytest.mark.parametrize("handler", ["faulthandler", "python", "default"])
 @pytest.mark.parametrize("call", CALLS)
-def test_each_call_on_a_file_passes_a_handler_that_came_later(
-    big_file: Path, tmp_path: Path, call: str, handler: str
-) -> None:
+def test_each_call_on_a_file_passes_a_handler_that_came_later(big_file, tmp_path, call, handler):
     """Behind one of these handlers a fault kills, or never ends."""
     import numpy as np
 
@@ -69,13 +67,13 @@ def test_each_call_on_a_file_passes_a_handler_that_came_later(
     assert output_of(code, big_file, tmp_path / "x.safetensors", call, handler, timeout_seconds=30) == "True"
 
 
-def test_the_guard_says_when_it_is_off(big_file: Path) -> None:
+def test_the_guard_says_when_it_is_off(big_file):
     code = "import pagestream\nprint(pagestream.guard())"
     assert output_of(code, PAGESTREAM_FAULT_GUARD="off") == "False"
     assert output_of(code) == "True"
 
 
-def test_a_worker_of_a_data_loader_that_only_slices_arrays_is_guarded(tmp_path: Path) -> None:
+def test_a_worker_of_a_data_loader_that_only_slices_arrays_is_guarded(tmp_path):
     """torch puts a handler of its own into each worker, after the fork."""
     program = Path(__file__).parent / "support/guarded_workers.py"
     assert output_of(program, tmp_path / "t.bin") == "MappedReadError"

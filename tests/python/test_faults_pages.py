@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from support import real
 from support.process import PROGRAMS, output_of
 
 
-def test_a_large_file_that_was_cut_is_not_walked_page_by_page(tmp_path: Path) -> None:
+def test_a_large_file_that_was_cut_is_not_walked_page_by_page(tmp_path):
     """The thread holds the interpreter's lock meanwhile, and handles no signal."""
     strace = real.need_tool("strace")
     path = tmp_path / "sparse"
@@ -28,7 +27,7 @@ def test_a_large_file_that_was_cut_is_not_walked_page_by_page(tmp_path: Path) ->
 
 
 @pytest.fixture
-def swap() -> Iterator[None]:
+def swap():
     """64 MiB of swap space on zram, where a page is gone as soon as it is written."""
     control = Path("/sys/class/zram-control/hot_add")
     if os.geteuid() != 0 or not control.exists():
@@ -48,7 +47,7 @@ def swap() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("swap")
-def test_what_was_written_stays_when_it_is_in_swap(tmp_path: Path) -> None:
+def test_what_was_written_stays_when_it_is_in_swap(tmp_path):
     """Such a page is not in memory, and can be read all the same."""
     source = tmp_path / "source"
     source.mkdir()
@@ -59,7 +58,7 @@ def test_what_was_written_stays_when_it_is_in_swap(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("swap")
-def test_and_so_where_all_of_the_storage_is_gone(tmp_path: Path) -> None:
+def test_and_so_where_all_of_the_storage_is_gone(tmp_path):
     """The file is then taken to be truncated at the first page that fails."""
     code = PROGRAMS / "faults_pages/what_was_written_stays_where_the_storage_is_gone.py"
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
@@ -80,7 +79,7 @@ def test_and_so_where_all_of_the_storage_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def huge_pages(tmp_path: Path) -> Iterator[Path]:
+def huge_pages(tmp_path):
     """A mount of hugetlbfs with a file of 8 huge pages on it."""
     if os.geteuid() != 0:
         real.missing("root, for huge pages")
@@ -104,12 +103,12 @@ def huge_pages(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mode", ["shared", "private"])
-def test_a_page_of_hugetlbfs_is_replaced_whole(huge_pages: Path, mode: str) -> None:
+def test_a_page_of_hugetlbfs_is_replaced_whole(huge_pages, mode):
     """The kernel does not split a huge page."""
     code = PROGRAMS / "faults_pages/a_huge_page_is_replaced_whole.py"
     assert output_of(code, huge_pages, mode) == "True 0 0"
 
 
-def test_and_so_in_a_writable_mapping(huge_pages: Path) -> None:
+def test_and_so_in_a_writable_mapping(huge_pages):
     code = PROGRAMS / "faults_pages/a_huge_page_is_replaced_in_a_writable_mapping.py"
     assert output_of(code, huge_pages) == "7 0 1"

@@ -19,22 +19,22 @@ from support.process import PROGRAMS, output_of, run_python
 
 
 @pytest.fixture(params=["shared", "private"])
-def mode(request: pytest.FixtureRequest) -> str:
+def mode(request):
     return str(request.param)
 
 
-def test_an_array_of_a_cut_file_raises_where_it_is_used_and_from_then_on(big_file: Path, mode: str) -> None:
+def test_an_array_of_a_cut_file_raises_where_it_is_used_and_from_then_on(big_file, mode):
     code = PROGRAMS / "faults_views/an_array_raises_where_it_is_used.py"
     assert output_of(code, big_file, mode) == "once"
 
 
-def test_an_array_that_is_gone_when_its_use_is_over_raises_as_well(big_file: Path, mode: str) -> None:
+def test_an_array_that_is_gone_when_its_use_is_over_raises_as_well(big_file, mode):
     code = PROGRAMS / "faults_views/an_array_that_is_gone_raises.py"
     assert output_of(code, big_file, mode) == "raised"
 
 
 @pytest.mark.parametrize("use", ["numpy", "copyto", "checkpoint", "clone"])
-def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path: Path, use: str) -> None:
+def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path, use):
     """The mapping is gone by the time that Python raises."""
     source = tmp_path / "source"
     source.mkdir()
@@ -44,7 +44,7 @@ def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path: 
         assert output_of(code, slow.path / "f", use) == "True True"
 
 
-def test_on_tmpfs_and_fuse_as_well(big_file: Path, cached_mount: Path, mode: str) -> None:
+def test_on_tmpfs_and_fuse_as_well(big_file, cached_mount, mode):
     code = PROGRAMS / "faults_views/the_error_tells_where_the_file_ends.py"
     places = {"tmpfs": Path(f"/dev/shm/pagestream-{os.getpid()}-views-{mode}"), "fuse": cached_mount / "f"}
     for kind, path in places.items():
@@ -56,7 +56,7 @@ def test_on_tmpfs_and_fuse_as_well(big_file: Path, cached_mount: Path, mode: str
             path.unlink()
 
 
-def test_on_a_fuse_mount_without_a_page_cache_as_well(big_file: Path, direct_mount: Path) -> None:
+def test_on_a_fuse_mount_without_a_page_cache_as_well(big_file, direct_mount):
     path = direct_mount / "f"
     path.write_bytes(big_file.read_bytes())
     code = PROGRAMS / "faults_views/the_error_tells_where_the_file_ends.py"
@@ -64,9 +64,7 @@ def test_on_a_fuse_mount_without_a_page_cache_as_well(big_file: Path, direct_mou
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards", "random"])
-def test_a_cut_costs_one_mapping_in_whatever_order_pages_are_used(
-    tmp_path: Path, mode: str, order: str
-) -> None:
+def test_a_cut_costs_one_mapping_in_whatever_order_pages_are_used(tmp_path, mode, order):
     """One mapping for each page would end at vm.max_map_count, 65530."""
     path = tmp_path / "sparse"
     with path.open("wb") as file:
@@ -75,7 +73,7 @@ def test_a_cut_costs_one_mapping_in_whatever_order_pages_are_used(
     assert int(output_of(code, path, mode, order)) <= 3  # NumPy and malloc have some of their own
 
 
-def test_a_cut_costs_few_mappings_where_the_kernel_does_not_tell_what_is_in_memory(big_file: Path) -> None:
+def test_a_cut_costs_few_mappings_where_the_kernel_does_not_tell_what_is_in_memory(big_file):
     """It answers a user without write permission that all of the file is in memory."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
@@ -92,7 +90,7 @@ def test_a_cut_costs_few_mappings_where_the_kernel_does_not_tell_what_is_in_memo
     assert int(done.stdout) <= 500
 
 
-def test_what_replaces_a_page_has_its_protection(tmp_path: Path) -> None:
+def test_what_replaces_a_page_has_its_protection(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.arange(1 << 20, dtype="f4")}, path)
     code = PROGRAMS / "faults_views/what_replaces_a_page_has_its_protection.py"
@@ -104,9 +102,7 @@ WAYS = ["numpy", "torch", "load_file", "checkpoint", "slice", "torch slice"]
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("end", ["open", "closed"])
-def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(
-    tmp_path: Path, way: str, end: str
-) -> None:
+def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(tmp_path, way, end):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/a_tensor_of_a_cut_file_raises.py"
@@ -114,7 +110,7 @@ def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path: Path, way: str) -> None:
+def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
     """Asking for other tensors of the file raises; `load_file` finds the file too short."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
@@ -122,7 +118,7 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path: Path, way: str) 
     assert output_of(code, path, way) == "2"
 
 
-def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path: Path) -> None:
+def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
     """The file is closed: the object on which the first array stands refuses."""
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
@@ -130,7 +126,7 @@ def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path: P
     assert output_of(code, path) == "2"
 
 
-def test_threads_that_use_a_cut_file_go_on_and_the_main_thread_hears_of_it(big_file: Path, mode: str) -> None:
+def test_threads_that_use_a_cut_file_go_on_and_the_main_thread_hears_of_it(big_file, mode):
     code = PROGRAMS / "faults_views/threads_that_use_a_cut_file_go_on.py"
     assert output_of(code, big_file, mode) == "4"
 
@@ -139,24 +135,20 @@ HANDLERS = ["faulthandler", "a Python handler", "the default", "torch's worker h
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_a_handler_that_comes_later_is_passed_when_the_next_view_is_taken(
-    big_file: Path, handler: str
-) -> None:
+def test_a_handler_that_comes_later_is_passed_when_the_next_view_is_taken(big_file, handler):
     code = PROGRAMS / "faults_views/the_next_view_passes_a_handler.py"
     assert output_of(code, big_file, "shared", handler) == "raised"
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_such_a_handler_is_passed_when_a_writable_tensor_is_taken_from_a_new_file(
-    tmp_path: Path, handler: str
-) -> None:
+def test_such_a_handler_is_passed_when_a_writable_tensor_is_taken_from_a_new_file(tmp_path, handler):
     for name in ("first", "second"):
         save_file({"x": np.ones(1 << 20, "f4")}, tmp_path / name)
     code = PROGRAMS / "faults_views/a_writable_tensor_passes_a_handler.py"
     assert output_of(code, tmp_path, handler) == "True"
 
 
-def test_torch_workers_survive_a_cut_file(tmp_path: Path) -> None:
+def test_torch_workers_survive_a_cut_file(tmp_path):
     """A worker installs a handler of its own when it begins."""
     path = tmp_path / "w.safetensors"
     save_file({f"x{number}": np.ones(1 << 18, "f4") for number in range(8)}, path)
@@ -164,32 +156,32 @@ def test_torch_workers_survive_a_cut_file(tmp_path: Path) -> None:
     assert output_of(code, path) == "MappedReadError True"
 
 
-def test_a_forked_child_survives_and_its_parent_is_not_touched(big_file: Path, mode: str) -> None:
+def test_a_forked_child_survives_and_its_parent_is_not_touched(big_file, mode):
     code = PROGRAMS / "faults_views/a_forked_child_survives.py"
     assert output_of(code, big_file, mode) == "both"
 
 
 @pytest.mark.parametrize("guard", ["copies", "off"])
-def test_without_a_guard_of_views_a_cut_file_ends_the_process(big_file: Path, guard: str) -> None:
+def test_without_a_guard_of_views_a_cut_file_ends_the_process(big_file, guard):
     code = PROGRAMS / "faults_views/a_cut_file_ends_the_process.py"
     done = run_python(code, big_file, "shared", PAGESTREAM_FAULT_GUARD=guard)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
-def test_a_mapping_of_somebody_else_is_not_guarded(big_file: Path) -> None:
+def test_a_mapping_of_somebody_else_is_not_guarded(big_file):
     """Not even at an address where a mapping of ours lay before."""
     code = PROGRAMS / "faults_views/a_mapping_of_somebody_else_is_not_guarded.py"
     done = run_python(code, big_file, "shared")
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
 
 
-def test_of_many_mappings_the_right_one_is_damaged(tmp_path: Path) -> None:
+def test_of_many_mappings_the_right_one_is_damaged(tmp_path):
     """There are more mappings than one chunk of slots has."""
     code = PROGRAMS / "faults_views/of_many_mappings_the_right_one_is.py"
     assert output_of(code, tmp_path) == "right"
 
 
-def test_pages_that_a_disk_cannot_read_are_replaced_and_no_others(tmp_path: Path) -> None:
+def test_pages_that_a_disk_cannot_read_are_replaced_and_no_others(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     pages = np.repeat(np.arange(1, 257, dtype="u8"), 512)
@@ -199,7 +191,7 @@ def test_pages_that_a_disk_cannot_read_are_replaced_and_no_others(tmp_path: Path
         assert output_of(code, slow.path / "f") == "raised"
 
 
-def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path: Path) -> None:
+def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
@@ -208,7 +200,7 @@ def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path: Path
         assert output_of(code, slow.path / "f") == "True"
 
 
-def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path: Path) -> None:
+def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
     """A server died. The last page cannot be read either, as in a file that was cut."""
     if os.geteuid() != 0:
         real.missing("root, to drop caches and to unmount")
@@ -231,7 +223,7 @@ def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path: Path
     assert (process.returncode, output.split()) == (0, ["1", "True"])
 
 
-def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path: Path) -> None:
+def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path):
     """`refresh` makes a mapping without the zeros; arrays on the old one keep them."""
     path = tmp_path / "f"
     np.ones(1 << 16, "u8").tofile(path)
@@ -254,37 +246,37 @@ def test_a_file_that_is_the_same_again_can_be_mapped_again(tmp_path: Path) -> No
     assert old[-1] == 0
 
 
-def test_opening_and_closing_leaves_no_slot_taken(tmp_path: Path) -> None:
+def test_opening_and_closing_leaves_no_slot_taken(tmp_path):
     """Otherwise these would take 40 chunks of slots, of 20 KiB each, and a path each."""
     code = PROGRAMS / "faults_views/opening_and_closing_leaves_no_slot_taken.py"
     assert int(output_of(code, tmp_path / "f")) < 512
 
 
-def test_a_page_that_can_be_read_after_all_is_left_as_it_is(big_file: Path, mode: str) -> None:
+def test_a_page_that_can_be_read_after_all_is_left_as_it_is(big_file, mode):
     """Another thread may have replaced the page, or the storage may be back."""
     code = PROGRAMS / "faults_views/a_page_that_can_be_read_is_left.py"
     assert output_of(code, big_file, mode) == str(2 << 20)
 
 
-def test_a_page_that_faults_for_ever_is_replaced_in_the_end(big_file: Path) -> None:
+def test_a_page_that_faults_for_ever_is_replaced_in_the_end(big_file):
     """Each mapping has its own tries, even in a slot of the table that another one had."""
     code = PROGRAMS / "faults_views/a_page_that_faults_for_ever_is_replaced.py"
     assert output_of(code, big_file, "shared") == "1024"
 
 
 @pytest.mark.parametrize("cause", [1, 3, -1], ids=["alignment", "hardware", "by hand"])
-def test_a_bus_error_of_another_kind_goes_to_the_handler_before(big_file: Path, cause: int) -> None:
+def test_a_bus_error_of_another_kind_goes_to_the_handler_before(big_file, cause):
     """This holds even for an address in one of our mappings that cannot be read."""
     code = PROGRAMS / "faults_views/a_bus_error_of_another_kind_goes_on.py"
     assert output_of(code, big_file, "shared", cause) == "heard"
 
 
-def test_code_that_meets_such_a_page_keeps_its_errno(big_file: Path, mode: str) -> None:
+def test_code_that_meets_such_a_page_keeps_its_errno(big_file, mode):
     code = PROGRAMS / "faults_views/code_that_meets_a_bad_page_keeps_its_errno.py"
     assert output_of(code, big_file, mode) == str(errno.EDOM)
 
 
-def test_the_rest_of_the_last_page_counts_as_well(tmp_path: Path, mode: str) -> None:
+def test_the_rest_of_the_last_page_counts_as_well(tmp_path, mode):
     """Code that loads many bytes at a time reads beyond the end, within the page."""
     path = tmp_path / "f"
     np.arange(1030, dtype="u8").tofile(path)
@@ -292,24 +284,24 @@ def test_the_rest_of_the_last_page_counts_as_well(tmp_path: Path, mode: str) -> 
     assert output_of(code, path, mode) == "4096 4144"
 
 
-def test_two_files_that_are_cut_at_a_time_are_one_exception(tmp_path: Path) -> None:
+def test_two_files_that_are_cut_at_a_time_are_one_exception(tmp_path):
     code = PROGRAMS / "faults_views/two_files_that_are_cut_at_a.py"
     assert output_of(code, tmp_path) == "True True"
 
 
-def test_of_many_files_that_are_cut_at_a_time_a_few_are_named(tmp_path: Path) -> None:
+def test_of_many_files_that_are_cut_at_a_time_a_few_are_named(tmp_path):
     code = PROGRAMS / "faults_views/of_many_files_that_are_cut_at.py"
     assert output_of(code, tmp_path) == "6 and 34 more files"
 
 
-def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_one_that_was_cut_is_told_as_well(tmp_path):
     """Its place is a slot of the table of mappings."""
     code = PROGRAMS / "faults_views/a_file_in_the_place_of_one.py"
     assert output_of(code, tmp_path).split() == ["True"] * 3
 
 
 @pytest.mark.parametrize("place", ["min", "max"], ids=["below ours", "above ours"])
-def test_a_mapping_of_somebody_else_beside_ours_is_not_guarded(big_file: Path, place: str) -> None:
+def test_a_mapping_of_somebody_else_beside_ours_is_not_guarded(big_file, place):
     code = PROGRAMS / "faults_views/a_mapping_beside_ours_is_not_guarded.py"
     other = big_file.with_name("other")
     other.write_bytes(big_file.read_bytes())

@@ -15,7 +15,7 @@ from support.process import PROGRAMS, output_of
 CONTENT = np.arange(50_000, dtype="u4").tobytes()
 
 
-def test_a_direct_io_mount_refuses_shared_and_is_mapped_private(direct_mount: Path) -> None:
+def test_a_direct_io_mount_refuses_shared_and_is_mapped_private(direct_mount):
     (direct_mount / "f").write_bytes(CONTENT)
     f = MappedFile(direct_mount / "f")
     assert f.mode == "private"
@@ -26,7 +26,7 @@ def test_a_direct_io_mount_refuses_shared_and_is_mapped_private(direct_mount: Pa
     assert np.array_equal(np.frombuffer(f, "u4"), np.arange(50_000))
 
 
-def test_shared_asked_for_on_a_direct_io_mount_is_an_error_that_says_what_to_do(direct_mount: Path) -> None:
+def test_shared_asked_for_on_a_direct_io_mount_is_an_error_that_says_what_to_do(direct_mount):
     (direct_mount / "f").write_bytes(CONTENT)
     with pytest.raises(OSError, match=r'MAP_SHARED.*mode="auto" or "private"') as caught:
         MappedFile(direct_mount / "f", mode="shared")
@@ -34,7 +34,7 @@ def test_shared_asked_for_on_a_direct_io_mount_is_an_error_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("mode", ["private", "read"])
-def test_the_other_modes_work_on_a_direct_io_mount(direct_mount: Path, mode: str) -> None:
+def test_the_other_modes_work_on_a_direct_io_mount(direct_mount, mode):
     (direct_mount / "f").write_bytes(CONTENT)
     f = MappedFile(direct_mount / "f", mode=mode)
     assert (f.mode, f.reason) == (mode, None)
@@ -42,8 +42,8 @@ def test_the_other_modes_work_on_a_direct_io_mount(direct_mount: Path, mode: str
 
 
 @pytest.mark.parametrize("mount", ["cached_mount", "sftp_mount"])
-def test_a_fuse_mount_with_a_cache_is_mapped_shared(mount: str, request: pytest.FixtureRequest) -> None:
-    point: Path = request.getfixturevalue(mount)
+def test_a_fuse_mount_with_a_cache_is_mapped_shared(mount, request):
+    point = request.getfixturevalue(mount)
     (point / "f").write_bytes(CONTENT)
     f = MappedFile(point / "f")
     assert (f.mode, f.reason) == ("shared", None)
@@ -52,7 +52,7 @@ def test_a_fuse_mount_with_a_cache_is_mapped_shared(mount: str, request: pytest.
     f.check()
 
 
-def test_sshfs_with_direct_io_is_mapped_private(tmp_path: Path) -> None:
+def test_sshfs_with_direct_io_is_mapped_private(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "f").write_bytes(CONTENT)
@@ -64,7 +64,7 @@ def test_sshfs_with_direct_io_is_mapped_private(tmp_path: Path) -> None:
         f.close()
 
 
-def test_tmpfs_is_mapped_shared() -> None:
+def test_tmpfs_is_mapped_shared():
     path = Path("/dev/shm") / f"pagestream-{os.getpid()}"
     if real.file_system_type(path.parent) != "tmpfs":
         real.missing("a tmpfs on /dev/shm")
@@ -92,7 +92,7 @@ INJECTED = [
 ]
 
 
-def injecting(path: Path, call: str, error: str, when: str) -> tuple[str, ...]:
+def injecting(path, call, error, when):
     strace = real.need_tool("strace")
     return (
         strace,
@@ -108,9 +108,7 @@ def injecting(path: Path, call: str, error: str, when: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("error", "when", "mode", "reason"), INJECTED)
-def test_the_step_down_is_by_errno(
-    token_file: Path, error: str, when: str, mode: str, reason: str | None
-) -> None:
+def test_the_step_down_is_by_errno(token_file, error, when, mode, reason):
     code = PROGRAMS / "files_modes/the_step_down_is_by_errno.py"
     found = output_of(code, token_file, wrapper=injecting(token_file, "mmap", error, when))
     found_mode, found_reason = found.split("|")
@@ -119,7 +117,7 @@ def test_the_step_down_is_by_errno(
 
 
 @pytest.mark.parametrize("mode", ["shared", "private"])
-def test_a_pinned_mode_raises_the_errno(token_file: Path, mode: str) -> None:
+def test_a_pinned_mode_raises_the_errno(token_file, mode):
     code = PROGRAMS / "files_modes/a_pinned_mode_raises_the_errno.py"
     wrapper = injecting(token_file, "mmap", "EPERM", "1+")
     number, named, text = output_of(code, token_file, mode, wrapper=wrapper).split(" ", 2)
@@ -141,9 +139,7 @@ def test_a_pinned_mode_raises_the_errno(token_file: Path, mode: str) -> None:
         ("ENOTCONN", "1+", "MappedReadError ENOTCONN"),
     ],
 )
-def test_positioned_reads_retry_what_passes_and_raise_what_does_not(
-    token_file: Path, error: str, when: str, expected: str
-) -> None:
+def test_positioned_reads_retry_what_passes_and_raise_what_does_not(token_file, error, when, expected):
     # In "read" mode opening reads the last byte once, which the first injection would hit; the file is
     # opened in another mode and the guard is off, so that read() is the first pread.
     code = PROGRAMS / "files_modes/positioned_reads_retry_what_passes_and_raise.py"
@@ -151,13 +147,13 @@ def test_positioned_reads_retry_what_passes_and_raise_what_does_not(
     assert output_of(code, token_file, wrapper=wrapper, PAGESTREAM_FAULT_GUARD="off") == expected
 
 
-def test_an_interrupted_open_is_tried_again(token_file: Path) -> None:
+def test_an_interrupted_open_is_tried_again(token_file):
     code = "import sys; from pagestream import MappedFile; print(MappedFile(sys.argv[1]).size)"
     wrapper = injecting(token_file, "openat,open", "EINTR", "1..20")
     assert output_of(code, token_file, wrapper=wrapper) == "8192"
 
 
-def test_too_little_address_space_leads_to_reads_and_the_limit_is_named(tmp_path: Path) -> None:
+def test_too_little_address_space_leads_to_reads_and_the_limit_is_named(tmp_path):
     path = tmp_path / "huge"
     with open(path, "wb") as file:
         file.truncate(1 << 40)
@@ -168,7 +164,7 @@ def test_too_little_address_space_leads_to_reads_and_the_limit_is_named(tmp_path
     assert "RLIMIT_AS" in second
 
 
-def test_nothing_is_mapped_twice_and_opened_once(token_file: Path) -> None:
+def test_nothing_is_mapped_twice_and_opened_once(token_file):
     strace = real.need_tool("strace")
     log = token_file.parent / "log"
     code = PROGRAMS / "files_modes/nothing_is_mapped_twice_and_opened_once.py"

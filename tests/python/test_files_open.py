@@ -20,7 +20,7 @@ MODES = ["auto", "shared", "private", "read"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_regular_file_opens_in_every_mode(token_file: Path, mode: str) -> None:
+def test_a_regular_file_opens_in_every_mode(token_file, mode):
     with MappedFile(token_file, mode=mode) as f:
         assert f.mode == ("shared" if mode == "auto" else mode)
         assert (f.requested_mode, f.reason, f.size) == (mode, None, 8192)
@@ -28,7 +28,7 @@ def test_a_regular_file_opens_in_every_mode(token_file: Path, mode: str) -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_empty_file_is_an_empty_map(tmp_path: Path, mode: str) -> None:
+def test_an_empty_file_is_an_empty_map(tmp_path, mode):
     path = tmp_path / "empty"
     path.touch()
     f = MappedFile(path, mode=mode)
@@ -45,7 +45,7 @@ def test_an_empty_file_is_an_empty_map(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.fixture
-def special(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+def special(tmp_path, request):
     """The path of something that is not a regular file."""
     kind = request.param
     path = str(tmp_path / kind)
@@ -81,34 +81,32 @@ def special(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     ],
     indirect=["special"],
 )
-def test_what_is_not_a_regular_file_is_refused_by_name(
-    special: str, number: int, words: str, mode: str
-) -> None:
+def test_what_is_not_a_regular_file_is_refused_by_name(special, number, words, mode):
     with pytest.raises(OSError, match=words) as caught:
         MappedFile(special, mode=mode)
     assert (caught.value.errno, caught.value.filename) == (number, special)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_file_of_sysfs_is_refused_because_its_size_is_not_true(mode: str) -> None:
+def test_a_file_of_sysfs_is_refused_because_its_size_is_not_true(mode):
     path = "/sys/kernel/mm/transparent_hugepage/enabled"
     with pytest.raises(OSError, match="reports 4096 bytes and does not have them") as caught:
         MappedFile(path, mode=mode)
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
 
 
-def test_a_directory_is_an_is_a_directory_error(tmp_path: Path) -> None:
+def test_a_directory_is_an_is_a_directory_error(tmp_path):
     with pytest.raises(IsADirectoryError):
         MappedFile(tmp_path)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         MappedFile(tmp_path / "missing")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(tmp_path / "missing"))
 
 
-def test_a_file_without_permission(token_file: Path) -> None:
+def test_a_file_without_permission(token_file):
     token_file.chmod(0)
     code = PROGRAMS / "files_open/a_file_without_permission.py"
     for parent in list(token_file.parents)[:-2]:
@@ -116,7 +114,7 @@ def test_a_file_without_permission(token_file: Path) -> None:
     assert output_of(code, token_file) == f"{errno.EACCES} {token_file}"
 
 
-def test_a_loop_of_links(tmp_path: Path) -> None:
+def test_a_loop_of_links(tmp_path):
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(OSError, match="symbolic links") as caught:
@@ -124,34 +122,34 @@ def test_a_loop_of_links(tmp_path: Path) -> None:
     assert caught.value.errno == errno.ELOOP
 
 
-def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long(tmp_path):
     with pytest.raises(OSError, match="name too long") as caught:
         MappedFile(tmp_path / ("x" * 300))
     assert caught.value.errno == errno.ENAMETOOLONG
 
 
-def test_a_nul_in_the_path_is_a_value_error() -> None:
+def test_a_nul_in_the_path_is_a_value_error():
     with pytest.raises(ValueError, match=r"a\\0b.*NUL"):
         MappedFile("a\0b")
 
 
 @pytest.mark.parametrize("argument", [3, None, 1.5, ["x"]])
-def test_a_path_of_a_wrong_type_is_a_type_error(argument: object) -> None:
+def test_a_path_of_a_wrong_type_is_a_type_error(argument):
     with pytest.raises(TypeError):
-        MappedFile(argument)  # type: ignore[arg-type]
+        MappedFile(argument)
 
 
-def test_an_unknown_mode_is_a_value_error(token_file: Path) -> None:
+def test_an_unknown_mode_is_a_value_error(token_file):
     with pytest.raises(ValueError, match='"auto", "shared", "private" or "read", not \'mmap\''):
-        MappedFile(token_file, mode="mmap")  # type: ignore[arg-type]
+        MappedFile(token_file, mode="mmap")
 
 
 @pytest.mark.parametrize("form", [str, os.fsencode, Path])
-def test_paths_may_be_text_bytes_or_path_objects(token_file: Path, form: type) -> None:
+def test_paths_may_be_text_bytes_or_path_objects(token_file, form):
     assert MappedFile(form(str(token_file))).path == str(token_file)
 
 
-def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf8(tmp_path):
     path = os.fsencode(tmp_path) + b"/T\xff.bin"
     with open(path, "wb") as file:
         file.write(b"data")
@@ -164,7 +162,7 @@ def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
     assert os.fsencode(caught.value.filename) == path
 
 
-def test_messages_keep_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+def test_messages_keep_a_path_that_is_not_utf8(tmp_path):
     from pagestream import open_checkpoint, open_tokens
     from pagestream.errors import FormatError
 
@@ -178,12 +176,12 @@ def test_messages_keep_a_path_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/proc/self/pagemap", "/proc/self/mem"])
-def test_a_file_of_the_kernel_that_cannot_be_read_is_explained(path: str) -> None:
+def test_a_file_of_the_kernel_that_cannot_be_read_is_explained(path):
     with pytest.raises(OSError, match="it is a file of the kernel"):
         MappedFile(path)
 
 
-def test_a_sparse_file_of_one_tebibyte_costs_nothing(tmp_path: Path) -> None:
+def test_a_sparse_file_of_one_tebibyte_costs_nothing(tmp_path):
     path = tmp_path / "huge"
     size = 1 << 40
     with open(path, "wb") as file:
@@ -201,9 +199,7 @@ def test_a_sparse_file_of_one_tebibyte_costs_nothing(tmp_path: Path) -> None:
     ("offset", "length"),
     [(8193, 0), (0, 8193), (8192, 1), (1, 2**64 - 1), (2**63, 2**63), (2**64 - 1, 1), (2**64 - 1, 2**64 - 1)],
 )
-def test_a_range_outside_the_file_is_a_value_error_that_names_the_size(
-    token_file: Path, mode: str, offset: int, length: int
-) -> None:
+def test_a_range_outside_the_file_is_a_value_error_that_names_the_size(token_file, mode, offset, length):
     f = MappedFile(token_file, mode=mode)
     for use in (f.read, f.view, lambda *range_: f.advise("normal", *range_), f.residency, f.warm):
         with pytest.raises(ValueError, match="8192 bytes"):
@@ -214,27 +210,27 @@ def test_a_range_outside_the_file_is_a_value_error_that_names_the_size(
 
 
 @pytest.mark.parametrize("number", [-1, 2**64, 2**80])
-def test_numbers_that_are_no_offsets_are_refused(token_file: Path, number: int) -> None:
+def test_numbers_that_are_no_offsets_are_refused(token_file, number):
     f = MappedFile(token_file)
     for use in (f.read, f.view, f.residency, lambda offset: f.read_into(bytearray(1), offset)):
         with pytest.raises(OverflowError):
             use(number)
 
 
-def test_views_of_no_bytes(token_file: Path) -> None:
+def test_views_of_no_bytes(token_file):
     f = MappedFile(token_file)
     assert f.view(0, 0).nbytes == f.view(8192).nbytes == f.view(100, 0).nbytes == 0
     assert f.read(8192) == f.read(100, 0) == b""
 
 
-def test_descriptors_that_run_out_are_explained(token_file: Path) -> None:
+def test_descriptors_that_run_out_are_explained(token_file):
     code = PROGRAMS / "files_open/descriptors_that_run_out_are_explained.py"
     number, named, text = output_of(code, token_file).split(" ", 2)
     assert (int(number), named) == (errno.EMFILE, "True")
     assert "RLIMIT_NOFILE (ulimit -n) is 32" in text
 
 
-def test_the_file_system_is_told(token_file: Path) -> None:
+def test_the_file_system_is_told(token_file):
     found = MappedFile(token_file).file_system
     assert os.path.ismount(found.mount_point)
     assert found.type in Path("/proc/filesystems").read_text() or found.type.startswith("fuse.")
@@ -242,23 +238,23 @@ def test_the_file_system_is_told(token_file: Path) -> None:
     assert found.options
 
 
-def test_the_audit_event_names_path_and_mode_and_can_refuse(token_file: Path) -> None:
+def test_the_audit_event_names_path_and_mode_and_can_refuse(token_file):
     code = PROGRAMS / "files_open/the_audit_event_names_path_and_mode.py"
     assert output_of(code, token_file) == "refused by the hook"
 
 
-def test_the_environment_gives_the_mode_and_an_argument_wins(token_file: Path) -> None:
+def test_the_environment_gives_the_mode_and_an_argument_wins(token_file):
     code = PROGRAMS / "files_open/the_environment_gives_the_mode_and_an.py"
     assert output_of(code, token_file, PAGESTREAM_MMAP_MODE="private") == "private shared private"
 
 
 @pytest.mark.parametrize("variable", ["PAGESTREAM_MMAP_MODE", "PAGESTREAM_FAULT_GUARD"])
-def test_a_value_that_cannot_be_parsed_names_the_variable(token_file: Path, variable: str) -> None:
+def test_a_value_that_cannot_be_parsed_names_the_variable(token_file, variable):
     code = PROGRAMS / "files_open/a_value_that_cannot_be_parsed_names.py"
     assert output_of(code, token_file, **{variable: "perhaps"}).startswith(f"{variable} must be ")
 
 
-def test_opening_needs_no_memory_for_the_file(tmp_path: Path) -> None:
+def test_opening_needs_no_memory_for_the_file(tmp_path):
     path = tmp_path / "huge"
     with open(path, "wb") as file:
         file.truncate(1 << 36)
@@ -269,19 +265,19 @@ def test_opening_needs_no_memory_for_the_file(tmp_path: Path) -> None:
     assert grown_kib < 8 << 10
 
 
-def test_importing_pagestream_imports_neither_torch_nor_safetensors() -> None:
+def test_importing_pagestream_imports_neither_torch_nor_safetensors():
     code = "import sys, pagestream; print(sorted({'torch', 'safetensors', 'tqdm'} & set(sys.modules)))"
     assert output_of(code) == "[]"
     assert sys.version_info >= (3, 11)
 
 
 @pytest.mark.parametrize("mode", ["auto", "read"])
-def test_a_file_with_a_write_lease_is_waited_for_as_open_does(token_file: Path, mode: str) -> None:
+def test_a_file_with_a_write_lease_is_waited_for_as_open_does(token_file, mode):
     code = PROGRAMS / "files_open/a_file_with_a_lease_opens.py"
     assert output_of(code, token_file, mode) == "8192"
 
 
-def test_and_so_in_the_folder_of_a_checkpoint(tmp_path: Path) -> None:
+def test_and_so_in_the_folder_of_a_checkpoint(tmp_path):
     save_file({"x": np.ones(10, "f4")}, tmp_path / "a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}')
     code = PROGRAMS / "files_open/a_checkpoint_with_a_lease_opens.py"

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,11 @@ from support.mappings import mappings_of
 from support.process import PROGRAMS, output_of
 
 
-def first_tokens(f: MappedFile) -> tuple[list[int], str, int]:
+def first_tokens(f):
     return np.frombuffer(f.read(0, 8), "u2").tolist(), f.mode, os.getpid()
 
 
-def test_a_pickle_ships_no_bytes_and_opens_the_file_again(big_file: Path) -> None:
+def test_a_pickle_ships_no_bytes_and_opens_the_file_again(big_file):
     f = MappedFile(big_file, mode="private")
     shipped = pickle.dumps(f)
     assert len(shipped) < 500
@@ -32,7 +31,7 @@ def test_a_pickle_ships_no_bytes_and_opens_the_file_again(big_file: Path) -> Non
     assert (again.path, again.requested_mode, type(again)) == (f.path, "private", MappedFile)
 
 
-def test_a_pickle_survives_a_change_of_directory(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_survives_a_change_of_directory(token_file, monkeypatch):
     monkeypatch.chdir(token_file.parent)
     shipped = pickle.dumps(MappedFile("tokens.bin"))
     monkeypatch.chdir("/")
@@ -43,15 +42,15 @@ class Subclass(MappedFile):
     """A subclass of a user's."""
 
 
-def test_a_subclass_stays_one_with_what_it_holds(token_file: Path) -> None:
+def test_a_subclass_stays_one_with_what_it_holds(token_file):
     f = Subclass(token_file)
-    f.note = "mine"  # type: ignore[attr-defined]
+    f.note = "mine"
     again = pickle.loads(pickle.dumps(f))
-    assert (type(again), again.note) == (Subclass, "mine")  # type: ignore[attr-defined]
+    assert (type(again), again.note) == (Subclass, "mine")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_another_process_reads_it(token_file: Path, method: str) -> None:
+def test_another_process_reads_it(token_file, method):
     f = MappedFile(token_file)
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, context) as pool:
@@ -60,7 +59,7 @@ def test_another_process_reads_it(token_file: Path, method: str) -> None:
     assert process != os.getpid()
 
 
-def test_a_fork_goes_on_using_what_is_open(token_file: Path) -> None:
+def test_a_fork_goes_on_using_what_is_open(token_file):
     """The file is not opened again: on FUSE that would drop its page cache."""
     f = MappedFile(token_file)
     array = np.frombuffer(f, "u2")
@@ -73,11 +72,11 @@ def test_a_fork_goes_on_using_what_is_open(token_file: Path) -> None:
 
 
 @pytest.mark.stress
-def test_many_threads_read_refresh_and_close(token_file: Path) -> None:
+def test_many_threads_read_refresh_and_close(token_file):
     f = MappedFile(token_file)
-    errors: list[BaseException] = []
+    errors = []
 
-    def work(number: int) -> None:
+    def work(number):
         try:
             for turn in range(200):
                 start = (number * 37 + turn) % 4000
@@ -101,7 +100,7 @@ def test_many_threads_read_refresh_and_close(token_file: Path) -> None:
     assert f.closed
 
 
-def test_reading_lets_other_threads_run(tmp_path: Path) -> None:
+def test_reading_lets_other_threads_run(tmp_path):
     """While one thread waits in the kernel (a stopped FUSE daemon), another one goes on."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         f = MappedFile(mount / "f")
@@ -118,7 +117,7 @@ def test_reading_lets_other_threads_run(tmp_path: Path) -> None:
         f.close()
 
 
-def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path: Path) -> None:
+def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path):
     """Closing a file on a stopped FUSE daemon waits for it; Python must not."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         held = [MappedFile(mount / "f")]
@@ -133,22 +132,22 @@ def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path: Path)
         assert held == []
 
 
-def test_ten_thousand_opens_leak_neither_descriptors_nor_mappings(token_file: Path) -> None:
+def test_ten_thousand_opens_leak_neither_descriptors_nor_mappings(token_file):
     code = PROGRAMS / "files_processes/ten_thousand_opens_leak_neither_descriptors_nor.py"
     assert output_of(code, token_file) == "clean"
 
 
-def test_refusals_leak_no_descriptors(tmp_path: Path) -> None:
+def test_refusals_leak_no_descriptors(tmp_path):
     code = PROGRAMS / "files_processes/refusals_leak_no_descriptors.py"
     assert output_of(code, tmp_path) == "0"
 
 
-def fill(buffer: StagingBuffer) -> None:
+def fill(buffer):
     np.frombuffer(buffer, "u1")[:] = 9
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_shared_buffer_reaches_another_process_by_descriptor(method: str) -> None:
+def test_a_shared_buffer_reaches_another_process_by_descriptor(method):
     buffer = StagingBuffer(1 << 20, shared=True)
     process = multiprocessing.get_context(method).Process(target=fill, args=(buffer,))
     process.start()
@@ -157,12 +156,12 @@ def test_a_shared_buffer_reaches_another_process_by_descriptor(method: str) -> N
     assert (np.frombuffer(buffer, "u1") == 9).all()
 
 
-def add_one(buffer: StagingBuffer) -> StagingBuffer:
+def add_one(buffer):
     np.frombuffer(buffer, "u1")[:] += 1
     return buffer
 
 
-def test_a_shared_buffer_goes_through_a_pool_and_back() -> None:
+def test_a_shared_buffer_goes_through_a_pool_and_back():
     buffer = StagingBuffer(4096, shared=True)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         again = pool.apply(add_one, (buffer,))
@@ -171,7 +170,7 @@ def test_a_shared_buffer_goes_through_a_pool_and_back() -> None:
     assert (np.frombuffer(buffer, "u1") == 5).all()
 
 
-def test_mappings_are_seen_by_these_tests(token_file: Path) -> None:
+def test_mappings_are_seen_by_these_tests(token_file):
     f = MappedFile(token_file)
     assert len(mappings_of(token_file)) == 1
     assert f.size == 8192

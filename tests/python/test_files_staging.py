@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("nbytes", [0, 1, PAGE, PAGE + 1, 4 * MIB + 3])
-def test_it_is_zeroed_aligned_and_writable(nbytes: int, shared: bool) -> None:
+def test_it_is_zeroed_aligned_and_writable(nbytes, shared):
     buffer = StagingBuffer(nbytes, shared=shared)
     array = np.frombuffer(buffer, "u1")
     assert (array.shape, len(buffer), buffer.nbytes) == ((nbytes,), nbytes, nbytes)
@@ -32,7 +32,7 @@ def test_it_is_zeroed_aligned_and_writable(nbytes: int, shared: bool) -> None:
     assert bytes(buffer) == b"\3" * nbytes
 
 
-def test_more_than_there_is_is_an_error() -> None:
+def test_more_than_there_is_is_an_error():
     for nbytes in (1 << 60, 2**64 - 1):
         with pytest.raises(OSError, match=f"{nbytes} bytes were asked for") as caught:
             StagingBuffer(nbytes)
@@ -43,7 +43,7 @@ def test_more_than_there_is_is_an_error() -> None:
 
 @pytest.mark.parametrize("huge_pages", ["always", "never"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_it_grows_with_its_content_and_new_bytes_are_zero(shared: bool, huge_pages: str) -> None:
+def test_it_grows_with_its_content_and_new_bytes_are_zero(shared, huge_pages):
     buffer = StagingBuffer(PAGE + 10, shared=shared, huge_pages=huge_pages)
     np.frombuffer(buffer, "u1")[:] = 7
     for nbytes in (PAGE + 20, 3 * PAGE, 5 * MIB, 40 * MIB):
@@ -56,7 +56,7 @@ def test_it_grows_with_its_content_and_new_bytes_are_zero(shared: bool, huge_pag
         del array
 
 
-def test_a_private_one_shrinks_and_forgets_what_it_gave_up() -> None:
+def test_a_private_one_shrinks_and_forgets_what_it_gave_up():
     buffer = StagingBuffer(3 * PAGE)
     np.frombuffer(buffer, "u1")[:] = 7
     buffer.resize(10)
@@ -66,7 +66,7 @@ def test_a_private_one_shrinks_and_forgets_what_it_gave_up() -> None:
     assert not array[10:].any()
 
 
-def test_a_shared_one_does_not_shrink_under_other_processes() -> None:
+def test_a_shared_one_does_not_shrink_under_other_processes():
     buffer = StagingBuffer(3 * PAGE, shared=True)
     with pytest.raises(OSError, match="a shared one can only grow") as caught:
         buffer.resize(PAGE)
@@ -75,7 +75,7 @@ def test_a_shared_one_does_not_shrink_under_other_processes() -> None:
 
 
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
-def test_nothing_moves_under_a_view(verb: str) -> None:
+def test_nothing_moves_under_a_view(verb):
     buffer = StagingBuffer(PAGE, shared=True)
     act = {
         "resize": lambda: buffer.resize(2 * PAGE),
@@ -85,20 +85,20 @@ def test_nothing_moves_under_a_view(verb: str) -> None:
     views = [memoryview(buffer), np.frombuffer(buffer, "u1")]
     with pytest.raises(BufferError, match=f"cannot {verb} the buffer: 2 views of it are still alive"):
         act()
-    views[0].release()  # type: ignore[union-attr]
+    views[0].release()
     views.clear()
     gc.collect()
     act()
 
 
-def test_a_view_outlives_the_object() -> None:
+def test_a_view_outlives_the_object():
     array = np.frombuffer(StagingBuffer(PAGE), "u1")
     array[:] = 1
     gc.collect()
     assert array.sum() == PAGE
 
 
-def test_protection_changes_what_views_may_do() -> None:
+def test_protection_changes_what_views_may_do():
     buffer = StagingBuffer(PAGE)
     buffer.protect("read")
     assert memoryview(buffer).readonly
@@ -108,13 +108,13 @@ def test_protection_changes_what_views_may_do() -> None:
     assert bytes(buffer)[0] == 1
 
 
-def test_writing_to_protected_memory_by_address_is_a_segmentation_fault() -> None:
+def test_writing_to_protected_memory_by_address_is_a_segmentation_fault():
     code = PROGRAMS / "files_staging/writing_to_protected_memory_by_address_is.py"
     done = run_python(code)
     assert (done.returncode, done.stdout.strip()) == (-signal.SIGSEGV, "protected")
 
 
-def test_a_seal_is_for_good() -> None:
+def test_a_seal_is_for_good():
     buffer = StagingBuffer(PAGE, shared=True)
     np.frombuffer(buffer, "u1")[:] = 4
     buffer.seal()
@@ -133,13 +133,13 @@ def test_a_seal_is_for_good() -> None:
             writer.write(b"x")
 
 
-def test_shared_memory_cannot_be_cut_by_descriptor() -> None:
+def test_shared_memory_cannot_be_cut_by_descriptor():
     buffer = StagingBuffer(PAGE, shared=True)
     with pytest.raises(PermissionError):
         os.ftruncate(buffer.fileno(), 0)
 
 
-def test_private_memory_has_no_descriptor_no_seal_and_no_pickle() -> None:
+def test_private_memory_has_no_descriptor_no_seal_and_no_pickle():
     buffer = StagingBuffer(PAGE)
     with pytest.raises(ValueError, match="use shared=True"):
         buffer.fileno()
@@ -150,19 +150,19 @@ def test_private_memory_has_no_descriptor_no_seal_and_no_pickle() -> None:
     assert np.frombuffer(buffer, "u1").flags.writeable
 
 
-def test_a_sealed_buffer_reaches_another_process_and_stays_sealed() -> None:
+def test_a_sealed_buffer_reaches_another_process_and_stays_sealed():
     code = PROGRAMS / "files_staging/a_sealed_buffer_reaches_another_process_and.py"
     assert output_of(code) == "True True b'\\x06\\x06\\x06'"
 
 
-def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed() -> None:
+def test_a_seal_fails_while_another_one_maps_it_and_nothing_has_changed():
     code = PROGRAMS / "files_staging/a_seal_fails_while_another_one_maps.py"
     first, second, third = output_of(code).splitlines()
     assert "another process has it mapped" in first
     assert (second, third) == ("False False b'\\x07\\x06'", "True")
 
 
-def test_a_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_descriptor_of_something_else_is_refused(tmp_path):
     from pagestream.files.staging import _map_descriptor
 
     path = tmp_path / "f"
@@ -173,7 +173,7 @@ def test_a_descriptor_of_something_else_is_refused(tmp_path: Path) -> None:
             _map_descriptor(StagingBuffer, duplicate, PAGE)
 
 
-def test_huge_pages_are_used_where_asked_and_the_kernel_has_them() -> None:
+def test_huge_pages_are_used_where_asked_and_the_kernel_has_them():
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     allowed = setting.exists() and "[never]" not in setting.read_text()
     for word, expected in (("always", allowed), ("auto", allowed)):
@@ -188,14 +188,14 @@ def test_huge_pages_are_used_where_asked_and_the_kernel_has_them() -> None:
         assert buffer.huge_page_bytes == 0
 
 
-def test_an_unknown_word_for_huge_pages_is_a_value_error() -> None:
+def test_an_unknown_word_for_huge_pages_is_a_value_error():
     with pytest.raises(ValueError, match='huge_pages must be "auto", "always" or "never", not \'yes\''):
-        StagingBuffer(PAGE, huge_pages="yes")  # type: ignore[arg-type]
+        StagingBuffer(PAGE, huge_pages="yes")
     with pytest.raises(ValueError, match='protection must be "read" or "readwrite", not \'none\''):
-        StagingBuffer(PAGE).protect("none")  # type: ignore[arg-type]
+        StagingBuffer(PAGE).protect("none")
 
 
-def twin(buffer: StagingBuffer) -> StagingBuffer:
+def twin(buffer):
     """Returns a second mapping of the same memory, as another process would have."""
     from pagestream.files.staging import _map_descriptor
 
@@ -203,7 +203,7 @@ def twin(buffer: StagingBuffer) -> StagingBuffer:
     return _map_descriptor(StagingBuffer, duplicate, buffer.nbytes)
 
 
-def test_growing_does_not_erase_what_another_process_wrote() -> None:
+def test_growing_does_not_erase_what_another_process_wrote():
     one = StagingBuffer(100, shared=True)
     other = twin(one)
     other.resize(PAGE)
@@ -212,7 +212,7 @@ def test_growing_does_not_erase_what_another_process_wrote() -> None:
     assert np.frombuffer(one, "u1")[200] == 7
 
 
-def test_growing_less_than_another_process_did_is_growing_all_the_same() -> None:
+def test_growing_less_than_another_process_did_is_growing_all_the_same():
     one = StagingBuffer(PAGE, shared=True)
     other = twin(one)
     other.resize(MIB)
@@ -221,13 +221,13 @@ def test_growing_less_than_another_process_did_is_growing_all_the_same() -> None
     assert np.frombuffer(other, "u1")[16 * PAGE - 1] == 5
 
 
-def test_a_shared_one_does_not_shrink_by_less_than_a_page_either() -> None:
+def test_a_shared_one_does_not_shrink_by_less_than_a_page_either():
     buffer = StagingBuffer(PAGE, shared=True)
     with pytest.raises(OSError, match="a shared one can only grow"):
         buffer.resize(100)
 
 
-def test_new_bytes_of_a_protected_buffer_are_zero_too() -> None:
+def test_new_bytes_of_a_protected_buffer_are_zero_too():
     buffer = StagingBuffer(PAGE)
     np.frombuffer(buffer, "u1")[:] = 255
     buffer.protect("read")
@@ -236,14 +236,14 @@ def test_new_bytes_of_a_protected_buffer_are_zero_too() -> None:
     assert (memoryview(buffer).readonly, bytes(buffer)) == (True, b"\xff" * 100 + bytes(PAGE - 100))
 
 
-def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing() -> None:
+def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing():
     code = PROGRAMS / "files_staging/a_seal_that_fails_for_want_of.py"
     first, second = output_of(code).splitlines()
     assert (first, second) == ("EMFILE False False b'\\x03\\x03'", "True b'\\x04\\x03'")
 
 
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
-def test_nothing_moves_under_a_tensor(verb: str) -> None:
+def test_nothing_moves_under_a_tensor(verb):
     """`torch.frombuffer` releases its view at once, and keeps the object that exported it."""
     import torch
 
@@ -266,7 +266,7 @@ def test_nothing_moves_under_a_tensor(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
-def test_nothing_moves_once_an_array_was_made_that_says_nothing_when_it_dies(verb: str) -> None:
+def test_nothing_moves_once_an_array_was_made_that_says_nothing_when_it_dies(verb):
     """`np.ndarray(buffer=…)` releases its view at once, and keeps the buffer that it was given."""
     buffer = StagingBuffer(PAGE, shared=True)
     array = np.ndarray(PAGE, "u1", buffer)
@@ -280,7 +280,7 @@ def test_nothing_moves_once_an_array_was_made_that_says_nothing_when_it_dies(ver
     assert bytes(buffer)[5] == 7
 
 
-def test_an_array_of_a_view_says_when_it_dies() -> None:
+def test_an_array_of_a_view_says_when_it_dies():
     buffer = StagingBuffer(PAGE)
     array = np.ndarray(PAGE, "u1", memoryview(buffer))
     with pytest.raises(BufferError, match="1 views of it are still alive"):
@@ -291,11 +291,11 @@ def test_an_array_of_a_view_says_when_it_dies() -> None:
     assert bytes(buffer)[5] == 7
 
 
-def test_the_address_is_no_public_attribute() -> None:
+def test_the_address_is_no_public_attribute():
     assert not hasattr(StagingBuffer(PAGE), "address")
 
 
-def test_words_are_those_of_the_core() -> None:
+def test_words_are_those_of_the_core():
     import typing
 
     hints = get_type_hints(StagingBuffer.__new__, localns={"Self": typing.Self})

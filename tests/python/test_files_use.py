@@ -26,7 +26,7 @@ MODES = ["shared", "private", "read"]
 
 
 @pytest.fixture(scope="module")
-def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("mapping") / "random"
     path.write_bytes(CONTENT)
     return path
@@ -34,7 +34,7 @@ def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("guard", ["on", "off"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_length_and_alignment_is_copied_exactly(random_file: Path, mode: str, guard: str) -> None:
+def test_every_length_and_alignment_is_copied_exactly(random_file, mode, guard):
     """Lengths around each border of the copy routines, from and to every alignment of 16."""
     code = PROGRAMS / "files_use/every_length_and_alignment_is_copied_exactly.py"
     assert output_of(code, random_file, mode, PAGESTREAM_FAULT_GUARD=guard) == "equal"
@@ -42,7 +42,7 @@ def test_every_length_and_alignment_is_copied_exactly(random_file: Path, mode: s
 
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_any_range_reads_and_views_as_slicing_does(random_file: Path, data: st.DataObject) -> None:
+def test_any_range_reads_and_views_as_slicing_does(random_file, data):
     f = MappedFile(random_file, mode=data.draw(st.sampled_from(MODES)))
     offset = data.draw(st.integers(0, len(CONTENT)))
     length = data.draw(st.integers(0, len(CONTENT) - offset))
@@ -51,14 +51,14 @@ def test_any_range_reads_and_views_as_slicing_does(random_file: Path, data: st.D
     assert f.read(offset) == CONTENT[offset:]
 
 
-def test_a_large_read_goes_in_chunks(tmp_path: Path) -> None:
+def test_a_large_read_goes_in_chunks(tmp_path):
     path = tmp_path / "large"
     numbers = np.arange(20 << 20, dtype="u8")  # 160 MiB: more than two chunks
     numbers.tofile(path)
     assert np.array_equal(np.frombuffer(MappedFile(path).read(), "u8"), numbers)
 
 
-def test_the_buffer_protocol_gives_the_mapping_itself_read_only(token_file: Path) -> None:
+def test_the_buffer_protocol_gives_the_mapping_itself_read_only(token_file):
     f = MappedFile(token_file)
     array = np.frombuffer(f, "u2")
     (mapping,) = mappings_of(token_file)
@@ -70,14 +70,14 @@ def test_the_buffer_protocol_gives_the_mapping_itself_read_only(token_file: Path
         array.flags.writeable = True
 
 
-def test_in_read_mode_the_buffer_protocol_says_why_not(token_file: Path) -> None:
+def test_in_read_mode_the_buffer_protocol_says_why_not(token_file):
     with pytest.raises(
         BufferError, match=r'tokens.bin: in "read" mode.*use read\(\), read_into\(\) or view\(\)'
     ):
         memoryview(MappedFile(token_file, mode="read"))
 
 
-def test_read_into_takes_whatever_is_writable_and_contiguous(token_file: Path) -> None:
+def test_read_into_takes_whatever_is_writable_and_contiguous(token_file):
     import ctypes
     import mmap
 
@@ -99,7 +99,7 @@ def test_read_into_takes_whatever_is_writable_and_contiguous(token_file: Path) -
         assert np.frombuffer(raw, "u2").tolist() == [1, 2, 3, 4], type(buffer)
 
 
-def test_a_buffer_that_cannot_be_written_after_all_is_not_blamed_on_the_file(token_file: Path) -> None:
+def test_a_buffer_that_cannot_be_written_after_all_is_not_blamed_on_the_file(token_file):
     target = token_file.with_suffix(".target")
     target.write_bytes(bytes(8192))
     out = np.memmap(target, "u1", "r+")
@@ -109,17 +109,17 @@ def test_a_buffer_that_cannot_be_written_after_all_is_not_blamed_on_the_file(tok
 
 
 @pytest.mark.parametrize("buffer", [b"constant", memoryview(b"constant")])
-def test_read_into_refuses_what_cannot_be_written(token_file: Path, buffer: object) -> None:
+def test_read_into_refuses_what_cannot_be_written(token_file, buffer):
     with pytest.raises(TypeError, match="read-only"):
-        MappedFile(token_file).read_into(buffer)  # type: ignore[arg-type]
+        MappedFile(token_file).read_into(buffer)
 
 
-def test_read_into_refuses_what_has_gaps(token_file: Path) -> None:
+def test_read_into_refuses_what_has_gaps(token_file):
     with pytest.raises(TypeError, match="C-contiguous"):
         MappedFile(token_file).read_into(np.empty(16, "u1")[::2])
 
 
-def test_read_into_fills_any_type_and_stops_at_the_end(token_file: Path) -> None:
+def test_read_into_fills_any_type_and_stops_at_the_end(token_file):
     out = np.full((2, 3), -1, "i4")
     assert MappedFile(token_file).read_into(out, 8192 - 8) == 8
     assert out.ravel()[:2].view("u2").tolist() == [4092, 4093, 4094, 4095]
@@ -130,7 +130,7 @@ def test_read_into_fills_any_type_and_stops_at_the_end(token_file: Path) -> None
 @pytest.mark.parametrize(
     "advice", ["normal", "random", "sequential", "willneed", "dontneed", "cold", "hugepage"]
 )
-def test_advice_is_taken_as_far_as_the_kernel_knows_it(token_file: Path, mode: str, advice: str) -> None:
+def test_advice_is_taken_as_far_as_the_kernel_knows_it(token_file, mode, advice):
     f = MappedFile(token_file, mode=mode)
     taken = (f.advise(advice), f.advise(advice, 100, 5000), f.advise(advice, 5, 10))
     assert f.read() == token_file.read_bytes()
@@ -141,13 +141,13 @@ def test_advice_is_taken_as_far_as_the_kernel_knows_it(token_file: Path, mode: s
         assert taken == (True, True, True)
 
 
-def test_advice_that_does_not_exist_lists_what_does(token_file: Path) -> None:
+def test_advice_that_does_not_exist_lists_what_does(token_file):
     with pytest.raises(ValueError, match=r"\"normal\", \"random\", .* or \"hugepage\", not 'populate'"):
-        MappedFile(token_file).advise("populate")  # type: ignore[arg-type]
+        MappedFile(token_file).advise("populate")
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_evict_empties_the_cache_and_warm_fills_it(big_file: Path, mode: str) -> None:
+def test_evict_empties_the_cache_and_warm_fills_it(big_file, mode):
     f = MappedFile(big_file, mode=mode)
     f.evict()
     cold = f.residency()
@@ -164,15 +164,15 @@ def test_evict_empties_the_cache_and_warm_fills_it(big_file: Path, mode: str) ->
     assert part.fraction == 1.0
     f.warm()
     assert f.residency().fraction == 1.0
-    assert f.residency().pages.all()  # type: ignore[union-attr]
+    assert f.residency().pages.all()
 
 
-def test_warm_leaves_the_resident_set_alone(big_file: Path) -> None:
+def test_warm_leaves_the_resident_set_alone(big_file):
     code = PROGRAMS / "files_use/warm_leaves_the_resident_set_alone.py"
     assert int(output_of(code, big_file)) < 1024  # KiB, of 16 MiB
 
 
-def test_warm_on_a_direct_io_mount_warms_the_mapping(direct_mount: Path) -> None:
+def test_warm_on_a_direct_io_mount_warms_the_mapping(direct_mount):
     (direct_mount / "f").write_bytes(bytes(4 << 20))
     f = MappedFile(direct_mount / "f")
     f.evict()
@@ -181,13 +181,13 @@ def test_warm_on_a_direct_io_mount_warms_the_mapping(direct_mount: Path) -> None
     assert (f.mode, f.residency().fraction) == ("private", 1.0)
 
 
-def test_warm_reports_progress_and_stops_on_an_exception(big_file: Path) -> None:
+def test_warm_reports_progress_and_stops_on_an_exception(big_file):
     seen = []
     f = MappedFile(big_file)
     f.warm(progress=lambda done, total: seen.append((done, total)))
     assert seen == [(8 << 20, 16 << 20), (16 << 20, 16 << 20)]
 
-    def stop(done: int, total: int) -> None:
+    def stop(done, total):
         raise InterruptedError(done, total)
 
     with pytest.raises(InterruptedError) as caught:
@@ -195,12 +195,12 @@ def test_warm_reports_progress_and_stops_on_an_exception(big_file: Path) -> None
     assert caught.value.args == (8 << 20, 16 << 20)
 
 
-def test_warm_draws_a_bar(big_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_warm_draws_a_bar(big_file, capfd):
     MappedFile(big_file).warm(progress=True)
     assert "warm big.bin: 100%" in capfd.readouterr().err
 
 
-def test_residency_does_not_trust_mincore_for_a_stranger(big_file: Path) -> None:
+def test_residency_does_not_trust_mincore_for_a_stranger(big_file):
     """The kernel answers a user without write permission that the whole file is cached."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
@@ -212,7 +212,7 @@ def test_residency_does_not_trust_mincore_for_a_stranger(big_file: Path) -> None
 
 
 @pytest.mark.parametrize("mode", ["shared", "read"])
-def test_residency_of_more_pages_than_can_be_listed_is_a_fraction(tmp_path: Path, mode: str) -> None:
+def test_residency_of_more_pages_than_can_be_listed_is_a_fraction(tmp_path, mode):
     path = tmp_path / "huge"
     with open(path, "wb") as file:
         file.truncate(1 << 42)
@@ -222,12 +222,12 @@ def test_residency_of_more_pages_than_can_be_listed_is_a_fraction(tmp_path: Path
     assert 0 < found.fraction < 1e-6
 
 
-def test_residencies_can_be_compared(token_file: Path) -> None:
+def test_residencies_can_be_compared(token_file):
     f = MappedFile(token_file)
     assert f.residency() == f.residency()
 
 
-def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount: Path) -> None:
+def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount):
     """FUSE does not know RWF_NOWAIT, and the kernel tells nothing to a user without write permission."""
     if os.geteuid() != 0:
         real.missing("root, to become another user")
@@ -237,8 +237,8 @@ def test_residency_that_nobody_can_tell_is_not_a_number(cached_mount: Path) -> N
     assert output_of(code, path) == "unavailable False True None"
 
 
-def test_lock_and_unlock(token_file: Path) -> None:
-    def locked_kib() -> int:
+def test_lock_and_unlock(token_file):
+    def locked_kib():
         status = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in status if line.startswith("VmLck"))
 
@@ -250,7 +250,7 @@ def test_lock_and_unlock(token_file: Path) -> None:
     assert locked_kib() == before
 
 
-def test_lock_beyond_the_limit_names_the_limit(big_file: Path) -> None:
+def test_lock_beyond_the_limit_names_the_limit(big_file):
     for parent in [big_file, *list(big_file.parents)[:-2]]:
         parent.chmod(0o755)
     code = PROGRAMS / "files_use/lock_beyond_the_limit_names_the_limit.py"
@@ -261,20 +261,20 @@ def test_lock_beyond_the_limit_names_the_limit(big_file: Path) -> None:
         assert "CAP_IPC_LOCK" in text
 
 
-def test_in_read_mode_there_is_nothing_to_lock(token_file: Path) -> None:
+def test_in_read_mode_there_is_nothing_to_lock(token_file):
     f = MappedFile(token_file, mode="read")
     for act in (f.lock, f.unlock):
         with pytest.raises(ValueError, match=r'nothing to (un)?lock: in "read" mode'):
             act()
 
 
-def rewrite(path: Path) -> None:
+def rewrite(path):
     with open(path, "r+b") as file:
         file.write(b"other")
     os.utime(path, ns=(0, 5))
 
 
-def replace(path: Path) -> None:
+def replace(path):
     other = path.with_suffix(".new")
     other.write_bytes(path.read_bytes())
     os.replace(other, path)
@@ -292,7 +292,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("what", CHANGES)
-def test_check_notices_each_change(token_file: Path, mode: str, what: str) -> None:
+def test_check_notices_each_change(token_file, mode, what):
     f = MappedFile(token_file, mode=mode)
     f.check()
     CHANGES[what](token_file)
@@ -301,7 +301,7 @@ def test_check_notices_each_change(token_file: Path, mode: str, what: str) -> No
     assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, str(token_file))
 
 
-def test_check_notices_that_the_path_names_another_file(token_file: Path) -> None:
+def test_check_notices_that_the_path_names_another_file(token_file):
     f = MappedFile(token_file)
     os.link(token_file, token_file.with_suffix(".kept"))
     replace(token_file)
@@ -309,9 +309,7 @@ def test_check_notices_that_the_path_names_another_file(token_file: Path) -> Non
         f.check()
 
 
-def test_check_knows_the_file_after_a_change_of_directory(
-    token_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_knows_the_file_after_a_change_of_directory(token_file, monkeypatch):
     monkeypatch.chdir(token_file.parent)
     f = MappedFile("tokens.bin")
     monkeypatch.chdir("/")
@@ -319,14 +317,14 @@ def test_check_knows_the_file_after_a_change_of_directory(
     assert f.path == "tokens.bin"
 
 
-def test_a_rewritten_file_is_not_read(token_file: Path) -> None:
+def test_a_rewritten_file_is_not_read(token_file):
     f = MappedFile(token_file)
     rewrite(token_file)
     with pytest.raises(FileChangedError, match="written to"):
         f.read(0, 10)
 
 
-def test_a_file_that_grows_can_be_read_and_refreshed_and_old_views_stay(token_file: Path) -> None:
+def test_a_file_that_grows_can_be_read_and_refreshed_and_old_views_stay(token_file):
     f = MappedFile(token_file)
     old = np.frombuffer(f, "u2")
     with open(token_file, "ab") as file:
@@ -346,7 +344,7 @@ def test_a_file_that_grows_can_be_read_and_refreshed_and_old_views_stay(token_fi
     assert len(mappings_of(token_file)) == 1
 
 
-def test_a_file_that_did_not_grow_is_not_refreshed(token_file: Path) -> None:
+def test_a_file_that_did_not_grow_is_not_refreshed(token_file):
     f = MappedFile(token_file)
     assert f.refresh() == 8192
     os.truncate(token_file, 100)
@@ -354,10 +352,10 @@ def test_a_file_that_did_not_grow_is_not_refreshed(token_file: Path) -> None:
         f.refresh()
 
 
-def test_lock_and_advice_hold_for_what_was_appended(token_file: Path) -> None:
-    def flags_and_locked() -> tuple[str, str]:
+def test_lock_and_advice_hold_for_what_was_appended(token_file):
+    def flags_and_locked():
         smaps = Path("/proc/self/smaps").read_text().split(str(token_file))[-1]
-        return re.search(r"VmFlags: (.*)", smaps)[1], re.search(r"Locked: +(\d+)", smaps)[1]  # type: ignore[index]
+        return re.search(r"VmFlags: (.*)", smaps)[1], re.search(r"Locked: +(\d+)", smaps)[1]
 
     f = MappedFile(token_file)
     f.lock()
@@ -372,7 +370,7 @@ def test_lock_and_advice_hold_for_what_was_appended(token_file: Path) -> None:
     assert "lo" not in flags_and_locked()[0].split()
 
 
-def test_an_empty_file_that_grows_is_mapped(tmp_path: Path) -> None:
+def test_an_empty_file_that_grows_is_mapped(tmp_path):
     path = tmp_path / "empty"
     path.touch()
     f = MappedFile(path)
@@ -381,7 +379,7 @@ def test_an_empty_file_that_grows_is_mapped(tmp_path: Path) -> None:
     assert bytes(memoryview(f)) == b"now"
 
 
-def test_after_closing_only_views_work(token_file: Path) -> None:
+def test_after_closing_only_views_work(token_file):
     f = MappedFile(token_file)
     view = f.view(2, 2)
     array = np.frombuffer(f, "u2")
@@ -412,14 +410,14 @@ def test_after_closing_only_views_work(token_file: Path) -> None:
     assert mappings_of(token_file) == []
 
 
-def test_a_with_block_closes(token_file: Path) -> None:
+def test_a_with_block_closes(token_file):
     with MappedFile(token_file) as f:
         assert not f.closed
     assert f.closed
     assert mappings_of(token_file) == []
 
 
-def test_the_last_view_frees_the_mapping(token_file: Path) -> None:
+def test_the_last_view_frees_the_mapping(token_file):
     f = MappedFile(token_file)
     gone = weakref.ref(f)
     arrays = [np.frombuffer(f, "u2"), np.asarray(f.view()), np.frombuffer(f, "u1")[5:]]
@@ -432,7 +430,7 @@ def test_the_last_view_frees_the_mapping(token_file: Path) -> None:
     assert gone() is None
 
 
-def test_its_text_tells_path_size_and_mode(token_file: Path) -> None:
+def test_its_text_tells_path_size_and_mode(token_file):
     f = MappedFile(token_file)
     assert repr(f) == f"<MappedFile {str(token_file)!r} 8192 bytes, shared>"
     f.close()
@@ -441,9 +439,7 @@ def test_its_text_tells_path_size_and_mode(token_file: Path) -> None:
 
 @pytest.mark.parametrize("maker", ["ndarray", "ndarray of a memoryview", "torch", "frombuffer", "view"])
 @pytest.mark.parametrize("end", ["close", "refresh", "close after refresh", "with", "delete"])
-def test_what_was_made_of_the_file_stays_valid_until_it_dies(
-    random_file: Path, tmp_path: Path, maker: str, end: str
-) -> None:
+def test_what_was_made_of_the_file_stays_valid_until_it_dies(random_file, tmp_path, maker, end):
     """NumPy and torch keep the object and release its buffer."""
     path = tmp_path / "f"
     path.write_bytes(random_file.read_bytes())
@@ -451,11 +447,11 @@ def test_what_was_made_of_the_file_stays_valid_until_it_dies(
     assert output_of(code, path, maker, end).split() == ["True", "0"]
 
 
-def test_words_of_advice_are_those_of_the_core() -> None:
+def test_words_of_advice_are_those_of_the_core():
     assert get_args(Advice) == _native.ADVICE
 
 
-def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file: Path, tmp_path: Path) -> None:
+def test_to_sample_residency_leaves_the_advice_of_a_descriptor_alone(big_file, tmp_path):
     """Another thread may be reading at random meanwhile, so read-ahead must not be on for a moment."""
     if os.geteuid() != 0:
         real.missing("root, to become another user, to whom the kernel does not tell residency")

@@ -1,35 +1,34 @@
 """The house as it is drawn: no circle between files, one thing a name, walks that can be read in one go."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from support import house
 
 # Names that mean the same on both sides: a class of the core and what its module in the binding calls it.
-TYPE_NAMES_TWICE: set[str] = set()
+TYPE_NAMES_TWICE = set()
 
 MAX_WALK_LINES = 3000
 MAX_WALK_FILES = 20
 
 
-def test_rust_files_of_a_room_form_no_circle() -> None:
+def test_rust_files_of_a_room_form_no_circle():
     assert house.circles(house.rust_edges()) == []
 
 
-def test_python_files_form_no_circle() -> None:
+def test_python_files_form_no_circle():
     assert house.circles(house.python_edges()) == []
 
 
-def test_a_circle_is_found_and_named() -> None:
+def test_a_circle_is_found_and_named():
     edges = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
     assert house.circles(edges) == [["b", "c"]]
     assert house.circles({"a": {"b"}, "b": {"a", "c"}, "c": {"a"}}) == [["a", "b", "c"]]
     assert house.circles({"a": {"b"}, "b": set()}) == []
 
 
-def test_uses_are_seen_behind_trees_reexports_and_folders() -> None:
+def test_uses_are_seen_behind_trees_reexports_and_folders():
     assert list(house.paths_of_use("super::{a::B, c::{self, D as E}}")) == [
         ["super", "a", "B"],
         ["super", "c", "self"],
@@ -46,7 +45,7 @@ def test_uses_are_seen_behind_trees_reexports_and_folders() -> None:
     assert "tokens/corpus.py" in imports["__init__.py"]
 
 
-def test_no_type_name_stands_for_two_things() -> None:
+def test_no_type_name_stands_for_two_things():
     types = house.rust_types()
     assert len(types) > 100
     twice = {name: files for name, files in types.items() if len(files) > 1}
@@ -54,7 +53,7 @@ def test_no_type_name_stands_for_two_things() -> None:
     assert set(twice) == TYPE_NAMES_TWICE
 
 
-def test_lines_of_code_are_neither_comments_nor_docstrings_nor_tests(tmp_path: Path) -> None:
+def test_lines_of_code_are_neither_comments_nor_docstrings_nor_tests(tmp_path):
     rust = tmp_path / "x.rs"
     rust.write_text(
         "//! Doc.\n\nfn a() {\n    // why\n    b()\n}\n\n#[cfg(test)]\nmod tests {\n    fn t() {}\n}\n"
@@ -69,7 +68,7 @@ def test_lines_of_code_are_neither_comments_nor_docstrings_nor_tests(tmp_path: P
 
 
 @pytest.mark.parametrize("title", sorted(house.walks()))
-def test_a_walk_can_be_read_in_one_go(title: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_walk_can_be_read_in_one_go(title, capsys):
     files = house.walks()[title]
     assert files
     assert len(set(files)) == len(files) <= MAX_WALK_FILES
@@ -79,5 +78,5 @@ def test_a_walk_can_be_read_in_one_go(title: str, capsys: pytest.CaptureFixture[
     assert sum(lines.values()) <= MAX_WALK_LINES, lines
 
 
-def test_there_are_walks_of_a_batch_and_of_a_tensor() -> None:
+def test_there_are_walks_of_a_batch_and_of_a_tensor():
     assert [re.sub(r":.*", "", title) for title in house.walks()] == ["Walk 1", "Walk 2"]

@@ -26,7 +26,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, LENGTH * WINDOWS + 1, 
 
 
 @pytest.fixture(autouse=True)
-def _recipes(monkeypatch: pytest.MonkeyPatch):
+def _recipes(monkeypatch):
     """The recipes can be imported, here and in worker processes; torch takes one thread."""
     monkeypatch.syspath_prepend(str(RECIPES))
     threads = torch.get_num_threads()

@@ -56,7 +56,7 @@ FILES = [
 
 
 @pytest.fixture(scope="session")
-def sources() -> Path:
+def sources():
     """Upstream's sources, fetched once."""
     folder = ROOT / "target" / "upstream"
     archive = folder / f"safetensors-{VERSION}.tar.gz"

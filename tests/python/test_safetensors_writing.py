@@ -215,7 +215,7 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path, write):
     assert os.readlink(tmp_path / "loop") == "loop"
 
 
-def test_children_that_are_forked_while_threads_write_can_write() -> None:
+def test_children_that_are_forked_while_threads_write_can_write():
     """A lock of ours that a thread holds is none in the child."""
     code = PROGRAMS / "safetensors_writing/children_that_are_forked_while_threads_write.py"
     assert output_of(code) == "written"

@@ -3,7 +3,6 @@
 import errno
 import gc
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +19,13 @@ MODES = [(mode, direct) for mode in ("auto", "shared", "private", "read") for di
 MODES.remove(("shared", True))
 
 
-def reads_to_open(mode: str) -> int:
+def reads_to_open(mode):
     """Where nothing is mapped, the last byte is read when the file is opened."""
     return int(mode == "read")
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()
     TOKENS.tofile(folder / "tokens.bin")
@@ -34,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("mode", "direct"), MODES)
-def test_a_slow_mount_gives_the_bytes_of_its_source(source: Path, mode: str, direct: bool) -> None:
+def test_a_slow_mount_gives_the_bytes_of_its_source(source, mode, direct):
     mount = source.parent / "slow"
     with real.slow_fuse(source, mount, delay_ms=2, direct_io=direct) as slow:
         with MappedFile(slow.path / "tokens.bin", mode=mode) as file:
@@ -51,7 +50,7 @@ def test_a_slow_mount_gives_the_bytes_of_its_source(source: Path, mode: str, dir
 
 
 @pytest.mark.parametrize(("mode", "direct"), MODES)
-def test_a_mount_that_fails_is_an_exception_with_its_cause(source: Path, mode: str, direct: bool) -> None:
+def test_a_mount_that_fails_is_an_exception_with_its_cause(source, mode, direct):
     reads = reads_to_open(mode)
     with real.slow_fuse(source, source.parent / "slow", fail_after=reads, direct_io=direct) as slow:
         path = slow.path / "tokens.bin"
@@ -63,7 +62,7 @@ def test_a_mount_that_fails_is_an_exception_with_its_cause(source: Path, mode: s
 
 
 @pytest.mark.parametrize("mode", ["shared", "read"])
-def test_what_was_read_before_the_failure_stays(source: Path, mode: str) -> None:
+def test_what_was_read_before_the_failure_stays(source, mode):
     reads = reads_to_open(mode) + 1
     with (
         real.slow_fuse(source, source.parent / "slow", fail_after=reads, threads=1) as slow,
@@ -76,7 +75,7 @@ def test_what_was_read_before_the_failure_stays(source: Path, mode: str) -> None
         assert file.read(0, 512) == TOKENS[:256].tobytes()
 
 
-def test_another_error_number_is_kept(source: Path) -> None:
+def test_another_error_number_is_kept(source):
     with (
         real.slow_fuse(
             source, source.parent / "slow", fail_after=1, errno=errno.ESTALE, direct_io=True
@@ -88,7 +87,7 @@ def test_another_error_number_is_kept(source: Path) -> None:
     assert caught.value.errno == errno.ESTALE
 
 
-def test_short_reads_are_read_on(source: Path) -> None:
+def test_short_reads_are_read_on(source):
     with (
         real.slow_fuse(source, source.parent / "slow", short_reads=True, direct_io=True) as slow,
         MappedFile(slow.path / "tokens.bin", mode="read") as file,
@@ -99,7 +98,7 @@ def test_short_reads_are_read_on(source: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["raw", "int64"])
 @pytest.mark.parametrize("target", ["shift", "none"])
-def test_a_window_is_one_request_where_nothing_is_mapped(source: Path, dtype: str, target: str) -> None:
+def test_a_window_is_one_request_where_nothing_is_mapped(source, dtype, target):
     with real.slow_fuse(source, source.parent / "opened", direct_io=True) as opened:
         assert open_tokens(opened.path / "tokens.bin", mmap_mode="read").fingerprint
     with real.slow_fuse(source, source.parent / "slow", delay_ms=1, direct_io=True) as slow:
@@ -134,7 +133,7 @@ def test_a_window_is_one_request_where_nothing_is_mapped(source: Path, dtype: st
     assert slow.counts["attribute_requests"] < windows / 4
 
 
-def test_the_blocked_order_reads_whole_extents(tmp_path: Path) -> None:
+def test_the_blocked_order_reads_whole_extents(tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()
     tokens = np.arange(4 << 20, dtype="u4").astype("u2")

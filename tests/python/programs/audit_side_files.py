@@ -9,10 +9,10 @@ import sys
 from pagestream import open_tokens
 
 folder, refused = sys.argv[1:]
-seen: set[str] = set()
+seen = set()
 
 
-def hook(event: str, arguments: tuple[object, ...]) -> None:
+def hook(event, arguments):
     if event == "pagestream.open":
         name = os.path.basename(str(arguments[0]))
         if os.path.exists(str(arguments[0])):

@@ -1,16 +1,15 @@
 """Writes tokens, and waits in the middle until its standard input ends: PATH FORMAT."""
 
 import sys
-from collections.abc import Iterator
 
 from pagestream import write_tokens
 
 
-def arrays() -> Iterator[list[int]]:
+def arrays():
     yield [7, 8]
     print("writing", flush=True)
     sys.stdin.read()
     yield [9]
 
 
-write_tokens(sys.argv[1], arrays(), dtype="uint16", format=sys.argv[2])  # type: ignore[arg-type]
+write_tokens(sys.argv[1], arrays(), dtype="uint16", format=sys.argv[2])

@@ -13,14 +13,14 @@ import pagestream
 class Slices(Dataset[torch.Tensor]):
     """Rows of a view that was taken before the workers began."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         self.path = path
         self.tokens = pagestream.open_tokens(path)[:]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1000
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         if index == 500:
             os.truncate(self.path, 4096)
         return torch.from_numpy(self.tokens[index * 1000 : index * 1000 + 64].astype("i8"))

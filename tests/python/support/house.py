@@ -4,7 +4,6 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -14,13 +13,13 @@ PACKAGE = ROOT / "python" / "pagestream"
 Edges = dict[str, set[str]]
 
 
-def rust_code(text: str) -> str:
+def rust_code(text):
     """Returns Rust source without comments and without the module of unit tests at its end."""
     code = re.sub(r"//.*", "", text)
     return re.split(r"^#\[cfg\(test\)\]\s*\n(?:#\[.*\n)*mod \w+ \{", code, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def paths_of_use(tree: str) -> Iterator[list[str]]:
+def paths_of_use(tree):
     """Expands ``a::{b, c::d as e}`` into its paths."""
     tree = tree.strip()
     match = re.match(r"^((?:\w+::)*)\{(.*)\}$", tree, re.DOTALL)
@@ -38,24 +37,24 @@ def paths_of_use(tree: str) -> Iterator[list[str]]:
             start = position + 1
 
 
-def module_file(folder: Path, name: str) -> Path | None:
+def module_file(folder, name):
     """Returns the file of a module that lies in a folder."""
     found = (folder / f"{name}.rs", folder / name / "mod.rs")
     return next((file for file in found if file.exists()), None)
 
 
-def rust_files() -> list[Path]:
+def rust_files():
     """Returns the Rust sources, files of unit tests aside."""
     return sorted(file for file in SOURCE.rglob("*.rs") if file.name != "tests.rs")
 
 
-def rust_edges() -> Edges:
+def rust_edges():
     """Returns, for each Rust file, the files of the same room that it uses.
 
     A name that a `mod.rs` only re-exports counts as a use of the file that has it, and a re-export itself as
     none.
     """
-    edges: Edges = {}
+    edges = {}
     for file in rust_files():
         if file.name == "lib.rs" or file.parent == SOURCE:
             continue
@@ -74,11 +73,11 @@ def rust_edges() -> Edges:
     return edges
 
 
-def _room(file: Path) -> str:
+def _room(file):
     return file.relative_to(SOURCE).parts[0]
 
 
-def _resolve(file: Path, path: list[str]) -> Path | None:
+def _resolve(file, path):
     """Returns the file that a path leads to, as seen from a file."""
     own = file.parent if file.name == "mod.rs" else file.with_suffix("")
     parts = list(path)
@@ -97,7 +96,7 @@ def _resolve(file: Path, path: list[str]) -> Path | None:
     return _descend(folder, parts)
 
 
-def _descend(folder: Path, parts: list[str]) -> Path | None:
+def _descend(folder, parts):
     found = folder / "mod.rs"
     if not found.exists():
         found = folder.with_suffix(".rs")
@@ -120,9 +119,9 @@ def _descend(folder: Path, parts: list[str]) -> Path | None:
     return found
 
 
-def python_edges() -> Edges:
+def python_edges():
     """Returns, for each Python file of the package, the files that it imports, for type checking too."""
-    edges: Edges = {}
+    edges = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         used = edges.setdefault(str(file.relative_to(PACKAGE)), set())
         for node in ast.walk(ast.parse(file.read_text())):
@@ -139,7 +138,7 @@ def python_edges() -> Edges:
     return edges
 
 
-def _python_file(name: str) -> Path | None:
+def _python_file(name):
     parts = name.split(".")
     if parts[0] != "pagestream" or parts[1:2] == ["_native"]:
         return None
@@ -152,14 +151,14 @@ def _python_file(name: str) -> Path | None:
     return None
 
 
-def circles(edges: Edges) -> list[list[str]]:
+def circles(edges):
     """Returns the groups of files that use each other in a circle (Tarjan, 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
+    index = {}
+    low = {}
+    stack = []
+    found = []
 
-    def visit(node: str) -> None:
+    def visit(node):
         index[node] = low[node] = len(index)
         stack.append(node)
         for other in edges.get(node, ()):
@@ -169,7 +168,7 @@ def circles(edges: Edges) -> list[list[str]]:
             elif other in stack:
                 low[node] = min(low[node], index[other])
         if low[node] == index[node]:
-            group: list[str] = []
+            group = []
             while not group or group[-1] != node:
                 group.append(stack.pop())
             if len(group) > 1:
@@ -181,9 +180,9 @@ def circles(edges: Edges) -> list[list[str]]:
     return found
 
 
-def rust_types() -> dict[str, list[str]]:
+def rust_types():
     """Returns the files that define each type name, unit tests and associated types aside."""
-    found: dict[str, list[str]] = {}
+    found = {}
     pattern = r"^(?:    )?(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type|union) ([A-Z]\w*)\b([^;]*;)?"
     for file in rust_files():
         for line in rust_code(file.read_text()).splitlines():
@@ -194,12 +193,12 @@ def rust_types() -> dict[str, list[str]]:
     return found
 
 
-def code_lines(file: Path) -> int:
+def code_lines(file):
     """Counts lines of code: neither blank, nor comment, nor docstring, nor unit test."""
     text = file.read_text()
     if file.suffix == ".rs":
         return sum(1 for line in rust_code(text).splitlines() if line.strip())
-    lines: set[int] = set()
+    lines = set()
     previous = tokenize.NEWLINE
     layout = (
         tokenize.COMMENT,
@@ -218,7 +217,7 @@ def code_lines(file: Path) -> int:
     return len(lines)
 
 
-def all_code() -> dict[str, int]:
+def all_code():
     """Counts the lines of code of both languages."""
     return {
         "Rust": sum(code_lines(file) for file in rust_files()),
@@ -226,10 +225,10 @@ def all_code() -> dict[str, int]:
     }
 
 
-def walks() -> dict[str, list[Path]]:
+def walks():
     """Returns the walks of ARCHITECTURE.md: for each title the files of its numbered list, in order."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    found: dict[str, list[Path]] = {}
+    found = {}
     for title, body in re.findall(r"^## (Walk \d[^\n]*)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE):
         names = re.findall(r"^\d+\. `([^`]+)`", body, re.MULTILINE)
         found[title] = [ROOT / name for name in names]

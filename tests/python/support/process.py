@@ -11,12 +11,12 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
 def run_python(
-    code: str | Path,
-    *arguments: object,
-    wrapper: tuple[str, ...] = (),
-    timeout_seconds: float = 90,
-    **environment: str,
-) -> subprocess.CompletedProcess[str]:
+    code,
+    *arguments,
+    wrapper=(),
+    timeout_seconds=90,
+    **environment,
+):
     """Runs a program, or a few lines of code; its `sys.argv[1:]` are `arguments`."""
     program = [str(code)] if isinstance(code, Path) else ["-c", textwrap.dedent(code)]
     command = [*wrapper, sys.executable, *program, *map(str, arguments)]
@@ -27,19 +27,19 @@ def run_python(
 
 
 def output_of(
-    code: str | Path,
-    *arguments: object,
-    wrapper: tuple[str, ...] = (),
-    timeout_seconds: float = 90,
-    **environment: str,
-) -> str:
+    code,
+    *arguments,
+    wrapper=(),
+    timeout_seconds=90,
+    **environment,
+):
     """Returns the output of a program, which must end well."""
     done = run_python(code, *arguments, wrapper=wrapper, timeout_seconds=timeout_seconds, **environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
-def start_python(program: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+def start_python(program, *arguments, **environment):
     """Starts a program whose standard streams are pipes."""
     command = [sys.executable, str(program), *map(str, arguments)]
     pipe = subprocess.PIPE

@@ -7,7 +7,7 @@ import sys
 TRIES = 3
 
 
-def run_ranks(world_size: int, *command: object, environment: dict[str, str] | None = None) -> None:
+def run_ranks(world_size, *command, environment=None):
     """Runs a Python file with its arguments on so many ranks; one that fails is a failed assertion."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     for _ in range(TRIES):

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,14 +22,14 @@ SFTP_SERVERS = (
 )
 
 
-def missing(what: str) -> None:
+def missing(what):
     """Skips the test, or fails it where nothing may be skipped."""
     if os.environ.get("PAGESTREAM_TEST_REQUIRE_REAL") == "1":
         pytest.fail(f"{what} is needed (PAGESTREAM_TEST_REQUIRE_REAL=1)")
     pytest.skip(f"{what} is needed")
 
 
-def need_tool(name: str) -> str:
+def need_tool(name):
     found = shutil.which(name)
     if found is None:
         missing(f"the program {name}")
@@ -38,7 +37,7 @@ def need_tool(name: str) -> str:
 
 
 @contextlib.contextmanager
-def mounted(command: list[str], point: Path) -> Iterator[Path]:
+def mounted(command, point):
     """Runs a FUSE daemon that mounts itself on `point`, and unmounts it afterwards."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
@@ -57,14 +56,14 @@ def mounted(command: list[str], point: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def bindfs(source: Path, point: Path, *options: str) -> Iterator[Path]:
+def bindfs(source, point, *options):
     command = [need_tool("bindfs"), *(f"-o{option}" for option in options), str(source), str(point)]
     with mounted(command, point) as mount:
         yield mount
 
 
 @contextlib.contextmanager
-def stoppable_bindfs(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+def stoppable_bindfs(folder):
     """A mount with a file of 1 MiB, `f`, and its daemon in the foreground, to be stopped and continued."""
     program = need_tool("bindfs")
     point, source = folder / "slow", folder / "behind"
@@ -83,7 +82,7 @@ def stoppable_bindfs(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[byt
 
 
 @contextlib.contextmanager
-def sshfs(source: Path, point: Path, *options: str) -> Iterator[Path]:
+def sshfs(source, point, *options):
     """The real SFTP protocol over a pipe: the "ssh command" is a script that runs sftp-server."""
     server = next((path for path in SFTP_SERVERS if os.path.exists(path)), None)
     if server is None:
@@ -96,7 +95,7 @@ def sshfs(source: Path, point: Path, *options: str) -> Iterator[Path]:
         yield mount
 
 
-def file_system_type(path: Path) -> str:
+def file_system_type(path):
     """By the longest mount point that is a parent of `path`."""
     best = ("", "")
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -108,7 +107,7 @@ def file_system_type(path: Path) -> str:
 
 
 @functools.cache
-def slow_fuse_program() -> Path:
+def slow_fuse_program():
     """Our own FUSE daemon, tests/rust/slow_fuse.rs, built if `cargo test` did not."""
     command = [need_tool("cargo"), "build", "--quiet", "--example", "slow_fuse"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -126,18 +125,18 @@ class SlowMount:
 
 @contextlib.contextmanager
 def slow_fuse(
-    source: Path,
-    mount: Path,
+    source,
+    mount,
     *,
-    delay_ms: float = 0,
-    direct_io: bool = False,
-    fail_after: int | None = None,
-    fail_range: tuple[int, int] | None = None,
-    errno: int | None = None,
-    short_reads: bool = False,
-    threads: int = 64,
-    program: str | None = None,
-) -> Iterator[SlowMount]:
+    delay_ms=0,
+    direct_io=False,
+    fail_after=None,
+    fail_range=None,
+    errno=None,
+    short_reads=False,
+    threads=64,
+    program=None,
+):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
 
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
