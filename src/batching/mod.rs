@@ -21,7 +21,7 @@
 //! * *Planned*: its windows are known and their pages are asked for. At most as many batches as the lookahead.
 //! * *Filling*: it has a buffer of the pool, whose chunks are claimed by threads. While storage is slow a
 //!   chunk is one row, so that many threads wait side by side; otherwise about a MiB.
-//! * *Checking*: each file that was read without a mapping is looked at once more at its server.
+//! * *Checking*: the gatherers ask the server once more about each file that they read without a mapping.
 //! * *Taken*: in the order of the stream. The buffer returns to the pool when the last array on it dies.
 //!
 //! Two lengths adapt, in `Ring::take` and `Ring::set_warm`: the lookahead and the number of slots double when

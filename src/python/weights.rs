@@ -53,7 +53,7 @@ impl PyWeightFile {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a tensor's entry; KeyError if there is none. Callers replace the message.
+    /// Returns a tensor's entry, or a KeyError, whose message the callers replace.
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
         // No header has a name with lone surrogates.
         let found = name.to_str().ok().and_then(|name| self.weights.header().tensor(name));

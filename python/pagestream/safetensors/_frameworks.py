@@ -102,7 +102,7 @@ class Framework:
         return ("U8", raw_shape(dtype, shape, nbytes)) if self.raw else (dtype, shape)
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
-        """Makes one tensor of a file; KeyError if there is none of that name."""
+        """Makes one tensor of a file; raises KeyError for an unknown name."""
         info = file.info(name)
         nbytes = info.nbytes
         dtype, shape = self.described(info.dtype, info.shape, nbytes)

@@ -97,7 +97,7 @@ fn install_over(action: &libc::sigaction) -> Option<libc::sigaction> {
     exchange(Some(&action_of(entry)))
 }
 
-/// Returns the entry whose predecessor is this action: a free one if there is none yet, `None` if none is free.
+/// Returns the entry whose predecessor is this action, or else a free entry, or `None` when the table is full.
 fn entry_after(action: &libc::sigaction) -> Option<usize> {
     let mut leaked: *mut libc::sigaction = ptr::null_mut();
     PREDECESSORS.iter().position(|place| {

@@ -258,7 +258,7 @@ impl Root {
         Ok(Self { descriptor, canonical, named })
     }
 
-    /// Opens a folder beside this one; `None` where there is none, or a link in its place.
+    /// Opens a folder beside this one; `None` if it is missing or a link.
     fn beside(&self, place: &Beside) -> Option<Self> {
         let look = |folder: BorrowedFd<'_>, name: &OsStr| {
             let flags = LOOK | OFlags::DIRECTORY | OFlags::NOFOLLOW;
