@@ -4,20 +4,61 @@
 //! [`dtype`], [`parallel`], `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
 //! [`slicing`], [`weights`] · [`batching`] · `python`.
 
-pub mod batching;
-pub mod dtype;
-pub mod error;
-pub mod fetch;
-pub mod mapped_file;
+// Without the binding much has no caller; with it the compiler finds what nobody calls.
+#![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
+
+mod batching;
+mod dtype;
+mod error;
+mod fetch;
+mod mapped_file;
 mod mix;
-pub mod natural;
-pub mod os;
-pub mod parallel;
+mod natural;
+mod os;
+mod parallel;
 #[cfg(feature = "python")]
 mod python;
-pub mod sampling;
-pub mod slicing;
-pub mod tokens;
-pub mod weights;
-pub mod widen;
-pub mod words;
+mod sampling;
+mod slicing;
+mod tokens;
+mod weights;
+mod widen;
+mod words;
+
+/// What the integration tests and the benchmarks look into. It is no interface and changes without notice.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::batching::assemble::{BatchMemory, assemble};
+    pub use crate::batching::options::{Options, Without};
+    pub use crate::batching::pipeline::{Next, Pipeline};
+    pub use crate::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};
+    pub use crate::batching::row::RowCopier;
+    pub use crate::dtype::Dtype;
+    pub use crate::error::{Error, ReadCause, Result};
+    pub use crate::fetch::budget::Budget;
+    pub use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
+    pub use crate::mapped_file::{MappedFile, Mode, RequestedMode};
+    pub use crate::natural::compare;
+    pub use crate::os::errno::{Code, describe};
+    pub use crate::os::fault::{copy, install_and_check};
+    pub use crate::os::memory::advise::{Advice, advise_file, advise_map};
+    pub use crate::os::memory::map::{Mapping, Region};
+    pub use crate::os::memory::{Uninit, page_bytes};
+    pub use crate::sampling::ORDER_VERSION;
+    pub use crate::sampling::blocked::{Blocked, OPEN_EXTENTS};
+    pub use crate::sampling::key::{Draws, Key};
+    pub use crate::sampling::mixture::{Exhausted, MAX_PERIOD, MAX_SOURCES, Mixture};
+    pub use crate::sampling::order::{Order, OrderKind};
+    pub use crate::sampling::permutation::{MAX_LENGTH, Permutation};
+    pub use crate::sampling::schedule::{Draw, Schedule, SourceSize};
+    pub use crate::slicing::{GAP_BYTES, PIECE_BYTES, Selection, SlicePlan, fill};
+    pub use crate::tokens::corpus::{Piece, TokenCorpus};
+    pub use crate::tokens::format::layout::{Format, TOKEN_DTYPES};
+    pub use crate::tokens::windows::{Target, Windows};
+    pub use crate::weights::checkpoint::Checkpoint;
+    pub use crate::weights::header::{Header, HeaderError, HeaderErrorKind, MAX_HEADER_BYTES, header_bytes};
+    pub use crate::weights::index::{Index, MAX_SHARDS};
+    pub use crate::weights::locate::CheckpointPath;
+    pub use crate::weights::strictness::Strictness;
+    pub use crate::widen::{DoesNotFit, Element, widen, widen_window};
+}

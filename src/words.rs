@@ -20,6 +20,7 @@ macro_rules! words {
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
             /// Returns the word that users type for this value.
+            #[allow(dead_code)] // some words only come in
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }

@@ -15,18 +15,13 @@
 //!
 //! Prints one line of JSON: `{"seconds": …, "major_faults": …}`.
 
+use pagestream::internals::{
+    Element, Feed, MappedFile, Next, Options, Order, Pipeline, RequestedMode, Share, StreamExtent, Target,
+    TokenCorpus, TokenSource, Windows, Without,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use pagestream::batching::options::{Options, Without};
-use pagestream::batching::pipeline::{Next, Pipeline};
-use pagestream::batching::plan::{Feed, Share, StreamExtent, TokenSource};
-use pagestream::mapped_file::{MappedFile, RequestedMode};
-use pagestream::sampling::order::Order;
-use pagestream::tokens::corpus::TokenCorpus;
-use pagestream::tokens::windows::{Target, Windows};
-use pagestream::widen::Element;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

@@ -2,19 +2,18 @@
 //! random places of 256 MiB. What it must cost is what `memcpy` costs.
 #![allow(unsafe_code)] // The functions that are measured are unsafe.
 
+use pagestream::internals::{Mapping, Region, copy, install_and_check};
 use std::hint::black_box;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagestream::os::fault;
-use pagestream::os::memory::map::{Mapping, Region};
 
 const FILE_BYTES: usize = 256 << 20;
 
 fn copies(criterion: &mut Criterion) {
-    assert!(fault::install_and_check());
+    assert!(install_and_check());
     let mut file = tempfile::tempfile().expect("a temporary file");
     for block in 0..FILE_BYTES as u64 / 4096 {
         file.write_all(&[block as u8; 4096]).expect("written");
@@ -46,7 +45,7 @@ fn copies(criterion: &mut Criterion) {
             group.bench_function(BenchmarkId::new("fallible", len), |bencher| {
                 bencher.iter(|| {
                     // SAFETY: as above.
-                    let left = unsafe { fault::copy(black_box(out.as_mut_ptr()), source(), len) };
+                    let left = unsafe { copy(black_box(out.as_mut_ptr()), source(), len) };
                     assert_eq!(left, 0);
                 });
             });
@@ -55,7 +54,7 @@ fn copies(criterion: &mut Criterion) {
         group.finish();
     }
     // What a caller pays besides, once a read or batch.
-    criterion.bench_function("ready", |bencher| bencher.iter(fault::install_and_check));
+    criterion.bench_function("ready", |bencher| bencher.iter(install_and_check));
 }
 
 criterion_group!(benches, copies);

@@ -22,6 +22,9 @@
 //! compare.
 #![allow(unsafe_code)] // Buffers that the kernel writes into.
 
+use pagestream::internals::{
+    Advice, MappedFile, Mapping, Region, RequestedMode, Uninit, advise_file, advise_map, install_and_check,
+};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -30,11 +33,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use io_uring::{IoUring, opcode, types};
-use pagestream::mapped_file::{MappedFile, RequestedMode};
-use pagestream::os::fault;
-use pagestream::os::memory::Uninit;
-use pagestream::os::memory::advise::{Advice, advise_file, advise_map};
-use pagestream::os::memory::map::{Mapping, Region};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -235,7 +233,7 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
     let region = Region::map(file.as_fd(), std::path::Path::new(""), size, Mapping::Shared)
         .map_err(std::io::Error::from)?;
     advise_map(&region, 0, size, Advice::Random).map_err(std::io::Error::from)?;
-    if !fault::install_and_check() {
+    if !install_and_check() {
         return Err("the SIGBUS handler is not in place".into());
     }
     let window_bytes = options.window_bytes;
@@ -259,7 +257,7 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
     std::thread::scope(|scope| -> Outcome<()> {
         for _ in 0..options.helpers {
             scope.spawn(|| {
-                fault::install_and_check();
+                install_and_check();
                 while let Some(offset) = offsets.get(claimed.load(Ordering::Relaxed)) {
                     let mine = claimed.load(Ordering::Relaxed);
                     if mine >= reached.load(Ordering::Acquire) + options.depth {

@@ -5,19 +5,13 @@
 //! `cargo bench --bench gatherer`
 #![allow(unsafe_code)] // The plain loops' slice over the mapping, and the call of what needs AVX2.
 
+use pagestream::internals::{Dtype, Element, Mapping, Region, RequestedMode, RowCopier, TokenCorpus, Uninit};
 use std::hint::black_box;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagestream::batching::row::RowCopier;
-use pagestream::dtype::Dtype;
-use pagestream::mapped_file::RequestedMode;
-use pagestream::os::memory::Uninit;
-use pagestream::os::memory::map::{Mapping, Region};
-use pagestream::tokens::corpus::TokenCorpus;
-use pagestream::widen::Element;
 
 const FILE_BYTES: usize = 64 << 20;
 const BATCH_TOKENS: usize = 64 << 10;

@@ -2,15 +2,12 @@
 //!
 //! `cargo bench --bench sampling`.
 
+use pagestream::internals::{Exhausted, Mixture, Order, OrderKind, Permutation, Schedule, SourceSize};
 use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagestream::sampling::mixture::{Exhausted, Mixture};
-use pagestream::sampling::order::{Order, OrderKind};
-use pagestream::sampling::permutation::Permutation;
-use pagestream::sampling::schedule::{Schedule, SourceSize};
 
 /// Indices or draws of one iteration.
 const COUNT: u64 = 1024;

@@ -8,12 +8,9 @@
 //! file from the page cache before each round, and fails if more than one page in a hundred stays. Prints a line
 //! of JSON with the best round.
 
+use pagestream::internals::{GAP_BYTES, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill};
 use std::path::Path;
 use std::time::Instant;
-
-use pagestream::mapped_file::{MappedFile, RequestedMode};
-use pagestream::os::memory::Uninit;
-use pagestream::slicing::{GAP_BYTES, Selection, SlicePlan, fill};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

@@ -2,12 +2,11 @@
 //!
 //! `cargo bench --bench weights_header`. Prints the memory of a header of a million entries first.
 
+use pagestream::internals::{Header, Strictness};
 use std::fmt::Write;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagestream::weights::header::Header;
-use pagestream::weights::strictness::Strictness;
 use safetensors::SafeTensors;
 
 /// The order in which the names stand in the header.

@@ -37,5 +37,5 @@ mod selection;
 
 pub use crate::fetch::cancel::KeepGoing;
 pub use fill::fill;
-pub use plan::{Block, Blocks, GAP_BYTES, PIECE_BYTES, SlicePlan};
+pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;

@@ -1,13 +1,10 @@
 //! Which rows and which pages a batch has.
 
+use pagestream::internals::{
+    BatchRow, ByteRange, Dtype, Feed, FileId, Order, RequestedMode, Share, StreamExtent, Target, TokenCorpus,
+    TokenSource, Windows,
+};
 use std::sync::Arc;
-
-use pagestream::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};
-use pagestream::fetch::ranges::{ByteRange, FileId};
-use pagestream::mapped_file::RequestedMode;
-use pagestream::sampling::order::Order;
-use pagestream::tokens::corpus::TokenCorpus;
-use pagestream::tokens::windows::{Target, Windows};
 
 /// A feed over shards of 10,000 and 5,000 bytes of one-byte tokens.
 fn feed(folder: &tempfile::TempDir, share: Share, extent: StreamExtent) -> Feed {
@@ -16,7 +13,7 @@ fn feed(folder: &tempfile::TempDir, share: Share, extent: StreamExtent) -> Feed 
         std::fs::write(&path, vec![0_u8; bytes]).expect("written");
         path
     });
-    let dtype = Some(pagestream::dtype::Dtype::U8);
+    let dtype = Some(Dtype::U8);
     let corpus = TokenCorpus::open(&paths, dtype, None, RequestedMode::Auto).expect("opened");
     let windows = Windows::new(corpus.len(), 100, 100, Target::None).expect("valid");
     let sources = vec![TokenSource { corpus: Arc::new(corpus), windows }];
@@ -79,7 +76,7 @@ fn windows_whose_pages_touch_are_one_range() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a");
     std::fs::write(&path, vec![0_u8; 5 * 4096]).expect("written");
-    let dtype = Some(pagestream::dtype::Dtype::U8);
+    let dtype = Some(Dtype::U8);
     let corpus = TokenCorpus::open(&[path], dtype, None, RequestedMode::Auto).expect("opened");
     let windows = Windows::new(corpus.len(), 4096, 4096, Target::None).expect("valid");
     let share = Share { rank: 0, world_size: 1, batch_size: 3 };

@@ -1,13 +1,9 @@
 //! Batches of windows that cross files, against naive slicing.
 
-use pagestream::batching::assemble::{BatchMemory, assemble};
-use pagestream::batching::row::RowCopier;
-use pagestream::error::{Error, ReadCause};
-use pagestream::mapped_file::RequestedMode;
-use pagestream::os::memory::Uninit;
-use pagestream::tokens::corpus::TokenCorpus;
-use pagestream::tokens::windows::{Target, Windows};
-use pagestream::widen::Element;
+use pagestream::internals::{
+    BatchMemory, Dtype, Element, Error, ReadCause, RequestedMode, RowCopier, Target, TokenCorpus, Uninit,
+    Windows, assemble,
+};
 use proptest::prelude::*;
 
 use super::tokens_corpus::{MODES, corpus};
@@ -108,7 +104,7 @@ fn wide_tokens_of_long_windows_come_as_they_are() {
         std::fs::write(path, bytes).expect("written");
     }
     for mode in MODES {
-        let dtype = Some(pagestream::dtype::Dtype::I64);
+        let dtype = Some(Dtype::I64);
         let corpus = TokenCorpus::open(&paths, dtype, None, mode).expect("opened");
         let windows = Windows::new(6000, 3100, 1, Target::Shift).expect("valid");
         let rows = |shift: usize, encode: fn(&i64) -> Vec<u8>| -> Vec<u8> {
@@ -129,7 +125,7 @@ fn wide_tokens_of_long_windows_come_as_they_are() {
     let mut bytes = std::fs::read(&paths[0]).expect("read");
     bytes[2000 * 8..2001 * 8].copy_from_slice(&i64::to_le_bytes(place));
     std::fs::write(&paths[0], bytes).expect("written");
-    let dtype = Some(pagestream::dtype::Dtype::I64);
+    let dtype = Some(Dtype::I64);
     for mode in MODES {
         let corpus = TokenCorpus::open(&paths, dtype, None, mode).expect("opened");
         let windows = Windows::new(6000, 3100, 1, Target::Shift).expect("valid");
@@ -201,7 +197,7 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
         let tokens = [1, 2, 3, last].map(u32::to_le_bytes).concat();
         std::fs::write(path, tokens).expect("written");
     }
-    let dtype = Some(pagestream::dtype::Dtype::U32);
+    let dtype = Some(Dtype::U32);
     let corpus = TokenCorpus::open(&paths, dtype, None, RequestedMode::Auto).expect("opened");
     let windows = Windows::new(8, 3, 1, Target::Shift).expect("valid");
     // Token 7 is a target of the last window alone.

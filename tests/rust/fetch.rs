@@ -1,15 +1,12 @@
 //! The rule for joining ranges, pages of batches and budgets, each against a naive model.
 
+use pagestream::internals::{
+    BatchRow, Budget, ByteRange, Feed, FileId, Merge, MergeRule, Order, RequestedMode, Share, StreamExtent,
+    Target, TokenSource, Windows, page_bytes,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use pagestream::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};
-use pagestream::fetch::budget::Budget;
-use pagestream::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
-use pagestream::mapped_file::RequestedMode;
-use pagestream::os::memory::page_bytes;
-use pagestream::sampling::order::Order;
-use pagestream::tokens::windows::{Target, Windows};
 use proptest::prelude::*;
 
 use super::tokens_corpus::corpus;

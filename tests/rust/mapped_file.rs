@@ -1,13 +1,14 @@
 //! `MappedFile` and the rooms below it, without Python.
 
+use pagestream::internals::{
+    Code, Error, MappedFile, Mapping, Mode, ReadCause, Region, RequestedMode, Uninit, describe,
+    install_and_check,
+};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pagestream::error::{Error, ReadCause};
-use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
-use pagestream::os;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -118,22 +119,18 @@ fn a_file_cut_under_four_threads_gives_errors_or_its_own_bytes() {
 #[test]
 fn the_copy_says_exactly_enough_about_what_it_copied() {
     let (_folder, path, bytes) = numbered(64 << 10);
-    assert!(os::fault::install_and_check());
+    assert!(install_and_check());
     let file = File::open(&path).expect("open");
-    let region = os::memory::map::Region::map(
-        std::os::fd::AsFd::as_fd(&file),
-        std::path::Path::new(""),
-        64 << 10,
-        os::memory::map::Mapping::Shared,
-    )
-    .expect("map");
+    let region =
+        Region::map(std::os::fd::AsFd::as_fd(&file), std::path::Path::new(""), 64 << 10, Mapping::Shared)
+            .expect("map");
     OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(16 << 10)).expect("cut");
     // From all alignments, for each routine's lengths: what is called good is good, and within one
     // block of what could have been copied.
     for offset in (0..64).chain((16 << 10) - 200..(16 << 10) + 3) {
         for len in [1, 7, 8, 63, 64, 65, 127, 128, 129, 300, 4095, 4096, 5000, 20_000, 40_000] {
             let mut out = vec![0_u8; len];
-            let copied = match region.copy_out(offset, os::memory::Uninit::of(&mut out)) {
+            let copied = match region.copy_out(offset, Uninit::of(&mut out)) {
                 Ok(()) => len,
                 Err(good) => good,
             };
@@ -142,7 +139,7 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
             assert_eq!(out[..copied], bytes[offset..offset + copied]);
         }
     }
-    assert_eq!(region.copy_out(64 << 10, os::memory::Uninit::of(&mut [0])), Err(0));
+    assert_eq!(region.copy_out(64 << 10, Uninit::of(&mut [0])), Err(0));
     assert_eq!(region.touch(0, 64 << 10), Err(16 << 10));
 }
 
@@ -196,5 +193,5 @@ fn words_are_words() {
 fn messages_name_the_path_and_no_bare_errno() {
     let error = MappedFile::open("/missing/file".as_ref(), RequestedMode::Auto).expect_err("missing");
     assert_eq!(error.to_string(), "/missing/file: cannot open: No such file or directory");
-    assert_eq!(os::errno::describe(os::errno::Code::NODEV), "ENODEV (No such device)");
+    assert_eq!(describe(Code::NODEV), "ENODEV (No such device)");
 }

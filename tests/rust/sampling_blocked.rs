@@ -1,10 +1,8 @@
 //! The blocked order: a bijection for every length, and groups that are what they say.
 
+use pagestream::internals::{Blocked, OPEN_EXTENTS, Order, Schedule, SourceSize};
 use std::collections::HashSet;
 
-use pagestream::sampling::blocked::{Blocked, OPEN_EXTENTS};
-use pagestream::sampling::order::Order;
-use pagestream::sampling::schedule::{Schedule, SourceSize};
 use proptest::prelude::*;
 
 fn blocked(windows: u64, mixing_radius_windows: u64, seed: u64, epoch: u64) -> Blocked {

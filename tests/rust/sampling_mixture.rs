@@ -1,11 +1,10 @@
 //! Mixtures: shares at every prefix, any position, and each policy for a source that runs out.
 
+use pagestream::internals::{
+    Draw, Exhausted, MAX_PERIOD, MAX_SOURCES, Mixture, Order, Permutation, Schedule, SourceSize,
+};
 use std::collections::HashSet;
 
-use pagestream::sampling::mixture::{Exhausted, MAX_PERIOD, MAX_SOURCES, Mixture};
-use pagestream::sampling::order::Order;
-use pagestream::sampling::permutation::Permutation;
-use pagestream::sampling::schedule::{Draw, Schedule, SourceSize};
 use proptest::prelude::*;
 
 fn mix(windows: &[u64], weights: &[u64], exhausted: Exhausted, order: Order, seed: u64) -> Schedule {

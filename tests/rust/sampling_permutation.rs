@@ -1,6 +1,6 @@
 //! The keyed permutation: a bijection for every length, invertible, and statistically at noise level.
 
-use pagestream::sampling::permutation::{MAX_LENGTH, Permutation};
+use pagestream::internals::{MAX_LENGTH, ORDER_VERSION, Permutation};
 use proptest::prelude::*;
 
 fn permutation(length: u64, seed: u64, epoch: u64) -> Permutation {
@@ -190,7 +190,7 @@ fn seeds_and_epochs_give_unrelated_orders() {
 /// A saved state names this version; the orders of a version never change.
 #[test]
 fn version_1_is_what_it_was() {
-    assert_eq!(pagestream::sampling::ORDER_VERSION, 1);
+    assert_eq!(ORDER_VERSION, 1);
     assert_eq!(order(10, 0, 0), [1, 8, 6, 9, 5, 3, 2, 4, 7, 0]);
     let permutation = permutation(10_000_000_000, 42, 3);
     let values = [0, 1, 2, 9_999_999_999].map(|index| permutation.at(index));

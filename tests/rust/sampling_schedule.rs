@@ -1,11 +1,8 @@
 //! The stream of draws of one source.
 
+use pagestream::internals::{Draw, Draws, Key, Order, OrderKind, Permutation, Schedule, SourceSize};
 use std::collections::HashSet;
 
-use pagestream::sampling::key::{Draws, Key};
-use pagestream::sampling::order::{Order, OrderKind};
-use pagestream::sampling::permutation::Permutation;
-use pagestream::sampling::schedule::{Draw, Schedule, SourceSize};
 use proptest::prelude::*;
 
 const ORDERS: [Order; 4] =

@@ -1,13 +1,9 @@
 //! Token files as one axis: which pieces of which files a range consists of.
 
+use pagestream::internals::{Dtype, Error, Piece, RequestedMode, TokenCorpus, Uninit};
 use std::fs;
 use std::path::PathBuf;
 
-use pagestream::dtype::Dtype;
-use pagestream::error::Error;
-use pagestream::mapped_file::RequestedMode;
-use pagestream::os::memory::Uninit;
-use pagestream::tokens::corpus::{Piece, TokenCorpus};
 use proptest::prelude::*;
 use tempfile::TempDir;
 

@@ -1,13 +1,9 @@
 //! Where documents begin, against a naive reading of the index.
 
+use pagestream::internals::{Dtype, Error, Format, RequestedMode, TokenCorpus};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pagestream::dtype::Dtype;
-use pagestream::error::Error;
-use pagestream::mapped_file::RequestedMode;
-use pagestream::tokens::corpus::TokenCorpus;
-use pagestream::tokens::format::layout::Format;
 use proptest::prelude::*;
 use tempfile::TempDir;
 

@@ -1,12 +1,9 @@
 //! `weights::checkpoint`: many files as one set of names.
 
+use pagestream::internals::{
+    Checkpoint, CheckpointPath, Error, MappedFile, Mode, RequestedMode, Result, Strictness,
+};
 use std::path::{Path, PathBuf};
-
-use pagestream::error::{Error, Result};
-use pagestream::mapped_file::{MappedFile, Mode, RequestedMode};
-use pagestream::weights::checkpoint::Checkpoint;
-use pagestream::weights::locate::CheckpointPath;
-use pagestream::weights::strictness::Strictness;
 
 /// A file with a tensor of one byte for each name, which is the byte's place in `names`.
 fn write(path: &Path, names: &[&str]) {

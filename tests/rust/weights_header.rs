@@ -3,9 +3,9 @@
 mod cases;
 mod differential;
 
-use pagestream::dtype::Dtype;
-use pagestream::weights::header::{Header, HeaderError, HeaderErrorKind, MAX_HEADER_BYTES, header_bytes};
-use pagestream::weights::strictness::Strictness;
+use pagestream::internals::{
+    Dtype, Header, HeaderError, HeaderErrorKind, MAX_HEADER_BYTES, Strictness, header_bytes,
+};
 
 /// A file of this header and as many bytes of data.
 fn file(json: impl AsRef<[u8]>, data: usize) -> Vec<u8> {

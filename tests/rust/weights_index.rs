@@ -1,12 +1,9 @@
 //! `weights::index` and the order of names.
 
+use pagestream::internals::{Index, MAX_SHARDS, Strictness, compare};
 use std::cmp::Ordering;
 
 use proptest::prelude::*;
-
-use pagestream::natural;
-use pagestream::weights::index::{Index, MAX_SHARDS};
-use pagestream::weights::strictness::Strictness;
 
 fn parse(json: &str) -> Result<Index, String> {
     Index::parse(json.as_bytes(), Strictness::Strict)
@@ -135,14 +132,14 @@ fn natural_order_counts_numbers() {
         ["", "1", "2", "10", "a", "a1", "a-1", "a-01", "a-01b", "a-2", "a-10", "a-10b", "b", "\u{e4}"];
     for (left, a) in sorted.iter().enumerate() {
         for (right, b) in sorted.iter().enumerate() {
-            let found = natural::compare(a.as_bytes(), b.as_bytes());
+            let found = compare(a.as_bytes(), b.as_bytes());
             let expected = if (*a, *b) == ("a-1", "a-01") { Ordering::Greater } else { left.cmp(&right) };
             let expected = if (*a, *b) == ("a-01", "a-1") { Ordering::Less } else { expected };
             assert_eq!(found, expected, "{a} {b}");
         }
     }
     let large = ["m-99999999999999999999998", "m-99999999999999999999999", "m-100000000000000000000000"];
-    assert!(large.is_sorted_by(|a, b| natural::compare(a.as_bytes(), b.as_bytes()).is_lt()));
+    assert!(large.is_sorted_by(|a, b| compare(a.as_bytes(), b.as_bytes()).is_lt()));
 }
 
 proptest! {
@@ -165,10 +162,10 @@ proptest! {
     #[test]
     fn natural_order_is_an_order(a in "[a0-9-]{0,8}", b in "[a0-9-]{0,8}", c in "[a0-9-]{0,8}") {
         let (a, b, c) = (a.as_bytes(), b.as_bytes(), c.as_bytes());
-        prop_assert_eq!(natural::compare(a, b), natural::compare(b, a).reverse());
-        prop_assert_eq!(natural::compare(a, b).is_eq(), a == b);
-        if natural::compare(a, b).is_le() && natural::compare(b, c).is_le() {
-            prop_assert!(natural::compare(a, c).is_le());
+        prop_assert_eq!(compare(a, b), compare(b, a).reverse());
+        prop_assert_eq!(compare(a, b).is_eq(), a == b);
+        if compare(a, b).is_le() && compare(b, c).is_le() {
+            prop_assert!(compare(a, c).is_le());
         }
     }
 }

@@ -1,9 +1,6 @@
 //! Tokens of every type into every type of batch, against arithmetic on wide integers.
 
-use pagestream::dtype::Dtype;
-use pagestream::os::memory::Uninit;
-use pagestream::tokens::format::layout::TOKEN_DTYPES;
-use pagestream::widen::{DoesNotFit, Element, widen, widen_window};
+use pagestream::internals::{DoesNotFit, Dtype, Element, TOKEN_DTYPES, Uninit, widen, widen_window};
 use proptest::prelude::*;
 
 const ELEMENTS: [Element; 3] = [Element::I64, Element::I32, Element::Raw];

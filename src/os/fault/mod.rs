@@ -59,8 +59,7 @@ words! {
 pub use self::{
     copy::copy,
     install::{
-        forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_fault_guard,
-        wake_first_thread,
+        forked, install_and_check, reinstall, reinstall_sometimes, set_fault_guard, wake_first_thread,
     },
 };
 
@@ -80,9 +79,6 @@ mod unsupported {
     pub fn reinstall() -> bool {
         false
     }
-    pub fn is_installed() -> bool {
-        false
-    }
     pub fn reinstall_sometimes() {}
     pub fn forked() {}
     pub fn set_fault_guard(_guard: super::FaultGuard) {}
@@ -90,6 +86,5 @@ mod unsupported {
 }
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub use self::unsupported::{
-    copy, forked, install_and_check, is_installed, reinstall, reinstall_sometimes, set_fault_guard,
-    wake_first_thread,
+    copy, forked, install_and_check, reinstall, reinstall_sometimes, set_fault_guard, wake_first_thread,
 };

@@ -45,7 +45,6 @@ pub struct ConfinedFolder {
     roots: Vec<Root>,
     /// Path of the folder from the first root.
     base: PathBuf,
-    canonical: PathBuf,
 }
 
 #[derive(Debug)]
@@ -111,12 +110,7 @@ impl ConfinedFolder {
             None => roots.insert(0, own),
         }
         let base = canonical.strip_prefix(&roots[0].canonical).unwrap_or(Path::new("")).to_owned();
-        Ok(Self { roots, base, canonical })
-    }
-
-    /// Path of the folder without links.
-    pub fn canonical(&self) -> &Path {
-        &self.canonical
+        Ok(Self { roots, base })
     }
 
     /// Folders in which its files may lie.

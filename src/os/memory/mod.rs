@@ -13,5 +13,5 @@ pub mod residency;
 mod uninit;
 pub mod unmap;
 
-pub use page::{page_bytes, whole_pages};
+pub use page::page_bytes;
 pub use uninit::{Uninit, UninitArray};

@@ -48,14 +48,6 @@ impl Part {
         // overlaps no other part, and took the block from its owner until `join`; `&mut self` excludes a second borrow.
         Uninit::of(unsafe { std::slice::from_raw_parts_mut(start, self.len) })
     }
-
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Each kind of odd file, and what the reader and the incumbent make of it.
 
 use super::{Strictness, entry, file, object, parse};
-use pagestream::weights::header::HeaderErrorKind::{self, *};
+use pagestream::internals::HeaderErrorKind::{self, *};
 
 /// `None` is acceptance.
 type Outcome = Option<HeaderErrorKind>;

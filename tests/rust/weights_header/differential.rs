@@ -1,11 +1,9 @@
 //! The same bytes to this reader and to the `safetensors` crate.
 
+use pagestream::internals::{Dtype, Header, HeaderError, HeaderErrorKind, Strictness};
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use pagestream::dtype::Dtype;
-use pagestream::weights::header::{Header, HeaderError, HeaderErrorKind};
-use pagestream::weights::strictness::Strictness;
 use proptest::collection::{hash_map, vec};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
