@@ -29,7 +29,7 @@ pub fn assemble(
     memory: BatchMemory<'_>,
 ) -> Result<()> {
     let BatchMemory { mut x, mut y } = memory;
-    let row_bytes = row_bytes(windows.sequence_length(), corpus.dtype(), element).unwrap_or(usize::MAX);
+    let row_bytes = row_bytes(windows.sequence_length(), corpus.dtype, element).unwrap_or(usize::MAX);
     let needed = row_bytes.checked_mul(indices.len());
     let has_targets = windows.target() != Target::None;
     if needed != Some(x.len()) || y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {

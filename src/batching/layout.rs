@@ -61,7 +61,7 @@ impl BatchLayout {
         let Some(source) = feed.sources().first() else { return Err(Error::argument("no corpus was given")) };
         let rows = feed.share().batch_size;
         let tokens = source.windows.sequence_length();
-        let row = row_bytes(tokens, source.corpus.dtype(), element).ok_or_else(too_large)? as u64;
+        let row = row_bytes(tokens, source.corpus.dtype, element).ok_or_else(too_large)? as u64;
         let position_row = tokens.checked_mul(position_bytes(element)).ok_or_else(too_large)?;
         let mut end = 0_u64;
         let mut place = |wanted: bool, row: u64| -> Result<Option<usize>> {

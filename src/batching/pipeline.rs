@@ -212,7 +212,7 @@ impl Drop for Pipeline {
 fn work_out_fingerprints(shared: &Shared) {
     for source in shared.feed.sources() {
         let is_closed = shared.ring(|ring| ring.is_closed());
-        if !is_closed && source.corpus.shards().len() <= MAX_FINGERPRINTED_SHARDS {
+        if !is_closed && source.corpus.shards.len() <= MAX_FINGERPRINTED_SHARDS {
             // What fails now fails again when it is asked for.
             let _ = source.corpus.fingerprint();
         }

@@ -20,7 +20,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usize) {
     // Random order: a fault or a read fetches just its pages. This is a hint; where it fails, reads tell.
     let advice = if shared.feed.is_random() { Advice::Random } else { Advice::Normal };
-    shared.feed.sources().iter().for_each(|source| drop(source.corpus.advise(advice)));
+    shared.feed.sources().iter().for_each(|source| drop(source.corpus.files.advise(advice)));
     let mut this = Planner { position, max_group_batches, ..Planner::default() };
     this.ahead.looks_at_all = shared.options.without.trust;
     let mut was_warm = false;

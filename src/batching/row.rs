@@ -43,7 +43,7 @@ impl RowCopier {
         y_row: Option<Uninit<'_>>,
     ) -> Result<()> {
         let length = stop.checked_sub(start).and_then(|span| span.checked_sub(u64::from(has_targets)));
-        let row_bytes = length.and_then(|length| row_bytes(length, corpus.dtype(), element));
+        let row_bytes = length.and_then(|length| row_bytes(length, corpus.dtype, element));
         let y_bytes = y_row.as_ref().map(Uninit::len);
         if row_bytes != Some(x_row.len()) || y_bytes != row_bytes.filter(|_| has_targets) {
             return Err(Error::argument("the row is not of the window's size"));
@@ -58,13 +58,13 @@ impl RowCopier {
             self.read_bytes += (stop - start) * corpus.item_bytes();
         }
         let done = match is_mapped {
-            Ok(true) if element.is_copy(corpus.dtype()) => self.copy_row(corpus, window, x_row, y_row),
+            Ok(true) if element.is_copy(corpus.dtype) => self.copy_row(corpus, window, x_row, y_row),
             Ok(true) => {
                 let block_tokens = BLOCK_BYTES / corpus.item_bytes();
                 self.widen_row(corpus, window, block_tokens, element, x_row, y_row)
             }
             // A read is a system call, perhaps a request to a server: one for the whole row.
-            Ok(false) if element.is_copy(corpus.dtype()) => self.read_row(corpus, window, x_row, y_row),
+            Ok(false) if element.is_copy(corpus.dtype) => self.read_row(corpus, window, x_row, y_row),
             Ok(false) => self.widen_row(corpus, window, window.1 - window.0, element, x_row, y_row),
             Err(error) => Err(error),
         };
@@ -150,7 +150,7 @@ impl RowCopier {
         mut x: Uninit<'_>,
         mut y: Option<Uninit<'_>>,
     ) -> Result<()> {
-        let (dtype, item) = (corpus.dtype(), corpus.item_bytes() as usize);
+        let (dtype, item) = (corpus.dtype, corpus.item_bytes() as usize);
         let element_bytes = element.bytes(dtype) as usize;
         for (first, last) in blocks(start, stop, block_tokens) {
             let place = (first - start) as usize * element_bytes..(last - start) as usize * element_bytes;
@@ -253,7 +253,7 @@ impl TokenCopier {
         let outside = || Error::Index { detail: format!("token {token} of a corpus of {}", corpus.len()) };
         let index = corpus.pieces(token, after)?.next().ok_or_else(outside)?.shard;
         self.touched.push(index);
-        let shard = &corpus.shards()[index];
+        let shard = &corpus.shards[index];
         Ok(OpenShard {
             start: shard.start,
             stop: shard.start + shard.layout.tokens,
@@ -273,7 +273,7 @@ fn another_corpus() -> Error {
 }
 
 fn does_not_fit(corpus: &TokenCorpus, token: u64, element: Element) -> Error {
-    let shard = corpus.shard_of(token);
+    let shard = &corpus.shards[corpus.index_of(token)];
     let detail = format!(
         "token {token} of the corpus (number {} of this file) does not fit in {}; use {}",
         token - shard.start,

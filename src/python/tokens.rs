@@ -70,15 +70,15 @@ impl PyTokenCorpus {
 
     #[getter]
     fn dtype_name(&self) -> &'static str {
-        token_dtype_name(self.corpus.dtype())
+        token_dtype_name(self.corpus.dtype)
     }
 
     /// The facts of each shard, in order.
     fn shards(&self) -> Vec<PyShardFacts> {
-        let shards = self.corpus.shards().iter().enumerate();
+        let shards = self.corpus.shards.iter().enumerate();
         shards
             .map(|(index, shard)| {
-                let facts = self.corpus.facts(index);
+                let facts = self.corpus.files.facts(index);
                 PyShardFacts {
                     path: text(&shard.path),
                     format: shard.layout.format.word(),
@@ -95,21 +95,21 @@ impl PyTokenCorpus {
     #[getter]
     fn mode(&self) -> &'static str {
         let weakest = self.corpus.weakest();
-        weakest.map_or(Mode::Shared, |(shard, _)| self.corpus.facts(shard).mode).word()
+        weakest.map_or(Mode::Shared, |(shard, _)| self.corpus.files.facts(shard).mode).word()
     }
 
     /// Why no better mode is in use; None for the first choice.
     #[getter]
     fn reason(&self) -> Option<OsString> {
         let (shard, count) = self.corpus.weakest()?;
-        let reason = self.corpus.facts(shard).reason.as_deref()?;
-        let path = &self.corpus.shards()[shard].path;
-        Some(weakest_reason(reason, (self.corpus.shards().len() > 1).then_some(path.as_path()), count))
+        let reason = self.corpus.files.facts(shard).reason.as_deref()?;
+        let path = &self.corpus.shards[shard].path;
+        Some(weakest_reason(reason, (self.corpus.shards.len() > 1).then_some(path.as_path()), count))
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.corpus.is_closed()
+        self.corpus.files.is_closed()
     }
 
     /// A buffer over tokens of one mapped shard, or None.
@@ -126,7 +126,7 @@ impl PyTokenCorpus {
     /// The number of documents; None where the format does not record them.
     #[getter]
     fn document_count(&self) -> Option<u64> {
-        self.corpus.document_count()
+        self.corpus.document_count
     }
 
     /// Fills `out`, of uint64, with the starts of documents from number `first` on.
@@ -146,7 +146,7 @@ impl PyTokenCorpus {
     /// The number of files that are open.
     #[getter]
     fn open_count(&self) -> usize {
-        self.corpus.open_count()
+        self.corpus.files.open_count()
     }
 
     /// Fills a buffer of exactly the size of these tokens.
@@ -205,7 +205,7 @@ impl PyTokenCorpus {
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.corpus.close());
+        py.detach(|| self.corpus.files.close());
     }
 }
 
@@ -213,7 +213,7 @@ impl Drop for PyTokenCorpus {
     fn drop(&mut self) {
         // A loader that still reads from the corpus keeps it open.
         if Arc::strong_count(&self.corpus) == 1 {
-            Python::try_attach(|py| py.detach(|| self.corpus.close()));
+            Python::try_attach(|py| py.detach(|| self.corpus.files.close()));
         }
     }
 }

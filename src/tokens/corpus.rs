@@ -1,19 +1,19 @@
 //! Many token files as one axis of tokens.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet, Kept};
-use crate::mapped_file::{Advice, Facts, MappedFile, Opened, View};
+use crate::mapped_file::{Opened, View};
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 use crate::parallel::in_parallel;
 
 use super::fingerprint;
 use super::format::documents::DocumentTable;
-use super::format::layout::{Format, Opener, TokenLayout, item_bytes, token_dtype_name};
+use super::format::layout::{Format, Opener, TokenFile, TokenLayout, item_bytes, token_dtype_name};
 use super::format::open::open;
 
 /// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
@@ -30,19 +30,21 @@ pub struct Shard {
     /// Position of the first token on the axis.
     pub start: u64,
     /// The record of its documents, if any, and the number of the file that holds it.
-    pub(super) documents: Option<(DocumentTable, usize)>,
+    pub(super) documents: Option<(Box<dyn DocumentTable>, usize)>,
     /// Number of its first document.
     pub(super) first_document: u64,
 }
 
 #[derive(Debug)]
 pub struct TokenCorpus {
-    shards: Vec<Shard>,
-    dtype: Dtype,
+    pub shards: Vec<Shard>,
+    pub dtype: Dtype,
     len: u64,
-    documents: Option<u64>,
-    /// The token files in the order of the shards, then the files that record documents.
-    files: FileSet,
+    /// The number of documents; `None` unless every shard records its documents.
+    pub document_count: Option<u64>,
+    /// The token files in the order of the shards, then the files that record documents. When they are closed, views
+    /// stay valid.
+    pub files: FileSet,
     fingerprint: OnceLock<u64>,
 }
 
@@ -67,31 +69,30 @@ impl TokenCorpus {
         let mut shards: Vec<Shard> = Vec::with_capacity(paths.len());
         let (mut data, mut indices) = (Vec::with_capacity(paths.len()), Vec::new());
         let (mut len, mut documents) = (0_u64, 0_u64);
-        for found in open_all(paths, dtype, format, how, &budget)? {
+        let opened = in_parallel(paths.len(), threads(paths.len()), |index| {
+            let TokenFile { file, layout, documents } = open(&paths[index], dtype, format, how)?;
+            let documents = documents.map(|(table, index)| (table, Kept::new(index, &budget)));
+            Ok((file.absolute_path().to_owned(), layout, Kept::new(file, &budget), documents))
+        })?;
+        for (path, layout, file, table) in opened {
             if let Some(first) = shards.first() {
-                agree(first, &found)?;
+                agree(first, &path, &layout)?;
             }
-            let table = found.documents.map(|(table, index)| {
+            let count = table.as_ref().map_or(0, |(table, _)| table.count());
+            let table = table.map(|(table, index)| {
                 indices.push(index);
                 (table, paths.len() + indices.len() - 1)
             });
-            let count = table.as_ref().map_or(0, |(table, _)| table.count());
-            shards.push(Shard {
-                path: found.path,
-                layout: found.layout,
-                start: len,
-                documents: table,
-                first_document: documents,
-            });
-            data.push(found.file);
-            len = add(len, found.layout.tokens, "tokens")?;
+            shards.push(Shard { path, layout, start: len, documents: table, first_document: documents });
+            data.push(file);
+            len = add(len, layout.tokens, "tokens")?;
             documents = add(documents, count, "documents")?;
         }
         let Some(first) = shards.first() else { return Err(Error::argument("no token files were given")) };
         data.append(&mut indices);
         Ok(Self {
             dtype: first.layout.dtype,
-            documents: shards.iter().all(|shard| shard.documents.is_some()).then_some(documents),
+            document_count: shards.iter().all(|shard| shard.documents.is_some()).then_some(documents),
             files: FileSet::new(data, how.mode, budget),
             fingerprint: OnceLock::new(),
             shards,
@@ -103,30 +104,8 @@ impl TokenCorpus {
         self.len
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    /// The format, which all shards share.
-    pub fn format(&self) -> Format {
-        self.shards.first().map_or(Format::Raw, |shard| shard.layout.format)
-    }
-
     pub fn item_bytes(&self) -> u64 {
         item_bytes(self.dtype)
-    }
-
-    pub fn shards(&self) -> &[Shard] {
-        &self.shards
-    }
-
-    /// The number of documents; `None` unless every shard records its documents.
-    pub fn document_count(&self) -> Option<u64> {
-        self.documents
     }
 
     /// The weakest way in which a shard is read: the first such shard, and how many there are.
@@ -134,42 +113,21 @@ impl TokenCorpus {
         self.files.weakest(self.shards.len())
     }
 
-    /// The facts of a shard as of its first opening.
-    pub fn facts(&self, shard: usize) -> &Facts {
-        self.files.facts(shard)
+    /// A file, ready for reading. Cheap if the file is open: takes no lock that shards share.
+    pub fn opened(&self, file: usize) -> Result<Arc<Opened>> {
+        self.files.opened(file)
     }
 
-    /// A shard's file, reopened if it was closed in favour of others; for advice and the like.
-    pub fn file(&self, shard: usize) -> Result<Arc<MappedFile>> {
-        self.files.get(shard)
-    }
-
-    /// A shard's file, ready for reading. Cheap if the file is open: takes no lock that shards share.
-    pub fn opened(&self, shard: usize) -> Result<Arc<Opened>> {
-        self.files.opened(shard)
-    }
-
-    /// A file that records documents, by the number that a shard keeps.
-    pub(super) fn index_file(&self, index: usize) -> Result<Arc<Opened>> {
-        self.files.opened(index)
-    }
-
-    /// The number of files that are open.
-    pub fn open_count(&self) -> usize {
-        self.files.open_count()
-    }
-
-    /// Advises all files, including those that open later. The last call counts.
-    pub fn advise(&self, advice: Advice) -> Result<()> {
-        self.files.advise(advice)
+    pub(super) fn check_range(&self, start: u64, stop: u64) -> Result<()> {
+        if start <= stop && stop <= self.len {
+            return Ok(());
+        }
+        Err(Error::index(format!("tokens {start} to {stop} of a corpus of {}", self.len)))
     }
 
     /// The pieces of shards that make up `[start, stop)` of the axis, in order.
     pub fn pieces(&self, start: u64, stop: u64) -> Result<impl Iterator<Item = Piece>> {
-        if start > stop || stop > self.len {
-            let detail = format!("tokens {start} to {stop} of a corpus of {}", self.len);
-            return Err(Error::index(detail));
-        }
+        self.check_range(start, stop)?;
         let first = self.index_of(start);
         let within = self.shards[first..].iter().enumerate().take_while(move |(_, shard)| shard.start < stop);
         Ok(within.map(move |(index, shard)| Piece {
@@ -177,11 +135,6 @@ impl TokenCorpus {
             start: start.saturating_sub(shard.start),
             stop: (stop - shard.start).min(shard.layout.tokens),
         }))
-    }
-
-    /// The shard that holds a token of the axis.
-    pub fn shard_of(&self, token: u64) -> &Shard {
-        &self.shards[self.index_of(token)]
     }
 
     /// The last shard that begins at or before `token`; empty shards share a start with the next.
@@ -224,10 +177,7 @@ impl TokenCorpus {
     /// [`Self::verify`] at the end of a batch: asks the server about files that are not mapped, whatever the
     /// kernel still believes.
     pub fn verify_now(&self, shards: impl IntoIterator<Item = usize>) -> Result<()> {
-        shards.into_iter().try_for_each(|shard| {
-            let opened = self.opened(shard)?;
-            opened.verify_with_server()
-        })
+        shards.into_iter().try_for_each(|shard| self.opened(shard)?.verify_with_server())
     }
 
     /// Checks that every file is still the one that was opened.
@@ -244,20 +194,11 @@ impl TokenCorpus {
         let count = self.shards.len();
         let parts = in_parallel(count, threads(count), |number| {
             let shard = &self.shards[number];
-            let index = shard.documents.map(|(_, index)| self.index_file(index)).transpose()?;
+            let index = shard.documents.as_ref().map(|(_, index)| self.opened(*index)).transpose()?;
             fingerprint::of_shard(&shard.layout, &*self.opened(number)?, index.as_deref())
         })?;
-        let found = fingerprint::of_corpus(self.dtype, self.format(), &parts);
+        let found = fingerprint::of_corpus(self.dtype, self.shards[0].layout.format, &parts);
         Ok(*fork::get_or_make(&self.fingerprint, || found))
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.files.is_closed()
-    }
-
-    /// Closes all files. Views stay valid.
-    pub fn close(&self) {
-        self.files.close();
     }
 }
 
@@ -265,38 +206,12 @@ fn add(sum: u64, more: u64, what: &str) -> Result<u64> {
     sum.checked_add(more).ok_or_else(|| Error::argument(format!("more than 2^64 {what}")))
 }
 
-/// A file after its first opening.
-struct OpenedFile {
-    path: PathBuf,
-    layout: TokenLayout,
-    file: Kept,
-    documents: Option<(DocumentTable, Kept)>,
-}
-
-fn open_all(
-    paths: &[PathBuf],
-    dtype: Option<Dtype>,
-    format: Option<Format>,
-    how: Opener<'_>,
-    budget: &DescriptorBudget,
-) -> Result<Vec<OpenedFile>> {
-    in_parallel(paths.len(), threads(paths.len()), |index| {
-        let found = open(&paths[index], dtype, format, how)?;
-        Ok(OpenedFile {
-            path: found.file.absolute_path().to_owned(),
-            layout: found.layout,
-            file: Kept::new(found.file, budget),
-            documents: found.documents.map(|(table, index)| (table, Kept::new(index, budget))),
-        })
-    })
-}
-
 fn threads(files: usize) -> usize {
     files.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS)
 }
 
-fn agree(first: &Shard, found: &OpenedFile) -> Result<()> {
-    let (known, layout) = (&first.layout, &found.layout);
+fn agree(first: &Shard, path: &Path, layout: &TokenLayout) -> Result<()> {
+    let known = &first.layout;
     if (known.format, known.dtype) == (layout.format, layout.dtype) {
         return Ok(());
     }
@@ -309,5 +224,5 @@ fn agree(first: &Shard, found: &OpenedFile) -> Result<()> {
         first.path.display(),
         describe(known)
     );
-    Err(Error::format(&found.path, None, detail))
+    Err(Error::format(path, None, detail))
 }

@@ -6,25 +6,15 @@ use super::corpus::TokenCorpus;
 use super::format::documents::out_of_order;
 
 impl TokenCorpus {
-    /// Returns whether every shard records its documents.
-    pub fn has_documents(&self) -> bool {
-        self.document_count().is_some()
-    }
-
     /// Appends each place p with `start < p < stop` where a document begins, ascending and once, however
     /// many empty documents begin there. Work is bounded by the number of tokens in the range.
     pub fn document_starts(&self, start: u64, stop: u64, out: &mut Vec<u64>) -> Result<()> {
-        if start > stop || stop > self.len() {
-            let detail = format!("tokens {start} to {stop} of a corpus of {}", self.len());
-            return Err(Error::index(detail));
-        }
-        if !self.has_documents() {
-            return Err(no_documents());
-        }
+        self.check_range(start, stop)?;
+        self.document_count.ok_or_else(no_documents)?;
         let (first, known) = (self.index_of(start), out.len());
-        for shard in self.shards()[first..].iter().take_while(|shard| shard.start < stop) {
+        for shard in self.shards[first..].iter().take_while(|shard| shard.start < stop) {
             let Some((table, index)) = &shard.documents else { continue };
-            let index = self.index_file(*index)?;
+            let index = self.opened(*index)?;
             let reader = index.reader();
             let low = (start + 1).saturating_sub(shard.start);
             table.places(&reader, (low, stop - shard.start), shard.start, known, out)?;
@@ -36,7 +26,7 @@ impl TokenCorpus {
     /// Fills `out` with the positions where documents `first`, `first + 1`, … begin. The document after the last
     /// one begins at the end of the corpus.
     pub fn document_bounds(&self, first: u64, out: &mut [u64]) -> Result<()> {
-        let count = self.document_count().ok_or_else(no_documents)?;
+        let count = self.document_count.ok_or_else(no_documents)?;
         let stop = first.checked_add(out.len() as u64).filter(|&stop| stop <= count + 1);
         let Some(stop) = stop else {
             let detail = format!("documents {first} and {} more of {count}", out.len());
@@ -44,10 +34,10 @@ impl TokenCorpus {
         };
         let mut number = first;
         while number < stop {
-            let place = self.shards().partition_point(|shard| shard.first_document <= number) - 1;
-            let shard = &self.shards()[place];
+            let place = self.shards.partition_point(|shard| shard.first_document <= number) - 1;
+            let shard = &self.shards[place];
             let Some((table, index)) = &shard.documents else { return Err(no_documents()) };
-            let index = self.index_file(*index)?;
+            let index = self.opened(*index)?;
             let reader = index.reader();
             // The last shard also knows where its last document ends.
             let after = u64::from(number == count);

@@ -15,7 +15,7 @@ fn batch(
     indices: &[u64],
     element: Element,
 ) -> Result<(Vec<u8>, Vec<u8>), Error> {
-    let bytes = windows.sequence_length() * element.bytes(corpus.dtype()) * indices.len() as u64;
+    let bytes = windows.sequence_length() * element.bytes(corpus.dtype) * indices.len() as u64;
     let mut x = vec![0xAA; bytes as usize];
     let mut y = vec![0xAA; if windows.target() == Target::None { 0 } else { x.len() }];
     let targets = (windows.target() != Target::None).then(|| Uninit::of(&mut y));

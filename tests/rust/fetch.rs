@@ -109,7 +109,7 @@ proptest! {
         let length = length.min(total);
         let windows = Windows::new(total, length, 1, Target::None).expect("valid");
         let item_bytes = corpus.item_bytes();
-        let firsts: Vec<u64> = corpus.shards().iter().map(|shard| shard.start).collect();
+        let firsts: Vec<u64> = corpus.shards.iter().map(|shard| shard.start).collect();
         let source = TokenSource { corpus: Arc::new(corpus), windows };
         let (share, extent) =
             (Share { rank: 0, world_size: 1, batch_size: 1 }, StreamExtent { epochs: None, drop_last: true });

@@ -86,7 +86,7 @@ proptest! {
         let format = if megatron { Format::Megatron } else { Format::Datatrove };
         let (_folder, corpus) = corpus(&shards, format);
         let bounds = oracle(&shards);
-        prop_assert!(corpus.has_documents());
+        prop_assert!(corpus.document_count.is_some());
         for start in 0..=corpus.len() {
             for stop in start..=corpus.len() {
                 let mut expected: Vec<u64> =
@@ -104,7 +104,7 @@ proptest! {
         let format = if megatron { Format::Megatron } else { Format::Datatrove };
         let (_folder, corpus) = corpus(&shards, format);
         let bounds = oracle(&shards);
-        prop_assert_eq!(corpus.document_count(), Some(bounds.len() as u64 - 1));
+        prop_assert_eq!(corpus.document_count, Some(bounds.len() as u64 - 1));
         for first in 0..bounds.len() {
             let mut found = vec![u64::MAX; bounds.len() - first];
             corpus.document_bounds(first as u64, &mut found).expect("good");
@@ -148,7 +148,7 @@ fn raw_files_have_no_documents() {
     let path = folder.path().join("t.bin");
     fs::write(&path, [0; 8]).expect("written");
     let corpus = TokenCorpus::open(&[path], None, None, RequestedMode::Auto).expect("opened");
-    assert!(!corpus.has_documents());
+    assert!(corpus.document_count.is_none());
     let refused = corpus.document_starts(0, 4, &mut Vec::new());
     assert!(matches!(refused, Err(Error::Argument { .. })), "{refused:?}");
 }

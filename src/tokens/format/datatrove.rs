@@ -8,29 +8,30 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{FileReader, MappedFile, Opened, RequestedMode};
+use crate::mapped_file::{FileReader, MappedFile, RequestedMode};
 
+use super::documents::DocumentTable;
 use super::layout::{
-    Format, Opener, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name, with_suffix,
+    Format, Opener, TokenFile, TokenLayout, agree_dtype, read_prefix, token_dtype_name, whole_tokens,
+    with_suffix,
 };
 
 /// Upper bound of the metadata; datatrove writes three short lines.
 const MAX_METADATA_BYTES: u64 = 64 << 10;
 
 /// The `.index` of a file: the end of each document, in tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DocumentEnds {
+#[derive(Debug)]
+struct DocumentEnds {
     documents: u64,
     tokens: u64,
 }
 
-impl DocumentEnds {
-    pub fn documents(&self) -> u64 {
+impl DocumentTable for DocumentEnds {
+    fn count(&self) -> u64 {
         self.documents
     }
 
-    /// The first token of document `number`; for `documents()`, the end of the last one.
-    pub fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
+    fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
         let Some(before) = number.checked_sub(1) else { return Ok(0) };
         let offset = 8 * before;
         let end = u64::from_le_bytes(index.bytes(offset)?);
@@ -46,65 +47,46 @@ impl DocumentEnds {
     }
 }
 
-/// Finds the layout of a `.ds` file, with its index if there is one.
-pub fn layout(
-    file: &MappedFile,
-    opened: &Opened,
-    dtype: Option<Dtype>,
-    how: Opener<'_>,
-) -> Result<(TokenLayout, Option<(DocumentEnds, MappedFile)>)> {
-    let size = opened.size();
+/// Opens the side files of a `.ds` file, where there are any, and checks that all belong together.
+pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<TokenFile> {
+    let size = file.size();
     let read = Opener { mode: RequestedMode::Read, ..how };
     let metadata = read.open_if_there(&with_suffix(file.path(), ".metadata"))?;
     let index = how.open_if_there(&with_suffix(file.path(), ".index"))?;
-    let claimed = metadata.as_ref().map(Metadata::read).transpose()?;
+    let claimed = metadata.as_ref().map(Metadata::read).transpose()?.unwrap_or_default();
     let last_end = index.as_ref().map(last_end).transpose()?;
-    let found = match (claimed.as_ref().and_then(|claimed| claimed.dtype), last_end, dtype) {
-        (Some(found), _, _) => {
-            if let Some(metadata) = &metadata {
-                agree_dtype(metadata, 0, found, dtype)?;
-            }
-            found
-        }
+    let found = match (claimed.dtype, last_end, dtype) {
+        (Some(found), ..) => found,
         (None, _, Some(asked)) => asked,
         // The index has the number of tokens, and with it the size of each.
         (None, Some(tokens), None) if tokens.checked_mul(4) == Some(size) && size > 0 => Dtype::U32,
         (None, _, None) => Dtype::U16,
     };
-    if !size.is_multiple_of(item_bytes(found)) {
-        let detail = format!(
-            "the file has {size} bytes, expected a whole number of {} tokens of {} bytes",
-            token_dtype_name(found),
-            item_bytes(found)
-        );
-        return Err(Error::format(file.path(), None, detail));
+    if let Some(metadata) = &metadata {
+        agree_dtype(metadata.path(), 0, found, dtype)?;
     }
-    let tokens = size / item_bytes(found);
-    if let (Some(metadata), Some(claimed)) = (&metadata, claimed.and_then(|claimed| claimed.tokens))
+    let tokens = whole_tokens(file.path(), size, found)?;
+    let apart = |side: &MappedFile, says: String| {
+        let (path, name) = (file.path().display(), token_dtype_name(found));
+        let detail = format!(
+            "{says}, but {path} has {tokens} of type {name}; they do not belong together, or one was cut, or the \
+             dtype is another"
+        );
+        refuse(side, detail)
+    };
+    if let Some((metadata, claimed)) = metadata.as_ref().zip(claimed.tokens)
         && claimed != tokens
     {
-        let detail = format!(
-            "the metadata says {claimed} tokens, but {} has {tokens} of type {}; they do not belong together, \
-             or one was cut",
-            file.path().display(),
-            token_dtype_name(found)
-        );
-        return Err(refuse(metadata, detail));
+        return Err(apart(metadata, format!("the metadata says {claimed} tokens")));
     }
+    if let Some((index, end)) = index.as_ref().zip(last_end)
+        && end != tokens
+    {
+        return Err(apart(index, format!("the index ends at token {end}")));
+    }
+    let ends = |index: &MappedFile| Box::new(DocumentEnds { documents: index.size() / 8, tokens });
     let layout = TokenLayout { format: Format::Datatrove, dtype: found, data_offset_bytes: 0, tokens };
-    let Some((index, last_end)) = index.zip(last_end) else {
-        return Ok((layout, None));
-    };
-    if last_end != tokens {
-        let detail = format!(
-            "the index ends at token {last_end}, but {} has {tokens} of type {}; they do not belong together, \
-             or one was cut, or the dtype is another",
-            file.path().display(),
-            token_dtype_name(found)
-        );
-        return Err(refuse(&index, detail));
-    }
-    Ok((layout, Some((DocumentEnds { documents: index.size() / 8, tokens }, index))))
+    Ok(TokenFile { file, layout, documents: index.map(|index| (ends(&index) as Box<_>, index)) })
 }
 
 /// The end of the last document according to the index; 0 if it has none.
@@ -122,6 +104,7 @@ fn last_end(index: &MappedFile) -> Result<u64> {
     Ok(end)
 }
 
+#[derive(Default)]
 struct Metadata {
     dtype: Option<Dtype>,
     tokens: Option<u64>,

@@ -3,41 +3,24 @@
 //! No table is loaded: an answer costs some reads of a few bytes. A document never crosses files: each file that
 //! records documents begins with one. Documents may be empty; several then begin at one place.
 
+use std::fmt::Debug;
+
 use crate::error::{Error, Result};
 use crate::mapped_file::FileReader;
-
-use super::datatrove::DocumentEnds;
-use super::megatron::SequenceTables;
 
 /// Documents at one place that are passed one by one; further ones are skipped by a search.
 const SAME_PLACE: u32 = 64;
 
-/// The record of a file's documents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DocumentTable {
-    /// Megatron's `.idx`: runs of sequences.
-    Megatron(SequenceTables),
-    /// datatrove's `.ds.index`: the end of each document, in tokens.
-    Ends(DocumentEnds),
-}
-
-impl DocumentTable {
+/// The record of a file's documents, as its format writes it.
+pub trait DocumentTable: Debug + Send + Sync {
     /// The number of documents.
-    pub fn count(&self) -> u64 {
-        match self {
-            Self::Megatron(tables) => tables.documents(),
-            Self::Ends(ends) => ends.documents(),
-        }
-    }
+    fn count(&self) -> u64;
 
     /// The first token of document `number` within the file; for `count()`, the end of the last one.
-    pub fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
-        match self {
-            Self::Megatron(tables) => tables.document_start(index, number),
-            Self::Ends(ends) => ends.start(index, number),
-        }
-    }
+    fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64>;
+}
 
+impl dyn DocumentTable {
     /// The first document at or after `from` that begins at or after `token`, or `count()`.
     fn first_at(&self, index: &FileReader<'_>, from: u64, token: u64) -> Result<u64> {
         let (mut low, mut high) = (from, self.count());

@@ -8,6 +8,8 @@ use crate::mapped_file::{MappedFile, Opened, RequestedMode, is_gone};
 use crate::os::errno::Code;
 use crate::words::words;
 
+use super::documents::DocumentTable;
+
 words! {
     /// A format of token files.
     pub enum Format as "format" {
@@ -31,6 +33,14 @@ pub struct TokenLayout {
     pub dtype: Dtype,
     pub data_offset_bytes: u64,
     pub tokens: u64,
+}
+
+/// A token file, open and understood, with the file that records its documents.
+#[derive(Debug)]
+pub struct TokenFile {
+    pub file: MappedFile,
+    pub layout: TokenLayout,
+    pub documents: Option<(Box<dyn DocumentTable>, MappedFile)>,
 }
 
 /// The types that tokens have, by NumPy's names.
@@ -109,11 +119,24 @@ pub(super) fn is_not_found(error: &Error) -> bool {
 }
 
 /// Refuses a type that was asked for and is not the one in the header.
-pub(super) fn agree_dtype(file: &MappedFile, offset: u64, found: Dtype, asked: Option<Dtype>) -> Result<()> {
+pub(super) fn agree_dtype(path: &Path, offset: u64, found: Dtype, asked: Option<Dtype>) -> Result<()> {
     let Some(asked) = asked.filter(|&asked| asked != found) else { return Ok(()) };
     let (found, asked) = (token_dtype_name(found), token_dtype_name(asked));
     let detail = format!("the file holds {found} tokens, but dtype={asked} was asked for");
-    Err(Error::format(file.path(), offset, detail))
+    Err(Error::format(path, offset, detail))
+}
+
+/// Returns the number of tokens in a file that holds nothing else.
+pub(super) fn whole_tokens(path: &Path, size: u64, dtype: Dtype) -> Result<u64> {
+    let (name, item_bytes) = (token_dtype_name(dtype), item_bytes(dtype));
+    if size.is_multiple_of(item_bytes) {
+        return Ok(size / item_bytes);
+    }
+    let detail = format!(
+        "the file has {size} bytes, which is not a whole number of {name} tokens of {item_bytes} bytes; \
+         pass the dtype that it was written with, or write it again"
+    );
+    Err(Error::format(path, None, detail))
 }
 
 /// Bytes of one token. Every token type fills whole bytes.

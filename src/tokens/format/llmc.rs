@@ -4,7 +4,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Opened};
+use crate::mapped_file::Opened;
 
 use super::layout::{Format, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name};
 
@@ -19,8 +19,8 @@ pub fn claims(prefix: &[u8]) -> bool {
 }
 
 /// Finds the layout of a file from its header.
-pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
-    let refuse = |offset: u64, detail: String| Error::format(file.path(), offset, detail);
+pub fn layout(opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
+    let refuse = |offset: u64, detail: String| Error::format(opened.path(), offset, detail);
     let raw = "; if it is a raw token stream all the same, pass format=\"raw\"";
     let prefix = read_prefix(opened, 12)?;
     let Some(&(magic, version, found)) = KINDS.iter().find(|(magic, _, _)| word(&prefix, 0) == Some(*magic))
@@ -60,7 +60,7 @@ pub fn layout(file: &MappedFile, opened: &Opened, dtype: Option<Dtype>) -> Resul
         );
         return Err(refuse(8, detail));
     }
-    agree_dtype(file, 0, found, dtype)?;
+    agree_dtype(opened.path(), 0, found, dtype)?;
     Ok(TokenLayout { format: Format::Llmc, dtype: found, data_offset_bytes: HEADER_BYTES, tokens })
 }
 

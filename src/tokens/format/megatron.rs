@@ -12,15 +12,16 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{FileReader, MappedFile};
 
-use super::layout::{Format, Opener, TokenLayout, agree_dtype, item_bytes, with_suffix};
+use super::documents::DocumentTable;
+use super::layout::{Format, Opener, TokenFile, TokenLayout, agree_dtype, item_bytes, with_suffix};
 
 pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
 
 const HEADER_BYTES: u64 = 34;
 
 /// The arrays of an index: where they are in the file, and what they describe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SequenceTables {
+#[derive(Debug)]
+struct SequenceTables {
     sequences: u64,
     /// Entries of the array of documents: one more than documents.
     entries: u64,
@@ -37,29 +38,20 @@ pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
     (with_suffix(&stem, ".idx"), with_suffix(&stem, ".bin"))
 }
 
-/// An index and its token file, open and understood.
-#[derive(Debug)]
-pub struct MegatronPair {
-    pub index: MappedFile,
-    pub data: MappedFile,
-    pub layout: TokenLayout,
-    pub tables: SequenceTables,
-}
-
 /// Opens the pair, of which the index may be open already.
 pub fn open(
     path: &Path,
     index: Option<MappedFile>,
     dtype: Option<Dtype>,
     how: Opener<'_>,
-) -> Result<MegatronPair> {
+) -> Result<TokenFile> {
     let (index_path, data_path) = paths(path);
     let index = index.map_or_else(|| how.open(&index_path), Ok)?;
     let opened = index.opened()?;
     let mut tables = SequenceTables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
     let reader = opened.exact_reader();
     let found = tables.read_header(&reader)?;
-    agree_dtype(&index, 17, found, dtype)?;
+    agree_dtype(index.path(), 17, found, dtype)?;
     let data = how.open_if_there(&data_path)?.ok_or_else(|| {
         let detail = format!(
             "the Megatron index has no token file: {} does not exist; expected both next to each other",
@@ -71,15 +63,10 @@ pub fn open(
     reader.finish()?;
     let layout =
         TokenLayout { format: Format::Megatron, dtype: found, data_offset_bytes: 0, tokens: tables.tokens };
-    drop(opened);
-    Ok(MegatronPair { index, data, layout, tables })
+    Ok(TokenFile { file: data, layout, documents: Some((Box::new(tables), index)) })
 }
 
 impl SequenceTables {
-    pub fn documents(&self) -> u64 {
-        self.entries.saturating_sub(1)
-    }
-
     fn read_header(&mut self, index: &FileReader<'_>) -> Result<Dtype> {
         let refuse = |offset, detail| refuse(index, offset, detail);
         let size = index.opened().size();
@@ -174,27 +161,6 @@ impl SequenceTables {
         Ok(bytes / self.item_bytes)
     }
 
-    /// The first token of a document, whose sequence must begin where the one before it ends.
-    pub fn document_start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
-        let sequence = self.sequence_of(index, number)?;
-        if sequence == self.sequences {
-            return Ok(self.tokens);
-        }
-        let pointer = self.pointer(index, sequence)?;
-        let expected = match sequence.checked_sub(1) {
-            None => 0,
-            Some(before) => self.end_of(index, before)?,
-        };
-        if pointer != expected || !pointer.is_multiple_of(self.item_bytes) {
-            let detail = format!(
-                "sequence {sequence} begins at byte {pointer} of the token file, expected {expected}, where \
-                 the one before it ends; old builders wrote such pointers with NumPy 2, build the index again"
-            );
-            return Err(refuse(index, self.pointer_offset(sequence), detail));
-        }
-        Ok(pointer / self.item_bytes)
-    }
-
     fn sequence_of(&self, index: &FileReader<'_>, entry: u64) -> Result<u64> {
         let offset = self.entry_offset(entry);
         let found = i64::from_le_bytes(index.bytes(offset)?);
@@ -237,6 +203,33 @@ impl SequenceTables {
 
     fn entry_offset(&self, entry: u64) -> u64 {
         HEADER_BYTES + 12 * self.sequences + 8 * entry
+    }
+}
+
+impl DocumentTable for SequenceTables {
+    fn count(&self) -> u64 {
+        self.entries.saturating_sub(1)
+    }
+
+    /// The sequence of the document must begin where the one before it ends.
+    fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
+        let sequence = self.sequence_of(index, number)?;
+        if sequence == self.sequences {
+            return Ok(self.tokens);
+        }
+        let pointer = self.pointer(index, sequence)?;
+        let expected = match sequence.checked_sub(1) {
+            None => 0,
+            Some(before) => self.end_of(index, before)?,
+        };
+        if pointer != expected || !pointer.is_multiple_of(self.item_bytes) {
+            let detail = format!(
+                "sequence {sequence} begins at byte {pointer} of the token file, expected {expected}, where \
+                 the one before it ends; old builders wrote such pointers with NumPy 2, build the index again"
+            );
+            return Err(refuse(index, self.pointer_offset(sequence), detail));
+        }
+        Ok(pointer / self.item_bytes)
     }
 }
 
