@@ -42,7 +42,8 @@ def examples():
 
 
 # Their runtimes install signal handlers and threads: not in this process.
-FRAMEWORKS = ("flax", "tensorflow", "mlx", "paddle")
+# The functions of flax, tensorflow and mlx are the same, and their examples import those of flax.
+FRAMEWORKS = ("_foreign", "paddle")
 IN_FRAMEWORK = """
 import doctest, importlib, sys, warnings
 warnings.simplefilter("ignore")

@@ -1,34 +1,103 @@
-"""Saving for the frameworks that go by way of NumPy: flax, tensorflow, mlx and paddle."""
+"""The functions of flax, tensorflow and mlx, whose tensors come and go as copies, by way of NumPy."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pagestream.safetensors import _upstream, numpy
-from pagestream.safetensors._frameworks import to_numpy
+import numpy as np
+
+from pagestream.safetensors import _load, _upstream, numpy
+from pagestream.weights.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pagestream._common.types import StrPath
+    import numpy.typing as npt
+
+    from pagestream._common.types import Mode, StrPath
+    from pagestream.safetensors._open import Backend
 
 
-def save(framework: str, tensors: Mapping[str, Any], metadata: dict[str, str] | None) -> bytes:
-    """Makes a safetensors file of these tensors, as bytes; see `numpy.save`."""
-    if framework != "paddle":
-        return numpy.save(to_numpy(framework, tensors), metadata)
-    _upstream.check_names(tensors)
-    with _upstream.errors_as_ours():
-        return bytes(_upstream.module(framework).save(dict(tensors), metadata))
+class ForeignModule:
+    """What upstream's module of one framework has. The modules here bind these methods under its names.
 
+    Example:
+        >>> from pagestream.safetensors.flax import load_file
+        >>> tuple(load_file("model.safetensors")["bias"].shape)
+        (3,)
+    """
 
-def save_file(
-    framework: str, tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None
-) -> None:
-    """Saves these tensors to a file; see `numpy.save_file`."""
-    if framework != "paddle":
-        numpy.save_file(to_numpy(framework, tensors), filename, metadata)
-        return
-    _upstream.check_names(tensors)
-    writer = _upstream.module(framework).save_file
-    _upstream.write(lambda path: writer(dict(tensors), path, metadata), filename)
+    def __init__(self, framework: str) -> None:
+        self._framework = framework
+
+    def load(self, data: Any, *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
+        """Loads all tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …).
+
+        Example:
+            >>> from pathlib import Path
+            >>> from pagestream.safetensors.flax import load
+            >>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
+            (3,)
+        """
+        return _load.load(self._framework, data, strict)
+
+    def load_file(
+        self,
+        filename: StrPath,
+        *,
+        backend: Backend | None = None,
+        mmap_mode: Mode | None = None,
+        strict: bool | None = None,
+    ) -> dict[str, Any]:
+        """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
+
+        Example:
+            >>> from pagestream.safetensors.flax import load_file
+            >>> tuple(load_file("model.safetensors")["bias"].shape)
+            (3,)
+        """
+        options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
+        return _load.load_file(self._framework, filename, **options)
+
+    def save(self, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+        """Makes a safetensors file of these tensors, as bytes; see `numpy.save`.
+
+        Example:
+            >>> from pagestream.safetensors.flax import load, load_file, save
+            >>> sorted(load(save(load_file("model.safetensors"))))
+            ['bias', 'weight']
+        """
+        return numpy.save(self._arrays(tensors), metadata)
+
+    def save_file(
+        self, tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None
+    ) -> None:
+        """Saves these tensors to a file; see `numpy.save_file`.
+
+        Example:
+            >>> from pagestream.safetensors.flax import load_file, save_file
+            >>> save_file(load_file("model.safetensors"), "again.safetensors")
+            >>> sorted(load_file("again.safetensors"))
+            ['bias', 'weight']
+        """
+        numpy.save_file(self._arrays(tensors), filename, metadata)
+
+    def attribute(self, name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
+        """Returns what upstream's module has under another name; see `_upstream.attribute`."""
+        return _upstream.attribute(self._framework, name)
+
+    def _arrays(self, tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Returns tensors as arrays, without a copy where the framework can do so."""
+        if self._framework == "tensorflow":
+            # A tensor of no dimensions comes as a scalar.
+            return {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
+        if self._framework == "mlx":
+            bfloat16, uint16 = (getattr(import_module("mlx.core"), name) for name in ("bfloat16", "uint16"))
+            return {
+                name: np.asarray(tensor.view(uint16)).view(numpy_dtype("BF16"))
+                if tensor.dtype == bfloat16
+                else np.asarray(tensor)
+                for name, tensor in tensors.items()
+            }
+        return {name: np.asarray(tensor) for name, tensor in tensors.items()}

@@ -10,10 +10,10 @@ import numpy as np
 
 from pagestream.errors import FormatError, SafetensorError, SliceError
 from pagestream.weights import arrays, indexing
-from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize, numpy_dtype, raw_shape
+from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize, raw_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
@@ -284,19 +284,3 @@ def _paddle_place(device: Any) -> str:  # noqa: ANN401
         message = f"device {device!r} is invalid for paddle: 'cpu', 'cuda', 'cuda:0', 'xpu:0' or a number"
         raise SafetensorError(message)
     return kind if kind == "cpu" else f"{kind}:{number or 0}"
-
-
-def to_numpy(framework: str, tensors: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Returns tensors of flax, tensorflow or mlx as arrays, without a copy where the framework can do so."""
-    if framework == "tensorflow":
-        # A tensor of no dimensions comes as a scalar.
-        return {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
-    if framework == "mlx":
-        bfloat16, uint16 = (getattr(import_module("mlx.core"), name) for name in ("bfloat16", "uint16"))
-        return {
-            name: np.asarray(tensor.view(uint16)).view(numpy_dtype("BF16"))
-            if tensor.dtype == bfloat16
-            else np.asarray(tensor)
-            for name, tensor in tensors.items()
-        }
-    return {name: np.asarray(tensor) for name, tensor in tensors.items()}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pagestream._common.locks import ForkSafeLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import ModuleType
 
     from pagestream._common.types import StrPath
@@ -134,6 +134,21 @@ def check_names(names: Iterable[Any]) -> None:
     if "__metadata__" in names:
         message = "a tensor cannot be called '__metadata__': the format keeps that name for itself; rename it"
         raise SafetensorError(message)
+
+
+def save(part: str, tensors: Mapping[str, Any], metadata: dict[str, str] | None) -> bytes:
+    """Calls ``save`` of upstream's part."""
+    check_names(tensors)
+    with errors_as_ours():
+        return bytes(module(part).save(tensors, metadata))
+
+
+def save_file(
+    part: str, tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None
+) -> None:
+    """Calls ``save_file`` of upstream's part; see `write`."""
+    check_names(tensors)
+    write(lambda path: module(part).save_file(tensors, path, metadata), filename)
 
 
 def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:

@@ -2,71 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from pagestream.safetensors import _foreign, _load, _upstream
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.safetensors._open import Backend
+from pagestream.safetensors._foreign import ForeignModule
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-
-def load(data: Any, *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
-    """Loads all tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …).
-
-    Example:
-        >>> from pathlib import Path
-        >>> from pagestream.safetensors.mlx import load
-        >>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
-        (3,)
-    """
-    return _load.load("mlx", data, strict)
-
-
-def load_file(
-    filename: StrPath,
-    *,
-    backend: Backend | None = None,
-    mmap_mode: Mode | None = None,
-    strict: bool | None = None,
-) -> dict[str, Any]:
-    """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
-
-    Example:
-        >>> from pagestream.safetensors.mlx import load_file
-        >>> tuple(load_file("model.safetensors")["bias"].shape)
-        (3,)
-    """
-    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
-    return _load.load_file("mlx", filename, **options)
-
-
-def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Makes a safetensors file of these tensors, as bytes; see `numpy.save`.
-
-    Example:
-        >>> from pagestream.safetensors.mlx import load, load_file, save
-        >>> sorted(load(save(load_file("model.safetensors"))))
-        ['bias', 'weight']
-    """
-    return _foreign.save("mlx", tensors, metadata)
-
-
-def save_file(tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None) -> None:
-    """Saves these tensors to a file; see `numpy.save_file`.
-
-    Example:
-        >>> from pagestream.safetensors.mlx import load_file, save_file
-        >>> save_file(load_file("model.safetensors"), "again.safetensors")
-        >>> sorted(load_file("again.safetensors"))
-        ['bias', 'weight']
-    """
-    _foreign.save_file("mlx", tensors, filename, metadata)
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-    return _upstream.attribute("mlx", name)
+_functions = ForeignModule("mlx")
+load, load_file = _functions.load, _functions.load_file
+save, save_file = _functions.save, _functions.save_file
+__getattr__ = _functions.attribute

@@ -92,9 +92,7 @@ def save(tensor_dict: Mapping[str, npt.NDArray[Any]], metadata: dict[str, str] |
         array([[0, 2],
                [1, 3]])
     """
-    arrays = _contiguous(tensor_dict)
-    with _upstream.errors_as_ours():
-        return bytes(_upstream.module("numpy").save(arrays, metadata))
+    return _upstream.save("numpy", _contiguous(tensor_dict), metadata)
 
 
 def save_file(
@@ -118,8 +116,7 @@ def save_file(
         >>> load_file("a.safetensors")["a"]
         array([0, 1, 2])
     """
-    arrays = _contiguous(tensor_dict)
-    _upstream.write(lambda path: _upstream.module("numpy").save_file(arrays, path, metadata), filename)
+    _upstream.save_file("numpy", _contiguous(tensor_dict), filename, metadata)
 
 
 def _contiguous(tensor_dict: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -127,7 +124,6 @@ def _contiguous(tensor_dict: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.ND
 
     https://github.com/huggingface/safetensors/issues/825
     """
-    _upstream.check_names(tensor_dict)
     return {
         name: np.asarray(array, order="C") if isinstance(array, (np.ndarray, np.generic)) else array
         for name, array in tensor_dict.items()

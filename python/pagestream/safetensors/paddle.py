@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pagestream.safetensors import _foreign, _load, _upstream
+from pagestream.safetensors import _load, _upstream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> 
         >>> sorted(load(save(load_file("model.safetensors"))))
         ['bias', 'weight']
     """
-    return _foreign.save("paddle", tensors, metadata)
+    return _upstream.save("paddle", dict(tensors), metadata)
 
 
 def save_file(tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None) -> None:
@@ -66,7 +66,7 @@ def save_file(tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str,
         >>> sorted(load_file("again.safetensors"))
         ['bias', 'weight']
     """
-    _foreign.save_file("paddle", tensors, filename, metadata)
+    _upstream.save_file("paddle", dict(tensors), filename, metadata)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type

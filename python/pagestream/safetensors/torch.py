@@ -149,9 +149,7 @@ def save(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = 
         >>> sorted(load(save({"a": torch.zeros(1), "b": torch.ones(1)})))
         ['a', 'b']
     """
-    _upstream.check_names(tensors)
-    with _upstream.errors_as_ours():
-        return bytes(_upstream.module("torch").save(tensors, metadata))
+    return _upstream.save("torch", tensors, metadata)
 
 
 def save_file(
@@ -177,8 +175,7 @@ def save_file(
         >>> load_file("a.safetensors")["a"]
         tensor([0, 1, 2])
     """
-    _upstream.check_names(tensors)
-    _upstream.write(lambda path: _upstream.module("torch").save_file(tensors, path, metadata), filename)
+    _upstream.save_file("torch", tensors, filename, metadata)
 
 
 def save_model(

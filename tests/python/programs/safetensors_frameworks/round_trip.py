@@ -6,10 +6,11 @@ from importlib import import_module
 import numpy as np
 
 import pagestream.safetensors as ours
+from pagestream.safetensors.numpy import load_file
 
 name, words, path, kind, other = sys.argv[1], sys.argv[2].split(), *sys.argv[3:]
 module = import_module(f"pagestream.safetensors.{name}")
-expected = ours.numpy.load_file(path)
+expected = load_file(path)
 home, _, attribute = kind.rpartition(".")
 kind = getattr(import_module(home), attribute)
 
