@@ -4,14 +4,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{IntoPyDict, PyDict, PyString};
 
 use super::error::text;
 use super::files::{audit_open, path_of, weakest_reason};
-use super::tensor_info::PyTensorInfo;
-use super::weights::PyWeightFile;
+use super::weights::{PyWeightFile, TensorFacts, found, tensor_facts};
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::header::TensorEntry;
@@ -33,9 +31,7 @@ impl Drop for PyCheckpoint {
 
 impl PyCheckpoint {
     fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
-        // No header has a name with lone surrogates.
-        let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
-        found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
+        found(name, |name| self.checkpoint.tensor(name))
     }
 }
 
@@ -131,12 +127,7 @@ impl PyCheckpoint {
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(pairs) = self.checkpoint.metadata() else { return Ok(None) };
-        let found = PyDict::new(py);
-        for (key, value) in pairs {
-            found.set_item(key, value)?;
-        }
-        Ok(Some(found))
+        self.checkpoint.metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
 
     /// The `metadata` of the index, as JSON.
@@ -145,11 +136,15 @@ impl PyCheckpoint {
         self.checkpoint.index_metadata()
     }
 
-    /// Returns what the header says of a tensor; also after `close`.
-    fn info(&self, name: &Bound<'_, PyString>) -> PyResult<PyTensorInfo> {
+    /// Returns what the header says of a tensor, and the path of its file; also after `close`.
+    fn info<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'_, PyString>,
+    ) -> PyResult<(TensorFacts<'py>, OsString)> {
         let (number, entry) = self.find(name)?;
         let range = self.checkpoint.header(number).byte_range(&entry);
-        Ok(PyTensorInfo::new(&entry, &self.checkpoint.paths()[number], range))
+        Ok((tensor_facts(py, &entry, range)?, text(&self.checkpoint.paths()[number])))
     }
 
     /// Returns the file of a tensor, opened again if it was closed in favour of others.

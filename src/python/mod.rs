@@ -15,7 +15,6 @@ mod loader;
 mod sampling;
 mod staging;
 mod stored_tensor;
-mod tensor_info;
 mod tokens;
 mod weights;
 mod writable;
@@ -23,25 +22,17 @@ mod writable;
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
-    use super::checkpoint::PyCheckpoint;
-    #[pymodule_export]
-    use super::export::PyExporter;
-    #[pymodule_export]
-    use super::files::PyMappedFile;
-    #[pymodule_export]
-    use super::loader::{PyBatchLayout, PyPipelineBatch, PyPipelineOptions, PyTokenPipeline};
-    #[pymodule_export]
-    use super::sampling::{PyPermutation, PySchedule};
-    #[pymodule_export]
-    use super::staging::PyStagingBuffer;
-    #[pymodule_export]
-    use super::stored_tensor::PyStoredTensor;
-    #[pymodule_export]
-    use super::tensor_info::PyTensorInfo;
-    #[pymodule_export]
-    use super::tokens::{PyShardFacts, PyTokenCorpus, natural_sorted};
-    #[pymodule_export]
-    use super::weights::{PyWeightFile, parse_weights};
+    use super::{
+        checkpoint::PyCheckpoint,
+        export::PyExporter,
+        files::PyMappedFile,
+        loader::{PyBatchLayout, PyPipelineBatch, PyPipelineOptions, PyTokenPipeline},
+        sampling::{PyPermutation, PySchedule},
+        staging::PyStagingBuffer,
+        stored_tensor::PyStoredTensor,
+        tokens::{PyShardFacts, PyTokenCorpus, natural_sorted},
+        weights::{PyWeightFile, parse_weights},
+    };
 
     use pyo3::prelude::*;
     use pyo3::types::PyTuple;
@@ -64,7 +55,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::os::process::atfork::register();
-        super::tensor_info::add_constants(module)?;
+        super::weights::add_constants(module)?;
         super::damage::watch();
         super::tokens::add_constants(module)?;
         // Words that users type, for Python's own checks.

@@ -2,22 +2,60 @@
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
 
 use super::error::text;
 use super::export::{self, Access};
 use super::files::{audit_open, path_of};
 use super::stored_tensor::PyStoredTensor;
-use super::tensor_info::{PyTensorInfo, dtype_word};
 use super::writable::WritableBuffer;
+use crate::dtype::Dtype;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
-use crate::weights::header::TensorEntry;
+use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
+
+/// Names of element types as Python's strings.
+static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock::new() }; Dtype::ALL.len()];
+
+/// Returns the name of an element type, always the same object.
+fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
+    WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
+}
+
+/// Adds the facts of the format that Python shares: the bits of each element type, and the header's limit.
+pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let bits = PyDict::new(module.py());
+    // Makes all words, too. A fork while another thread makes one later would leave the child waiting for a
+    // thread that it does not have.
+    for &dtype in Dtype::ALL {
+        bits.set_item(dtype_word(module.py(), dtype), dtype.bits())?;
+    }
+    module.add("DTYPE_BITS", bits)?;
+    module.add("MAX_HEADER_BYTES", MAX_HEADER_BYTES)
+}
+
+/// What a header says of one tensor: element type, shape, size in bytes, and offset in the file.
+pub type TensorFacts<'py> = (Bound<'py, PyString>, Bound<'py, PyTuple>, u64, u64);
+
+pub fn tensor_facts<'py>(
+    py: Python<'py>,
+    entry: &TensorEntry<'_>,
+    (offset, nbytes): (u64, u64),
+) -> PyResult<TensorFacts<'py>> {
+    Ok((dtype_word(py, entry.dtype).clone(), PyTuple::new(py, entry.shape)?, nbytes, offset))
+}
+
+/// Finds a tensor by its name, or makes a KeyError, whose message the callers replace.
+pub fn found<T>(name: &Bound<'_, PyString>, find: impl FnOnce(&str) -> Option<T>) -> PyResult<T> {
+    // No header has a name with lone surrogates.
+    let found = name.to_str().ok().and_then(find);
+    found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
+}
 
 #[pyclass(name = "WeightFile", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
@@ -53,57 +91,52 @@ impl PyWeightFile {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a tensor's entry, or a KeyError, whose message the callers replace.
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
-        // No header has a name with lone surrogates.
-        let found = name.to_str().ok().and_then(|name| self.weights.header().tensor(name));
-        found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
+        found(name, |name| self.weights.header().tensor(name))
     }
 }
 
 /// Parses the header of a file that is in memory: each tensor in order of the data. `head` has at least the header.
 #[pyfunction]
-pub fn parse_weights(py: Python<'_>, head: &[u8], size: u64, strict: bool) -> PyResult<Vec<PyTensorInfo>> {
+pub fn parse_weights<'py>(
+    py: Python<'py>,
+    head: &[u8],
+    size: u64,
+    strict: bool,
+) -> PyResult<Vec<(String, TensorFacts<'py>)>> {
     let header = py.detach(|| file::parse_head(head, size, strict.into()))?;
-    let info = |entry: TensorEntry<'_>| PyTensorInfo::new(&entry, Path::new(""), header.byte_range(&entry));
-    Ok(header.tensors_by_offset().map(info).collect())
+    let tensors = header.tensors_by_offset();
+    tensors.map(|it| Ok((it.name.into(), tensor_facts(py, &it, header.byte_range(&it))?))).collect()
 }
 
 #[pymethods]
 impl PyWeightFile {
+    /// Opens a file; with a descriptor the file behind that, which stays the caller's, and `path` is for messages.
     #[new]
-    fn new(py: Python<'_>, path: &[u8], mode: &str, strict: bool) -> PyResult<Self> {
-        let path = path_of(path)?;
-        let mode = RequestedMode::from_word(mode)?;
-        audit_open(py, path, mode)?;
-        let weights = py.detach(|| WeightFile::open(path, mode, strict.into()))?;
-        Ok(weights.into())
-    }
-
-    /// Opens the file behind a descriptor, which stays the caller's. `path` is for messages.
-    #[staticmethod]
-    fn of_descriptor(
+    #[pyo3(signature = (path, mode, strict, descriptor = None))]
+    fn new(
         py: Python<'_>,
-        descriptor: RawFd,
         path: &[u8],
         mode: &str,
         strict: bool,
+        descriptor: Option<RawFd>,
     ) -> PyResult<Self> {
         let path = path_of(path)?;
         let mode = RequestedMode::from_word(mode)?;
         audit_open(py, path, mode)?;
-        let file = py.detach(|| MappedFile::from_descriptor(descriptor, path, mode))?;
-        Ok(py.detach(|| WeightFile::of(file, strict.into()))?.into())
+        let weights = py.detach(|| {
+            let file = match descriptor {
+                Some(descriptor) => MappedFile::from_descriptor(descriptor, path, mode),
+                None => MappedFile::open(path, mode),
+            };
+            WeightFile::of(file?, strict.into())
+        })?;
+        Ok(weights.into())
     }
 
     #[getter]
     fn path(&self) -> OsString {
         text(self.weights.file().path())
-    }
-
-    #[getter]
-    fn absolute_path(&self) -> OsString {
-        text(self.weights.file().absolute_path())
     }
 
     #[getter]
@@ -122,18 +155,8 @@ impl PyWeightFile {
         self.weights.header().data_start()
     }
 
-    /// Warnings of fields that the format does not have.
-    #[getter]
-    fn warnings(&self) -> Vec<String> {
-        self.weights.header().warnings().to_vec()
-    }
-
     fn __len__(&self) -> usize {
         self.weights.header().len()
-    }
-
-    fn __contains__(&self, name: &Bound<'_, PyString>) -> bool {
-        self.entry(name).is_ok()
     }
 
     /// Returns the names, sorted.
@@ -147,17 +170,12 @@ impl PyWeightFile {
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(pairs) = self.weights.header().metadata() else { return Ok(None) };
-        let found = PyDict::new(py);
-        for (key, value) in pairs {
-            found.set_item(key, value)?;
-        }
-        Ok(Some(found))
+        self.weights.header().metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
 
-    fn info(&self, name: &Bound<'_, PyString>) -> PyResult<PyTensorInfo> {
+    fn info<'py>(&self, py: Python<'py>, name: &Bound<'_, PyString>) -> PyResult<TensorFacts<'py>> {
         let entry = self.entry(name)?;
-        Ok(PyTensorInfo::new(&entry, self.weights.file().path(), self.weights.byte_range(&entry)))
+        tensor_facts(py, &entry, self.weights.byte_range(&entry))
     }
 
     /// Returns the whole file as a buffer; None where there is no mapping. With `writable` the buffer is over

@@ -325,9 +325,8 @@ def test_a_bad_index_says_what_is_wrong_with_it(path, index, text, framework):
     assert isinstance(error, safetensors.SafetensorError)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.args) == (SliceError, error.args)
-    with pytest.raises(IndexError) as caught, open_checkpoint(path) as weights:
+    with pytest.raises(SliceError) as caught, open_checkpoint(path) as weights:
         weights.read("small", index)
-    assert type(caught.value) is IndexError
     assert text in str(caught.value)
 
 

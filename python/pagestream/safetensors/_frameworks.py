@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream.errors import FormatError, SafetensorError, SliceError
-from pagestream.weights import arrays, indexing
-from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize, raw_shape
+from pagestream.errors import SafetensorError
+from pagestream.weights.arrays import NumpyArrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pagestream import _native
-    from pagestream.weights.arrays import Align, Filler
+    from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index
 
 # Upstream's words. Not all of them are names of modules.
@@ -53,113 +52,6 @@ def framework_named(word: str) -> str:
     raise SafetensorError(message)
 
 
-class Framework:
-    """Makes tensors of one framework, whole or in part, from the bytes of a file.
-
-    Attributes:
-        align: What to do with elements that are misaligned in the file.
-        copies: Whether tensors get memory of their own.
-        read_only: Whether arrays over the mapping are read-only.
-        raw: Whether a tensor is given, and indexed, as its bytes.
-    """
-
-    def __init__(
-        self, align: Align = "copy", *, copies: bool = False, read_only: bool = False, raw: bool = False
-    ) -> None:
-        """Keeps the options."""
-        self.align = align
-        self.copies = copies
-        self.read_only = read_only
-        self.raw = raw
-
-    def make(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        nbytes: int,
-        offset: int,
-        buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-        fill: Filler,
-    ) -> Any:  # noqa: ANN401 - the framework's type
-        """Makes a tensor over a buffer, or a copy.
-
-        Args:
-            dtype: The element type by its safetensors name.
-            shape: The dimensions, in elements.
-            nbytes: The size of the elements in the file.
-            offset: Where the elements begin in the buffer, in bytes.
-            buffer: Memory that holds the elements; None makes a copy.
-            fill: Fills memory of `nbytes` with the elements, for a copy.
-
-        Raises:
-            SafetensorError: The framework has no such type or shape; or the elements are misaligned, and
-                ``align="error"``.
-        """
-        raise NotImplementedError
-
-    def described(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[str, tuple[int, ...]]:
-        """Returns the element type and shape that the user sees."""
-        return ("U8", raw_shape(dtype, shape, nbytes)) if self.raw else (dtype, shape)
-
-    def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
-        """Makes one tensor of a file; raises KeyError for an unknown name."""
-        info = file.info(name)
-        nbytes = info.nbytes
-        dtype, shape = self.described(info.dtype, info.shape, nbytes)
-        buffer = None if self.copies else file.buffer(not self.read_only)
-        try:
-            return self.make(dtype, shape, nbytes, info.offset, buffer, partial(file.read_into, name))
-        except SafetensorError as error:
-            message = f"{file.path}: tensor {name!r} at byte {info.offset}: {error}"
-            raise SafetensorError(message) from error
-
-    def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes the part of a tensor that `index` selects; see `PySafeSlice.__getitem__`."""
-        dtype, shape = self.described(stored.dtype, stored.shape, stored.nbytes)
-        if dtype in SUB_BYTE_BITS:
-            return self.sub_byte_part(stored, index)
-        return self.basic_part(stored, dtype, shape, index)
-
-    def basic_part(
-        self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
-    ) -> Any:  # noqa: ANN401
-        """Makes a part of a tensor seen as `dtype` and `shape`. One run of mapped bytes is not copied."""
-        item_bytes = itemsize(dtype)
-        found = indexing.select(shape, index, SliceError)
-        nbytes, fill = found.count * item_bytes, arrays.reader(stored, found, item_bytes)
-        buffer = None
-        if found.is_run and nbytes and not self.copies:
-            buffer = stored.view(found.first * item_bytes, nbytes, not self.read_only)
-        return self.make(dtype, found.shape, nbytes, 0, buffer, fill)
-
-    def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes a part of a tensor whose elements are smaller than a byte."""
-        raise NotImplementedError
-
-
-class NumpyArrays(Framework):
-    """NumPy's arrays."""
-
-    def make(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        nbytes: int,
-        offset: int,
-        buffer: Any,  # noqa: ANN401
-        fill: Filler,
-    ) -> Any:  # noqa: ANN401
-        """Makes an array."""
-        array = numpy_array(dtype, shape, nbytes, offset, buffer, fill, align=self.align)
-        if self.read_only and buffer is not None:
-            array.flags.writeable = False  # also of a copy that a misaligned tensor needs
-        return array
-
-    def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
-        """Makes an array of whole rows, and indexes that."""
-        return arrays.unpacked_part(stored, index, numpy_array, SliceError)
-
-
 class ByNumpy(NumpyArrays):
     """Tensors of a framework that has NumPy's types at most, copied from an array."""
 
@@ -180,14 +72,6 @@ class ByNumpy(NumpyArrays):
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes a tensor of an array's part."""
         return self._convert(stored.dtype, super().sub_byte_part(stored, index))
-
-
-def numpy_array(*place: Any, align: Align = "copy") -> npt.NDArray[Any]:  # noqa: ANN401
-    """Calls `arrays.over`; its errors come out as `SafetensorError`."""
-    try:
-        return arrays.over(*place, align=align)
-    except FormatError as error:
-        raise SafetensorError(*error.args) from error
 
 
 def check_cpu(framework: str, device: Any) -> None:  # noqa: ANN401 - a str, an int or a torch.device

@@ -83,13 +83,11 @@ def deserialize(
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     head = view[: _LENGTH_BYTES + min(length, _native.MAX_HEADER_BYTES)].tobytes()
     tensors = _native.parse_weights(head, len(view), _strictness.chosen(strict))
-    return [(each.name, _owned(view, each)) for each in tensors]
+    return [
+        (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[offset : offset + nbytes])})
+        for name, (dtype, shape, nbytes, offset) in tensors
+    ]
 
 
 # The header's length stands in the first bytes.
 _LENGTH_BYTES = 8
-
-
-def _owned(view: memoryview, info: _native.TensorInfo) -> Mapping[str, Any]:
-    data = bytearray(view[info.offset : info.offset + info.nbytes])
-    return {"shape": list(info.shape), "dtype": info.dtype, "data": data}

@@ -12,16 +12,16 @@ from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _strictness
-from pagestream.safetensors._frameworks import ByNumpy, NumpyArrays, check_cpu, framework_named
+from pagestream.safetensors._frameworks import ByNumpy, check_cpu, framework_named
 from pagestream.safetensors._slice import PySafeSlice
 from pagestream.weights import dtypes
+from pagestream.weights.arrays import NumpyArrays
 
 if TYPE_CHECKING:
     from typing import IO, Self
 
     from pagestream._common.types import Mode, StrPath
-    from pagestream.safetensors._frameworks import Framework
-    from pagestream.weights.arrays import Align
+    from pagestream.weights.arrays import Align, Framework
 
 __all__ = ["Backend", "TensorMeta", "safe_open"]
 
@@ -258,11 +258,11 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         file = self._open()
         try:
-            info = file.info(name)
+            dtype, shape, nbytes, offset = file.info(name)
         except KeyError:
             raise self._missing(name) from None
-        begin = info.offset - file.data_start
-        return TensorMeta(info.dtype, list(info.shape), (begin, begin + info.nbytes))
+        begin = offset - file.data_start
+        return TensorMeta(dtype, list(shape), (begin, begin + nbytes))
 
     def check(self) -> None:
         """Checks that the file is still the one that was opened; see `MappedFile.check`.
@@ -342,7 +342,7 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
     def _opened(self, filename: Any, strict: bool) -> _native.WeightFile:  # noqa: ANN401, FBT001
         name = getattr(filename, "name", None)
         path = name if isinstance(name, (str, bytes, os.PathLike)) else f"<descriptor {filename.fileno()}>"
-        return _native.WeightFile.of_descriptor(filename.fileno(), os.fsencode(path), self._mode, strict)
+        return _native.WeightFile(os.fsencode(path), self._mode, strict, filename.fileno())
 
 
 def framework_on(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagestream import _native
-    from pagestream.safetensors._frameworks import Framework
+    from pagestream.weights.arrays import Framework
     from pagestream.weights.indexing import Index
 
 __all__ = ["PySafeSlice"]

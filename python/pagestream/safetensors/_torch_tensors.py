@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pagestream.errors import SafetensorError, SliceError
-from pagestream.safetensors._frameworks import Framework
-from pagestream.weights import arrays, indexing
+from pagestream.weights import indexing
+from pagestream.weights.arrays import Framework
 
 if TYPE_CHECKING:
     from types import EllipsisType
 
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
     from pagestream import _native
-    from pagestream.weights.arrays import Align, Filler
+    from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index
 
 # Types that this torch does not have are left out, and are refused when a file holds them.
@@ -68,30 +72,41 @@ class TorchTensors(Framework):
             raise SafetensorError(message) from error
         self._is_cpu = self._device.type == "cpu"
 
-    def make(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        nbytes: int,
-        offset: int,
-        buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-        fill: Filler,
-    ) -> torch.Tensor:
+    def make(self, *place: Any) -> torch.Tensor:  # noqa: ANN401 - as in `Framework.make`
         """Makes a tensor."""
-        tensor = None
-        if buffer is not None:
-            tensor = over(dtype, shape, nbytes, offset, buffer)
-            if tensor.data_ptr() % tensor.itemsize:
-                if self.align == "error":
-                    raise SafetensorError(arrays.misaligned(dtype))
-                tensor = None
-        if tensor is None:
-            # Whatever the default device is.
-            copied = torch.empty(nbytes, dtype=torch.uint8, device="cpu").numpy()
-            if nbytes:
-                fill(copied)
-            tensor = over(dtype, shape, nbytes, 0, copied)
+        tensor: torch.Tensor = super().make(*place)
         return tensor if self._is_cpu else tensor.to(self._device)
+
+    def over(
+        self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
+    ) -> torch.Tensor:
+        """Makes a tensor on the CPU. Memory of a file must be writable."""
+        kind = TYPES.get(dtype) or dtype_named(dtype)
+        if dtype == "F4":
+            if not shape or shape[-1] % 2:
+                message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
+                raise SafetensorError(message)
+            # Two elements a byte, of which torch counts the pairs.
+            shape = (*shape[:-1], shape[-1] // 2)
+        try:
+            if buffer is None or not nbytes:
+                # Whatever the default device is.
+                return torch.empty(shape, dtype=kind, device="cpu")
+            flat = torch.frombuffer(buffer, dtype=kind, count=nbytes // kind.itemsize, offset=offset)
+            return flat if len(shape) == 1 else flat.view(shape)
+        except (OverflowError, RuntimeError, TypeError) as error:
+            # The first line; C++ frames follow it.
+            reason = str(error).partition("\n")[0]
+            message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {reason}"
+            raise SafetensorError(message) from error
+
+    def is_aligned(self, tensor: torch.Tensor) -> bool:
+        """Returns whether the elements begin at a multiple of their size."""
+        return not tensor.data_ptr() % tensor.itemsize
+
+    def bytes_of(self, tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+        """Returns a view of a CPU tensor's memory."""
+        return tensor.reshape(-1).view(torch.uint8).numpy()
 
     def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
         """Makes a part, by torch's own indexing where `index` has lists or tensors.
@@ -139,37 +154,6 @@ def dtype_named(name: str) -> torch.dtype:
         return TYPES[name]
     message = f"torch {torch.__version__} has no type for {name} elements; raw=True gives their bytes"
     raise SafetensorError(message)
-
-
-def over(
-    dtype: str,
-    shape: tuple[int, ...],
-    nbytes: int,
-    offset: int,
-    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-) -> torch.Tensor:
-    """Makes a tensor over writable memory; the arguments are those of `Framework.make`.
-
-    Raises:
-        SafetensorError: torch has no such type, or cannot make a tensor of this shape.
-    """
-    kind = TYPES.get(dtype) or dtype_named(dtype)
-    if dtype == "F4":
-        if not shape or shape[-1] % 2:
-            message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
-            raise SafetensorError(message)
-        # Two elements a byte, of which torch counts the pairs.
-        shape = (*shape[:-1], shape[-1] // 2)
-    try:
-        if not nbytes:
-            return torch.empty(shape, dtype=kind, device="cpu")
-        flat = torch.frombuffer(buffer, dtype=kind, count=nbytes // kind.itemsize, offset=offset)
-        return flat if len(shape) == 1 else flat.view(shape)
-    except (OverflowError, RuntimeError, TypeError) as error:
-        # The first line; C++ frames follow it.
-        reason = str(error).partition("\n")[0]
-        message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {reason}"
-        raise SafetensorError(message) from error
 
 
 def _narrowed(

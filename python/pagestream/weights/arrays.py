@@ -1,19 +1,21 @@
-"""NumPy arrays over, or copied out of, the bytes of a safetensors file."""
+"""Tensors of the bytes of a safetensors file: `Framework`, and NumPy's arrays."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pagestream.errors import FormatError
+from pagestream import errors
 from pagestream.weights import indexing
-from pagestream.weights.dtypes import SUB_BYTE_BITS, numpy_dtype, unpack
+from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize, numpy_dtype, raw_shape, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
+    from typing_extensions import Buffer
 
     from pagestream import _native
     from pagestream.weights.indexing import Index
@@ -25,86 +27,176 @@ if TYPE_CHECKING:
 Align = Literal["copy", "view", "error"]
 
 
-def over(
-    dtype: str,
-    shape: tuple[int, ...],
-    nbytes: int,
-    offset: int,
-    buffer: Any,  # noqa: ANN401 - anything with the buffer protocol
-    read_into: Filler,
-    *,
-    align: Align = "copy",
-) -> npt.NDArray[Any]:
-    """Makes an array over `buffer`, or a copy.
+class Framework:
+    """Makes tensors of one framework, whole or in part, from the bytes of a file.
 
-    Args:
-        dtype: The element type by its safetensors name.
-        shape: The dimensions, in elements.
-        nbytes: The size of the elements in the file.
-        offset: Where the elements begin in the buffer, in bytes.
-        buffer: Memory with the elements; None makes a copy.
-        read_into: Fills memory of `nbytes` with the elements, for a copy.
-        align: What to do with elements that are misaligned in `buffer`.
-
-    Raises:
-        FormatError: NumPy has no such type or shape; or the elements are misaligned, and ``align="error"``.
+    Attributes:
+        align: What to do with elements that are misaligned in the file.
+        copies: Whether tensors get memory of their own.
+        read_only: Whether arrays over the mapping are read-only.
+        raw: Whether a tensor is given, and indexed, as its bytes.
     """
-    numpy_type = numpy_dtype(dtype)
-    if dtype in SUB_BYTE_BITS:
-        packed = np.empty(nbytes, np.uint8)
-        if nbytes:
-            read_into(packed)
-        return unpack(packed, dtype, shape)
-    try:
+
+    def __init__(
+        self, align: Align = "copy", *, copies: bool = False, read_only: bool = False, raw: bool = False
+    ) -> None:
+        """Keeps the options."""
+        self.align = align
+        self.copies = copies
+        self.read_only = read_only
+        self.raw = raw
+
+    def over(
+        self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
+    ) -> Any:  # noqa: ANN401 - the framework's type
+        """Makes a tensor over a buffer as it is; over new memory if that is None.
+
+        The arguments and errors are those of `make`.
+        """
+        raise NotImplementedError
+
+    def is_aligned(self, tensor: Any) -> bool:  # noqa: ANN401
+        """Returns whether the elements of a tensor begin where the framework wants them to."""
+        raise NotImplementedError
+
+    def bytes_of(self, tensor: Any) -> npt.NDArray[np.uint8]:  # noqa: ANN401
+        """Returns a view of a tensor's memory."""
+        raise NotImplementedError
+
+    def make(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        nbytes: int,
+        offset: int,
+        buffer: Buffer | None,
+        fill: Filler,
+    ) -> Any:  # noqa: ANN401
+        """Makes a tensor over a buffer, or a copy.
+
+        Args:
+            dtype: The element type by its safetensors name.
+            shape: The dimensions, in elements.
+            nbytes: The size of the elements in the file.
+            offset: Where the elements begin in the buffer, in bytes.
+            buffer: Memory that holds the elements; None makes a copy.
+            fill: Fills memory of `nbytes` with the elements, for a copy.
+
+        Raises:
+            SafetensorError: The framework has no such type or shape; or the elements are misaligned, and
+                ``align="error"``.
+        """
         if buffer is not None:
-            array: npt.NDArray[Any] = np.ndarray(shape, numpy_type, buffer, offset)
-            if array.flags.aligned or align == "view":
-                return array
-            if align == "error":
-                raise FormatError(misaligned(dtype))  # noqa: TRY301
-        array = np.empty(shape, numpy_type)
-    except FormatError:
-        raise
-    except (OverflowError, ValueError) as error:
-        message = f"NumPy cannot make an array of {dtype} elements and shape {list(shape)}: {error}"
-        raise FormatError(message) from error
+            tensor = self.over(dtype, shape, nbytes, offset, buffer)
+            if self.align == "view" or self.is_aligned(tensor):
+                return tensor
+            if self.align == "error":
+                message = f'it begins where {dtype} elements must not; align="copy" copies it'
+                raise errors.SafetensorError(message)
+        tensor = self.over(dtype, shape, nbytes, 0, None)
+        if nbytes:
+            fill(self.bytes_of(tensor))
+        return tensor
+
+    def described(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[str, tuple[int, ...]]:
+        """Returns the element type and shape that the user sees."""
+        return ("U8", raw_shape(dtype, shape, nbytes)) if self.raw else (dtype, shape)
+
+    def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
+        """Makes one tensor of a file; raises KeyError for an unknown name."""
+        dtype, shape, nbytes, offset = file.info(name)
+        if self.raw:
+            dtype, shape = self.described(dtype, shape, nbytes)
+        buffer = None if self.copies else file.buffer(not self.read_only)
+        try:
+            return self.make(dtype, shape, nbytes, offset, buffer, partial(file.read_into, name))
+        except errors.SafetensorError as error:
+            message = f"{file.path}: tensor {name!r} at byte {offset}: {error}"
+            raise errors.SafetensorError(message) from error
+
+    def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
+        """Makes the part of a tensor that `index` selects; see `PySafeSlice.__getitem__`."""
+        dtype, shape = self.described(stored.dtype, stored.shape, stored.nbytes)
+        if dtype in SUB_BYTE_BITS:
+            return self.sub_byte_part(stored, index)
+        return self.basic_part(stored, dtype, shape, index)
+
+    def basic_part(
+        self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
+    ) -> Any:  # noqa: ANN401
+        """Makes a part of a tensor seen as `dtype` and `shape`. One run of mapped bytes is not copied."""
+        item_bytes = itemsize(dtype)
+        found = indexing.select(shape, index)
+        nbytes, fill = found.count * item_bytes, reader(stored, found, item_bytes)
+        buffer = None
+        if found.is_run and nbytes and not self.copies:
+            buffer = stored.view(found.first * item_bytes, nbytes, not self.read_only)
+        return self.make(dtype, found.shape, nbytes, 0, buffer, fill)
+
+    def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
+        """Makes a part of a tensor whose elements are smaller than a byte."""
+        raise NotImplementedError
+
+
+class NumpyArrays(Framework):
+    """NumPy's arrays."""
+
+    def over(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        nbytes: int,  # noqa: ARG002 - NumPy counts by itself
+        offset: int,
+        buffer: Buffer | None,
+    ) -> npt.NDArray[Any]:
+        """Makes an array."""
+        numpy_type = numpy_dtype(dtype)
+        try:
+            return np.ndarray(shape, numpy_type, buffer, offset)
+        except (OverflowError, ValueError) as error:
+            message = f"NumPy cannot make an array of {dtype} elements and shape {list(shape)}: {error}"
+            raise errors.SafetensorError(message) from error
+
+    def is_aligned(self, tensor: npt.NDArray[Any]) -> bool:
+        """Returns whether the processor can read the elements in one go."""
+        return tensor.flags.aligned
+
+    def bytes_of(self, tensor: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        """Returns a view as bytes, because NumPy does not export the types of ml_dtypes as buffers."""
+        return tensor.reshape(-1).view(np.uint8)
+
+    def make(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> Any:  # noqa: ANN401
+        """Makes an array; elements smaller than a byte are unpacked, which copies them."""
+        _, buffer, fill = place
+        if dtype in SUB_BYTE_BITS:
+            array = _unpacked(dtype, shape, nbytes, fill)
+        else:
+            array = super().make(dtype, shape, nbytes, *place)
+        if self.read_only and buffer is not None:
+            array.flags.writeable = False  # also of a copy that a misaligned tensor needs
+        return array
+
+    def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
+        """Makes an array of whole rows, and indexes that."""
+        dtype, shape = stored.dtype, stored.shape
+        indexing.select(shape, index)  # refuses what the steps below would not
+        parts = indexing.parts(shape, index)
+        bits = SUB_BYTE_BITS[dtype]
+        last = max((place for place, part in enumerate(parts) if part is not None), default=-1)
+        if last < 0 or shape[-1] * bits % 8:
+            # Rows do not end at a byte boundary.
+            whole = indexing.select((stored.nbytes,), ...)
+            return _unpacked(dtype, shape, stored.nbytes, reader(stored, whole, 1))[index]
+        rows = indexing.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)))
+        elements = _unpacked(dtype, (*rows.shape[:-1], shape[-1]), rows.count, reader(stored, rows, 1))
+        return elements[(..., *parts[last:])]
+
+
+def _unpacked(dtype: str, shape: tuple[int, ...], nbytes: int, fill: Filler) -> npt.NDArray[Any]:
+    packed = np.empty(nbytes, np.uint8)
     if nbytes:
-        # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
-        read_into(array.reshape(-1).view(np.uint8))
-    return array
-
-
-def misaligned(dtype: str) -> str:
-    """Returns the message of ``align="error"``."""
-    return f'it begins where {dtype} elements must not; align="copy" copies it'
-
-
-def unpacked_part(
-    stored: _native.StoredTensor,
-    index: Index,
-    make: Callable[..., Any],
-    error: type[Exception] = IndexError,
-) -> Any:  # noqa: ANN401 - what `make` makes
-    """Makes a part of a tensor of elements smaller than a byte, whole rows of which are read.
-
-    Args:
-        stored: The tensor.
-        index: What of it.
-        make: As `over`, or what makes another framework's tensor by it.
-        error: As for `indexing.select`.
-    """
-    dtype, shape = stored.dtype, stored.shape
-    indexing.select(shape, index, error)  # refuses what the steps below would not
-    parts = indexing.parts(shape, index, error)
-    bits = SUB_BYTE_BITS[dtype]
-    last = max((place for place, part in enumerate(parts) if part is not None), default=-1)
-    if last < 0 or shape[-1] * bits % 8:
-        # Rows do not end at a byte boundary.
-        whole = indexing.select((stored.nbytes,), ..., error)
-        return make(dtype, shape, stored.nbytes, 0, None, reader(stored, whole, 1))[index]
-    rows = indexing.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)), error)
-    elements = make(dtype, (*rows.shape[:-1], shape[-1]), rows.count, 0, None, reader(stored, rows, 1))
-    return elements[(..., *parts[last:])]
+        fill(packed)
+    return unpack(packed, dtype, shape)
 
 
 def reader(stored: _native.StoredTensor, part: indexing.Selection, item_bytes: int) -> Filler:

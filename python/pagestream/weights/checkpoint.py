@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,9 +13,8 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import ClosedByWith
-from pagestream.errors import FormatError
 from pagestream.weights import arrays, indexing
-from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype, raw_shape
+from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,7 +25,30 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 
 
-TensorInfo = _native.TensorInfo
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of one tensor.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: The element type by its safetensors name, such as ``"BF16"``.
+        shape: The dimensions, in elements.
+        nbytes: The size in bytes.
+        path: The file that holds the tensor.
+        offset: Where the tensor's bytes begin in that file.
+
+    Example:
+        >>> from pagestream import open_checkpoint
+        >>> open_checkpoint("model.safetensors").info("bias").nbytes
+        12
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    path: str
+    offset: int
 
 
 class _OpenedWith(NamedTuple):
@@ -89,7 +111,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         """Wraps the native object; `open_checkpoint` makes it."""
         self._files = files
         self._opened_with = opened_with
-        self._raw = opened_with.raw
+        self._arrays = arrays.NumpyArrays(read_only=True, raw=opened_with.raw)
         environment.log_opening(repr(self), files.mode, files.reason)
 
     @property
@@ -159,7 +181,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
 
         Raises:
             KeyError: There is none.
-            FormatError: NumPy has no type for its elements, or cannot make an array of its shape.
+            SafetensorError: NumPy has no type for its elements, or cannot make an array of its shape.
             ValueError: The checkpoint is closed.
             OSError: A closed file could not be reopened (see above).
             FileChangedError: A reopened file has changed.
@@ -168,24 +190,12 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             raise KeyError(name)
         file = self._files.file_of(name)
         try:
-            array = None if self._raw else file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
-        except ValueError:  # a shape that NumPy does not have: `_odd_array` says so
+            array = None if self._arrays.raw else file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
+        except ValueError:  # a shape that NumPy does not have: the long way says so
             array = None
-        return self._odd_array(file, name) if array is None else array
-
-    def _odd_array(self, file: _native.WeightFile, name: str) -> npt.NDArray[Any]:
-        info = file.info(name)
-        dtype, shape = info.dtype, info.shape
-        if self._raw:
-            dtype, shape = "U8", raw_shape(dtype, shape, info.nbytes)
-        fill = partial(file.read_into, name)
-        try:
-            buffer = file.buffer(False)  # noqa: FBT003
-            array = arrays.over(dtype, shape, info.nbytes, info.offset, buffer, fill)
-        except FormatError as error:
-            message = f"{info.path}: tensor {name!r} at byte {info.offset}: {error}"
-            raise FormatError(message) from error
-        array.flags.writeable = False
+        if array is None:
+            array = self._arrays.whole(file, name)
+            array.flags.writeable = False
         return array
 
     def read(self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
@@ -202,10 +212,10 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
 
         Raises:
             KeyError: There is no such tensor.
-            IndexError: `index` is out of range, or not basic indexing.
+            SliceError: `index` is out of range, or not basic indexing; an ``IndexError``.
             ValueError: `out` does not fit; or the file is closed.
             TypeError: `out` is no array.
-            FormatError: NumPy has no type for its elements.
+            SafetensorError: NumPy has no type for its elements.
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
 
@@ -218,9 +228,7 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             (2, 2)
         """
         stored = self._files.file_of(name).stored(name)
-        dtype, shape = stored.dtype, stored.shape
-        if self._raw:
-            dtype, shape = "U8", raw_shape(dtype, shape, stored.nbytes)
+        dtype, shape = self._arrays.described(stored.dtype, stored.shape, stored.nbytes)
         numpy_type = numpy_dtype(dtype)
         part = indexing.select(shape, index, name=repr(name))
         if out is None:
@@ -234,10 +242,9 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             message = f"{what} is of shape {part.shape} and type {numpy_type}; out is {found}"
             raise ValueError(message)
         if dtype in SUB_BYTE_BITS:
-            out[...] = arrays.unpacked_part(stored, index, arrays.over)
+            out[...] = self._arrays.sub_byte_part(stored, index)
         elif part.count:
-            # By way of bytes: NumPy does not export the types of ml_dtypes as buffers.
-            arrays.reader(stored, part, numpy_type.itemsize)(out.reshape(-1).view(np.uint8))
+            arrays.reader(stored, part, numpy_type.itemsize)(self._arrays.bytes_of(out))
         return out
 
     def info(self, name: str) -> TensorInfo:
@@ -251,7 +258,8 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
         """
-        return self._files.info(name)
+        (dtype, shape, nbytes, offset), path = self._files.info(name)
+        return TensorInfo(name, dtype, shape, nbytes, path, offset)
 
     def check(self) -> None:
         """Checks that the index and every file are still those that were opened; see `MappedFile.check`.

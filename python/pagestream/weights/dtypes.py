@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream import _native
-from pagestream.errors import FormatError
+from pagestream import _native, errors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,7 +57,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         name: As it stands in a header, such as ``"BF16"``.
 
     Raises:
-        FormatError: NumPy has such a type only with ml_dtypes, which is not installed, or is too old.
+        SafetensorError: NumPy has such a type only with ml_dtypes, which is not installed, or is too old.
     """
     if name in KNOWN:
         return KNOWN[name]
@@ -71,7 +70,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             f"NumPy has a type for {name} only with ml_dtypes (0.5 or newer): pip install ml_dtypes; "
             "or open the file with raw=True, which gives the bytes"
         )
-        raise FormatError(message) from error
+        raise errors.SafetensorError(message) from error
     KNOWN[name] = found
     return found
 
@@ -88,13 +87,8 @@ def raw_shape(dtype: str, shape: tuple[int, ...], nbytes: int) -> tuple[int, ...
         The shape of ``array.view(np.uint8)``; a flat one where the last dimension does not fill bytes
         (elements of 4 and 6 bits).
     """
-    if dtype not in SUB_BYTE_BITS:
-        size_bytes = itemsize(dtype)
-        return (*shape[:-1], shape[-1] * size_bytes) if shape else (size_bytes,)
-    bits = SUB_BYTE_BITS[dtype]
-    if shape and shape[-1] * bits % 8 == 0:
-        return (*shape[:-1], shape[-1] * bits // 8)
-    return (nbytes,)
+    last_bits = (shape[-1] if shape else 1) * _native.DTYPE_BITS[dtype]
+    return (nbytes,) if last_bits % 8 else (*shape[:-1], last_bits // 8)
 
 
 def itemsize(dtype: str) -> int:

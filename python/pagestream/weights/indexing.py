@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pagestream import errors
+
 if TYPE_CHECKING:
     from types import EllipsisType
     from typing import SupportsIndex, TypeAlias
@@ -57,30 +59,27 @@ class Selection:
         return True
 
 
-def select(
-    shape: tuple[int, ...], index: Index, error: type[Exception] = IndexError, *, name: str = "tensor"
-) -> Selection:
+def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Selection:
     """Returns what `index` selects of a contiguous tensor.
 
     Args:
         shape: The tensor's shape.
         index: The index.
-        error: The class of the error for a bad index.
         name: The name of the tensor in messages.
 
     Returns:
         The selection, which is empty where the result is.
 
     Raises:
-        IndexError: Or `error`: an int is out of range, there are too many parts, or one of a kind that is not
-            basic indexing.
+        SliceError: An int is out of range, there are too many parts, or one of a kind that is not basic
+            indexing.
 
     Example:
         >>> from pagestream.weights.indexing import select
         >>> select((4, 6), (slice(None), slice(None, None, -2)))
         Selection(first=5, shape=(4, 3), strides=(6, -2))
     """
-    selected = parts(shape, index, error, name)
+    selected = parts(shape, index, name)
     first, lengths, strides = 0, [], []
     dimension, stride = 0, math.prod(shape)
     for part in selected:
@@ -92,21 +91,19 @@ def select(
         # A length of 0 makes every stride after it 0: nothing is selected, whatever the strides are.
         stride = stride // size if size else 0
         if isinstance(part, slice):
-            start, length, step = _narrow(part, size, dimension, error)
+            start, length, step = _narrow(part, size, dimension)
             first += start * stride
             lengths.append(length)
             strides.append(step * stride)
         else:
-            first += _place(part, dimension, selected, shape, error) * stride
+            first += _place(part, dimension, selected, shape) * stride
         dimension += 1
     if 0 in lengths:
         first = 0
     return Selection(first, tuple(lengths), tuple(strides))
 
 
-def parts(
-    shape: tuple[int, ...], index: Index, error: type[Exception] = IndexError, name: str = "tensor"
-) -> list[Any]:
+def parts(shape: tuple[int, ...], index: Index, name: str = "tensor") -> list[Any]:
     """Returns the parts of an index, one for each dimension, and None for each new one.
 
     The arguments are those of `select`.
@@ -114,26 +111,26 @@ def parts(
     if isinstance(index, list):
         if index:
             message = "Non empty lists are not implemented"
-            raise error(message)
+            raise errors.SliceError(message)
         index = slice(0, 0)
     given = index if isinstance(index, tuple) else (index,)
     used = sum(part is not None and part is not ... for part in given)
     if sum(part is ... for part in given) > 1:
         message = "Only one ellipsis (...) is allowed in slice index"
-        raise error(message)
+        raise errors.SliceError(message)
     if used > len(shape):
         message = (
             f"too many indices: {name} is {len(shape)}-dimensional, of shape {list(shape)}, "
             f"but {used} were given"
         )
-        raise error(message)
+        raise errors.SliceError(message)
     for position, part in enumerate(given):
         if not _is_basic(part):
             message = (
                 f"Unsupported slice index at position {position}: expected slice, int, ellipsis or None, "
                 f"found {_described(part)}"
             )
-            raise error(message)
+            raise errors.SliceError(message)
     found: list[Any] = []
     for part in given if any(part is ... for part in given) else (*given, ...):
         found += [_ALL] * (len(shape) - used) if part is ... else [part]
@@ -171,30 +168,28 @@ def _described(part: Any) -> str:  # noqa: ANN401
     return f"{text if len(text) < 50 else text[:46] + ' ...'}, of type {type(part).__name__}"  # noqa: PLR2004
 
 
-def _narrow(part: slice, size: int, dimension: int, error: type[Exception]) -> tuple[int, int, int]:
+def _narrow(part: slice, size: int, dimension: int) -> tuple[int, int, int]:
     """Returns first element, length and step of a slice, clipped to the size as in NumPy."""
     try:
         start, stop, step = part.indices(size)
     except (TypeError, ValueError) as cause:
         message = f"{part} for dimension {dimension} of size {size}: {cause}"
-        raise error(message) from cause
+        raise errors.SliceError(message) from cause
     return start, len(range(start, stop, step)), step
 
 
-def _place(
-    part: SupportsIndex, dimension: int, parts: list[Any], shape: tuple[int, ...], error: type[Exception]
-) -> int:
+def _place(part: SupportsIndex, dimension: int, parts: list[Any], shape: tuple[int, ...]) -> int:
     index, size = operator.index(part), shape[dimension]
     if -size <= index < size:
         return index if index >= 0 else index + size
     if index < 0:
         message = f"Invalid index {index} for dimension {dimension} of size {size}"
-        raise error(message)
+        raise errors.SliceError(message)
     message = (
         f"Error during slicing [{', '.join(map(_text, parts))}] with shape {list(shape)}: "
         f"index {index} out of bounds for tensor dimension #{dimension} of size {size}"
     )
-    raise error(message)
+    raise errors.SliceError(message)
 
 
 def _text(part: Any) -> str:  # noqa: ANN401
