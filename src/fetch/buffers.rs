@@ -1,10 +1,10 @@
 //! Buffers that are used again once their last user drops them.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::os::errno::system;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::process::fork;
 
@@ -53,11 +53,9 @@ impl Pool {
             return Ok(block);
         }
         self.0.made.fetch_add(1, Ordering::Relaxed);
-        Anonymous::private(self.0.buffer_bytes, HugePages::Auto).map_err(|errno| Error::System {
-            operation: "cannot allocate a batch",
-            path: PathBuf::new(),
-            errno: errno.raw_os_error(),
-            advice: format!("{} bytes were asked for", self.0.buffer_bytes),
+        Anonymous::private(self.0.buffer_bytes, HugePages::Auto).map_err(|errno| {
+            let advice = format!("{} bytes were asked for", self.0.buffer_bytes);
+            system("cannot allocate a batch", "", errno, advice)
         })
     }
 

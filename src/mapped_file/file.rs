@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
-use crate::os::errno::describe;
+use crate::os::errno::{describe, system};
 use crate::os::fault;
 use crate::os::file::fsinfo::{self, FileSystem};
 use crate::os::file::open::{self, Identity};
@@ -67,7 +67,7 @@ impl MappedFile {
     pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
         let copy = open::duplicate(descriptor).map_err(|errno| {
             let advice = mode::open_advice(path, errno);
-            Error::system("cannot duplicate the descriptor", path, errno.raw_os_error(), advice)
+            system("cannot duplicate the descriptor", path, errno, advice)
         })?;
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let (copy, identity) = mode::regular(copy, path)?;

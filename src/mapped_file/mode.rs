@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::os::errno::{Code, describe};
-use crate::os::file::open::{self, Identity, Kind};
+use crate::os::errno::{Code, describe, system};
+use crate::os::file::open::{self, Identity, Kind, kind_name};
 use crate::os::file::pread::{self, Short};
 use crate::os::memory::Uninit;
 use crate::os::memory::map::{Mapping, Region};
@@ -70,41 +70,31 @@ pub(super) fn find(
     size: u64,
     requested: RequestedMode,
 ) -> Result<OpenedAs> {
-    let pinned = match requested {
-        RequestedMode::Auto => return step_down(file, path, size),
-        RequestedMode::Shared => Mode::Shared,
-        RequestedMode::Private => Mode::Private,
-        RequestedMode::Read => {
-            verify_last_byte(file, path, size)?;
-            return Ok(OpenedAs { mode: Mode::Read, reason: None, region: None });
-        }
+    let mappings: &[Mode] = match requested {
+        RequestedMode::Auto => &[Mode::Shared, Mode::Private],
+        RequestedMode::Shared => &[Mode::Shared],
+        RequestedMode::Private => &[Mode::Private],
+        RequestedMode::Read => &[],
     };
-    match map(file, path, size, pinned) {
-        Ok(region) => Ok(OpenedAs { mode: pinned, reason: None, region }),
-        Err(errno) => {
-            // A file of /sys can be mapped in no mode, and read in none.
-            verify_last_byte(file, path, size)?;
-            Err(refused(path, size, pinned, errno))
-        }
-    }
-}
-
-fn step_down(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<OpenedAs> {
-    let mut reasons = Vec::new();
-    for mode in [Mode::Shared, Mode::Private] {
+    let mut refusals = Vec::new();
+    for &mode in mappings {
         match map(file, path, size, mode) {
-            Ok(region) => return Ok(OpenedAs { mode, reason: join(&reasons), region }),
-            Err(errno) => {
-                reasons.push(why(size, mode, errno));
-                // A private mapping needs the same address space, and fails at the same page.
-                if matches!(errno, Code::NOMEM | Code::IO) {
-                    break;
-                }
-            }
+            Ok(region) => return Ok(OpenedAs { mode, reason: reason(size, &refusals), region }),
+            Err(errno) => refusals.push((mode, errno)),
+        }
+        // A private mapping needs the same address space, and fails at the same page.
+        if matches!(refusals.last(), Some((_, Code::NOMEM | Code::IO))) {
+            break;
         }
     }
+    // A file of /sys can be mapped in no mode, and read in none.
     verify_last_byte(file, path, size)?;
-    Ok(OpenedAs { mode: Mode::Read, reason: join(&reasons), region: None })
+    match (requested, refusals.first()) {
+        (RequestedMode::Shared | RequestedMode::Private, Some(&(mode, errno))) => {
+            Err(refused(path, size, mode, errno))
+        }
+        _ => Ok(OpenedAs { mode: Mode::Read, reason: reason(size, &refusals), region: None }),
+    }
 }
 
 /// Maps the file. An empty one needs no mapping.
@@ -117,18 +107,15 @@ fn map(file: BorrowedFd<'_>, path: &Path, size: u64, mode: Mode) -> Result<Optio
     open::retry(|| Region::map(file, path, len, mapping)).map(Some)
 }
 
-fn join(reasons: &[String]) -> Option<String> {
+/// Returns why modes do not work; `None` if none was refused.
+fn reason(size: u64, refusals: &[(Mode, Code)]) -> Option<String> {
+    let why = |&(mode, errno): &(Mode, Code)| {
+        let flag = if mode == Mode::Shared { "MAP_SHARED" } else { "MAP_PRIVATE" };
+        let text = format!("{flag}: {}", describe(errno));
+        if errno == Code::NOMEM { format!("{text}: {}", limits::explain_enomem(size)) } else { text }
+    };
+    let reasons: Vec<_> = refusals.iter().map(why).collect();
     (!reasons.is_empty()).then(|| reasons.join("; "))
-}
-
-fn why(size: u64, mode: Mode, errno: Code) -> String {
-    let flag = if mode == Mode::Shared { "MAP_SHARED" } else { "MAP_PRIVATE" };
-    let mut text = format!("{flag}: {}", describe(errno));
-    if errno == Code::NOMEM {
-        text.push_str(": ");
-        text.push_str(&limits::explain_enomem(size));
-    }
-    text
 }
 
 /// The error of a requested mode that does not work.
@@ -145,7 +132,7 @@ fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
         }
         _ => "use mode=\"auto\" or \"read\"".to_owned(),
     };
-    Error::System { operation, path: path.into(), errno: errno.raw_os_error(), advice }
+    system(operation, path, errno, advice)
 }
 
 /// Refuses a file whose last byte cannot be read: files of /sys report a size and have no such bytes.
@@ -155,44 +142,32 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
     match pread::read_at(file, last, Uninit::of(&mut byte)) {
         Ok(()) => Ok(()),
         Err((_, Short::Errno(errno))) => Err(unreadable(path, errno)),
-        Err((_, Short::EndOfFile)) => Err(Error::System {
-            operation: "cannot open",
-            path: path.into(),
-            errno: Code::INVAL.raw_os_error(),
-            advice: format!(
+        Err((_, Short::EndOfFile)) => {
+            let advice = format!(
                 "the file reports {size} bytes and does not have them, as those of /sys do; copy it to a regular file"
-            ),
-        }),
+            );
+            Err(system("cannot open", path, Code::INVAL, advice))
+        }
     }
 }
 
 /// Opens `path` for reading; refuses what is not a regular file, or reports a wrong size.
 pub(super) fn open_regular(path: &Path) -> Result<(OwnedFd, Identity)> {
-    let file = open::open(path).map_err(|errno| Error::System {
-        operation: "cannot open",
-        path: path.into(),
-        errno: errno.raw_os_error(),
-        advice: open_advice(path, errno),
-    })?;
+    let file =
+        open::open(path).map_err(|errno| system("cannot open", path, errno, open_advice(path, errno)))?;
     regular(file, path)
 }
 
 /// Refuses an open file that is not a regular one, or that reports a wrong size.
 pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)> {
-    let system = |operation, errno: Code, advice: String| Error::System {
-        operation,
-        path: path.into(),
-        errno: errno.raw_os_error(),
-        advice,
-    };
-    let (identity, kind) = open::identity(file.as_fd())
-        .map_err(|errno| system("cannot stat", errno, open_advice(path, errno)))?;
-    match kind {
-        Kind::Regular => {}
+    let identity = open::identity(file.as_fd())
+        .map_err(|errno| system("cannot stat", path, errno, open_advice(path, errno)))?;
+    match identity.kind {
+        Kind::RegularFile => {}
         Kind::Directory => {
-            return Err(system("cannot open", Code::ISDIR, "give the path of a file in it".into()));
+            return Err(system("cannot open", path, Code::ISDIR, "give the path of a file in it"));
         }
-        Kind::Other(name) => return Err(system("cannot open", Code::INVAL, not_regular(name))),
+        other => return Err(system("cannot open", path, Code::INVAL, not_regular(other))),
     }
     if identity.size == 0 {
         let mut byte = [0];
@@ -201,7 +176,7 @@ pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)>
             Err((_, Short::Errno(errno))) => return Err(unreadable(path, errno)),
             Ok(()) => {
                 let advice = "the file reports size 0 and yet can be read, as those of /proc do; copy it to a regular file";
-                return Err(system("cannot open", Code::INVAL, advice.into()));
+                return Err(system("cannot open", path, Code::INVAL, advice));
             }
         }
     }
@@ -217,7 +192,7 @@ fn unreadable(path: &Path, errno: Code) -> Error {
         }
         _ => open_advice(path, errno),
     };
-    Error::System { operation: "cannot read", path: path.into(), errno: errno.raw_os_error(), advice }
+    system("cannot read", path, errno, advice)
 }
 
 fn is_virtual(path: &Path) -> bool {
@@ -225,17 +200,17 @@ fn is_virtual(path: &Path) -> bool {
     absolute.starts_with("/proc") || absolute.starts_with("/sys")
 }
 
-pub(super) fn not_regular(name: &str) -> String {
-    format!("it is {name}; only regular files can be mapped")
+pub(super) fn not_regular(kind: Kind) -> String {
+    format!("it is {}; only regular files can be mapped", kind_name(kind))
 }
 
 pub(super) fn open_advice(path: &Path, errno: Code) -> String {
     match errno {
         Code::MFILE | Code::NFILE => limits::explain_nofile(),
         // A socket, the terminal of another session, a device without a driver.
-        Code::NXIO | Code::NODEV => match open::kind_at(path) {
-            Ok(Kind::Other(name)) => not_regular(name),
-            _ => String::new(),
+        Code::NXIO | Code::NODEV => match open::identity_at(path).map(|found| found.kind) {
+            Err(_) | Ok(Kind::RegularFile | Kind::Directory) => String::new(),
+            Ok(other) => not_regular(other),
         },
         Code::STALE => "the server no longer knows the file; list the directory and open it again".into(),
         Code::IO => {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, ReadCause, Result};
-use crate::os::errno::{Code, describe};
+use crate::os::errno::{self, Code, describe};
 use crate::os::fault;
 use crate::os::file::open::{self, Identity};
 use crate::os::memory::map::{Mapping, Region};
@@ -247,10 +247,7 @@ impl Opened {
 
     /// Returns the identity of what the descriptor refers to.
     pub(super) fn identity_now(&self) -> Result<Identity> {
-        match open::identity(self.file()) {
-            Ok((now, _)) => Ok(now),
-            Err(errno) => Err(self.cannot_stat(errno)),
-        }
+        open::identity(self.file()).map_err(|errno| self.cannot_stat(errno))
     }
 
     /// The error of a file that is known to have changed.
@@ -268,6 +265,6 @@ impl Opened {
     }
 
     pub(super) fn system(&self, operation: &'static str, errno: Code, advice: impl Into<String>) -> Error {
-        Error::system(operation, &self.path, errno.raw_os_error(), advice)
+        errno::system(operation, &self.path, errno, advice)
     }
 }

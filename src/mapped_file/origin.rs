@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
-use crate::os::errno::Code;
+use crate::error::Result;
+use crate::os::errno::{Code, system};
 pub use crate::os::file::beneath::Beside;
 use crate::os::file::beneath::{self, ConfinedFolder, Refusal};
 use crate::os::file::open::{self, Kind};
@@ -33,9 +33,8 @@ impl Folder {
     /// Opens a folder. Its links may lead into `also` as well, and into what `beside` names for its path.
     pub fn open(path: &Path, also: &[PathBuf], beside: impl FnOnce(&Path) -> Vec<Beside>) -> Result<Self> {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let opened = ConfinedFolder::open(here, also, beside).map_err(|(path, errno)| {
-            Error::system("cannot open the folder", path, errno.raw_os_error(), "")
-        })?;
+        let opened = ConfinedFolder::open(here, also, beside)
+            .map_err(|(path, errno)| system("cannot open the folder", path, errno, ""))?;
         Ok(Self { path: path.into(), opened })
     }
 
@@ -46,34 +45,33 @@ impl Folder {
 
     /// Returns the names in it, in no order.
     pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
-        self.opened
-            .names()
-            .map_err(|errno| Error::system("cannot list the folder", &self.path, errno.raw_os_error(), ""))
+        self.opened.names().map_err(|errno| system("cannot list the folder", &self.path, errno, ""))
     }
 
     pub(super) fn open_file(&self, name: &Path) -> Result<OwnedFd> {
         let path = self.path.join(name);
-        let system =
-            |errno: Code, advice: String| Error::system("cannot open", &path, errno.raw_os_error(), advice);
-        self.opened.open_file(name).map_err(|refusal| match refusal {
-            Refusal::Swapped => {
-                let advice =
-                    format!("it was replaced while it was opened, {} times in a row", beneath::MAX_SWAPS);
-                system(Code::AGAIN, advice)
-            }
-            Refusal::System(errno) => system(errno, mode::open_advice(&path, errno)),
-            Refusal::NotRegular(Kind::Other(name)) => system(Code::INVAL, mode::not_regular(name)),
-            Refusal::NotRegular(_) => system(Code::ISDIR, "it is a directory, not a file".into()),
-            Refusal::Outside(target) => {
-                let allowed: Vec<_> = self.opened.allowed().map(|path| path.display().to_string()).collect();
-                let advice = format!(
-                    "it leads to {}, which is outside {}; if that is meant, name the folder that it leads \
-                     into as cache_root",
-                    target.display(),
-                    allowed.join(" and "),
-                );
-                system(Code::XDEV, advice)
-            }
+        self.opened.open_file(name).map_err(|refusal| {
+            let (errno, advice) = match refusal {
+                Refusal::Swapped => {
+                    let times = beneath::MAX_SWAPS;
+                    (Code::AGAIN, format!("it was replaced while it was opened, {times} times in a row"))
+                }
+                Refusal::System(errno) => (errno, mode::open_advice(&path, errno)),
+                Refusal::NotRegular(Kind::Directory) => (Code::ISDIR, "it is a directory, not a file".into()),
+                Refusal::NotRegular(kind) => (Code::INVAL, mode::not_regular(kind)),
+                Refusal::Outside(target) => {
+                    let allowed: Vec<_> =
+                        self.opened.allowed().map(|path| path.display().to_string()).collect();
+                    let advice = format!(
+                        "it leads to {}, which is outside {}; if that is meant, name the folder that it leads \
+                         into as cache_root",
+                        target.display(),
+                        allowed.join(" and "),
+                    );
+                    (Code::XDEV, advice)
+                }
+            };
+            system("cannot open", &path, errno, advice)
         })
     }
 }
@@ -88,5 +86,5 @@ pub fn is_refusal(errno: i32) -> bool {
 
 /// Returns whether a path leads to a directory, its links followed.
 pub fn is_directory(path: &Path) -> bool {
-    open::kind_at(path) == Ok(Kind::Directory)
+    open::identity_at(path).is_ok_and(|found| found.kind == Kind::Directory)
 }

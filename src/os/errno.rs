@@ -1,8 +1,22 @@
 //! Names of error numbers: no message shows a bare number.
 
+use std::path::PathBuf;
+
 use rustix::io::Errno;
 
+use crate::error::Error;
+
 pub use rustix::io::Errno as Code;
+
+/// [`Error::system`] of a code.
+pub fn system(
+    operation: &'static str,
+    path: impl Into<PathBuf>,
+    errno: Errno,
+    advice: impl Into<String>,
+) -> Error {
+    Error::system(operation, path, errno.raw_os_error(), advice)
+}
 
 /// Returns name and text of an error number, such as `"ENODEV (No such device)"`.
 pub fn describe(errno: Errno) -> String {

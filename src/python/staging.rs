@@ -1,7 +1,6 @@
 //! `StagingBuffer`. Its Python subclass has the documentation.
 
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +9,7 @@ use pyo3::prelude::*;
 
 use super::export::{Access, Export, Exportable, PyExporter, Requester};
 use crate::error::{Error, Result};
-use crate::os::errno::Code;
+use crate::os::errno::{Code, system};
 use crate::os::memory::anonymous::{Anonymous, HugePages, Protection, huge_page_bytes};
 use crate::os::process::fork::{self, Section};
 
@@ -59,10 +58,6 @@ impl Drop for StagingExport {
     fn drop(&mut self) {
         self.staging.exports.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-fn system(operation: &'static str, errno: Code, advice: &str) -> Error {
-    Error::System { operation, path: PathBuf::new(), errno: errno.raw_os_error(), advice: advice.into() }
 }
 
 impl Exportable for Arc<Staging> {
@@ -144,7 +139,7 @@ impl PyStagingBuffer {
                 Some(_) => "the descriptor is not one of a StagingBuffer of this size".to_owned(),
                 None => format!("{nbytes} bytes were asked for"),
             };
-            system("cannot allocate the buffer", errno, &advice).into()
+            system("cannot allocate the buffer", "", errno, advice).into()
         })
     }
 
@@ -190,7 +185,7 @@ impl PyStagingBuffer {
                     Code::PERM => "a sealed buffer keeps its size, and a shared one can only grow",
                     _ => "",
                 };
-                system("cannot resize the buffer", errno, advice)
+                system("cannot resize the buffer", "", errno, advice)
             })
         })?;
         Ok(())
@@ -206,7 +201,7 @@ impl PyStagingBuffer {
             };
             locked.block.protect(protection).map_err(|errno| {
                 let advice = if errno == Code::PERM { "a sealed buffer stays read-only" } else { "" };
-                system("cannot change the buffer's protection", errno, advice)
+                system("cannot change the buffer's protection", "", errno, advice)
             })
         })?;
         Ok(())
@@ -220,7 +215,7 @@ impl PyStagingBuffer {
                     Code::BUSY => "another process has it mapped; let that one drop its buffer first",
                     _ => "",
                 };
-                system("cannot seal the buffer", errno, advice)
+                system("cannot seal the buffer", "", errno, advice)
             })
         })?;
         Ok(())

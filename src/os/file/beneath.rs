@@ -1,16 +1,12 @@
 //! Opens files of a folder so that no name and no link leads out of it.
 //!
 //! Checking a path proves nothing: a link may replace it before the open. The folder is therefore opened once, and
-//! everything else by its descriptor, in one of two ways:
+//! everything else by a walk from its descriptor: each component is opened by the descriptor of the one before it
+//! (`O_PATH | O_NOFOLLOW`), links are read and followed here, and `..` goes back to a descriptor that was passed on the
+//! way in. Where links lead out of the folder, the rest of the path is only counted off; it may come back to a folder
+//! that is allowed. Nothing outside is opened, not even to inspect it.
 //!
-//! 1. by openat2(2) with `RESOLVE_BENEATH`, which the kernel guarantees;
-//! 2. by a walk: each component is opened by the descriptor of the one before it (`O_PATH | O_NOFOLLOW`), links are
-//!    read and followed here, and `..` goes back to a descriptor that was passed on the way in.
-//!
-//! The walk takes over where openat2 is missing (before Linux 5.6, and in sandboxes that answer ENOSYS or EPERM),
-//! where it cannot guarantee a `..` because something was renamed or mounted meanwhile, anywhere on the system
-//! (EAGAIN), and where a link leaves the folder (EXDEV) and may come back to another one that is allowed. Nothing
-//! outside is opened, not even to inspect it.
+//! openat2(2) with `RESOLVE_BENEATH` takes no fewer calls, and cannot follow a link from one allowed folder to another.
 //!
 //! A file is opened by `O_PATH` first, which reads nothing and wakes no device or FIFO, and for reading only once
 //! it is known to be a regular file.
@@ -18,20 +14,20 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::open::{self, Identity, Kind, retry, retry_interrupted};
+use super::open::{self, Identity, Kind, retry};
 
 /// Upper bound of links followed, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
 /// Upper bound of lookups of a file that keeps being replaced between its two openings.
 pub const MAX_SWAPS: usize = 3;
 
-const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 const READ: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -41,10 +37,8 @@ const READ: OFlags = OFlags::RDONLY
 /// A folder, and the other folders that its links may lead into.
 #[derive(Debug)]
 pub struct ConfinedFolder {
-    /// Folders in which files may lie. The first one holds the folder itself.
+    /// Folders in which files may lie. The first one is the folder itself.
     roots: Vec<Root>,
-    /// Path of the folder from the first root.
-    base: PathBuf,
 }
 
 #[derive(Debug)]
@@ -94,48 +88,34 @@ impl ConfinedFolder {
         beside: impl FnOnce(&Path) -> Vec<Beside>,
     ) -> Result<Self, (PathBuf, Errno)> {
         let own = Root::open(path).map_err(|errno| (path.to_owned(), errno))?;
-        let canonical = own.canonical.clone();
-        let mut roots = Vec::with_capacity(1 + also.len());
-        for place in beside(&canonical) {
-            let Some(root) = own.beside(&place) else { break };
+        let besides = beside(&own.canonical);
+        let mut roots = vec![own];
+        for place in besides {
+            let Some(root) = roots[0].beside(&place) else { break };
             roots.push(root);
         }
         for other in also {
             roots.push(Root::open(other).map_err(|errno| (other.clone(), errno))?);
         }
-        // The widest root that contains the folder makes the folder's own root unnecessary.
-        let holder = roots.iter().enumerate().filter(|(_, root)| canonical.starts_with(&root.canonical));
-        match holder.min_by_key(|(_, root)| root.canonical.as_os_str().len()).map(|(index, _)| index) {
-            Some(index) => roots.swap(0, index),
-            None => roots.insert(0, own),
-        }
-        let base = canonical.strip_prefix(&roots[0].canonical).unwrap_or(Path::new("")).to_owned();
-        Ok(Self { roots, base })
+        Ok(Self { roots })
     }
 
-    /// Folders in which its files may lie.
+    /// Folders in which its files may lie, without those that lie in another one.
     pub fn allowed(&self) -> impl Iterator<Item = &Path> {
-        self.roots.iter().map(|root| root.canonical.as_path())
+        let all = || self.roots.iter().map(|root| root.canonical.as_path());
+        all().filter(move |path| !all().any(|other| path != &other && path.starts_with(other)))
     }
 
     /// Returns the names in the folder.
     pub fn names(&self) -> Result<Vec<OsString>, Errno> {
         let list = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = self.roots[0].descriptor.as_fd();
-        let folder = match open_beneath(root, &self.base, list) {
-            Err(errno) if leaves_it_to_the_walk(errno) => match self.walk(&self.base) {
-                Ok(found) => retry(|| rustix::fs::openat(&found.file, c".", list, Mode::empty()))?,
-                Err(Refusal::System(errno)) => return Err(errno),
-                Err(_) => return Err(Errno::XDEV),
-            },
-            found => found?,
-        };
+        let folder = retry(|| rustix::fs::openat(&self.roots[0].descriptor, c".", list, Mode::empty()))?;
         let mut names = Vec::new();
         for entry in Dir::new(folder)? {
             let entry = entry?;
-            let name = entry.file_name().to_bytes();
-            if name != b"." && name != b".." {
-                names.push(OsString::from_vec(name.to_vec()));
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name != "." && name != ".." {
+                names.push(name.to_owned());
             }
         }
         Ok(names)
@@ -143,9 +123,8 @@ impl ConfinedFolder {
 
     /// Opens a regular file of the folder for reading.
     pub fn open_file(&self, name: &Path) -> Result<OwnedFd, Refusal> {
-        let path = self.base.join(name);
         for _ in 0..MAX_SWAPS {
-            if let Some(file) = self.try_open(&path)? {
+            if let Some(file) = self.walk(name)? {
                 return Ok(file);
             }
         }
@@ -153,110 +132,84 @@ impl ConfinedFolder {
     }
 
     /// Opens a regular file; `None` if it was replaced meanwhile.
-    fn try_open(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
-        let root = self.roots[0].descriptor.as_fd();
-        let looked = match open_beneath(root, path, LOOK) {
-            Err(errno) if leaves_it_to_the_walk(errno) => return self.try_open_by_walking(path),
-            looked => regular(looked?.as_fd())?,
-        };
-        match open_beneath(root, path, READ.difference(OFlags::NOFOLLOW)) {
-            Err(errno) if leaves_it_to_the_walk(errno) => self.try_open_by_walking(path),
-            file => same(file?, &looked),
-        }
-    }
-
-    fn try_open_by_walking(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
-        let found = self.walk(path)?;
-        let seen = regular(found.file.as_fd())?;
-        let (folder, name) = (found.folder.as_fd(), found.name.as_os_str());
-        match retry(|| rustix::fs::openat(folder, name, READ, Mode::empty())) {
-            // A link has replaced the file.
-            Err(Errno::LOOP) => Ok(None),
-            Err(Errno::AGAIN) => same(open::wait_and_open(found.file.as_fd())?, &seen),
-            file => same(file?, &seen),
-        }
-    }
-
-    fn walk(&self, path: &Path) -> Result<WalkEnd, Refusal> {
-        let mut pending: VecDeque<OsString> = components(path).collect();
+    fn walk(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
+        let mut pending = VecDeque::new();
+        put_first(&mut pending, path);
         let mut at = Place::Inside(Vec::new(), &self.roots[0]);
         let mut links = 0;
         while let Some(name) = pending.pop_front() {
             at = match at {
-                Place::Outside(passed) => self.entered(step(passed, &name)),
+                Place::Outside(passed) => self.entered(step(passed, &name), &mut pending),
                 Place::Inside(mut passed, root) if name == ".." => match passed.pop() {
                     Some(_) => Place::Inside(passed, root),
-                    None => self.entered(step(root.canonical.clone(), &name)),
+                    None => self.entered(step(root.canonical.clone(), &name), &mut pending),
                 },
                 Place::Inside(mut passed, root) => {
                     let folder = passed.last().map_or(root.descriptor.as_fd(), AsFd::as_fd);
-                    let look = LOOK | OFlags::NOFOLLOW;
-                    let found = retry(|| rustix::fs::openat(folder, name.as_os_str(), look, Mode::empty()))?;
-                    let stat = retry(|| rustix::fs::fstat(&found))?;
-                    match FileType::from_raw_mode(stat.st_mode) {
-                        FileType::Symlink => {
+                    let found = retry(|| rustix::fs::openat(folder, name.as_os_str(), LOOK, Mode::empty()))?;
+                    let seen = open::identity(found.as_fd())?;
+                    match seen.kind {
+                        Kind::Symlink => {
                             links += 1;
                             if links > MAX_LINKS {
                                 return Err(Errno::LOOP.into());
                             }
                             let target = rustix::fs::readlinkat(&found, c"", Vec::new())?;
                             let target = Path::new(OsStr::from_bytes(target.as_bytes()));
-                            for (index, component) in components(target).enumerate() {
-                                pending.insert(index, component);
-                            }
+                            put_first(&mut pending, target);
                             if target.is_absolute() {
-                                self.entered(PathBuf::from("/"))
+                                self.entered(PathBuf::from("/"), &mut pending)
                             } else {
                                 Place::Inside(passed, root)
                             }
                         }
-                        FileType::Directory => {
+                        Kind::Directory => {
                             passed.push(found);
                             Place::Inside(passed, root)
                         }
-                        _ if pending.is_empty() => {
-                            let folder = retry(|| rustix::io::fcntl_dupfd_cloexec(folder, 0))?;
-                            return Ok(WalkEnd { file: found, folder, name });
-                        }
+                        _ if pending.is_empty() => return open_seen(folder, &name, &found, &seen),
                         _ => return Err(Errno::NOTDIR.into()),
                     }
                 }
             };
         }
-        match at {
-            Place::Outside(path) => Err(Refusal::Outside(path)),
-            Place::Inside(passed, root) => {
-                let last = passed.last().map_or(root.descriptor.as_fd(), AsFd::as_fd);
-                let copy = || retry(|| rustix::io::fcntl_dupfd_cloexec(last, 0));
-                Ok(WalkEnd { file: copy()?, folder: copy()?, name: ".".into() })
-            }
-        }
+        Err(match at {
+            Place::Outside(path) => Refusal::Outside(path),
+            Place::Inside(..) => Refusal::NotRegular(Kind::Directory),
+        })
     }
 
-    /// Position after a step to an absolute path: outside, unless the path is a root's. What is outside is only counted
-    /// off, never looked at.
-    fn entered(&self, path: PathBuf) -> Place<'_> {
-        match self.roots.iter().find(|root| path == root.canonical || path == root.named) {
-            Some(root) => Place::Inside(Vec::new(), root),
-            None => Place::Outside(path),
+    /// Position after a step to an absolute path: outside, unless a root holds the path. Then the walk goes on from the
+    /// root. What is outside is only counted off, never looked at.
+    fn entered(&self, path: PathBuf, pending: &mut VecDeque<OsString>) -> Place<'_> {
+        for root in &self.roots {
+            let rest = path.strip_prefix(&root.canonical).or_else(|_| path.strip_prefix(&root.named));
+            if let Ok(rest) = rest {
+                put_first(pending, rest);
+                return Place::Inside(Vec::new(), root);
+            }
         }
+        Place::Outside(path)
     }
 }
 
 impl Root {
     fn open(path: &Path) -> Result<Self, Errno> {
-        let flags = LOOK | OFlags::DIRECTORY;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let descriptor = retry(|| rustix::fs::open(path, flags, Mode::empty()))?;
         let named = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        let canonical = path_of(descriptor.as_fd()).map_or_else(|| canonical(path), Ok)?;
+        let canonical = match path_of(descriptor.as_fd()) {
+            Some(known) => known,
+            None => std::fs::canonicalize(path)
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOENT))?,
+        };
         Ok(Self { descriptor, canonical, named })
     }
 
     /// Opens a folder beside this one; `None` if it is missing or a link.
     fn beside(&self, place: &Beside) -> Option<Self> {
         let look = |folder: BorrowedFd<'_>, name: &OsStr| {
-            let flags = LOOK | OFlags::DIRECTORY | OFlags::NOFOLLOW;
-            retry(|| rustix::fs::openat(folder, name, flags, Mode::empty())).ok()
+            retry(|| rustix::fs::openat(folder, name, LOOK | OFlags::DIRECTORY, Mode::empty())).ok()
         };
         let mut holder = look(self.descriptor.as_fd(), OsStr::new("."))?;
         let mut canonical = self.canonical.clone();
@@ -269,7 +222,7 @@ impl Root {
         if let Some(marker) = &place.marker {
             let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
             let stat = retry(|| rustix::fs::statat(&descriptor, marker.as_os_str(), flags)).ok()?;
-            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            if Kind::from_raw_mode(stat.st_mode) != Kind::RegularFile {
                 return None;
             }
         }
@@ -287,13 +240,6 @@ fn path_of(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
     ((here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)).then_some(path)
 }
 
-/// The end of a walk: the object, and how to open it for reading.
-struct WalkEnd {
-    file: OwnedFd,
-    folder: OwnedFd,
-    name: OsString,
-}
-
 /// The position of a walk: below a root, with the descriptors that it passed, or at a path outside.
 enum Place<'f> {
     Inside(Vec<OwnedFd>, &'f Root),
@@ -309,41 +255,36 @@ fn step(mut path: PathBuf, name: &OsStr) -> PathBuf {
     path
 }
 
-fn components(path: &Path) -> impl Iterator<Item = OsString> {
-    path.components().filter_map(|component| match component {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some("..".into()),
-        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
-    })
-}
-
-fn open_beneath(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    // Not retried after EAGAIN: while other processes keep renaming, every retry may fail, but the walk does not.
-    retry_interrupted(|| rustix::fs::openat2(root, path, flags, Mode::empty(), resolve))
-}
-
-/// Returns whether an error of openat2(2) says nothing about the path, or only that it leaves the root (EXDEV).
-/// The walk then decides, because it knows the other roots and where the path leads.
-fn leaves_it_to_the_walk(errno: Errno) -> bool {
-    matches!(errno, Errno::NOSYS | Errno::PERM | Errno::XDEV | Errno::AGAIN)
-}
-
-fn regular(file: BorrowedFd<'_>) -> Result<Identity, Refusal> {
-    match open::identity(file)? {
-        (identity, Kind::Regular) => Ok(identity),
-        (_, kind) => Err(Refusal::NotRegular(kind)),
+/// Puts the components of a path before those that are still to be walked.
+fn put_first(pending: &mut VecDeque<OsString>, path: &Path) {
+    for component in path.components().rev() {
+        if matches!(component, Component::Normal(_) | Component::ParentDir) {
+            pending.push_front(component.as_os_str().to_owned());
+        }
     }
 }
 
-fn same(file: OwnedFd, seen: &Identity) -> Result<Option<OwnedFd>, Refusal> {
-    let now = regular(file.as_fd())?;
+/// Opens for reading what was seen under a name; `None` if something else has its name by now.
+fn open_seen(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+    found: &OwnedFd,
+    seen: &Identity,
+) -> Result<Option<OwnedFd>, Refusal> {
+    regular(seen)?;
+    let file = match retry(|| rustix::fs::openat(folder, name, READ, Mode::empty())) {
+        // A link has replaced the file.
+        Err(Errno::LOOP) => return Ok(None),
+        Err(Errno::AGAIN) => open::wait_and_open(found.as_fd())?,
+        opened => opened?,
+    };
+    let now = open::identity(file.as_fd())?;
+    regular(&now)?;
     Ok(((now.device, now.inode) == (seen.device, seen.inode)).then_some(file))
 }
 
-fn canonical(path: &Path) -> Result<PathBuf, Errno> {
-    std::fs::canonicalize(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOENT))
+fn regular(file: &Identity) -> Result<(), Refusal> {
+    if file.kind == Kind::RegularFile { Ok(()) } else { Err(Refusal::NotRegular(file.kind)) }
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
+pub use rustix::fs::FileType as Kind;
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 /// Upper bound of tries of a call that is interrupted (EINTR) each time; then the error is raised.
@@ -29,7 +30,7 @@ pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
 /// has a lease on it (fcntl(2); Samba takes them) and was told to give it back. Waits for that, as open(2) without
 /// `O_NONBLOCK` does, /proc/sys/fs/lease-break-time seconds at most.
 pub fn wait_and_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    if identity(file)?.1 != Kind::Regular {
+    if identity(file)?.kind != Kind::RegularFile {
         return Err(Errno::AGAIN);
     }
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -62,17 +63,6 @@ pub fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> 
     }
 }
 
-/// Makes a call again after EINTR alone.
-pub fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    for _ in 0..EINTR_TRIES {
-        match call() {
-            Err(Errno::INTR) => {}
-            done => return done,
-        }
-    }
-    call()
-}
-
 /// What tells one file, and one state of its bytes, from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
@@ -82,20 +72,18 @@ pub struct Identity {
     /// Time of the last change of its bytes, in seconds and nanoseconds.
     pub modified: (i64, i64),
     pub links: u64,
-}
-
-/// The kind of thing that a path names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Regular,
-    Directory,
-    Other(&'static str),
+    pub kind: Kind,
 }
 
 /// Returns the present identity of an open file. On FUSE and NFS this asks the server once the file was read: fstat(2)
 /// also wants the time of access, which is out of date then.
-pub fn identity(file: BorrowedFd<'_>) -> Result<(Identity, Kind), Errno> {
-    retry(|| rustix::fs::fstat(file)).map(|stat| from_stat(&stat))
+pub fn identity(file: BorrowedFd<'_>) -> Result<Identity, Errno> {
+    retry(|| rustix::fs::fstat(file)).map(from_stat)
+}
+
+/// Returns the identity of what `path` names now.
+pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
+    retry(|| rustix::fs::stat(path)).map(from_stat)
 }
 
 /// Returns size and time of change as the kernel knows them: without a request to a server, and on FUSE and NFS up to
@@ -104,53 +92,44 @@ pub fn known_size_and_change(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), 
     size_and_change(file, AtFlags::empty())
 }
 
-fn size_and_change(file: BorrowedFd<'_>, sync: AtFlags) -> Result<(u64, (i64, i64)), Errno> {
-    let asked = StatxFlags::SIZE | StatxFlags::MTIME;
-    match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH | sync, asked)) {
-        Ok(found) => Ok((found.stx_size, (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)))),
-        // Before Linux 4.11, or forbidden by a sandbox.
-        Err(Errno::NOSYS) => identity(file).map(|(now, _)| (now.size, now.modified)),
-        Err(errno) => Err(errno),
-    }
-}
-
 /// Returns size and time of change as the server knows them: FUSE and NFS ask it, however fresh their own knowledge
 /// is.
 pub fn size_and_change_now(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
     size_and_change(file, AtFlags::STATX_FORCE_SYNC)
 }
 
-/// Returns the identity of what `path` names now.
-pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
-    retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).0)
-}
-
-/// Returns the kind of what `path` names now.
-pub fn kind_at(path: &Path) -> Result<Kind, Errno> {
-    retry(|| rustix::fs::stat(path)).map(|stat| from_stat(&stat).1)
+fn size_and_change(file: BorrowedFd<'_>, sync: AtFlags) -> Result<(u64, (i64, i64)), Errno> {
+    let asked = StatxFlags::SIZE | StatxFlags::MTIME;
+    match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH | sync, asked)) {
+        Ok(found) => Ok((found.stx_size, (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)))),
+        // Before Linux 4.11, or forbidden by a sandbox.
+        Err(Errno::NOSYS) => identity(file).map(|now| (now.size, now.modified)),
+        Err(errno) => Err(errno),
+    }
 }
 
 // The fields have other types on other targets.
 #[allow(clippy::unnecessary_cast, clippy::useless_conversion)]
-fn from_stat(stat: &Stat) -> (Identity, Kind) {
-    let identity = Identity {
+fn from_stat(stat: Stat) -> Identity {
+    Identity {
         device: stat.st_dev as u64,
         inode: stat.st_ino as u64,
         size: u64::try_from(stat.st_size).unwrap_or(0),
         modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
         links: stat.st_nlink as u64,
-    };
-    (identity, kind(FileType::from_raw_mode(stat.st_mode)))
+        kind: Kind::from_raw_mode(stat.st_mode),
+    }
 }
 
-fn kind(found: FileType) -> Kind {
-    match found {
-        FileType::RegularFile => Kind::Regular,
-        FileType::Directory => Kind::Directory,
-        FileType::Fifo => Kind::Other("a FIFO"),
-        FileType::Socket => Kind::Other("a socket"),
-        FileType::CharacterDevice => Kind::Other("a character device"),
-        FileType::BlockDevice => Kind::Other("a block device"),
-        _ => Kind::Other("not a file"),
+/// Returns what a message calls a kind of file, with its article.
+pub fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::RegularFile => "a file",
+        Kind::Directory => "a directory",
+        Kind::Fifo => "a FIFO",
+        Kind::Socket => "a socket",
+        Kind::CharacterDevice => "a character device",
+        Kind::BlockDevice => "a block device",
+        _ => "not a file",
     }
 }

@@ -3,7 +3,7 @@ use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{CWD, inotify};
+use rustix::fs::{CWD, FileType, inotify};
 
 /// Nothing beside the folder.
 fn none(_: &Path) -> Vec<Beside> {
@@ -66,20 +66,13 @@ impl Opens {
 }
 
 #[test]
-fn both_ways_open_the_same_and_refuse_the_same() {
+fn what_lies_in_the_folder_is_opened_and_nothing_else() {
     let (root, path) = tree();
     let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
-    let by_walking = |name: &Path| -> Result<OwnedFd, Refusal> {
-        let found = folder.walk(name)?;
-        let seen = regular(found.file.as_fd())?;
-        let file = rustix::fs::openat(&found.folder, &found.name, READ, Mode::empty())?;
-        same(file, &seen).map(|file| file.expect("not replaced"))
-    };
     for (name, content) in
         [("a", "a"), ("below/b", "b"), ("inside", "b"), ("up and back", "b"), ("chain", "b")]
     {
         assert_eq!(folder.open_file(Path::new(name)).map(text), Ok(content.into()), "{name}");
-        assert_eq!(by_walking(Path::new(name)).map(text), Ok(content.into()), "{name}");
     }
     // To leave and come back is allowed: nothing outside is looked at.
     for name in ["out and back", "absolute in"] {
@@ -102,8 +95,7 @@ fn both_ways_open_the_same_and_refuse_the_same() {
         ("dangling", Refusal::System(Errno::NOENT)),
         ("a/b", Refusal::System(Errno::NOTDIR)),
     ] {
-        assert_eq!(folder.open_file(Path::new(name)).map(text), Err(refusal.clone()), "{name}");
-        assert_eq!(by_walking(Path::new(name)).map(text), Err(refusal), "{name}");
+        assert_eq!(folder.open_file(Path::new(name)).map(text), Err(refusal), "{name}");
     }
 }
 
@@ -120,6 +112,34 @@ fn links_may_lead_into_another_root() {
     let wide = ConfinedFolder::open(&path, &[root.path().into()], none).expect("opened");
     assert_eq!(wide.open_file(Path::new("out")).map(text), Ok("secret".into()));
     assert_eq!(wide.names().expect("listed").len(), folder.names().expect("listed").len());
+}
+
+/// The folder lies in another root: a link may lead into what lies beside it, and back.
+#[test]
+fn links_may_lead_to_what_a_wider_root_holds() {
+    let (root, path) = tree();
+    let deep = path.join("below/deeper");
+    for (link, target) in [
+        ("up", "../b"),
+        ("far up", "../../../outside/secret"),
+        ("up and down", "../deeper/../../a"),
+        ("by a link", "../../out"),
+        ("too far", "../../../../etc"),
+    ] {
+        symlink(target, deep.join(link)).expect("linked");
+    }
+    let folder = ConfinedFolder::open(&deep, &[root.path().into()], none).expect("opened");
+    assert_eq!(folder.allowed().collect::<Vec<_>>(), [root.path()]);
+    for (name, content) in [("up", "b"), ("far up", "secret"), ("up and down", "a"), ("by a link", "secret")]
+    {
+        assert_eq!(folder.open_file(Path::new(name)).map(text), Ok(content.into()), "{name}");
+    }
+    let outside = root.path().parent().expect("a parent").join("etc");
+    assert_eq!(folder.open_file(Path::new("too far")).map(text), Err(Refusal::Outside(outside)));
+    // What the wider root holds beside the folder is found anew: a link there counts.
+    std::fs::rename(path.join("below/b"), path.join("c")).expect("renamed");
+    symlink("../c", path.join("below/b")).expect("linked");
+    assert_eq!(folder.open_file(Path::new("up")).map(text), Ok("b".into()));
 }
 
 #[test]
@@ -143,7 +163,7 @@ fn the_folder_stays_the_one_that_was_opened() {
     assert_eq!(folder.open_file(Path::new("secret")).map(text), Err(Refusal::System(Errno::NOENT)));
 }
 
-/// openat2(2) answers EAGAIN to a path with `..` when anything was renamed meanwhile, wherever.
+/// openat2(2) answers EAGAIN to a path with `..` when anything was renamed meanwhile, wherever. A walk does not.
 #[test]
 fn renames_elsewhere_hinder_no_open() {
     let (root, path) = tree();
@@ -204,13 +224,7 @@ fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
                 std::fs::write(&next, "s").and_then(|()| std::fs::rename(&next, &name)).expect("swapped");
             }
         });
-        let wanted = Path::new("swapped");
-        let found: Vec<_> = (0..20_000)
-            .flat_map(|_| {
-                let walked = folder.try_open_by_walking(wanted).and_then(|file| file.ok_or(Refusal::Swapped));
-                [folder.open_file(wanted).map(text), walked.map(text)]
-            })
-            .collect();
+        let found: Vec<_> = (0..20_000).map(|_| folder.open_file(Path::new("swapped")).map(text)).collect();
         stop.store(true, Ordering::Relaxed);
         let known = [Ok("s".into()), Err(Refusal::Swapped), Err(Refusal::Outside(secret.clone()))];
         assert_eq!(found.iter().find(|found| !known.contains(found)), None);
@@ -228,9 +242,7 @@ fn what_is_no_file_is_not_opened_for_reading() {
     rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
     let opens = Opens::of(&pipe);
     let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
-    let refusal = Refusal::NotRegular(Kind::Other("a FIFO"));
-    assert_eq!(folder.open_file(Path::new("pipe")).map(text), Err(refusal.clone()));
-    assert_eq!(folder.try_open_by_walking(Path::new("pipe")).map(drop), Err(refusal));
+    assert_eq!(folder.open_file(Path::new("pipe")).map(text), Err(Refusal::NotRegular(Kind::Fifo)));
     assert!(!opens.any());
     rustix::fs::open(&pipe, READ, Mode::empty()).expect("opened");
     assert!(opens.any());
@@ -239,12 +251,17 @@ fn what_is_no_file_is_not_opened_for_reading() {
 #[test]
 fn another_file_than_was_looked_at_is_not_taken() {
     let (_root, path) = tree();
-    let open = |name: &str| OwnedFd::from(std::fs::File::open(path.join(name)).expect("opened"));
-    let seen = regular(open("a").as_fd()).expect("a file");
+    let found = OwnedFd::from(std::fs::File::open(path.join("a")).expect("opened"));
+    let folder = OwnedFd::from(std::fs::File::open(&path).expect("opened"));
+    let seen = open::identity(found.as_fd()).expect("a file");
     let elsewhere = Identity { device: seen.device + 1, ..seen };
-    assert_eq!(same(open("a"), &seen).map(|file| file.map(text)), Ok(Some("a".into())));
-    assert_eq!(same(open("below/b"), &seen).map(|file| file.map(text)), Ok(None));
-    assert_eq!(same(open("a"), &elsewhere).map(|file| file.map(text)), Ok(None));
+    let open = |name: &str, seen| {
+        open_seen(folder.as_fd(), OsStr::new(name), &found, seen).map(|file| file.map(text))
+    };
+    assert_eq!(open("a", &seen), Ok(Some("a".into())));
+    assert_eq!(open("below/b", &seen), Ok(None));
+    assert_eq!(open("inside", &seen), Ok(None));
+    assert_eq!(open("a", &elsewhere), Ok(None));
 }
 
 #[test]
@@ -255,13 +272,9 @@ fn as_many_links_are_followed_as_the_kernel_follows() {
         symlink(link(number - 1), path.join(link(number))).expect("linked");
     }
     let folder = ConfinedFolder::open(&path, &[], none).expect("opened");
-    let by_walking = |name: &Path| folder.walk(name).map(|found| found.name);
     let (most, too_many) = (link(MAX_LINKS), link(MAX_LINKS + 1));
     assert_eq!(folder.open_file(most.as_ref()).map(text), Ok("a".into()));
-    assert_eq!(by_walking(most.as_ref()), Ok("a".into()));
-    let refusal = Refusal::System(Errno::LOOP);
-    assert_eq!(folder.open_file(too_many.as_ref()).map(text), Err(refusal.clone()));
-    assert_eq!(by_walking(too_many.as_ref()), Err(refusal));
+    assert_eq!(folder.open_file(too_many.as_ref()).map(text), Err(Refusal::System(Errno::LOOP)));
 }
 
 /// What is beside the folder is reached by its descriptor: a link in its place is none, whenever it was put there.
