@@ -37,7 +37,7 @@ pub mod internals {
     pub use crate::error::{Error, ReadCause, Result};
     pub use crate::fetch::budget::Budget;
     pub use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
-    pub use crate::mapped_file::{MappedFile, Mode, RequestedMode};
+    pub use crate::mapped_file::{MappedFile, Mode, RequestedMode, page_cache};
     pub use crate::natural::compare;
     pub use crate::os::errno::{Code, describe};
     pub use crate::os::fault::{copy, install_and_check};

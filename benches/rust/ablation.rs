@@ -17,7 +17,7 @@
 
 use pagestream::internals::{
     Element, Feed, MappedFile, Next, Options, Order, Pipeline, RequestedMode, Share, StreamExtent, Target,
-    TokenCorpus, TokenSource, Windows, Without,
+    TokenCorpus, TokenSource, Windows, Without, page_cache,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ fn main() -> Outcome<()> {
         }
     }
     if case != "warm" {
-        MappedFile::open(Path::new(&path), RequestedMode::Auto)?.evict()?;
+        page_cache::evict(&*MappedFile::open(Path::new(&path), RequestedMode::Auto)?.guarded()?)?;
     }
     let corpus = TokenCorpus::open(&[path.into()], None, None, mode)?;
     let windows = Windows::new(corpus.len(), length, 1, Target::Shift)?;

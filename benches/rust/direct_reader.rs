@@ -24,6 +24,7 @@
 
 use pagestream::internals::{
     Advice, MappedFile, Mapping, Region, RequestedMode, Uninit, advise_file, advise_map, install_and_check,
+    page_cache,
 };
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
@@ -295,8 +296,8 @@ fn with_mapping(file: &File, offsets: &[u64], options: &Options) -> Outcome<Tota
 /// Drops the file from the page cache, and makes sure of it.
 fn evict(path: &str) -> Outcome<()> {
     let file = MappedFile::open(path.as_ref(), RequestedMode::Auto)?;
-    file.evict()?;
-    let resident = file.residency(0, file.size(), 1)?.fraction;
+    page_cache::evict(&*file.guarded()?)?;
+    let resident = page_cache::residency(&*file.guarded()?, 0, file.size(), 1)?.fraction;
     if resident < 0.01 { Ok(()) } else { Err(format!("{resident} of {path} stays in the page cache").into()) }
 }
 

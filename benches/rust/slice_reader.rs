@@ -8,7 +8,9 @@
 //! file from the page cache before each round, and fails if more than one page in a hundred stays. Prints a line
 //! of JSON with the best round.
 
-use pagestream::internals::{GAP_BYTES, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill};
+use pagestream::internals::{
+    GAP_BYTES, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill, page_cache,
+};
 use std::path::Path;
 use std::time::Instant;
 
@@ -44,8 +46,8 @@ fn main() -> Outcome<()> {
     for _ in 0..rounds {
         let file = MappedFile::open(Path::new(&path), mode)?;
         if evict {
-            file.evict()?;
-            let left = file.residency(0, size, 0)?.fraction;
+            page_cache::evict(&*file.guarded()?)?;
+            let left = page_cache::residency(&*file.guarded()?, 0, size, 0)?.fraction;
             if left > 0.01 {
                 return Err(format!("{left} of the file stays in the page cache").into());
             }

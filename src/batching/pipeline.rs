@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
-use crate::fetch::crew::Role;
+use crate::fetch::crew::{OnPanic, Role};
 use crate::os::process::fork;
 
 use super::gatherer::Gatherer;
@@ -17,7 +17,7 @@ use super::plan::Feed;
 use super::planner::plan_ahead;
 use super::ring::{Claim, Front, Ring, Taken};
 use super::sizes::Sizes;
-use super::threads::{CloseOnPanic, Shared};
+use super::threads::Shared;
 
 /// The fingerprint of corpora of more files is left for when it is asked for: not all of them stay open.
 const MAX_FINGERPRINTED_SHARDS: usize = 1024;
@@ -69,7 +69,7 @@ impl Pipeline {
         let crew = &shared.crew;
         let ours = shared.clone();
         crew.spawn(Role::Assistant, "pagestream-plan", move || {
-            let _on_panic = CloseOnPanic(&ours);
+            let _on_panic = OnPanic(&*ours);
             plan_ahead(&ours, position, sizes.max_group_batches);
         })?;
         crew.start("pagestream-gather", &shared)?;
@@ -123,7 +123,7 @@ impl Pipeline {
     /// not where storage would have to be waited for, as far as that can be foreseen, as the caller wants to
     /// hear signals.
     fn lend_a_hand(&self, claim: Claim, gatherer: &mut Gatherer) -> bool {
-        let _on_panic = CloseOnPanic(&self.shared);
+        let _on_panic = OnPanic(&*self.shared);
         let is_resident = self.shared.is_resident(&claim);
         if is_resident {
             self.shared.fill(claim, gatherer);

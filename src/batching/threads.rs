@@ -194,15 +194,3 @@ impl Work for Shared {
         self.ring(|ring| ring.close(Some(error)));
     }
 }
-
-/// Closes the pipeline if this thread panics; the consumer then gets an error.
-#[derive(Debug)]
-pub(super) struct CloseOnPanic<'a>(pub &'a Shared);
-
-impl Drop for CloseOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.panicked();
-        }
-    }
-}

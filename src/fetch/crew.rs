@@ -9,7 +9,11 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::os::process::usage::Usage;
 
-use super::cancel::Cancel;
+/// Time between two questions to a [`KeepGoing`]. Short enough for Ctrl-C, long enough to cost nothing.
+pub const PERIOD: Duration = Duration::from_millis(50);
+
+/// Called now and then by the thread that called into this crate; `false` stops.
+pub type KeepGoing<'a> = dyn FnMut() -> bool + 'a;
 
 /// Number of items after which the crew decides again whether storage is slow.
 const DECIDE_AFTER_ITEMS: usize = 32;
@@ -51,7 +55,8 @@ pub trait Work: Sync {
 }
 
 /// Notifies the work if this thread panics.
-struct OnPanic<'a, W: Work>(&'a W);
+#[derive(Debug)]
+pub struct OnPanic<'a, W: Work>(pub &'a W);
 
 impl<W: Work> Drop for OnPanic<'_, W> {
     fn drop(&mut self) {
@@ -259,21 +264,28 @@ impl Crew {
         })
     }
 
-    /// Does all of `work` in this thread and in others that end before this call returns.
-    pub fn run<W: Work>(&self, name: &'static str, work: &W, mut cancel: Cancel<'_, '_>, stop: impl Fn()) {
+    /// Does all of `work` in this thread and in others that end before this call returns. Asks `keep_going` once a
+    /// [`PERIOD`], and calls `stop` if the caller wants to stop.
+    pub fn run<W: Work>(
+        &self,
+        name: &'static str,
+        work: &W,
+        keep_going: &mut KeepGoing<'_>,
+        stop: impl Fn(),
+    ) {
+        let mut asked = Instant::now();
+        let ask = || {
+            if asked.elapsed() >= PERIOD {
+                asked = Instant::now();
+                if !keep_going() {
+                    stop();
+                }
+            }
+        };
         std::thread::scope(|scope| {
             self.lock().enter(Role::Worker, 1);
             let _member = CrewMember(self, Role::Worker);
-            self.serve(
-                work,
-                false,
-                || self.help(name, work, scope),
-                || {
-                    if cancel.is_wanted() {
-                        stop();
-                    }
-                },
-            );
+            self.serve(work, false, || self.help(name, work, scope), ask);
         });
     }
 
@@ -391,7 +403,7 @@ mod tests {
         for items in [0, 1, 2, 100, 1000] {
             let work = Items { left: AtomicUsize::new(items), done: AtomicUsize::new(0) };
             let crew = Crew::new(LIMITS);
-            crew.run("items", &work, Cancel::new(&mut || true), || {});
+            crew.run("items", &work, &mut || true, || {});
             assert_eq!(work.done.into_inner(), items);
             assert_eq!(crew.threads(), 0);
         }

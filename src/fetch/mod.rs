@@ -11,7 +11,7 @@
 //!   crew::Crew ─────── Work::step ─── copy or pread ──> buffers::Pool ──> consumer
 //!        │  slow: all threads              ▲                                 │
 //!        │  calm: the first ones           │                                 │
-//!   cancel::Cancel                   budget::Budget <──── give_back ─────────┘
+//!   KeepGoing                        budget::Budget <──── give_back ─────────┘
 //! ```
 //!
 //! What each part promises:
@@ -23,11 +23,11 @@
 //!   is looked up, until one is not cached. Advice is never an error.
 //! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread wait
 //!   ([`crew::Wait`]). While storage is slow the crew has all threads that its limits allow; when it is calm
-//!   the additional ones leave. Each item is done once, and all threads end with the work.
+//!   the additional ones leave. Each item is done once, and all threads end with the work. The caller is asked
+//!   every [`crew::PERIOD`] whether to go on, in its own thread.
 //! * [`budget`]: has room while less than the limit is in flight; the consumer gives credit back. The limit
 //!   doubles and starts anew.
 //! * [`buffers`]: a buffer returns to its pool when its last user drops it, and never before.
-//! * [`cancel`]: the caller is asked every [`cancel::PERIOD`] whether to go on, in its own thread.
 //!
 //! ```text
 //!   crew   slow ──(32 items, fewer than a quarter waited, or the cache is warm)──> calm
@@ -40,6 +40,5 @@
 pub mod ahead;
 pub mod budget;
 pub mod buffers;
-pub mod cancel;
 pub mod crew;
 pub mod ranges;

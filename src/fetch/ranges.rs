@@ -81,11 +81,6 @@ impl<I: Iterator<Item: Ranged>> Merge<I> {
     pub fn new(parts: I, rule: MergeRule) -> Self {
         Self { parts, pending: None, rule }
     }
-
-    /// The first part of the next range, if it is known already.
-    pub fn upcoming(&self) -> Option<ByteRange> {
-        self.pending.as_ref().map(Ranged::range)
-    }
 }
 
 impl<I: Iterator<Item: Ranged>> Iterator for Merge<I> {

@@ -15,11 +15,6 @@ pub fn untold_damage() -> Vec<Error> {
     views::untold_damage().into_iter().map(error_of).collect()
 }
 
-/// Sets the function that the handler of the signal calls when a mapping is damaged. It must be async-signal-safe.
-pub fn on_damage(hook: extern "C" fn()) {
-    views::set_hook(hook);
-}
-
 /// The file may be closed, and its path lead elsewhere by now: this says what is known without asking anybody.
 fn error_of(damage: views::Damage) -> Error {
     let cause = ReadCause::Damaged { size_at_open: damage.mapped_bytes, to_end: damage.to_end };

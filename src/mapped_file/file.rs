@@ -9,16 +9,13 @@ use crate::os::errno::{describe, system};
 use crate::os::fault;
 use crate::os::file::fsinfo::{self, FileSystem};
 use crate::os::file::open::{self, Identity};
-use crate::os::memory::advise::Advice;
-use crate::os::memory::residency::Residency;
 use crate::os::process::fork::{self, Section};
 
-use super::hints::Hints;
 use super::identity::{change, changed, is_same_file, is_unchanged};
 use super::mode::{self, RequestedMode};
 use super::opened::{Facts, Opened};
 use super::origin::{Folder, Origin};
-use super::page_cache::{self, Progress};
+use super::page_cache;
 
 /// A regular file, open for reading.
 #[derive(Debug)]
@@ -44,14 +41,14 @@ struct Current {
 
 impl MappedFile {
     pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        Self::of_regular(mode::open_regular(path)?, path, Origin::Path(absolute), requested)
+        Self::of_regular(mode::open_regular(path)?, path, None, requested)
     }
 
     /// Opens a file of a folder. Refuses a name or a link that leads out of the folder, with EXDEV.
     pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
-        let (path, origin) = (folder.path().join(name), Origin::Beneath(folder.clone(), name.into()));
-        Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, origin, requested)
+        let path = folder.path().join(name);
+        let origin = Origin::Beneath(folder.clone(), name.into());
+        Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, Some(origin), requested)
     }
 
     /// Opens a file again at its origin.
@@ -69,26 +66,27 @@ impl MappedFile {
             let advice = mode::open_advice(path, errno);
             system("cannot duplicate the descriptor", path, errno, advice)
         })?;
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let (copy, identity) = mode::regular(copy, path)?;
+        let file = Self::of_regular((copy, identity), path, None, requested)?;
         // The file may have no name (memfd_create(2), O_TMPFILE, deleted by now), or `path` may be made up.
-        let is_named = open::identity_at(&absolute).is_ok_and(|found| is_same_file(&found, &identity));
-        let file = Self::of_regular((copy, identity), path, Origin::Path(absolute), requested)?;
+        let is_named = open::identity_at(&file.absolute).is_ok_and(|found| is_same_file(&found, &identity));
         Ok(Self { is_named, ..file })
     }
 
+    /// Without an origin the file is found again at its path.
     fn of_regular(
         (file, identity): (OwnedFd, Identity),
         path: &Path,
-        origin: Origin,
+        origin: Option<Origin>,
         requested: RequestedMode,
     ) -> Result<Self> {
-        let opened = Opened::new(path, Arc::new(file), identity, requested, Arc::new(Hints::default()))?;
+        let opened = Opened::new(path, Arc::new(file), identity, requested, Arc::default())?;
         let facts = opened.facts().clone();
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
         Ok(Self {
             path: path.into(),
-            absolute: std::path::absolute(path).unwrap_or_else(|_| path.into()),
-            origin,
+            origin: origin.unwrap_or_else(|| Origin::Path(absolute.clone())),
+            absolute,
             is_named: true,
             requested,
             current: RwLock::new(Current { opened: Some(Arc::new(opened)), facts }),
@@ -132,7 +130,7 @@ impl MappedFile {
 
     /// Returns the open file after putting the SIGBUS handler back in front. Every call on a file begins with
     /// this, except those that read or view: they put the handler back themselves.
-    fn guarded(&self) -> Result<Arc<Opened>> {
+    pub fn guarded(&self) -> Result<Arc<Opened>> {
         fault::reinstall();
         self.opened()
     }
@@ -163,20 +161,20 @@ impl MappedFile {
         let opened = self.guarded()?;
         let (known, now) = (opened.facts().identity, opened.identity_now()?);
         let changed = |detail: String| Err(changed(&self.path, detail));
-        let change = change(&self.path, &known, &now);
-        if !self.is_named {
-            return change.map_or_else(|| opened.check_damage(), Err);
-        }
-        let at_path = open::identity_at(&self.absolute);
+        let at_path = if self.is_named { open::identity_at(&self.absolute).map(Some) } else { Ok(None) };
         // Checked first: a replaced file has no name left, and would pass for a deleted one.
-        if at_path.is_ok_and(|found| !is_same_file(&found, &now)) {
+        if let Ok(Some(found)) = at_path
+            && !is_same_file(&found, &now)
+        {
             return changed("its path now names another file; open it again".into());
         }
-        match (change, at_path) {
-            (Some(error), _) => Err(error),
-            (None, Ok(_)) => opened.check_damage(),
-            (None, Err(errno)) => changed(format!("its path no longer leads to it: {}", describe(errno))),
+        if let Some(error) = change(&self.path, &known, &now) {
+            return Err(error);
         }
+        if let Err(errno) = at_path {
+            return changed(format!("its path no longer leads to it: {}", describe(errno)));
+        }
+        opened.check_damage()
     }
 
     /// Maps the new length of a file that grew, and returns the new size. Existing views keep the old mapping.
@@ -211,35 +209,5 @@ impl MappedFile {
             self.current.write().unwrap_or_else(PoisonError::into_inner).opened.take()
         };
         drop(last);
-    }
-
-    /// [`page_cache::advise`].
-    pub fn advise(&self, advice: Advice, offset: u64, length: u64) -> Result<bool> {
-        page_cache::advise(&*self.guarded()?, advice, offset, length)
-    }
-
-    /// [`page_cache::residency()`].
-    pub fn residency(&self, offset: u64, length: u64, seed: u64) -> Result<Residency> {
-        page_cache::residency(&*self.guarded()?, offset, length, seed)
-    }
-
-    /// [`page_cache::warm`].
-    pub fn warm(&self, offset: u64, length: u64, progress: &mut Progress<'_>) -> Result<()> {
-        page_cache::warm(&*self.guarded()?, offset, length, progress)
-    }
-
-    /// [`page_cache::evict`].
-    pub fn evict(&self) -> Result<()> {
-        page_cache::evict(&*self.guarded()?)
-    }
-
-    /// [`page_cache::lock`].
-    pub fn lock(&self) -> Result<()> {
-        page_cache::lock(&*self.guarded()?)
-    }
-
-    /// [`page_cache::unlock`].
-    pub fn unlock(&self) -> Result<()> {
-        page_cache::unlock(&*self.guarded()?)
     }
 }

@@ -18,9 +18,10 @@ use crate::os::process::{fork, limits};
 
 use super::file::MappedFile;
 use super::identity::{identity_at, is_gone, is_same_file, is_unchanged};
-use super::mode::{Mode, RequestedMode};
+use super::mode::RequestedMode;
 use super::opened::{Facts, Opened};
 use super::origin::Origin;
+use super::page_cache;
 
 /// Upper bound of open files of a set.
 const MAX_KEPT: usize = 1024;
@@ -31,7 +32,7 @@ static RESERVED: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 pub struct FileSet {
-    members: Vec<FileSlot>,
+    members: Vec<Kept>,
     mode: RequestedMode,
     /// Numbers of the open files, in the order in which the clock's hand meets them.
     kept: Mutex<VecDeque<usize>>,
@@ -40,8 +41,9 @@ pub struct FileSet {
     advice: Mutex<Option<Advice>>,
 }
 
+/// A file after its first opening, still open or not.
 #[derive(Debug)]
-struct FileSlot {
+pub struct Kept {
     absolute: PathBuf,
     origin: Origin,
     facts: Facts,
@@ -80,53 +82,17 @@ impl Drop for DescriptorBudget {
     }
 }
 
-/// A file after its first opening, still open or not.
-#[derive(Debug)]
-pub struct Kept {
-    absolute: PathBuf,
-    origin: Origin,
-    facts: Facts,
-    file: Option<MappedFile>,
-}
-
-impl Kept {
-    /// Keeps the file open if the budget has room for it.
-    pub fn new(file: MappedFile, budget: &DescriptorBudget) -> Self {
-        let (absolute, origin) = (file.absolute_path().to_owned(), file.origin().clone());
-        let facts = file.facts();
-        Self { absolute, origin, facts, file: budget.take().then_some(file) }
-    }
-}
-
 impl FileSet {
-    pub fn new(files: Vec<Kept>, mode: RequestedMode, budget: DescriptorBudget) -> Self {
-        let open = files.iter().enumerate().filter(|(_, kept)| kept.file.is_some());
-        let kept = open.map(|(index, _)| index).collect();
-        let members = files.into_iter().map(|kept| FileSlot {
-            absolute: kept.absolute,
-            origin: kept.origin,
-            facts: kept.facts,
-            slot: RwLock::new(kept.file.map(Arc::new)),
-            used: AtomicBool::new(false),
-        });
-        Self {
-            members: members.collect(),
-            mode,
-            kept: Mutex::new(kept),
-            budget,
-            closed: AtomicBool::new(false),
-            advice: Mutex::default(),
-        }
+    pub fn new(members: Vec<Kept>, mode: RequestedMode, budget: DescriptorBudget) -> Self {
+        let is_open = |index: &usize| members[*index].open_now().is_some();
+        let kept = (0..members.len()).filter(is_open).collect();
+        let (kept, advice) = (Mutex::new(kept), Mutex::default());
+        Self { members, mode, kept, budget, closed: AtomicBool::new(false), advice }
     }
 
     /// Returns the first of the first `count` files with the weakest mode in use, and how many of them have it.
     pub fn weakest(&self, count: usize) -> Option<(usize, usize)> {
-        let strength = |mode: Mode| match mode {
-            Mode::Read => 0,
-            Mode::Private => 1,
-            Mode::Shared => 2,
-        };
-        let modes = || (0..count).map(|index| strength(self.facts(index).mode));
+        let modes = || self.members[..count].iter().map(|member| member.facts.mode);
         let weakest = modes().min()?;
         let first = modes().position(|mode| mode == weakest)?;
         Some((first, modes().filter(|&mode| mode == weakest).count()))
@@ -180,12 +146,8 @@ impl FileSet {
         // Without a lock, because storage may be slow. If two threads open the file, the one entered first is
         // used.
         let file = Arc::new(member.open(self.mode)?);
-        let advice = {
-            let _section = fork::section();
-            *self.advice.lock().unwrap_or_else(PoisonError::into_inner)
-        };
-        if let Some(advice) = advice {
-            file.advise(advice, 0, file.size())?;
+        if let Some(advice) = fork::with_lock(&self.advice, |advice| *advice) {
+            advise_whole(&file, advice)?;
         }
         let gone = {
             let _section = fork::section();
@@ -225,16 +187,9 @@ impl FileSet {
 
     /// Gives the kernel advice about every file, including those opened later.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        {
-            let _section = fork::section();
-            *self.advice.lock().unwrap_or_else(PoisonError::into_inner) = Some(advice);
-        }
-        for member in &self.members {
-            if let Some(file) = member.open_now() {
-                file.advise(advice, 0, file.size())?;
-            }
-        }
-        Ok(())
+        fork::with_lock(&self.advice, |last| *last = Some(advice));
+        let mut open = self.members.iter().filter_map(Kept::open_now);
+        open.try_for_each(|file| advise_whole(&file, advice))
     }
 
     /// Returns an error if the file has changed since it was first opened, or if its path no longer names it.
@@ -255,8 +210,7 @@ impl FileSet {
 
     /// Returns the number of open files.
     pub fn open_count(&self) -> usize {
-        let _section = fork::section();
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).len()
+        fork::with_lock(&self.kept, |kept| kept.len())
     }
 
     pub fn is_closed(&self) -> bool {
@@ -275,12 +229,19 @@ impl FileSet {
                 file.close();
             }
         }
-        let _section = fork::section();
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        fork::with_lock(&self.kept, VecDeque::clear);
     }
 }
 
-impl FileSlot {
+impl Kept {
+    /// Keeps the file open if the budget has room for it.
+    pub fn new(file: MappedFile, budget: &DescriptorBudget) -> Self {
+        let (absolute, origin) = (file.absolute_path().to_owned(), file.origin().clone());
+        let facts = file.facts();
+        let slot = RwLock::new(budget.take().then(|| Arc::new(file)));
+        Self { absolute, origin, facts, slot, used: AtomicBool::new(false) }
+    }
+
     /// Returns the file if it is open.
     fn open_now(&self) -> Option<Arc<MappedFile>> {
         let _section = fork::section();
@@ -324,4 +285,8 @@ impl FileSlot {
         );
         Error::FileChanged { path: self.absolute.clone(), detail }
     }
+}
+
+fn advise_whole(file: &MappedFile, advice: Advice) -> Result<()> {
+    page_cache::advise(&*file.guarded()?, advice, 0, file.size()).map(drop)
 }

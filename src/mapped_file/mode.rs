@@ -26,30 +26,16 @@ words! {
     }
 }
 
-/// How a file is open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// `MAP_SHARED`, read-only: the page cache itself.
-    Shared,
-    /// `MAP_PRIVATE`, read-only: the page cache as well, where a file system refuses `MAP_SHARED`.
-    Private,
-    /// Not mapped: positioned reads.
-    Read,
-}
-
-impl From<Mode> for RequestedMode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Shared => Self::Shared,
-            Mode::Private => Self::Private,
-            Mode::Read => Self::Read,
-        }
-    }
-}
-
-impl Mode {
-    pub fn word(self) -> &'static str {
-        RequestedMode::from(self).word()
+words! {
+    /// How a file is open; the strongest mode is the last.
+    #[derive(PartialOrd, Ord)]
+    pub enum Mode as "mode" {
+        /// Not mapped: positioned reads.
+        Read = "read",
+        /// `MAP_PRIVATE`, read-only: the page cache as well, where a file system refuses `MAP_SHARED`.
+        Private = "private",
+        /// `MAP_SHARED`, read-only: the page cache itself.
+        Shared = "shared",
     }
 }
 

@@ -2,16 +2,16 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::{self, Code, describe};
 use crate::os::fault;
 use crate::os::file::open::{self, Identity};
+use crate::os::memory::advise::Advice;
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
-use super::hints::{Descriptor, Hints};
 use super::identity::{change, changed, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
 use super::{damage, identity};
@@ -25,6 +25,17 @@ pub struct Facts {
     pub identity: Identity,
 }
 
+/// What the kernel was told about a file. Shared by every mapping of one descriptor.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Hints {
+    /// Advice for the whole file.
+    pub advice: Option<Advice>,
+    /// Whether it is locked in memory.
+    pub locked: bool,
+    /// Number of readers that have read-ahead off.
+    pub exact_readers: usize,
+}
+
 /// The file as it was at one opening or refresh.
 #[derive(Debug)]
 pub struct Opened {
@@ -33,7 +44,7 @@ pub struct Opened {
     facts: Facts,
     region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
-    hints: Arc<Hints>,
+    pub(super) hints: Arc<Mutex<Hints>>,
     /// Whether the kernel tells this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
 }
@@ -79,7 +90,7 @@ impl Opened {
         file: Arc<OwnedFd>,
         mut identity: Identity,
         requested: RequestedMode,
-        hints: Arc<Hints>,
+        hints: Arc<Mutex<Hints>>,
     ) -> Result<Self> {
         let found = mode::find(file.as_fd(), path, identity.size, requested)?;
         // Files that are read are later compared with what the server says, so not with what the kernel may have
@@ -126,15 +137,6 @@ impl Opened {
         self.region.as_ref()
     }
 
-    pub(super) fn hints(&self) -> &Hints {
-        &self.hints
-    }
-
-    pub(super) fn descriptor(&self) -> Descriptor<'_> {
-        let is_mapped = self.region.is_some();
-        Descriptor { hints: &self.hints, file: self.file(), size: self.size(), is_mapped }
-    }
-
     /// Refuses a range that does not lie inside the file. Every number that came from a caller or a file passes here
     /// before it is used as a range.
     pub fn check_range(&self, offset: u64, length: u64) -> Result<()> {
@@ -148,53 +150,48 @@ impl Opened {
     /// Returns a range of the read-only mapping; `None` in `read` mode, where there is nothing to view. A fault in it
     /// does not end the process, unless another library puts its handler in front.
     pub fn view(&self, offset: u64, length: u64) -> Result<Option<View>> {
-        self.check_range(offset, length)?;
-        self.check_damage()?;
-        fault::reinstall();
-        Ok(match (&self.region, self.facts.mode) {
-            (None, Mode::Read) => None,
-            (region, _) => {
-                Some(View { region: region.clone(), offset: offset as usize, len: length as usize })
-            }
-        })
+        self.prepare_view(offset, length)?;
+        let view = || View { region: self.region.clone(), offset: offset as usize, len: length as usize };
+        Ok((self.facts.mode != Mode::Read).then(view))
     }
 
     /// Returns a range of a second mapping, whose pages become private memory when they are written. `None` in
     /// `read` mode, and where this file cannot be mapped that way.
     pub fn copy_on_write_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
+        self.prepare_view(offset, length)?;
+        let view = |region| View { region, offset: offset as usize, len: length as usize };
+        Ok(self.copy_on_write_region().ok().map(view))
+    }
+
+    fn prepare_view(&self, offset: u64, length: u64) -> Result<()> {
         self.check_range(offset, length)?;
         self.check_damage()?;
-        let view = |region| View { region, offset: offset as usize, len: length as usize };
-        if self.facts.mode == Mode::Read {
-            return Ok(None);
-        }
-        if self.size() == 0 {
-            return Ok(Some(view(None)));
-        }
         fault::reinstall();
-        Ok(self.copy_on_write_region().as_ref().ok().map(|region| view(Some(region.clone()))))
+        Ok(())
     }
 
     /// Returns why [`Self::copy_on_write_view`] gives nothing; `None` if it does.
     pub fn copy_on_write_refusal(&self) -> Option<String> {
-        match self.facts.mode {
-            Mode::Read => Some(self.facts.reason.clone().unwrap_or_else(|| "as was asked for".into())),
-            _ if self.size() == 0 => None,
-            _ => self.copy_on_write_region().as_ref().err().map(|&errno| {
-                let limit = if errno == Code::NOMEM {
-                    limits::explain_private_memory(self.size())
-                } else {
-                    String::new()
-                };
-                format!("MAP_PRIVATE with PROT_WRITE: {}{limit}", describe(errno))
-            }),
-        }
+        let Some(errno) = self.copy_on_write_region().err()? else {
+            return Some(self.facts.reason.clone().unwrap_or_else(|| "as was asked for".into()));
+        };
+        let limit = match errno {
+            Code::NOMEM => limits::explain_private_memory(self.size()),
+            _ => String::new(),
+        };
+        Some(format!("MAP_PRIVATE with PROT_WRITE: {}{limit}", describe(errno)))
     }
 
-    fn copy_on_write_region(&self) -> &Result<Arc<Region>, Code> {
-        fork::get_or_make(&self.copy_on_write, || {
-            Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite).map(Arc::new)
-        })
+    /// Returns the second mapping, `None` for an empty file. The error is `None` in `read` mode.
+    fn copy_on_write_region(&self) -> Result<Option<Arc<Region>>, Option<Code>> {
+        if self.facts.mode == Mode::Read {
+            return Err(None);
+        }
+        if self.size() == 0 {
+            return Ok(None);
+        }
+        let map = || Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite);
+        fork::get_or_make(&self.copy_on_write, || map().map(Arc::new)).clone().map(Some).map_err(Some)
     }
 
     /// Refuses a file one of whose mappings is damaged.

@@ -55,7 +55,7 @@ pub fn advise(opened: &Opened, advice: Advice, offset: u64, length: u64) -> Resu
     opened.check_range(offset, length)?;
     let lasting = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
     if lasting && (offset, length) == (0, opened.size()) {
-        let taken = opened.descriptor().advise(advice);
+        let taken = opened.advise_descriptor(advice);
         return Ok(taken && opened.region().is_none_or(|_| pass_on(opened, advice, offset, length)));
     }
     Ok(pass_on(opened, advice, offset, length))
@@ -64,10 +64,11 @@ pub fn advise(opened: &Opened, advice: Advice, offset: u64, length: u64) -> Resu
 /// Reapplies the advice for the old mapping to a new one, and locks the new one if the old one was locked.
 pub(super) fn reapply_hints(opened: &Opened) -> Result<()> {
     let Some(region) = opened.region() else { return Ok(()) };
-    if let Some(advice) = opened.hints().advice() {
+    let hints = fork::with_lock(&opened.hints, |hints| *hints);
+    if let Some(advice) = hints.advice {
         pass_on(opened, advice, 0, opened.size());
     }
-    if opened.hints().is_locked() { lock_region(opened, region) } else { Ok(()) }
+    if hints.locked { lock_region(opened, region) } else { Ok(()) }
 }
 
 fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
@@ -82,7 +83,7 @@ pub fn residency(opened: &Opened, offset: u64, length: u64, seed: u64) -> Result
     opened.check_range(offset, length)?;
     let region = opened.region().map(AsRef::as_ref);
     // Probing a page that is not in the cache must not bring in its neighbours.
-    let exactly = || opened.descriptor().without_read_ahead();
+    let exactly = || opened.without_read_ahead();
     Ok(residency::residency(opened.file(), region, offset, length, seed, exactly))
 }
 
@@ -126,7 +127,7 @@ pub fn drop_behind(opened: &Opened, offset: u64, length: u64, what: DropBehind) 
         let _ = advise::advise_map(region, offset as usize, length as usize, Advice::DontNeed);
     }
     if what == DropBehind::Cache {
-        let _ = advise::drop_cached_range(opened.file(), offset, length);
+        let _ = advise::drop_cache(opened.file(), offset, length);
     }
 }
 
@@ -174,7 +175,7 @@ pub fn evict(opened: &Opened) -> Result<()> {
     if let Some(region) = opened.region() {
         let _ = advise::advise_map(region, 0, region.len(), Advice::DontNeed);
     }
-    advise::drop_cache(opened.file()).map_err(|errno| opened.system("cannot evict", errno, ""))
+    advise::drop_cache(opened.file(), 0, 0).map_err(|errno| opened.system("cannot evict", errno, ""))
 }
 
 /// mlock(2): reads the file into memory and keeps it there.
@@ -182,13 +183,13 @@ pub fn lock(opened: &Opened) -> Result<()> {
     if let Some(region) = mapped(opened, "lock")? {
         lock_region(opened, region)?;
     }
-    opened.hints().set_locked(true);
+    fork::with_lock(&opened.hints, |hints| hints.locked = true);
     Ok(())
 }
 
 pub fn unlock(opened: &Opened) -> Result<()> {
     let region = mapped(opened, "unlock")?;
-    opened.hints().set_locked(false);
+    fork::with_lock(&opened.hints, |hints| hints.locked = false);
     region.map_or(Ok(()), |region| {
         region.unlock().map_err(|errno| opened.system("cannot unlock the mapping", errno, ""))
     })

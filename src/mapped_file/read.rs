@@ -88,7 +88,7 @@ impl Opened {
 
     /// Begins reads of a few bytes here and there, by any threads: nothing else is brought in.
     pub fn exact_reader(&self) -> FileReader<'_> {
-        FileReader { opened: self, way: Way::Exactly(self.descriptor().without_read_ahead()) }
+        FileReader { opened: self, way: Way::Exactly(self.without_read_ahead()) }
     }
 
     /// Fills `out` with the file's bytes from `offset`.

@@ -17,6 +17,9 @@
 //! | [`process`] | forks, limits, usage |
 #![allow(unsafe_code)] // Island 1: each block names the check that makes it true.
 
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!("pagestream supports Linux on x86-64 and aarch64");
+
 pub mod errno;
 pub mod fault;
 pub mod file;

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -14,7 +14,7 @@ use super::error::{full_text, text};
 use super::export::{self, Access, Export, Exportable, PyExporter, Requester};
 use super::writable::{self, WritableBuffer};
 use crate::error::Error;
-use crate::mapped_file::{MappedFile, RequestedMode, View};
+use crate::mapped_file::{MappedFile, RequestedMode, View, page_cache};
 use crate::os::memory::advise::Advice;
 use crate::os::process::fork;
 
@@ -46,11 +46,11 @@ impl Exportable for WholeFile {
         view.check_damage()?;
         let (address, len, access) = (view.as_ptr(), view.len(), Access::ReadOnly);
         if requester != Requester::KeepsView {
-            let _section = fork::section();
-            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            if kept.iter().all(|known| known.as_ptr() != address) {
-                kept.push(view.clone());
-            }
+            fork::with_lock(&self.kept, |kept| {
+                if kept.iter().all(|known| known.as_ptr() != address) {
+                    kept.push(view.clone());
+                }
+            });
         }
         let holder = Some(Py::new(py, PyExporter::new((view, access)))?);
         Ok(Export { address, len, access, holder })
@@ -193,7 +193,7 @@ impl PyMappedFile {
     fn advise(&self, py: Python<'_>, advice: &str, offset: u64, length: Option<u64>) -> PyResult<bool> {
         let known = Advice::from_word(advice)?;
         let (offset, length) = self.range(offset, length)?;
-        Ok(py.detach(|| self.file.advise(known, offset, length))?)
+        Ok(py.detach(|| page_cache::advise(&*self.file.guarded()?, known, offset, length))?)
     }
 
     /// (fraction, one byte per page or None, method, exact)
@@ -206,7 +206,7 @@ impl PyMappedFile {
         seed: u64,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let (offset, length) = self.range(offset, length)?;
-        let found = py.detach(|| self.file.residency(offset, length, seed))?;
+        let found = py.detach(|| page_cache::residency(&*self.file.guarded()?, offset, length, seed))?;
         let pages = found.pages.map(|pages| {
             let bytes: Vec<u8> = pages.into_iter().map(u8::from).collect();
             PyBytes::new(py, &bytes)
@@ -227,7 +227,7 @@ impl PyMappedFile {
         let progress = progress.map(|callable| callable.clone().unbind());
         let mut raised = Ok(());
         py.detach(|| {
-            self.file.warm(offset, length, &mut |done| {
+            page_cache::warm(&*self.file.guarded()?, offset, length, &mut |done| {
                 raised = Python::attach(|py| {
                     py.check_signals()?;
                     progress.as_ref().map_or(Ok(()), |callable| callable.call1(py, (done,)).map(drop))
@@ -239,15 +239,15 @@ impl PyMappedFile {
     }
 
     fn evict(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.file.evict())?)
+        Ok(py.detach(|| page_cache::evict(&*self.file.guarded()?))?)
     }
 
     fn lock(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.file.lock())?)
+        Ok(py.detach(|| page_cache::lock(&*self.file.guarded()?))?)
     }
 
     fn unlock(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.file.unlock())?)
+        Ok(py.detach(|| page_cache::unlock(&*self.file.guarded()?))?)
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {

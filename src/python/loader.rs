@@ -12,7 +12,7 @@ use crate::batching::options::{Options, Without};
 use crate::batching::pipeline::{Batch, Next, Pipeline};
 use crate::batching::plan::{Feed, Share, StreamExtent, TokenSource};
 use crate::error::Error;
-use crate::fetch::cancel;
+use crate::fetch::crew;
 use crate::mapped_file::DropBehind;
 use crate::os::fault;
 use crate::sampling::mixture::{Exhausted, Mixture};
@@ -148,7 +148,7 @@ impl PyTokenPipeline {
             return Err(Error::argument("the loader is closed").into());
         };
         loop {
-            let next = py.detach(|| pipeline.next(cancel::PERIOD))?;
+            let next = py.detach(|| pipeline.next(crew::PERIOD))?;
             match next {
                 Next::Batch(batch) => {
                     let Batch { buffer, rows, position_after, documents } = *batch;

@@ -13,8 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use crate::error::{Error, Result};
 use crate::fetch::ahead::Ahead;
 use crate::fetch::budget::Budget;
-use crate::fetch::cancel::{Cancel, KeepGoing};
-use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
+use crate::fetch::crew::{Crew, KeepGoing, Limits, Step, Wait, Work};
 use crate::fetch::ranges::{ByteRange, Merge, MergedRange};
 use crate::mapped_file::{FileReader, Opened, can_copy_from_mappings};
 use crate::os::memory::Uninit;
@@ -74,7 +73,7 @@ pub fn fill(
         is_over: AtomicBool::new(false),
     };
     let stop = || work.is_over.store(true, Ordering::Relaxed);
-    crew.run("pagestream-slice", &work, Cancel::new(keep_going), stop);
+    crew.run("pagestream-slice", &work, keep_going, stop);
     match work.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
         None => reads.finish(),

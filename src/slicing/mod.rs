@@ -21,7 +21,7 @@
 //!
 //! **What it promises.** The result is the one that NumPy's indexing would give, or an error. A byte is read at
 //! most once, and no byte outside the selection and its small gaps. Memory beyond the result is at most one piece
-//! for each thread. The caller is asked every [`cancel::PERIOD`](crate::fetch::cancel::PERIOD) whether to
+//! for each thread. The caller is asked every [`crew::PERIOD`](crate::fetch::crew::PERIOD) whether to
 //! continue.
 //!
 //! **Caller:** `weights`.
@@ -35,7 +35,7 @@ mod plan;
 mod scatter;
 mod selection;
 
-pub use crate::fetch::cancel::KeepGoing;
+pub use crate::fetch::crew::KeepGoing;
 pub use fill::fill;
 pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;

@@ -31,7 +31,7 @@ fn every_mode_reads_the_same() {
         let opened = file.opened().expect("not closed");
         assert_eq!(opened.read(0, 100_003).expect("read"), bytes);
         assert_eq!(opened.read(5, 77).expect("read"), bytes[5..82]);
-        assert_eq!(RequestedMode::from(file.facts().mode), mode);
+        assert_eq!(file.facts().mode.word(), mode.word());
         assert_eq!(file.facts().reason, None);
     }
 }

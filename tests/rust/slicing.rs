@@ -1,7 +1,7 @@
 //! Slices against a naive reading of what indexing means: element by element, byte by byte.
 
 use pagestream::internals::{
-    Error, GAP_BYTES, MappedFile, Mode, PIECE_BYTES, ReadCause, Selection, SlicePlan, Uninit, fill,
+    Error, GAP_BYTES, MappedFile, PIECE_BYTES, ReadCause, RequestedMode, Selection, SlicePlan, Uninit, fill,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,8 +83,8 @@ fn file_of(folder: &TempDir, bytes: &[u8]) -> std::path::PathBuf {
     path
 }
 
-fn open(path: &Path, mode: Mode) -> MappedFile {
-    MappedFile::open(path, mode.into()).expect("a file")
+fn open(path: &Path, mode: RequestedMode) -> MappedFile {
+    MappedFile::open(path, mode).expect("a file")
 }
 
 fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>, Error> {
@@ -148,7 +148,7 @@ proptest! {
         let places = indexed.places();
         let expected: Vec<u8> =
             places.iter().map(|&place| bytes[(data_offset + place) as usize]).collect();
-        for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+        for mode in [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read] {
             let found = read(&open(&path, mode), data_offset, &indexed.plan(gap_bytes));
             prop_assert_eq!(found.as_ref(), Ok(&expected));
         }
@@ -181,7 +181,7 @@ fn what_is_larger_than_a_piece_is_cut() {
             check_extents(&indexed, gap_bytes);
         }
         let expected: Vec<u8> = indexed.places().iter().map(|&place| bytes[place as usize]).collect();
-        for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+        for mode in [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read] {
             let found = read(&open(&path, mode), 0, &indexed.plan(GAP_BYTES)).expect("readable");
             assert!(found == expected, "{indexed:?} {mode:?}");
         }
@@ -258,7 +258,7 @@ fn what_is_no_selection_of_the_tensor_is_refused() {
 fn an_empty_selection_reads_nothing() {
     let folder = TempDir::new().expect("a folder");
     let path = file_of(&folder, b"abc");
-    let file = open(&path, Mode::Read);
+    let file = open(&path, RequestedMode::Read);
     std::fs::write(&path, b"").expect("writable");
     let empty = SlicePlan::new(Selection::new(0, &[3, 0], &[1, 1], 1, 3).expect("in the tensor"));
     assert_eq!((empty.blocks().count(), empty.extents().count(), empty.block_count()), (0, 0, 0));
@@ -268,7 +268,7 @@ fn an_empty_selection_reads_nothing() {
 #[test]
 fn room_of_another_size_is_refused() {
     let folder = TempDir::new().expect("a folder");
-    let file = open(&file_of(&folder, b"abc"), Mode::Shared);
+    let file = open(&file_of(&folder, b"abc"), RequestedMode::Shared);
     let plan = SlicePlan::new(Selection::new(0, &[3], &[1], 1, 3).expect("in the tensor"));
     let opened = file.opened().expect("open");
     let found = fill(&opened, 0, &plan, Uninit::of(&mut [0; 2]), &mut || true);
@@ -278,7 +278,7 @@ fn room_of_another_size_is_refused() {
 #[test]
 fn a_file_that_was_cut_is_an_error_in_every_mode() {
     let wanted = Indexed::new(&[64, 65_536], &[(0, 64, 1), (0, 8, 8192)], 1);
-    for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+    for mode in [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read] {
         for size in [0, 100, 65_536 * 63 + 65_536 - 8] {
             let folder = TempDir::new().expect("a folder");
             let path = file_of(&folder, &content(64 * 65_536));
@@ -300,7 +300,7 @@ fn a_file_that_was_cut_is_an_error_in_every_mode() {
 #[test]
 fn a_file_that_was_rewritten_is_an_error_in_every_mode() {
     let wanted = Indexed::new(&[64, 4096], &[(0, 64, 1), (0, 8, 1)], 1);
-    for mode in [Mode::Shared, Mode::Private, Mode::Read] {
+    for mode in [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read] {
         let folder = TempDir::new().expect("a folder");
         let path = file_of(&folder, &content(64 * 4096));
         let file = open(&path, mode);
@@ -320,7 +320,7 @@ fn it_stops_when_it_is_told_to() {
     let wanted = Indexed::new(&[rows, 8192], &[(0, rows, 1), (0, 1, 1)], 1);
     let calls = AtomicUsize::new(0);
     let mut out = vec![1_u8; rows as usize];
-    let file = open(&path, Mode::Read);
+    let file = open(&path, RequestedMode::Read);
     let stop = &mut || {
         calls.fetch_add(1, Ordering::Relaxed);
         false
@@ -335,7 +335,7 @@ fn it_stops_when_it_is_told_to() {
 fn many_threads_read_at_once() {
     let folder = TempDir::new().expect("a folder");
     let bytes = content(512 * 16_384);
-    let file = open(&file_of(&folder, &bytes), Mode::Shared);
+    let file = open(&file_of(&folder, &bytes), RequestedMode::Shared);
     std::thread::scope(|scope| {
         for column in 0..8_u64 {
             let (file, bytes) = (&file, &bytes);

@@ -1,7 +1,7 @@
 //! `weights::checkpoint`: many files as one set of names.
 
 use pagestream::internals::{
-    Checkpoint, CheckpointPath, Error, MappedFile, Mode, RequestedMode, Result, Strictness,
+    Checkpoint, CheckpointPath, Error, MappedFile, RequestedMode, Result, Strictness,
 };
 use std::path::{Path, PathBuf};
 
@@ -152,8 +152,8 @@ fn a_descriptor_becomes_a_file_of_its_own() {
         use std::os::fd::AsRawFd;
         MappedFile::from_descriptor(of.as_raw_fd(), Path::new("the name"), mode)
     };
-    for mode in [Mode::Shared, Mode::Private, Mode::Read] {
-        let file = open(&handle, mode.into()).expect("opened");
+    for mode in [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read] {
+        let file = open(&handle, mode).expect("opened");
         assert_eq!(file.path(), Path::new("the name"));
         assert_eq!(file.opened().and_then(|opened| opened.read(8, 2)).expect("read"), b"{\"");
         file.close();

@@ -17,7 +17,7 @@ const CALLS_PER_LOOK: usize = 16;
 /// Sets what the handler guards, for good.
 pub fn set_fault_guard(guard: FaultGuard) {
     ENABLED.store(guard != FaultGuard::Off, Ordering::Relaxed);
-    views::set_guarding(guard == FaultGuard::On);
+    views::IS_GUARDING.store(guard == FaultGuard::On, Ordering::Relaxed);
 }
 
 /// Installs the handler, or puts it back in front, and returns whether a fault in [`super::copy()`] is survivable in

@@ -31,15 +31,16 @@
 //!  it leaves again   entry 0 ─► default                (it restores what it had found: entry 0)
 //! ```
 
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod chain;
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod copy;
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod handler;
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod install;
 pub mod views;
+
+pub use copy::copy;
+pub use install::{
+    forked, install_and_check, reinstall, reinstall_sometimes, set_fault_guard, wake_first_thread,
+};
 
 use crate::words::words;
 
@@ -54,37 +55,3 @@ words! {
         Off = "off",
     }
 }
-
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub use self::{
-    copy::copy,
-    install::{
-        forked, install_and_check, reinstall, reinstall_sometimes, set_fault_guard, wake_first_thread,
-    },
-};
-
-#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-mod unsupported {
-    /// Copies nothing: there is no copy routine for this target. [`install_and_check`] says so, and readers use
-    /// `pread`.
-    ///
-    /// # Safety
-    /// Trivially safe.
-    pub unsafe fn copy(_destination: *mut u8, _source: *const u8, length: usize) -> usize {
-        length
-    }
-    pub fn install_and_check() -> bool {
-        false
-    }
-    pub fn reinstall() -> bool {
-        false
-    }
-    pub fn reinstall_sometimes() {}
-    pub fn forked() {}
-    pub fn set_fault_guard(_guard: super::FaultGuard) {}
-    pub fn wake_first_thread() {}
-}
-#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-pub use self::unsupported::{
-    copy, forked, install_and_check, reinstall, reinstall_sometimes, set_fault_guard, wake_first_thread,
-};

@@ -22,62 +22,55 @@ pub struct FileSystem {
     pub read_ahead_bytes: Option<u64>,
 }
 
-/// File systems whose reads leave the machine; below those of FUSE, by the name after `fuse.`.
+/// File systems whose reads leave the machine. Those of FUSE have the prefix `fuse.`.
 const NETWORK: &[&str] = &[
     "9p",
     "afs",
+    "alluxio",
     "beegfs",
+    "blobfuse",
+    "blobfuse2",
     "ceph",
+    "ceph-fuse",
+    "cephfs",
     "cifs",
     "coda",
+    "curlftpfs",
+    "davfs",
+    "gcsfuse",
+    "geesefs",
     "gfs2",
     "glusterfs",
+    "goofys",
     "gpfs",
+    "hf-mount",
+    "juicefs",
     "kafs",
     "lustre",
+    "mount-s3",
+    "mountpoint-s3",
     "ncpfs",
     "nfs",
     "nfs4",
     "ocfs2",
     "orangefs",
     "panfs",
-    "smb3",
-    "smbfs",
-    "wekafs",
-];
-const NETWORK_FUSE: &[&str] = &[
-    "alluxio",
-    "blobfuse",
-    "blobfuse2",
-    "ceph",
-    "ceph-fuse",
-    "cephfs",
-    "curlftpfs",
-    "davfs",
-    "gcsfuse",
-    "geesefs",
-    "glusterfs",
-    "goofys",
-    "hf-mount",
-    "juicefs",
-    "mount-s3",
-    "mountpoint-s3",
     "rclone",
     "s3fs",
     "seaweedfs",
+    "smb3",
+    "smbfs",
     "sshfs",
+    "wekafs",
 ];
 
 pub fn file_system(file: BorrowedFd<'_>) -> FileSystem {
-    let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return FileSystem::default() };
-    // Each byte as one character, so that names which are not UTF-8 survive; `unescape` undoes it.
-    let table: String = table.into_iter().map(char::from).collect();
-    let Some(mut found) = find_mount(file, &table) else { return FileSystem::default() };
-    found.0.read_ahead_bytes = read_ahead_bytes(&found.1);
-    found.0
+    find_mount(file).unwrap_or_default()
 }
 
-fn find_mount(file: BorrowedFd<'_>, table: &str) -> Option<(FileSystem, String)> {
+fn find_mount(file: BorrowedFd<'_>) -> Option<FileSystem> {
+    // Each byte as one character, so that names which are not UTF-8 survive; `unescape` undoes it.
+    let table: String = std::fs::read("/proc/self/mountinfo").ok()?.into_iter().map(char::from).collect();
     // STATX_MNT_ID, since Linux 5.8; not in rustix's set of flags, so by number (linux/stat.h).
     let mount_id = StatxFlags::from_bits_retain(0x1000);
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mount_id).ok()?;
@@ -89,18 +82,14 @@ fn find_mount(file: BorrowedFd<'_>, table: &str) -> Option<(FileSystem, String)>
         Some(id) => lines().find(|line| line.id == id),
         None => lines().rfind(|line| line.device == device),
     }?;
-    Some((line.file_system(), line.device.to_owned()))
+    Some(FileSystem { read_ahead_bytes: read_ahead_bytes(line.device), ..line.file_system })
 }
 
 /// One line of mountinfo, proc_pid_mountinfo(5).
 struct MountLine<'a> {
     id: u64,
     device: &'a str,
-    mount_point: &'a str,
-    mount_options: &'a str,
-    kind: &'a str,
-    source: &'a str,
-    super_options: &'a str,
+    file_system: FileSystem,
 }
 
 impl<'a> MountLine<'a> {
@@ -109,32 +98,21 @@ impl<'a> MountLine<'a> {
         let mut mount = mount.split(' ');
         let id = mount.next()?.parse().ok()?;
         let device = mount.nth(1)?;
-        let mount_point = mount.nth(1)?;
+        let mount_point = unescape(mount.nth(1)?);
         let mount_options = mount.next()?;
         let mut file_system = file_system.split(' ');
-        let kind = file_system.next()?;
-        let source = file_system.next().unwrap_or("");
-        let super_options = file_system.next().unwrap_or("");
-        Some(Self { id, device, mount_point, mount_options, kind, source, super_options })
-    }
-
-    fn file_system(&self) -> FileSystem {
-        FileSystem {
-            kind: self.kind.to_owned(),
-            source: unescape(self.source),
-            mount_point: unescape(self.mount_point),
-            options: unescape(&format!("{},{}", self.mount_options, self.super_options)),
-            is_network: is_network(self.kind),
-            read_ahead_bytes: None,
-        }
+        let kind = file_system.next()?.to_owned();
+        let source = unescape(file_system.next().unwrap_or(""));
+        let options = unescape(&format!("{mount_options},{}", file_system.next().unwrap_or("")));
+        let is_network = is_network(&kind);
+        let file_system =
+            FileSystem { kind, source, mount_point, options, is_network, read_ahead_bytes: None };
+        Some(Self { id, device, file_system })
     }
 }
 
 fn is_network(kind: &str) -> bool {
-    match kind.strip_prefix("fuse.") {
-        Some(name) => NETWORK_FUSE.contains(&name),
-        None => NETWORK.contains(&kind),
-    }
+    NETWORK.contains(&kind.strip_prefix("fuse.").unwrap_or(kind))
 }
 
 /// Undoes the escapes of mountinfo, which writes space, tab, newline and backslash as `\040` and so on. Takes text with
@@ -173,7 +151,7 @@ mod tests {
     fn a_line_of_mountinfo() {
         let line =
             r"36 35 98:0 /root /mnt\0402 rw,noatime master:1 - fuse.sshfs host:/a\134b rw,errors=continue";
-        let parsed = MountLine::parse(line).map(|line| line.file_system());
+        let parsed = MountLine::parse(line).map(|line| line.file_system);
         let expected = FileSystem {
             kind: "fuse.sshfs".into(),
             source: r"host:/a\b".into(),
@@ -188,10 +166,10 @@ mod tests {
 
     #[test]
     fn network_kinds() {
-        for kind in ["nfs4", "lustre", "fuse.sshfs", "fuse.gcsfuse"] {
+        for kind in ["nfs4", "lustre", "ceph", "fuse.ceph", "fuse.sshfs", "fuse.gcsfuse"] {
             assert!(is_network(kind), "{kind}");
         }
-        for kind in ["ext4", "tmpfs", "fuse", "fuse.bindfs", "overlay", "sshfs"] {
+        for kind in ["ext4", "tmpfs", "fuse", "fuse.bindfs", "overlay"] {
             assert!(!is_network(kind), "{kind}");
         }
     }

@@ -79,13 +79,9 @@ pub fn write_out(file: BorrowedFd<'_>) {
     let _ = rustix::fs::fdatasync(file);
 }
 
-/// Drops the file's cached pages that are clean and that no process maps.
-pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), Errno> {
-    rustix::fs::fadvise(file, 0, None, FileAdvice::DontNeed)
-}
-
-/// Drops such pages of a range, widened to whole pages.
-pub fn drop_cached_range(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+/// Drops the cached pages of a range, widened to whole pages, that are clean and that no process maps. A length of 0
+/// means up to the file's end.
+pub fn drop_cache(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
     let (start, len) = whole_pages(offset as usize, len as usize);
     rustix::fs::fadvise(file, start as u64, NonZeroU64::new(len as u64), FileAdvice::DontNeed)
 }

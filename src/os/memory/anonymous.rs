@@ -16,13 +16,11 @@ use crate::words::words;
 
 /// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Least size for which `HugePages::Auto` asks for huge pages (benches/compare/staging.py).
-pub const HUGE_AUTO_MIN_BYTES: usize = HUGE_PAGE_BYTES;
 
 words! {
     /// Whether to ask the kernel for huge pages.
     pub enum HugePages as "huge_pages" {
-        /// For blocks of at least [`HUGE_AUTO_MIN_BYTES`].
+        /// For blocks of at least [`HUGE_PAGE_BYTES`] (benches/compare/staging.py).
         Auto = "auto",
         Always = "always",
         Never = "never",
@@ -58,7 +56,7 @@ unsafe impl Sync for Anonymous {}
 impl Anonymous {
     /// Makes memory of this process, and of those that it forks (copy-on-write).
     pub fn private(len: usize, huge: HugePages) -> Result<Self, Errno> {
-        Self::build(len, huge, None)
+        Self::build(len, huge, None, false)
     }
 
     /// Makes memory that other processes can map by [`Self::descriptor`]. It cannot shrink, so that no process can take
@@ -68,7 +66,7 @@ impl Anonymous {
         let descriptor = rustix::fs::memfd_create("pagestream-staging", flags)?;
         rustix::fs::ftruncate(&descriptor, round_up(len)? as u64)?;
         rustix::fs::fcntl_add_seals(&descriptor, SealFlags::SHRINK)?;
-        Self::build(len, huge, Some(descriptor))
+        Self::build(len, huge, Some(descriptor), false)
     }
 
     /// Maps shared memory by the number of a descriptor, which stays the caller's. Read-only if the
@@ -82,21 +80,22 @@ impl Anonymous {
             return Err(Errno::INVAL);
         }
         if seals.contains(SealFlags::WRITE) {
-            return Self::map_sealed(descriptor.as_fd(), len);
+            // Before Linux 6.7 it can be mapped shared through a read-only descriptor alone.
+            return Self::build(len, HugePages::Never, Some(reopen_read_only(descriptor.as_fd())?), true);
         }
-        Self::build(len, huge, Some(descriptor))
+        Self::build(len, huge, Some(descriptor), false)
     }
 
-    fn build(len: usize, huge: HugePages, descriptor: Option<OwnedFd>) -> Result<Self, Errno> {
+    fn build(len: usize, huge: HugePages, descriptor: Option<OwnedFd>, sealed: bool) -> Result<Self, Errno> {
         let mapped = round_up(len)?;
         let huge = match huge {
-            HugePages::Auto => len >= HUGE_AUTO_MIN_BYTES,
+            HugePages::Auto => len >= HUGE_PAGE_BYTES,
             HugePages::Always => true,
             HugePages::Never => false,
         };
         let base = reserve(mapped, huge)?;
-        let block =
-            Self { base, len, mapped, descriptor, huge, protection: Protection::ReadWrite, sealed: false };
+        let protection = if sealed { Protection::Read } else { Protection::ReadWrite };
+        let block = Self { base, len, mapped, descriptor, huge, protection, sealed };
         block.map_over()?;
         block.advise_huge();
         Ok(block)
@@ -104,30 +103,18 @@ impl Anonymous {
 
     /// Maps the memory over the reserved addresses.
     fn map_over(&self) -> Result<(), Errno> {
-        let write = if self.sealed { ProtFlags::empty() } else { ProtFlags::WRITE };
-        let protection = ProtFlags::READ | write;
+        let protection = match self.protection {
+            Protection::Read => ProtFlags::READ,
+            Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
         let address = self.base.as_ptr().cast();
+        let shared = MapFlags::SHARED | MapFlags::FIXED;
+        let private = MapFlags::PRIVATE | MapFlags::FIXED;
         match &self.descriptor {
             // SAFETY: the addresses were reserved by `reserve` for this block, nothing else lies there.
-            Some(file) => unsafe {
-                rustix::mm::mmap(
-                    address,
-                    self.mapped,
-                    protection,
-                    MapFlags::SHARED | MapFlags::FIXED,
-                    file,
-                    0,
-                )
-            },
+            Some(file) => unsafe { rustix::mm::mmap(address, self.mapped, protection, shared, file, 0) },
             // SAFETY: as above.
-            None => unsafe {
-                rustix::mm::mmap_anonymous(
-                    address,
-                    self.mapped,
-                    protection,
-                    MapFlags::PRIVATE | MapFlags::FIXED,
-                )
-            },
+            None => unsafe { rustix::mm::mmap_anonymous(address, self.mapped, protection, private) },
         }
         .map(drop)
     }
@@ -243,7 +230,7 @@ impl Anonymous {
         unmap(self.base, self.mapped);
         self.base = placeholder;
         if let Err(errno) = rustix::fs::fcntl_add_seals(file, SealFlags::WRITE | SealFlags::GROW) {
-            self.map_over().and_then(|()| self.protect(self.protection)).inspect_err(|_| self.len = 0)?;
+            self.map_over().inspect_err(|_| self.len = 0)?;
             return Err(errno);
         }
         self.descriptor = Some(read_only);
@@ -251,17 +238,6 @@ impl Anonymous {
         // Over a reservation of the same size this fails only for want of kernel memory; then nothing is
         // left to export.
         self.map_over().inspect_err(|_| self.len = 0)
-    }
-
-    /// Maps a sealed memfd, which before Linux 6.7 can be mapped shared through a read-only descriptor alone.
-    fn map_sealed(file: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
-        let descriptor = Some(reopen_read_only(file)?);
-        let mapped = round_up(len)?;
-        let base = reserve(mapped, false)?;
-        let protection = Protection::Read;
-        let block = Self { base, len, mapped, descriptor, huge: false, protection, sealed: true };
-        block.map_over()?;
-        Ok(block)
     }
 
     /// Returns the addresses of the block, for [`huge_page_bytes`].

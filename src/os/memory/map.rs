@@ -170,6 +170,3 @@ fn prefetch_line(address: *const u8) {
         );
     }
 }
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn prefetch_line(_address: *const u8) {}

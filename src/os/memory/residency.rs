@@ -20,6 +20,7 @@ use super::map::Region;
 use super::page::{page_bytes, whole_pages};
 use crate::mix::{GAMMA, mix};
 use crate::os::process::usage::Usage;
+use crate::words::words;
 
 /// Upper bound of pages in a sample.
 pub const SAMPLE_PAGES: u64 = 1024;
@@ -30,23 +31,14 @@ pub const MAX_LISTED_PAGES: u64 = 1 << 26;
 /// Pages handled by one call of mincore.
 const CHUNK_PAGES: usize = 1 << 18;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    Mincore,
-    Cachestat,
-    NoWait,
-    /// No method works here for this user.
-    Unavailable,
-}
-
-impl Method {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Mincore => "mincore",
-            Self::Cachestat => "cachestat",
-            Self::NoWait => "preadv2",
-            Self::Unavailable => "unavailable",
-        }
+words! {
+    /// How it was found out which pages are cached.
+    pub enum Method as "method" {
+        Mincore = "mincore",
+        Cachestat = "cachestat",
+        NoWait = "preadv2",
+        /// No method works here for this user.
+        Unavailable = "unavailable",
     }
 }
 
@@ -122,42 +114,50 @@ pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
 pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
     let page = page_bytes();
     let mut pages = Vec::with_capacity(count);
-    let mut answer = vec![0_u8; count.min(CHUNK_PAGES)];
-    while pages.len() < count {
-        let asked = (count - pages.len()).min(CHUNK_PAGES);
-        let start = (first + pages.len()) * page;
-        let bytes = (asked * page).min(region.len().checked_sub(start)?);
-        let (address, bytes) = region.range(start, bytes)?;
-        // SAFETY: `range` checked that the pages belong to the region, and `answer` has a byte for each.
-        let status = unsafe { libc::mincore(address.cast_mut().cast(), bytes, answer.as_mut_ptr()) };
-        if status != 0 {
-            return None;
-        }
-        pages.extend(answer[..asked].iter().map(|byte| byte & 1 == 1));
-    }
+    let mut answer = vec![0_u8; count.clamp(1, CHUNK_PAGES)];
+    ask_mincore(region, first * page, count * page, &mut answer, |present| {
+        pages.extend(present.iter().map(|byte| byte & 1 == 1));
+        true
+    })?;
     Some(pages)
 }
 
 /// Returns whether every page of a short range is in the cache; `None` if mincore fails. Call this only if
 /// [`kernel_tells_truth`].
 pub fn is_resident(region: &Region, offset: usize, len: usize) -> Option<bool> {
-    const PAGES: usize = 64;
     let (start, len) = whole_pages(offset, len);
+    let mut all = true;
+    ask_mincore(region, start, len, &mut [0; 64], |present| {
+        all = present.iter().all(|byte| byte & 1 == 1);
+        all
+    })?;
+    Some(all)
+}
+
+/// Calls `go_on` with a byte for each page of a range, for as many pages at a time as `answer` has room for, until it
+/// returns false. Returns `None` if mincore fails.
+fn ask_mincore(
+    region: &Region,
+    start: usize,
+    len: usize,
+    answer: &mut [u8],
+    mut go_on: impl FnMut(&[u8]) -> bool,
+) -> Option<()> {
     let (address, len) = region.range(start, len.min(region.len().checked_sub(start)?))?;
     let page = page_bytes();
-    let mut answer = [0_u8; PAGES];
-    for first in (0..len).step_by(PAGES * page) {
-        let bytes = (PAGES * page).min(len - first);
+    let chunk = answer.len() * page;
+    for first in (0..len).step_by(chunk) {
+        let bytes = chunk.min(len - first);
         let address = address.wrapping_add(first).cast_mut().cast();
         // SAFETY: `range` checked that the pages belong to the region, and `answer` has a byte for each.
         if unsafe { libc::mincore(address, bytes, answer.as_mut_ptr()) } != 0 {
             return None;
         }
-        if answer[..bytes.div_ceil(page)].iter().any(|byte| byte & 1 == 0) {
-            return Some(false);
+        if !go_on(&answer[..bytes.div_ceil(page)]) {
+            break;
         }
     }
-    Some(true)
+    Some(())
 }
 
 #[repr(C)]

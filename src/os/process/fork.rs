@@ -4,7 +4,7 @@
 //! need inside a [`section`]; `fork` waits until no thread is in one. `atfork.rs` tells the system so.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static GATE: RwLock<()> = RwLock::new(());
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -19,6 +19,12 @@ pub struct Section {
 /// between would stop both.
 pub fn section() -> Section {
     Section { _guard: GATE.read().unwrap_or_else(PoisonError::into_inner) }
+}
+
+/// Locks in a section. A lock that a thread poisoned still holds what it was set to last.
+pub fn with_lock<T, R>(lock: &Mutex<T>, act: impl FnOnce(&mut T) -> R) -> R {
+    let _section = section();
+    act(&mut lock.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Returns the cell's value, else stores what `make` returns. `make` runs outside of any lock, perhaps in several

@@ -1,5 +1,7 @@
 //! Limits of the process, for messages that name the limit which was reached.
 
+use std::path::Path;
+
 use rustix::process::{Resource, getrlimit};
 
 /// Explains ENOMEM for a mapping of `len` bytes, as far as can be told.
@@ -37,9 +39,7 @@ pub fn explain_memlock() -> String {
 
 /// Returns how many descriptors this process may have.
 pub fn nofile() -> usize {
-    getrlimit(Resource::Nofile)
-        .current
-        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize)
 }
 
 /// Explains EMFILE.
@@ -65,40 +65,31 @@ fn cgroup_memory_bytes() -> Option<u64> {
     let left = groups.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        let names = match controllers {
-            "" => ["/sys/fs/cgroup", "memory.max", "memory.current", "file"],
+        let (root, files) = match controllers {
+            "" => ("/sys/fs/cgroup", ["memory.max", "memory.current", "file"]),
             _ if controllers.split(',').any(|name| name == "memory") => {
-                ["/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"]
+                ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"])
             }
             _ => return None,
         };
         // Inside a container the path is often one of the host; then the root is the container's own.
-        let path = path.trim_start_matches('/');
-        let mut group = Some(std::path::Path::new(path));
-        let mut tightest = None;
-        while let Some(at) = group {
-            if let Some(left) = left_in_group(&std::path::Path::new(names[0]).join(at), &names[1..]) {
-                tightest = Some(left.min(tightest.unwrap_or(u64::MAX)));
-            }
-            group = at.parent();
-        }
-        tightest
+        let (root, path) = (Path::new(root), Path::new(path.trim_start_matches('/')));
+        path.ancestors().filter_map(|group| left_in_group(&root.join(group), files)).min()
     });
     left.min()
 }
 
-fn left_in_group(folder: &std::path::Path, names: &[&str]) -> Option<u64> {
-    let [limit, usage, cache] = names else { return None };
-    let number = |name: &str| read_number(folder.join(name).to_str()?);
+fn left_in_group(folder: &Path, [limit, usage, cache]: [&str; 3]) -> Option<u64> {
+    let number = |name: &str| read_number(folder.join(name));
     let cached = std::fs::read_to_string(folder.join("memory.stat")).ok().and_then(|text| {
         let mut lines = text.lines().filter_map(|line| line.split_once(' '));
-        lines.find(|(key, _)| key == cache)?.1.parse::<u64>().ok()
+        lines.find(|&(key, _)| key == cache)?.1.parse::<u64>().ok()
     });
     let used = number(usage)?.saturating_sub(cached.unwrap_or(0));
     Some(number(limit)?.saturating_sub(used))
 }
 
-fn read_number(path: &str) -> Option<u64> {
+fn read_number(path: impl AsRef<Path>) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
@@ -111,16 +102,16 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
         let names = ["memory.max", "memory.current", "file"];
-        assert_eq!(left_in_group(folder.path(), &names), None);
+        assert_eq!(left_in_group(folder.path(), names), None);
         write("memory.max", "1000\n");
         write("memory.current", "700\n");
-        assert_eq!(left_in_group(folder.path(), &names), Some(300));
+        assert_eq!(left_in_group(folder.path(), names), Some(300));
         write("memory.stat", "anon 100\nfile 600\nfile_mapped 7\n");
-        assert_eq!(left_in_group(folder.path(), &names), Some(900));
+        assert_eq!(left_in_group(folder.path(), names), Some(900));
         write("memory.current", "5000\n");
-        assert_eq!(left_in_group(folder.path(), &names), Some(0));
+        assert_eq!(left_in_group(folder.path(), names), Some(0));
         write("memory.max", "max\n");
-        assert_eq!(left_in_group(folder.path(), &names), None);
+        assert_eq!(left_in_group(folder.path(), names), None);
     }
 
     #[test]

@@ -9,8 +9,7 @@
 //! **Callers.** [`crate::os::memory::map`] enters each mapping when it is made and removes it before it is
 //! unmapped. The signal handler finds and marks mappings. `mapped_file` reads the marks.
 //!
-//! **The table** (`table.rs`) is a list of chunks of slots that only grows, because a handler may read it at any
-//! time. Each slot has a sequence lock, for which readers never wait:
+//! **The table** (`table.rs`) is a list of slots that only grows, because a handler may read it at any time. Each slot has a sequence lock, for which readers never wait:
 //!
 //! ```text
 //!        claim: +1        claim: +1         release: +2
@@ -22,11 +21,10 @@
 //! are the same 4n + 2. One thread at a time writes numbers, under the table's lock. The handler only lowers
 //! `damage` and raises `damage_end`, in slots whose mapping the faulting instruction keeps alive.
 
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod replace;
 mod table;
 
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(in crate::os::fault) use replace::replace;
+pub(in crate::os::fault) use table::IS_GUARDING;
 pub(in crate::os) use table::lock;
-pub use table::{Damage, Guard, Guarded, set_guarding, set_hook, untold_damage};
+pub use table::{Damage, Guard, Guarded, set_hook, untold_damage};

@@ -13,6 +13,7 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::table;
@@ -30,7 +31,8 @@ const SLOW: Duration = Duration::from_millis(20);
 /// Replaces the page of `address` by zeros, if it belongs to a guarded mapping. Returns false if the fault is not
 /// ours or the page cannot be replaced.
 pub(in crate::os::fault) fn replace(address: usize) -> bool {
-    let Some(mapping) = table::find(address).filter(|_| table::is_guarding()) else { return false };
+    let is_guarding = table::IS_GUARDING.load(Ordering::Relaxed);
+    let Some(mapping) = table::find(address).filter(|_| is_guarding) else { return false };
     let page = page_bytes();
     let first = address / page * page;
     let start = Instant::now();

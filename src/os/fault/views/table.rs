@@ -5,30 +5,19 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::os::memory::page_bytes;
 
-/// Number of slots in a chunk. Slots are never freed, because a handler may be reading them.
-const CHUNK_SLOTS: usize = 256;
 /// Upper bound of accesses retried because the page became readable. After that, the page is replaced all the same.
 const MOST_RETRIES: usize = 1 << 16;
 const NO_DAMAGE: usize = usize::MAX;
 
-/// The newest chunk, leaked, or null.
-static CHUNKS: AtomicPtr<SlotChunk> = AtomicPtr::new(ptr::null_mut());
-static HOOK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+/// The newest slot, leaked, or null. Slots are never freed, because a handler may be reading them.
+static SLOTS: AtomicPtr<GuardSlot> = AtomicPtr::new(ptr::null_mut());
+static HOOK: OnceLock<extern "C" fn()> = OnceLock::new();
 /// Whether faults in mappings that were handed out are survived.
-static IS_GUARDING: AtomicBool = AtomicBool::new(true);
-
-/// Switches the guard of mappings on (the default) or off, for good.
-pub fn set_guarding(guarding: bool) {
-    IS_GUARDING.store(guarding, Ordering::Relaxed);
-}
-
-pub(super) fn is_guarding() -> bool {
-    IS_GUARDING.load(Ordering::Relaxed)
-}
+pub(in crate::os::fault) static IS_GUARDING: AtomicBool = AtomicBool::new(true);
 
 static GUARDED: Mutex<Guarded> =
     Mutex::new(Guarded { paths: BTreeMap::new(), untold: Vec::new(), free: Vec::new() });
@@ -43,14 +32,10 @@ pub struct Guarded {
     free: Vec<&'static GuardSlot>,
 }
 
-struct SlotChunk {
-    slots: [GuardSlot; CHUNK_SLOTS],
-    next: Option<&'static SlotChunk>,
-}
-
 /// One mapping.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct GuardSlot {
+    next: Option<&'static GuardSlot>,
     /// The sequence lock.
     state: AtomicUsize,
     address: AtomicUsize,
@@ -87,41 +72,21 @@ pub struct Damage {
     pub to_end: bool,
 }
 
-/// Makes a chunk that the handler can see. Returns its first slot and its other slots.
-fn more_slots() -> (&'static GuardSlot, &'static [GuardSlot]) {
-    let slots = [const { GuardSlot::new() }; CHUNK_SLOTS];
-    let next = chunks().next();
-    let chunk: &'static SlotChunk = Box::leak(Box::new(SlotChunk { slots, next }));
-    CHUNKS.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
-    let [first, others @ ..] = &chunk.slots;
-    (first, others)
-}
-
-fn chunks() -> impl Iterator<Item = &'static SlotChunk> {
-    // SAFETY: null, or a leaked box of which no mutable reference exists.
-    let first = unsafe { CHUNKS.load(Ordering::Acquire).as_ref() };
-    std::iter::successors(first, |chunk| chunk.next)
+/// Makes a slot that the handler can see. The caller holds the lock of the table.
+fn new_slot() -> &'static GuardSlot {
+    let next = slots().next();
+    let slot: &'static GuardSlot = Box::leak(Box::new(GuardSlot { next, ..GuardSlot::default() }));
+    SLOTS.store(ptr::from_ref(slot).cast_mut(), Ordering::Release);
+    slot
 }
 
 fn slots() -> impl Iterator<Item = &'static GuardSlot> {
-    chunks().flat_map(|chunk| &chunk.slots)
+    // SAFETY: null, or a leaked box of which no mutable reference exists.
+    let newest = unsafe { SLOTS.load(Ordering::Acquire).as_ref() };
+    std::iter::successors(newest, |slot| slot.next)
 }
 
 impl GuardSlot {
-    const fn new() -> Self {
-        Self {
-            state: AtomicUsize::new(0),
-            address: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            writable: AtomicBool::new(false),
-            damage: AtomicUsize::new(NO_DAMAGE),
-            damage_end: AtomicUsize::new(0),
-            tail: AtomicUsize::new(0),
-            told: AtomicBool::new(false),
-            retries: AtomicUsize::new(0),
-        }
-    }
-
     /// Fills a free slot. The caller holds the lock of the table.
     fn claim(&self, address: usize, len: usize, writable: bool) {
         self.state.fetch_add(1, Ordering::Acquire);
@@ -186,11 +151,7 @@ impl Guard {
     pub fn new(address: *const u8, len: usize, writable: bool, path: &Path) -> Self {
         page_bytes(); // Asks the system now, so that the handler need not.
         let mut guarded = lock();
-        let slot = guarded.free.pop().unwrap_or_else(|| {
-            let (slot, others) = more_slots();
-            guarded.free.extend(others.iter().rev());
-            slot
-        });
+        let slot = guarded.free.pop().unwrap_or_else(new_slot);
         guarded.paths.insert(address.addr(), path.into());
         slot.claim(address.addr(), len, writable);
         Self { slot }
@@ -234,10 +195,10 @@ pub fn untold_damage() -> Vec<Damage> {
     untold
 }
 
-/// Sets the function that the handler calls when a mapping is damaged for the first time. It must be
+/// Sets, for good, the function that the handler calls when a mapping is damaged for the first time. It must be
 /// async-signal-safe.
 pub fn set_hook(hook: extern "C" fn()) {
-    HOOK.store(hook as *mut (), Ordering::Release);
+    HOOK.get_or_init(|| hook);
 }
 
 /// A mapping in use that the handler found by an address in it.
@@ -282,10 +243,7 @@ impl FaultingMapping {
 
 /// Calls the hook.
 pub(super) fn call_hook() {
-    let hook = HOOK.load(Ordering::Acquire);
-    if !hook.is_null() {
-        // SAFETY: it is not null, so `set_hook` stored it, which stores only such functions.
-        let hook = unsafe { std::mem::transmute::<*mut (), extern "C" fn()>(hook) };
+    if let Some(hook) = HOOK.get() {
         hook();
     }
 }
@@ -296,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_told_apart_from_what_it_was() {
-        let slot = GuardSlot::new();
+        let slot = GuardSlot::default();
         assert_eq!(slot.mapping(), None);
         slot.claim(1 << 20, 8192, true);
         assert_eq!(slot.mapping(), Some((1 << 20, 8192, true)));
@@ -310,9 +268,9 @@ mod tests {
     }
 
     #[test]
-    fn mappings_beyond_the_first_chunk_have_slots_and_give_them_back() {
+    fn mappings_have_slots_and_give_them_back() {
         let path = Path::new("slots");
-        let bytes = vec![0_u8; 3 * CHUNK_SLOTS];
+        let bytes = vec![0_u8; 1000];
         let address = |index: usize| bytes.as_ptr().wrapping_add(index);
         let guards: Vec<_> =
             (0..bytes.len()).map(|index| Guard::new(address(index), 1, false, path)).collect();
@@ -320,13 +278,14 @@ mod tests {
             slot.mapping().is_some_and(|(start, ..)| bytes.as_ptr_range().contains(&(start as *const u8)))
         };
         assert_eq!(slots().filter(ours).count(), bytes.len());
-        let chunks_before = chunks().count();
+        let slots_before = slots().count();
         guards.iter().for_each(Guard::end);
         assert_eq!(slots().filter(ours).count(), 0);
         assert!(bytes.iter().all(|byte| !lock().paths.contains_key(&ptr::from_ref(byte).addr())));
         let again: Vec<_> =
             (0..bytes.len()).map(|index| Guard::new(address(index), 1, false, path)).collect();
-        assert_eq!(chunks().count(), chunks_before);
+        // Other tests may need some as well.
+        assert!(slots().count() < slots_before + bytes.len());
         again.iter().for_each(Guard::end);
     }
 }
