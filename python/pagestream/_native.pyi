@@ -26,14 +26,10 @@ __all__ = [
     "PROTECTIONS",
     "TARGETS",
     "TOKEN_DTYPES",
-    "BatchLayout",
     "Checkpoint",
     "Exporter",
     "MappedFile",
-    "Permutation",
     "PipelineBatch",
-    "PipelineOptions",
-    "Schedule",
     "ShardFacts",
     "StagingBuffer",
     "StoredTensor",
@@ -45,6 +41,7 @@ __all__ = [
     "guard",
     "natural_sorted",
     "parse_weights",
+    "permuted",
     "set_fault_guard",
 ]
 
@@ -73,6 +70,7 @@ debug_build: bool
 
 def guard() -> bool: ...
 def natural_sorted(names: Sequence[bytes]) -> list[bytes]: ...
+def permuted(length: int, seed: int, epoch: int, start: int, step: int, count: int) -> list[int]: ...
 def set_fault_guard(guard: str) -> None: ...
 
 # Of one tensor: the element type, the shape, the size in bytes, and the offset in the file.
@@ -148,28 +146,6 @@ class MappedFile(Exporter):
     def refresh(self) -> int: ...
     def close(self) -> None: ...
 
-@final
-class Permutation:
-    def __new__(cls, length: int, seed: int, epoch: int) -> Self: ...
-    def at(self, index: int) -> int: ...
-    def inverse(self, value: int) -> int: ...
-    def take(self, start: int, step: int, count: int) -> list[int]: ...
-
-@final
-class Schedule:
-    def __new__(
-        cls,
-        sources: Sequence[tuple[int, int]],
-        weights: Sequence[int] | None,
-        exhausted: str,
-        order: str,
-        mixing_radius_windows: int,
-        seed: int,
-    ) -> Self: ...
-    @property
-    def length(self) -> int | None: ...
-    def draws(self, position: int, count: int) -> list[tuple[int, int, int]]: ...
-
 @disjoint_base
 class StagingBuffer(Exporter):
     def __new__(cls, nbytes: int, shared: bool, huge_pages: str, descriptor: int | None) -> Self: ...
@@ -239,42 +215,6 @@ class TokenCorpus:
     def close(self) -> None: ...
 
 @final
-class PipelineOptions:
-    def __new__(
-        cls,
-        *,
-        weights: Sequence[int] | None,
-        exhausted: str,
-        sequence_length: int,
-        stride: int,
-        target: str,
-        order: str,
-        mixing_radius: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        batch_size: int,
-        epochs: int | None,
-        drop_last: bool,
-        dtype: str,
-        documents: bool,
-        threads: int | None,
-        lookahead: int | None,
-        memory_bytes: int | None,
-        drop_behind: str | None,
-        spare_buffers: int,
-    ) -> Self: ...
-
-@final
-class BatchLayout:
-    @property
-    def y_offset(self) -> int | None: ...
-    @property
-    def positions_offset(self) -> int | None: ...
-    @property
-    def buffer_bytes(self) -> int: ...
-
-@final
 class PipelineBatch:
     @property
     def buffer(self) -> Exporter: ...
@@ -287,9 +227,13 @@ class PipelineBatch:
 
 @final
 class TokenPipeline:
-    def __new__(cls, corpora: Sequence[TokenCorpus], options: PipelineOptions, position: int) -> Self: ...
+    def __new__(cls, corpora: Sequence[TokenCorpus], settings: dict[str, Any], position: int) -> Self: ...
     @property
-    def layout(self) -> BatchLayout: ...
+    def y_offset(self) -> int | None: ...
+    @property
+    def positions_offset(self) -> int | None: ...
+    @property
+    def buffer_bytes(self) -> int: ...
     @property
     def epoch_samples(self) -> int | None: ...
     @property

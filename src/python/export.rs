@@ -18,7 +18,6 @@ use std::sync::Arc;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyMemoryView;
 
 use crate::fetch::buffers::Lease;
 use crate::mapped_file::View;
@@ -149,16 +148,6 @@ impl PyExporter {
 /// Makes an object for `memoryview` and `numpy.frombuffer` from a range of a mapping.
 pub fn view_object(py: Python<'_>, view: View, access: Access) -> PyResult<Bound<'_, PyAny>> {
     Ok(Bound::new(py, PyExporter::new((view, access)))?.into_any())
-}
-
-/// Makes an object for `numpy.ndarray(buffer=…)` from a batch's buffer.
-pub fn batch_object(py: Python<'_>, buffer: Lease) -> PyResult<Bound<'_, PyAny>> {
-    Ok(Bound::new(py, PyExporter::new(Arc::new(buffer)))?.into_any())
-}
-
-/// Returns `memoryview(object)`.
-pub fn memory_view<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    Ok(PyMemoryView::from(object)?.into_any())
 }
 
 /// Drops a value without holding the interpreter lock.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyMemoryView, PyTuple};
 
 use super::error::{full_text, text};
 use super::export::{self, Access, Export, Exportable, PyExporter, Requester};
@@ -181,11 +181,16 @@ impl PyMappedFile {
     }
 
     #[pyo3(signature = (offset = 0, length = None))]
-    fn view<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+    fn view<'py>(
+        &self,
+        py: Python<'py>,
+        offset: u64,
+        length: Option<u64>,
+    ) -> PyResult<Bound<'py, PyMemoryView>> {
         let (offset, length) = self.range(offset, length)?;
         match self.file.opened()?.view(offset, length)? {
-            Some(view) => export::memory_view(&export::view_object(py, view, Access::ReadOnly)?),
-            None => export::memory_view(self.read(py, offset, Some(length))?.as_any()),
+            Some(view) => PyMemoryView::from(&export::view_object(py, view, Access::ReadOnly)?),
+            None => PyMemoryView::from(self.read(py, offset, Some(length))?.as_any()),
         }
     }
 

@@ -1,11 +1,10 @@
 //! The stream of batches. `loading/loader.py` has the documentation, the defaults and the state.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
-use super::export::batch_object;
+use super::export::PyExporter;
 use super::tokens::PyTokenCorpus;
 use crate::batching::layout::BatchLayout;
 use crate::batching::options::{Options, Without};
@@ -20,12 +19,7 @@ use crate::sampling::order::Order;
 use crate::tokens::windows::{Target, Windows};
 use crate::widen::Element;
 
-/// What a stream of batches is to be.
-#[pyclass(name = "PipelineOptions", module = "pagestream._native", frozen)]
-#[derive(Debug)]
-pub struct PyPipelineOptions(StreamSettings);
-
-/// Every field is given by its name.
+/// What a stream of batches is to be: a dict with these keys.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 struct StreamSettings {
@@ -50,15 +44,6 @@ struct StreamSettings {
     memory_bytes: Option<u64>,
     drop_behind: Option<String>,
     spare_buffers: u64,
-}
-
-#[pymethods]
-impl PyPipelineOptions {
-    #[new]
-    #[pyo3(signature = (**fields))]
-    fn new(fields: Option<Bound<'_, PyDict>>, py: Python<'_>) -> PyResult<Self> {
-        fields.unwrap_or_else(|| PyDict::new(py)).extract().map(Self)
-    }
 }
 
 impl StreamSettings {
@@ -92,22 +77,11 @@ impl StreamSettings {
     }
 }
 
-/// Where the arrays of a batch lie in its buffer, in bytes.
-#[pyclass(name = "BatchLayout", module = "pagestream._native", frozen, get_all)]
-#[derive(Debug)]
-pub struct PyBatchLayout {
-    /// None for batches without targets.
-    y_offset: Option<usize>,
-    /// None for batches without position ids.
-    positions_offset: Option<usize>,
-    buffer_bytes: usize,
-}
-
 /// A finished batch.
 #[pyclass(name = "PipelineBatch", module = "pagestream._native", frozen, get_all)]
 #[derive(Debug)]
 pub struct PyPipelineBatch {
-    buffer: Py<PyAny>,
+    buffer: Py<PyExporter>,
     rows: usize,
     /// Samples that the stream has given out once this batch is consumed.
     position_after: u64,
@@ -117,10 +91,17 @@ pub struct PyPipelineBatch {
 
 #[pyclass(name = "TokenPipeline", module = "pagestream._native", frozen, weakref)]
 pub struct PyTokenPipeline {
-    /// Taken by `close`. Locked only while attached to the interpreter and never across a wait, so that
-    /// a fork finds it free.
-    pipeline: Mutex<Option<Arc<Pipeline>>>,
-    layout: BatchLayout,
+    pipeline: Pipeline,
+    /// Where y lies in a batch's buffer, in bytes; None for batches without targets.
+    #[pyo3(get)]
+    y_offset: Option<usize>,
+    /// Where position ids lie; None for batches without them.
+    #[pyo3(get)]
+    positions_offset: Option<usize>,
+    #[pyo3(get)]
+    buffer_bytes: usize,
+    /// Samples of one epoch over all ranks; None where there is no such thing.
+    #[pyo3(get)]
     epoch_samples: Option<u64>,
 }
 
@@ -130,29 +111,25 @@ impl PyTokenPipeline {
     fn new(
         py: Python<'_>,
         corpora: Vec<PyRef<'_, PyTokenCorpus>>,
-        options: &PyPipelineOptions,
+        settings: StreamSettings,
         position: u64,
     ) -> PyResult<Self> {
-        let (feed, options) = (options.0.feed(&corpora)?, options.0.options()?);
+        let (feed, options) = (settings.feed(&corpora)?, settings.options()?);
         let epoch_samples = feed.epoch_samples();
         let pipeline = py.detach(|| Pipeline::start(feed, options, position))?;
-        let layout = pipeline.layout();
-        Ok(Self { pipeline: Mutex::new(Some(Arc::new(pipeline))), layout, epoch_samples })
+        let BatchLayout { y_offset, positions_offset, buffer_bytes, .. } = pipeline.layout();
+        Ok(Self { pipeline, y_offset, positions_offset, buffer_bytes, epoch_samples })
     }
 
     /// The next batch, or None at the end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<PyPipelineBatch>> {
         // Each call on files does; threads of the pipeline may have nothing to read now.
         fault::reinstall();
-        let Some(pipeline) = self.lock().clone() else {
-            return Err(Error::argument("the loader is closed").into());
-        };
         loop {
-            let next = py.detach(|| pipeline.next(crew::PERIOD))?;
-            match next {
+            match py.detach(|| self.pipeline.next(crew::PERIOD))? {
                 Next::Batch(batch) => {
                     let Batch { buffer, rows, position_after, documents } = *batch;
-                    let buffer = batch_object(py, buffer)?.unbind();
+                    let buffer = Py::new(py, PyExporter::new(Arc::new(buffer)))?;
                     return Ok(Some(PyPipelineBatch { buffer, rows, position_after, documents }));
                 }
                 Next::End => return Ok(None),
@@ -164,51 +141,26 @@ impl PyTokenPipeline {
     /// Whether `next` would answer at once.
     #[getter]
     fn is_ready(&self, py: Python<'_>) -> bool {
-        let pipeline = self.lock().clone();
-        py.detach(|| pipeline.is_none_or(|pipeline| pipeline.is_ready()))
-    }
-
-    #[getter]
-    fn layout(&self) -> PyBatchLayout {
-        let BatchLayout { y_offset, positions_offset, buffer_bytes, .. } = self.layout;
-        PyBatchLayout { y_offset, positions_offset, buffer_bytes }
-    }
-
-    /// Samples of one epoch over all ranks; None where there is no such thing.
-    #[getter]
-    fn epoch_samples(&self) -> Option<u64> {
-        self.epoch_samples
+        py.detach(|| self.pipeline.is_ready())
     }
 
     /// Whether the threads run in this process, and not in the one that it was forked from.
     #[getter]
     fn alive(&self) -> bool {
-        self.lock().as_ref().is_some_and(|pipeline| pipeline.is_of_this_process())
+        self.pipeline.is_of_this_process()
     }
 
     fn metrics(&self, py: Python<'_>) -> Vec<(&'static str, u64)> {
-        let pipeline = self.lock().clone();
-        py.detach(|| pipeline.map_or_else(Vec::new, |pipeline| pipeline.metrics()))
+        py.detach(|| self.pipeline.metrics())
     }
 
     fn close(&self, py: Python<'_>) {
-        let pipeline = self.lock().clone();
-        py.detach(|| {
-            if let Some(pipeline) = pipeline {
-                pipeline.close();
-            }
-        });
+        py.detach(|| self.pipeline.close());
     }
 }
 
 impl Drop for PyTokenPipeline {
     fn drop(&mut self) {
         Python::try_attach(|py| self.close(py));
-    }
-}
-
-impl PyTokenPipeline {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Pipeline>>> {
-        self.pipeline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

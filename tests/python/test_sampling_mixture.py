@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagestream import Mixture, TokenCorpus, _native, open_tokens
+from pagestream import Mixture, TokenCorpus, TokenLoader, open_tokens
 
 
 class Corpus(TokenCorpus):
@@ -59,14 +59,13 @@ def test_weights_that_are_exact_stay_exact(weights, expected):
 
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=64))
 @settings(max_examples=60, deadline=None)
-def test_all_weights_become_whole_numbers_that_the_schedule_takes(weights):
+def test_all_weights_become_whole_numbers(weights):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of rounding, below
         mixed = mixture(*weights)
     assert sum(mixed._whole_weights) <= 1 << 16
     assert min(mixed._whole_weights) >= 1
     assert sum(mixed.weights) == pytest.approx(1)
-    _native.Schedule([(9, 9)] * len(weights), mixed._whole_weights, mixed.exhausted, "shuffled", 1, 0)
 
 
 def test_a_share_that_cannot_be_kept_is_told():
@@ -138,16 +137,18 @@ def test_a_pickled_mixture_is_the_same(token_file):
     assert "exhausted='drop'" in repr(again)
 
 
-def test_the_native_schedule_draws_in_these_shares():
-    mixed = mixture(0.7, 0.3)
-    schedule = _native.Schedule([(100, 100)] * 2, mixed._whole_weights, "repeat", "shuffled", 1, 5)
-    assert schedule.length is None
-    draws = schedule.draws(0, 1000)
-    assert Counter(source for source, _, _ in draws) == {0: 700, 1: 300}
-    assert draws[500:510] == schedule.draws(500, 10)
-    assert {epoch for source, epoch, _ in draws if source == 1} == {0, 1, 2}
-    with pytest.raises(ValueError, match="2 sources"):
-        _native.Schedule([(1, 1)] * 2, [1], "repeat", "shuffled", 1, 0)
+def test_a_loader_draws_in_these_shares(tmp_path):
+    for number in range(2):
+        np.full(100, number, "u2").tofile(tmp_path / f"{number}.bin")
+    mixed = Mixture(
+        [(open_tokens(tmp_path / f"{number}.bin"), weight) for number, weight in enumerate((0.7, 0.3))]
+    )
+    with TokenLoader(mixed, sequence_length=1, batch_size=1000, target="none", seed=5) as loader:
+        first = next(loader)[:, 0]
+        loader.load_state_dict(loader.state_dict() | {"samples_consumed": 500})
+        later = next(loader)[:, 0]
+    assert Counter(first.tolist()) == {0: 700, 1: 300}
+    assert later[:500].tolist() == first[500:].tolist()
 
 
 def test_a_mixture_is_made_without_a_read():

@@ -39,9 +39,9 @@ def test_words_are_listed_as_a_sentence():
 def test_a_refusal_has_one_wording_in_both_languages():
     with pytest.raises(ValueError, match="target must be") as ours:
         one_of("target", "all", _native.TARGETS)
-    with pytest.raises(ValueError, match="order must be") as cores:
-        _native.Schedule([(1, 1)], None, "repeat", "all", 1, 0)
+    with pytest.raises(ValueError, match="mode must be") as cores:
+        _native.MappedFile(b"file", "all")
     assert str(ours.value) == 'target must be "shift", "block" or "none", not \'all\''
-    assert str(cores.value) == ('order must be "shuffled", "random", "sequential" or "blocked", not \'all\'')
+    assert str(cores.value) == 'mode must be "auto", "shared", "private" or "read", not \'all\''
     with pytest.raises(TypeError, match=r"target must be .*, not 3"):
         one_of("target", 3, _native.TARGETS)

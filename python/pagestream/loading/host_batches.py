@@ -32,7 +32,7 @@ class HostBatches:
     Args:
         tokens: The corpus or the mixture.
         corpora: Its corpora.
-        settings: Fields of `_native.PipelineOptions`, all but those of a mixture.
+        settings: Settings of a `_native.TokenPipeline`, all but the buffers and those of a mixture.
         max_documents: Documents to which ``cu_seqlens`` is padded, or None.
         spare_buffers: Buffers that a consumer can hold and that still return to the pool.
     """
@@ -46,12 +46,12 @@ class HostBatches:
         spare_buffers: int = 8,
     ) -> None:
         self._corpora = corpora
-        self._options = _native.PipelineOptions(
-            weights=whole_weights(tokens) if isinstance(tokens, Mixture) else None,
-            exhausted=tokens.exhausted if isinstance(tokens, Mixture) else "repeat",
-            spare_buffers=spare_buffers,
+        self._settings = {
             **settings,
-        )
+            "weights": whole_weights(tokens) if isinstance(tokens, Mixture) else None,
+            "exhausted": tokens.exhausted if isinstance(tokens, Mixture) else "repeat",
+            "spare_buffers": spare_buffers,
+        }
         self._sequence_length: int = settings["sequence_length"]
         self._max_documents = max_documents
         dtype = settings["dtype"]
@@ -69,7 +69,7 @@ class HostBatches:
             self.stop()
             self.pipelines_started += 1
             pipeline = self._pipeline = _native.TokenPipeline(
-                [native_corpus(corpus) for corpus in self._corpora], self._options, position
+                [native_corpus(corpus) for corpus in self._corpora], self._settings, position
             )
         return pipeline
 
@@ -83,14 +83,13 @@ class HostBatches:
         found = pipeline.next()
         if found is None:
             return None
-        layout, buffer, after = pipeline.layout, found.buffer, found.position_after
-        shape = (found.rows, self._sequence_length)
+        buffer, after, shape = found.buffer, found.position_after, (found.rows, self._sequence_length)
         x = np.ndarray(shape, self._dtype, buffer)
-        y = None if layout.y_offset is None else np.ndarray(shape, self._dtype, buffer, layout.y_offset)
-        if layout.positions_offset is None or found.documents is None:
+        y = None if pipeline.y_offset is None else np.ndarray(shape, self._dtype, buffer, pipeline.y_offset)
+        if pipeline.positions_offset is None or found.documents is None:
             return (x if y is None else Batch(x, y)), after
         ends, longest = document_bounds(found.documents, x.size, self._max_documents)
-        position_ids = np.ndarray(shape, self._position_dtype, buffer, layout.positions_offset)
+        position_ids = np.ndarray(shape, self._position_dtype, buffer, pipeline.positions_offset)
         return PackedBatch(x, y, ends, longest, position_ids), after
 
     @property
@@ -101,7 +100,7 @@ class HostBatches:
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the buffer that the arrays of a batch share; 0 while no pipeline runs."""
-        return 0 if self._pipeline is None else self._pipeline.layout.buffer_bytes
+        return 0 if self._pipeline is None else self._pipeline.buffer_bytes
 
     def stop(self) -> None:
         """Ends the pipeline; batches that it has ready are dropped, and begin again at the next `take`."""

@@ -105,23 +105,18 @@ class DistributedTokenSampler(DistributedSampler[int]):
         return self._indices(start)
 
     def _indices(self, start: int) -> Iterator[int]:
-        if not self._length:
-            return
-        order = _native.Permutation(self._length, self.seed, self.epoch) if self.shuffle else None
-        while start < self.num_samples:
-            stop = min(start + _CHUNK, self.num_samples)
-            first = start * self.num_replicas + self.rank
-            inside = len(range(first, self._length, self.num_replicas))
-            count = min(stop - start, inside)
-            places = range(first, first + (stop - start) * self.num_replicas, self.num_replicas)
-            chunk = order.take(first, self.num_replicas, count) if order and count else list(places[:count])
-            # What is padded begins again, as often as it takes.
-            again = [place % self._length for place in places[count:]]
-            chunk += [order.at(place) for place in again] if order else again
-            for index in chunk:
+        # What is padded begins again.
+        places = range(start * self.num_replicas + self.rank, self.total_size, self.num_replicas)
+        for first in range(0, len(places), _CHUNK):
+            chunk = places[first : first + _CHUNK]
+            if self.shuffle:
+                order = (self._length, self.seed, self.epoch)
+                indices = _native.permuted(*order, chunk.start, chunk.step, len(chunk))
+            else:
+                indices = [place % self._length for place in chunk]
+            for index in indices:
                 self._yielded += 1
                 yield index
-            start = stop
 
     def set_epoch(self, epoch: int) -> None:
         """Switches to the order of an epoch. Call it before each epoch, with one number on all ranks.
