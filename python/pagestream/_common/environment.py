@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from pagestream import _native
 from pagestream._common.checks import at_least, one_of
@@ -52,26 +52,6 @@ def apply() -> None:
     """Applies the variables that count once, when the package is imported."""
     apply_fault_guard()
     apply_log()
-
-
-class _Opened(Protocol):
-    """A file, with its mode and why that is not the first choice."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def mode(self) -> str: ...
-    @property
-    def reason(self) -> str | None: ...
-
-
-_OpenedFile = TypeVar("_OpenedFile", bound=_Opened)
-
-
-def logged(file: _OpenedFile) -> _OpenedFile:
-    """Logs how a file was opened, and returns it."""
-    log_opening(file.path, file.mode, file.reason)
-    return file
 
 
 def log_opening(what: str, mode: str, reason: str | None) -> None:

@@ -123,7 +123,9 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def __new__(cls, path: StrPath, *, mode: Mode | None = None) -> Self:
         """Opens the file."""
         word = environment.mmap_mode(mode, "mode")
-        return environment.logged(super().__new__(cls, os.fsencode(path), word))
+        file = super().__new__(cls, os.fsencode(path), word)
+        environment.log_opening(file.path, file.mode, file.reason)
+        return file
 
     @property
     def path(self) -> str:

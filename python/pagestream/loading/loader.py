@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.checks import at_least, check_bool, one_of, only_with
-from pagestream._common.closing import ClosedByWith
+from pagestream._common.closing import HoldsFiles
 from pagestream._common.ranks import rank_and_world_size
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
@@ -37,7 +37,7 @@ __all__ = ["TokenLoader"]
 _log = logging.getLogger("pagestream.loader")
 
 
-class TokenLoader(ClosedByWith):
+class TokenLoader(HoldsFiles):
     """One stream of batches over a corpus, epoch after epoch, read ahead by native threads.
 
     The order depends only on seed and position, so the loader knows the next batches. It requests their
@@ -136,7 +136,7 @@ class TokenLoader(ClosedByWith):
             only_with("mmap_mode", mmap_mode, needed=False, needs="a path: this corpus is open already")
         else:
             tokens = open_tokens(tokens, mmap_mode=mmap_mode)
-        self.tokens = tokens
+        self.tokens = self._files = tokens
         self._corpora = tokens.sources if isinstance(tokens, Mixture) else (tokens,)
         self.sequence_length = at_least(1, "sequence_length", sequence_length)
         self.batch_size = at_least(1, "batch_size", batch_size)
@@ -285,19 +285,6 @@ class TokenLoader(ClosedByWith):
         position = saved_position(state, self._identity(), strict=strict)
         self._handout.go_to(position, self._batches.start)
 
-    def check(self) -> None:
-        """Raises if a file is no longer the one that was opened; see `MappedFile.check`.
-
-        Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
-
-        Example:
-            >>> from pagestream import TokenLoader
-            >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
-            ...     loader.check()
-        """
-        self.tokens.check()
-
     def metrics(self) -> dict[str, float]:
         """Returns counters of the work so far, and the present lookahead.
 
@@ -319,16 +306,6 @@ class TokenLoader(ClosedByWith):
             4
         """
         return self._batches.metrics()  # type: ignore[no-any-return]
-
-    @property
-    def mode(self) -> str:
-        """How the files are read: ``"shared"``, ``"private"`` or ``"read"``; see `TokenCorpus.mode`."""
-        return self.tokens.mode
-
-    @property
-    def reason(self) -> str | None:
-        """Why `mode` is not the first choice; None if it is."""
-        return self.tokens.reason
 
     @property
     def closed(self) -> bool:

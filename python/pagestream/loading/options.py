@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -10,9 +10,10 @@ from pagestream import _native
 from pagestream._common.checks import at_least, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Sized
+    from collections.abc import Iterable
 
     from pagestream._common.types import Mode
+    from pagestream.tokens.corpus import TokenCorpus
 
 Order = Literal["shuffled", "random", "sequential", "blocked"]
 Target = Literal["shift", "block", "none"]
@@ -51,18 +52,6 @@ class LoaderOptions(_Required, total=False):
     drop_behind: DropBehind | None
 
 
-class _Shard(Protocol):
-    @property
-    def mode(self) -> str: ...
-    @property
-    def reason(self) -> str | None: ...
-
-
-class _Corpus(Protocol):
-    @property
-    def shards(self) -> Sequence[_Shard]: ...
-
-
 def batch_dtype(value: object) -> Any:  # noqa: ANN401 - a BatchDtype
     """Returns the word for a type of batches; NumPy's own name for it is as good."""
     if isinstance(value, type) and issubclass(value, np.generic):
@@ -72,7 +61,7 @@ def batch_dtype(value: object) -> Any:  # noqa: ANN401 - a BatchDtype
     return word
 
 
-def check_drop_behind(drop_behind: object, corpora: Iterable[_Corpus]) -> None:
+def check_drop_behind(drop_behind: object, corpora: Iterable[TokenCorpus]) -> None:
     """Refuses a ``drop_behind`` that does not exist, or that would have no effect."""
     if drop_behind is None:
         return
@@ -88,7 +77,7 @@ def check_drop_behind(drop_behind: object, corpora: Iterable[_Corpus]) -> None:
         raise ValueError(message)
 
 
-def check_long_enough(span_tokens: int, corpora: Iterable[Sized]) -> None:
+def check_long_enough(span_tokens: int, corpora: Iterable[TokenCorpus]) -> None:
     """Refuses corpora that are shorter than one window."""
     for corpus in corpora:
         if len(corpus) < span_tokens:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pagestream import _native
 from pagestream._common import checks, environment
+from pagestream._common.closing import HoldsFiles
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _strictness
 from pagestream.safetensors._frameworks import ByNumpy, check_cpu, framework_named
@@ -18,7 +19,7 @@ from pagestream.weights import dtypes
 from pagestream.weights.arrays import NumpyArrays
 
 if TYPE_CHECKING:
-    from typing import IO, Self
+    from typing import IO
 
     from pagestream._common.types import Mode, StrPath
     from pagestream.weights.arrays import Align, Framework
@@ -50,7 +51,7 @@ class TensorMeta:
     data_offsets: tuple[int, int]
 
 
-class safe_open:  # noqa: N801 - upstream's name
+class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
     """A safetensors file, open for reading. Upstream's class of that name, and more.
 
     Upstream: https://huggingface.co/docs/safetensors/api/torch#safetensors.safe_open
@@ -96,6 +97,8 @@ class safe_open:  # noqa: N801 - upstream's name
         (['bias', 'weight'], array([0., 0., 0.], dtype=float32))
     """
 
+    _files: _native.WeightFile
+
     def __init__(
         self,
         filename: StrPath,
@@ -122,8 +125,8 @@ class safe_open:  # noqa: N801 - upstream's name
             "raw": checks.check_bool("raw", raw),
         }
         self._framework = framework_on(name, device, align, **options)
-        self._file = self._opened(filename, _strictness.chosen(strict))
-        self._refusal = None if self._framework.read_only else self._file.copy_on_write_refusal()
+        self._files = self._opened(filename, _strictness.chosen(strict))
+        self._refusal = None if self._framework.read_only else self._files.copy_on_write_refusal()
         # One native call makes a plain array, unless the tensor is an odd one.
         self._writable = not self._framework.read_only
         self._is_plain = name == "numpy" and self.mode != "read" and not raw
@@ -139,7 +142,7 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         if self._framework.copies or self._refusal is not None:
             return "read"
-        return self._file.mode if self._framework.read_only else "private"
+        return self._files.mode if self._framework.read_only else "private"
 
     @property
     def reason(self) -> str | None:
@@ -148,7 +151,7 @@ class safe_open:  # noqa: N801 - upstream's name
             return "copy=True"
         if self._refusal is not None:
             return None if self._mode == "read" else self._refusal
-        return self._file.reason or (None if self._framework.read_only else _COPY_ON_WRITE)
+        return self._files.reason or (None if self._framework.read_only else _COPY_ON_WRITE)
 
     def keys(self) -> list[str]:
         """Returns the names of the tensors, sorted.
@@ -196,7 +199,7 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         try:
             if self._is_plain:
-                array = self._file.array(name, np.ndarray, dtypes.KNOWN, self._writable)
+                array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable)
                 if array is not None:
                     return array
         except KeyError:
@@ -207,7 +210,7 @@ class safe_open:  # noqa: N801 - upstream's name
 
     def _odd_tensor(self, name: str) -> Any:  # noqa: ANN401
         try:
-            return self._framework.whole(self._file, name)
+            return self._framework.whole(self._files, name)
         except KeyError:
             raise self._missing(name) from None
         except ValueError:
@@ -276,44 +279,19 @@ class safe_open:  # noqa: N801 - upstream's name
         """
         self._open().check()
 
-    @property
-    def closed(self) -> bool:
-        """Whether the file was closed."""
-        return self._file.closed
-
-    def close(self) -> None:
-        """Closes the file. Tensors and slices that are in use stay valid.
-
-        Example:
-            >>> from pagestream.safetensors import safe_open
-            >>> f = safe_open("model.safetensors", "np")
-            >>> f.close()
-            >>> f.closed
-            True
-        """
-        self._file.close()
-
     def _open(self) -> _native.WeightFile:
-        if self._file.closed:
-            message = f"{self._file.path}: File is closed"
+        if self._files.closed:
+            message = f"{self._files.path}: File is closed"
             raise SafetensorError(message)
-        return self._file
+        return self._files
 
     def _missing(self, name: str) -> SafetensorError:
         self._open()
-        return SafetensorError(f"{self._file.path}: File does not contain tensor {name}")
-
-    def __enter__(self) -> Self:
-        """Returns itself; the end of the ``with`` block closes the file. Tensors stay valid."""
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        """Closes the file."""
-        self.close()
+        return SafetensorError(f"{self._files.path}: File does not contain tensor {name}")
 
     def __repr__(self) -> str:
         """Returns path and number of tensors."""
-        return f"<{type(self).__name__} {self._file.path!r} {len(self._file)} tensors>"
+        return f"<{type(self).__name__} {self._files.path!r} {len(self._files)} tensors>"
 
 
 class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name

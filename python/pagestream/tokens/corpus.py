@@ -14,7 +14,7 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.checks import one_of
-from pagestream._common.closing import ClosedByWith
+from pagestream._common.closing import HoldsFiles
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
 from pagestream.tokens.paths import token_paths
@@ -64,7 +64,7 @@ class TokenShard:
 _OpenedWith = tuple[str | None, Format | None, str]
 
 
-class TokenCorpus(ClosedByWith):
+class TokenCorpus(HoldsFiles):
     """Token files as one axis of tokens. Made by `open_tokens`.
 
     ``len(corpus)`` is the number of tokens, ``corpus[7]`` an int, ``corpus[a:b]`` a read-only 1-d array:
@@ -84,6 +84,8 @@ class TokenCorpus(ClosedByWith):
 
     __slots__ = ("__weakref__", "_files", "_opened_with")
 
+    _files: _native.TokenCorpus
+
     def __init__(self, files: _native.TokenCorpus, opened_with: _OpenedWith) -> None:
         """Wraps the native object; `open_tokens` makes it."""
         self._files = files
@@ -101,19 +103,6 @@ class TokenCorpus(ClosedByWith):
             TokenShard(facts.path, facts.format, facts.tokens, facts.start, facts.mode, facts.reason)
             for facts in self._files.shards()
         )
-
-    @property
-    def mode(self) -> str:
-        """How the files are read: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
-
-        Where that differs from file to file, the weakest: ``"read"``, else ``"private"``.
-        """
-        return self._files.mode
-
-    @property
-    def reason(self) -> str | None:
-        """Why `mode` is not the first choice, with the first such file and their number; None if it is."""
-        return self._files.reason
 
     @property
     def documents(self) -> Documents | None:
@@ -229,32 +218,6 @@ class TokenCorpus(ClosedByWith):
                 raise ValueError(message)
             return np.frombuffer(view, self.dtype)
         return self.read(0, len(self)).astype(wanted, copy=False)
-
-    def check(self) -> None:
-        """Raises if a file is no longer the one that was opened; see `MappedFile.check`.
-
-        Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
-
-        Example:
-            >>> from pagestream import open_tokens
-            >>> open_tokens("tokens.bin").check()
-        """
-        self._files.check()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._files.closed
-
-    def close(self) -> None:
-        """Closes the files. Arrays that are out stay valid.
-
-        Example:
-            >>> from pagestream import open_tokens
-            >>> open_tokens("tokens.bin").close()
-        """
-        self._files.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles paths and the arguments of opening."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from pagestream import _native
+
 __all__ = ["Documents"]
 
 # Documents whose bounds are looked up at once while iterating.
@@ -25,12 +27,6 @@ class _Corpus(Protocol):
     def __getitem__(self, index: SupportsIndex) -> int: ...
     @overload
     def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
-
-
-class _Record(Protocol):
-    @property
-    def document_count(self) -> int | None: ...
-    def document_bounds(self, first: int, out: Any, /) -> None: ...  # noqa: ANN401
 
 
 class Documents(Sequence["npt.NDArray[Any]"]):
@@ -54,7 +50,7 @@ class Documents(Sequence["npt.NDArray[Any]"]):
 
     __slots__ = ("_corpus", "_length", "_record")
 
-    def __init__(self, corpus: _Corpus, record: _Record) -> None:
+    def __init__(self, corpus: _Corpus, record: _native.TokenCorpus) -> None:
         """Takes a corpus, and the record of its documents."""
         self._corpus = corpus
         self._record = record

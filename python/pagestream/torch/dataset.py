@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from pagestream import _native
 from pagestream._common.checks import at_least, one_of, only_with
-from pagestream._common.closing import ClosedByWith
+from pagestream._common.closing import HoldsFiles
 from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 
@@ -24,7 +24,7 @@ __all__ = ["TokenDataset"]
 Item = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
-class TokenDataset(Dataset[Item], ClosedByWith):
+class TokenDataset(Dataset[Item], HoldsFiles):
     """Every window of a corpus, by number.
 
     Item *i* is ``(x, y)`` with ``x = t[s:s+T]``, ``y = t[s+1:s+T+1]``, ``s = i * stride``, both of shape
@@ -71,7 +71,7 @@ class TokenDataset(Dataset[Item], ClosedByWith):
             only_with("mmap_mode", mmap_mode, needed=False, needs="a path: this corpus is open already")
         else:
             tokens = open_tokens(tokens, mmap_mode=mmap_mode)
-        self.tokens = tokens
+        self.tokens = self._files = tokens
         self.sequence_length = at_least(1, "sequence_length", sequence_length)
         one_of("target", target, _native.TARGETS)
         check_long_enough(self.sequence_length + (target != "none"), (self.tokens,))
@@ -139,46 +139,6 @@ class TokenDataset(Dataset[Item], ClosedByWith):
             message = f"window {operator.index(index)} of {self._length}"
             raise IndexError(message)
         return number
-
-    @property
-    def mode(self) -> str:
-        """How the files are read; see `TokenCorpus.mode`."""
-        return self.tokens.mode
-
-    @property
-    def reason(self) -> str | None:
-        """Why `mode` is not the first choice; None if it is."""
-        return self.tokens.reason
-
-    @property
-    def closed(self) -> bool:
-        """Whether the corpus is closed."""
-        return self.tokens.closed
-
-    def close(self) -> None:
-        """Closes the corpus. Tensors that are out stay valid.
-
-        Example:
-            >>> from pagestream.torch import TokenDataset
-            >>> with TokenDataset("tokens.bin", 2) as dataset:
-            ...     dataset.mode
-            'shared'
-            >>> dataset.closed
-            True
-        """
-        self.tokens.close()
-
-    def check(self) -> None:
-        """Raises if a file of the corpus is no longer the one that was opened; see `MappedFile.check`.
-
-        Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
-
-        Example:
-            >>> from pagestream.torch import TokenDataset
-            >>> TokenDataset("tokens.bin", 2).check()
-        """
-        self.tokens.check()
 
     def __repr__(self) -> str:
         """Files, length and settings; equal for equal datasets, as tools that compare data sources expect."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from pagestream import _native
 from pagestream._common import checks, environment
-from pagestream._common.closing import ClosedByWith
+from pagestream._common.closing import HoldsFiles
 from pagestream.weights import arrays, indexing
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 
@@ -77,7 +77,7 @@ class _OpenedWith(NamedTuple):
         return Checkpoint(files, self.absolute())
 
 
-class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
+class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     """The tensors of one or several safetensors files by name, as read-only arrays.
 
     `open_checkpoint` makes it.
@@ -107,6 +107,8 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         False
     """
 
+    _files: _native.Checkpoint
+
     def __init__(self, files: _native.Checkpoint, opened_with: _OpenedWith) -> None:
         """Wraps the native object; `open_checkpoint` makes it."""
         self._files = files
@@ -133,22 +135,6 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         """The ``metadata`` of the index, such as ``total_size``; None without an index, or if it has none."""
         found = self._files.index_metadata
         return None if found is None else json.loads(found)
-
-    @property
-    def mode(self) -> str:
-        """The mode in use: ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
-
-        If it differs from file to file, the weakest: ``"read"``, else ``"private"``.
-        """
-        return self._files.mode
-
-    @property
-    def reason(self) -> str | None:
-        """Why no better mode is in use; None if it is the first choice.
-
-        Of several files, the reason of the first one in `mode`, with its path.
-        """
-        return self._files.reason
 
     @property
     def warnings(self) -> list[str]:
@@ -260,33 +246,6 @@ class Checkpoint(ClosedByWith, Mapping[str, "npt.NDArray[Any]"]):
         """
         (dtype, shape, nbytes, offset), path = self._files.info(name)
         return TensorInfo(name, dtype, shape, nbytes, path, offset)
-
-    def check(self) -> None:
-        """Checks that the index and every file are still those that were opened; see `MappedFile.check`.
-
-        Raises:
-            FileChangedError: Cut, grown, rewritten, deleted or replaced.
-            ValueError: The checkpoint is closed.
-
-        Example:
-            >>> from pagestream import open_checkpoint
-            >>> open_checkpoint("model.safetensors").check()
-        """
-        self._files.check()
-
-    def close(self) -> None:
-        """Closes the files. Arrays that are in use stay valid.
-
-        Example:
-            >>> from pagestream import open_checkpoint
-            >>> open_checkpoint("model.safetensors").close()
-        """
-        self._files.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the checkpoint was closed."""
-        return self._files.closed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute paths and what it was opened with."""
