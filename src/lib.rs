@@ -48,7 +48,7 @@ pub mod internals {
     pub use crate::sampling::blocked::{Blocked, OPEN_EXTENTS};
     pub use crate::sampling::key::{Draws, Key};
     pub use crate::sampling::mixture::{Exhausted, MAX_PERIOD, MAX_SOURCES, Mixture};
-    pub use crate::sampling::order::{Order, OrderKind};
+    pub use crate::sampling::order::{EpochOrder, Order, OrderKind};
     pub use crate::sampling::permutation::{MAX_LENGTH, Permutation};
     pub use crate::sampling::schedule::{Draw, Schedule, SourceSize};
     pub use crate::slicing::{GAP_BYTES, PIECE_BYTES, Selection, SlicePlan, fill};

@@ -9,6 +9,7 @@ use pagestream::internals::{Dtype, Element, Mapping, Region, RequestedMode, RowC
 use std::hint::black_box;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -67,7 +68,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
     // SAFETY: the mapping is page-aligned and has as many tokens; nobody changes the file.
     let slice = unsafe { std::slice::from_raw_parts(region.as_ptr().cast::<From>(), tokens) };
     let path = [file.path().to_path_buf()];
-    let corpus = TokenCorpus::open(&path, Some(dtype), None, RequestedMode::Auto).expect("opened");
+    let corpus = Arc::new(TokenCorpus::open(&path, Some(dtype), None, RequestedMode::Auto).expect("opened"));
 
     for length in [1024, 4096] {
         let name = format!("gatherer/{}_{}/{length}", dtype.name().to_lowercase(), element.word());
@@ -92,19 +93,17 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
 
         let row_bytes = length * size_of::<To>();
         let [mut x_bytes, mut y_bytes] = [(); 2].map(|()| vec![0_u8; BATCH_TOKENS * size_of::<To>()]);
-        let mut gatherer = RowCopier::default();
+        let mut gatherer = RowCopier::new(corpus.clone());
         let mut batch = |start: &mut dyn FnMut() -> usize| {
             let mut next = start() as u64;
             for (x, y) in x_bytes.chunks_exact_mut(row_bytes).zip(y_bytes.chunks_exact_mut(row_bytes)) {
                 // As in a loader, which knows what comes next.
                 let first = std::mem::replace(&mut next, start() as u64);
-                gatherer.prefetch(&corpus, next);
+                gatherer.prefetch(next);
                 let window = (first, first + length as u64 + 1);
-                gatherer
-                    .row(&corpus, window, true, element, Uninit::of(x), Some(Uninit::of(y)))
-                    .expect("a row");
+                gatherer.row(window, element, Uninit::of(x), Some(Uninit::of(y))).expect("a row");
             }
-            gatherer.verify(&corpus).expect("unchanged");
+            gatherer.verify().expect("unchanged");
         };
         let mut start = starts(tokens - length);
         group.bench_function(BenchmarkId::from_parameter("gatherer"), |bencher| {

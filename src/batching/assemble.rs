@@ -1,5 +1,7 @@
 //! One batch with given windows, for callers that choose them: map-style datasets.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 use crate::os::memory::Uninit;
 use crate::tokens::corpus::TokenCorpus;
@@ -22,7 +24,7 @@ pub struct BatchMemory<'a> {
 /// Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
 /// and then the content of the memory is undefined.
 pub fn assemble(
-    corpus: &TokenCorpus,
+    corpus: &Arc<TokenCorpus>,
     windows: &Windows,
     indices: &[u64],
     element: Element,
@@ -35,11 +37,11 @@ pub fn assemble(
     if needed != Some(x.len()) || y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
         return Err(Error::argument("the memory for the batch is not of the batch's size"));
     }
-    let mut copier = RowCopier::default();
+    let mut copier = RowCopier::new(corpus.clone());
     for (row, &index) in indices.iter().enumerate() {
         let place = row * row_bytes..(row + 1) * row_bytes;
         let y_row = y.as_mut().map(|y| y.range(place.clone()));
-        copier.row(corpus, windows.tokens(index)?, has_targets, element, x.range(place), y_row)?;
+        copier.row(windows.tokens(index)?, element, x.range(place), y_row)?;
     }
-    corpus.verify_now(copier.take_touched(corpus)?)
+    corpus.verify_now(copier.take_touched())
 }

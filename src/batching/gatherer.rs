@@ -1,5 +1,7 @@
 //! Filling one chunk of a batch, in one thread.
 
+use std::mem::take;
+
 use crate::error::{Error, Result};
 use crate::fetch::crew::Wait;
 use crate::fetch::ranges::FileId;
@@ -41,32 +43,31 @@ impl Gatherer {
         let mut y = chunk.y.as_mut().map(|part| memory_of_rows(part, layout.row_bytes));
         let mut positions =
             chunk.positions.as_mut().map(|part| memory_of_rows(part, layout.position_row_bytes));
-        self.copiers.resize_with(feed.sources().len(), RowCopier::default);
+        if self.copiers.is_empty() {
+            self.copiers = feed.sources.iter().map(|source| RowCopier::new(source.corpus.clone())).collect();
+        }
         for (number, row) in rows.iter().enumerate() {
-            let corpus = &feed.sources()[row.source].corpus;
             let x = x.next().ok_or_else(wrong_size)?;
             let y = y.as_mut().map(|y| y.next().ok_or_else(wrong_size)).transpose()?;
             if let Some(next) = rows.get(number + 1).filter(|_| !options.without.prefetch) {
-                self.copiers[next.source].prefetch(&feed.sources()[next.source].corpus, next.start);
+                self.copiers[next.source].prefetch(next.start);
             }
-            let has_targets = y.is_some();
-            let copier = &mut self.copiers[row.source];
-            copier.row(corpus, (row.start, row.stop), has_targets, options.element, x, y)?;
+            self.copiers[row.source].row((row.start, row.stop), options.element, x, y)?;
             if let Some(positions) = &mut positions {
                 let starts = document_starts(feed, row, layout.tokens)?;
                 count_up(positions.next().ok_or_else(wrong_size)?, &starts, options.element);
                 filled.documents.push((chunk.rows.start + number, starts));
             }
         }
-        for (set, (copier, source)) in self.copiers.iter_mut().zip(feed.sources()).enumerate() {
-            for index in copier.verify(&source.corpus)? {
+        for (set, (copier, source)) in self.copiers.iter_mut().zip(&feed.sources).enumerate() {
+            for index in copier.verify()? {
                 if source.corpus.files.facts(index).mode == Mode::Read {
                     filled.unmapped.push(FileId { set, index });
                 }
             }
-            Metrics::add(&metrics.bytes_read, copier.take_read_bytes());
+            Metrics::add(&metrics.bytes_read, take(&mut copier.read_bytes));
         }
-        let item_bytes = |row: &BatchRow| feed.sources()[row.source].corpus.item_bytes();
+        let item_bytes = |row: &BatchRow| feed.sources[row.source].corpus.item_bytes();
         let asked = rows.iter().map(|row| (row.stop - row.start) * item_bytes(row)).sum();
         let (waited, major_faults) = wait.end((rows.len() * layout.row_bytes) as u64);
         filled.waited = waited;
@@ -89,7 +90,7 @@ fn wrong_size() -> Error {
 
 fn document_starts(feed: &Feed, row: &BatchRow, tokens: u64) -> Result<Vec<u64>> {
     let mut starts = Vec::new();
-    feed.sources()[row.source].corpus.document_starts(row.start, row.start + tokens, &mut starts)?;
+    feed.sources[row.source].corpus.document_starts(row.start, row.start + tokens, &mut starts)?;
     for start in &mut starts {
         *start -= row.start;
     }

@@ -58,8 +58,8 @@ fn position_bytes(element: Element) -> u64 {
 impl BatchLayout {
     pub(super) fn new(feed: &Feed, element: Element, documents: bool) -> Result<Self> {
         let too_large = || Error::argument("a batch takes more than 2^63 bytes");
-        let Some(source) = feed.sources().first() else { return Err(Error::argument("no corpus was given")) };
-        let rows = feed.share().batch_size;
+        let Some(source) = feed.sources.first() else { return Err(Error::argument("no corpus was given")) };
+        let rows = feed.share.batch_size;
         let tokens = source.windows.sequence_length();
         let row = row_bytes(tokens, source.corpus.dtype, element).ok_or_else(too_large)? as u64;
         let position_row = tokens.checked_mul(position_bytes(element)).ok_or_else(too_large)?;
@@ -88,23 +88,22 @@ impl BatchLayout {
     }
 
     /// Rows of a chunk. While storage is slow each thread takes one, so that many wait at the same time.
-    pub(super) fn chunk_rows(&self, rows: usize, is_slow: bool) -> usize {
+    fn chunk_rows(&self, rows: usize, is_slow: bool) -> usize {
         let each = self.buffer_bytes.div_ceil(self.rows.max(1)).max(1);
         let wanted = if is_slow { 1 } else { (CHUNK_BYTES / each).max(1) };
         wanted.max(rows.div_ceil(MAX_CHUNKS))
     }
 
-    /// The buffer as chunks of `chunk_rows` rows, in order.
+    /// The buffer as chunks, in order.
     pub(super) fn chunks(
         &self,
         block: Anonymous,
         rows: usize,
-        chunk_rows: usize,
+        is_slow: bool,
     ) -> Result<(Whole, Vec<RowChunk>)> {
-        let ranges: Vec<Range<usize>> = (0..rows)
-            .step_by(chunk_rows.max(1))
-            .map(|first| first..rows.min(first + chunk_rows.max(1)))
-            .collect();
+        let each = self.chunk_rows(rows, is_slow);
+        let ranges: Vec<Range<usize>> =
+            (0..rows).step_by(each).map(|first| first..rows.min(first + each)).collect();
         let arrays = [
             Some((0, self.row_bytes)),
             self.y_offset.map(|offset| (offset, self.row_bytes)),
@@ -119,26 +118,27 @@ impl BatchLayout {
             .collect();
         let (whole, parts) = split(block, &places).map_err(|_| Error::argument("the buffer is too small"))?;
         let mut parts = parts.into_iter();
-        let mut column = |wanted: bool| -> Vec<Option<Part>> {
-            ranges.iter().map(|_| if wanted { parts.next() } else { None }).collect()
-        };
-        let (x, y, positions) =
-            (column(true), column(self.y_offset.is_some()), column(self.positions_offset.is_some()));
-        let rows = ranges.into_iter().zip(x).zip(y.into_iter().zip(positions));
-        let chunks =
-            rows.filter_map(|((rows, x), (y, positions))| Some(RowChunk { rows, x: x?, y, positions }));
-        Ok((whole, chunks.collect()))
+        let of_x = ranges.into_iter().zip(&mut parts);
+        let mut chunks: Vec<_> =
+            of_x.map(|(rows, x)| RowChunk { rows, x, y: None, positions: None }).collect();
+        for chunk in chunks.iter_mut().filter(|_| self.y_offset.is_some()) {
+            chunk.y = parts.next();
+        }
+        for chunk in chunks.iter_mut().filter(|_| self.positions_offset.is_some()) {
+            chunk.positions = parts.next();
+        }
+        Ok((whole, chunks))
     }
 }
 
 fn ahead_bytes(feed: &Feed) -> u64 {
     let page = memory::page_bytes() as u64;
     let noted = (size_of::<BatchRow>() + size_of::<ByteRange>()) as u64;
-    let window = feed.sources().iter().map(|source| {
+    let window = feed.sources.iter().map(|source| {
         let tokens = source.windows.sequence_length();
         tokens.saturating_mul(source.corpus.item_bytes()).saturating_add(page + noted)
     });
-    window.max().unwrap_or(page).saturating_mul(feed.share().batch_size)
+    window.max().unwrap_or(page).saturating_mul(feed.share.batch_size)
 }
 
 #[cfg(test)]

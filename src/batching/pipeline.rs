@@ -210,8 +210,8 @@ impl Drop for Pipeline {
 /// Works out the fingerprints, so that the state of the stream can be told without a read, also once a file
 /// has failed.
 fn work_out_fingerprints(shared: &Shared) {
-    for source in shared.feed.sources() {
-        let is_closed = shared.ring(|ring| ring.is_closed());
+    for source in &shared.feed.sources {
+        let is_closed = shared.ring(|ring| ring.is_closed);
         if !is_closed && source.corpus.shards.len() <= MAX_FINGERPRINTED_SHARDS {
             // What fails now fails again when it is asked for.
             let _ = source.corpus.fingerprint();

@@ -1,12 +1,11 @@
 //! Which windows the batches of one rank consist of: from a position in the stream to token ranges, and from
 //! those to pages of files.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
-use crate::mapped_file::{Mode, Opened, page_cache};
+use crate::mapped_file::{Opened, page_cache};
 use crate::os::errno::Code;
 use crate::os::memory;
 use crate::sampling::mixture::Mixture;
@@ -45,9 +44,9 @@ const MAX_BATCH_WINDOWS: u64 = 1 << 24;
 
 #[derive(Debug)]
 pub struct Feed {
-    sources: Vec<TokenSource>,
-    schedule: Schedule,
-    share: Share,
+    pub sources: Vec<TokenSource>,
+    pub schedule: Schedule,
+    pub share: Share,
     /// Samples of the whole stream.
     total: Option<u64>,
     drop_last: bool,
@@ -119,44 +118,6 @@ impl Feed {
         Ok(Self { sources, schedule, share, total, drop_last: extent.drop_last })
     }
 
-    pub fn sources(&self) -> &[TokenSource] {
-        &self.sources
-    }
-
-    pub fn share(&self) -> Share {
-        self.share
-    }
-
-    /// Samples in one epoch; `None` for a stream that has none.
-    pub fn epoch_samples(&self) -> Option<u64> {
-        self.schedule.len()
-    }
-
-    pub fn is_random(&self) -> bool {
-        matches!(self.schedule.order(), Order::Shuffled | Order::Random)
-    }
-
-    pub fn is_blocked(&self) -> bool {
-        matches!(self.schedule.order(), Order::Blocked { .. })
-    }
-
-    /// The end of the run of windows that are best read together with the one at `position`.
-    pub fn block_end(&self, position: u64) -> u64 {
-        self.schedule.block_end(position)
-    }
-
-    /// Whether the first file is not mapped. Then the others are mostly not mapped either.
-    pub fn is_read_without_mapping(&self) -> bool {
-        let opened = |source: &TokenSource| source.corpus.opened(0);
-        self.sources.iter().any(|source| opened(source).is_ok_and(|file| file.facts().mode == Mode::Read))
-    }
-
-    /// Checks, between epochs of a source, that its files are what was opened and that their paths lead to
-    /// them.
-    pub fn check(&self, source: usize) -> Result<()> {
-        self.sources[source].corpus.check()
-    }
-
     /// The batch whose global batch begins at `position`; `None` at the end of the stream.
     pub fn plan(&self, position: u64) -> Result<Option<BatchPlan>> {
         let Share { rank, world_size, batch_size } = self.share;
@@ -226,7 +187,7 @@ impl Feed {
 
     fn row(&self, draw: &Draw) -> Result<BatchRow> {
         let windows = &self.sources[draw.source].windows;
-        let (start, stop) = match self.schedule.order() {
+        let (start, stop) = match self.schedule.order {
             Order::Random => windows.tokens_from(draw.index)?,
             _ => windows.tokens(draw.index)?,
         };
@@ -237,11 +198,9 @@ impl Feed {
 /// A vector for something of each window of a batch. There may be millions of windows.
 fn room_for<T>(windows: usize) -> Result<Vec<T>> {
     let mut room = Vec::new();
-    room.try_reserve_exact(windows).map_err(|_| Error::System {
-        operation: "cannot allocate the plan of a batch",
-        path: PathBuf::new(),
-        errno: Code::NOMEM.raw_os_error(),
-        advice: format!("it has {windows} windows; use a smaller batch_size"),
+    room.try_reserve_exact(windows).map_err(|_| {
+        let advice = format!("it has {windows} windows; use a smaller batch_size");
+        Error::system("cannot allocate the plan of a batch", "", Code::NOMEM.raw_os_error(), advice)
     })?;
     Ok(room)
 }

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::fetch::ahead::Ahead;
 use crate::fetch::ranges::ByteRange;
 use crate::mapped_file::Advice;
+use crate::sampling::order::Order;
 
 use super::metrics::Metrics;
 use super::plan::BatchPlan;
@@ -19,8 +20,12 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// The body of the thread. In the blocked order a group has at most `max_group_batches`.
 pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usize) {
     // Random order: a fault or a read fetches just its pages. This is a hint; where it fails, reads tell.
-    let advice = if shared.feed.is_random() { Advice::Random } else { Advice::Normal };
-    shared.feed.sources().iter().for_each(|source| drop(source.corpus.files.advise(advice)));
+    let advice = if matches!(shared.feed.schedule.order, Order::Shuffled | Order::Random) {
+        Advice::Random
+    } else {
+        Advice::Normal
+    };
+    shared.feed.sources.iter().for_each(|source| drop(source.corpus.files.advise(advice)));
     let mut this = Planner { position, max_group_batches, ..Planner::default() };
     this.ahead.looks_at_all = shared.options.without.trust;
     let mut was_warm = false;
@@ -97,14 +102,14 @@ impl Planner {
     /// file that has vanished or was replaced is not read any more.
     fn checked(&mut self, shared: &Shared, next: Option<Planned>) -> Result<Option<Planned>> {
         let Some(planned) = &next else { return Ok(next) };
-        for source in self.epochs.sources_to_check(&planned.plan, shared.feed.sources().len()) {
-            shared.feed.check(source)?;
+        for source in self.epochs.sources_to_check(&planned.plan, shared.feed.sources.len()) {
+            shared.feed.sources[source].corpus.check()?;
         }
         Ok(next)
     }
 
     fn next(&mut self, shared: &Shared) -> Result<Option<Planned>> {
-        if shared.feed.is_blocked() {
+        if matches!(shared.feed.schedule.order, Order::Blocked { .. }) {
             return self.next_of_group(shared);
         }
         let Some(plan) = shared.feed.plan(self.position)? else { return Ok(None) };
@@ -137,7 +142,7 @@ impl Planner {
 
     fn work_out_group(&mut self, shared: &Shared) -> Result<BatchGroup> {
         let mut batches = VecDeque::new();
-        let end = shared.feed.block_end(self.position);
+        let end = shared.feed.schedule.block_end(self.position);
         while self.position < end && batches.len() < self.max_group_batches {
             let Some(plan) = shared.feed.plan(self.position)? else { break };
             self.position = plan.position + plan.global_rows;

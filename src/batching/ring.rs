@@ -34,7 +34,7 @@ pub(super) enum SlotWork {
 /// Work that one thread took.
 #[derive(Debug)]
 pub(super) struct Claim {
-    number: u64,
+    pub number: u64,
     pub plan: Arc<BatchPlan>,
     pub work: SlotWork,
 }
@@ -111,7 +111,7 @@ pub(super) struct Ring {
     first: u64,
     /// The outcome of planning, once it has ended.
     end: Option<Result<()>>,
-    is_closed: bool,
+    pub is_closed: bool,
     /// Budget of batches that are planned and have no slot yet.
     lookahead: Budget,
     /// Budget of slots.
@@ -137,10 +137,6 @@ impl Ring {
             is_warm: false,
             news: News::default(),
         }
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.is_closed
     }
 
     /// Returns the limits of batches requested ahead and of slots, and the number of buffers made so far.
@@ -220,8 +216,7 @@ impl Ring {
         self.space.take(1);
         self.news.has_room = true;
         let rows = planned.plan.rows.len();
-        let chunk_rows = self.layout.chunk_rows(rows, is_slow);
-        let made = self.pool.take().and_then(|block| self.layout.chunks(block, rows, chunk_rows));
+        let made = self.pool.take().and_then(|block| self.layout.chunks(block, rows, is_slow));
         let (whole, state) = match made {
             Ok((whole, chunks)) => (Some(whole), SlotState::Filling(chunks.into_iter().rev().collect())),
             Err(error) => (None, SlotState::Failed(error)),
@@ -392,12 +387,6 @@ impl Filled {
         self.waited |= more.waited;
         self.documents.extend(more.documents);
         self.unmapped.extend(more.unmapped);
-    }
-}
-
-impl Claim {
-    pub fn number(&self) -> u64 {
-        self.number
     }
 }
 

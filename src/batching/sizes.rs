@@ -2,6 +2,7 @@
 
 use crate::fetch::budget::Budget;
 use crate::fetch::crew::Limits;
+use crate::mapped_file::Mode;
 use crate::os::process::limits;
 
 use super::layout::BatchLayout;
@@ -45,7 +46,8 @@ pub(super) struct Sizes {
 impl Sizes {
     pub fn new(feed: &Feed, options: &Options, layout: &BatchLayout) -> Self {
         let budget = options.memory_bytes.unwrap_or_else(default_memory_bytes);
-        let is_unmapped = feed.is_read_without_mapping();
+        // Where the first file is not mapped, the others are mostly not mapped either.
+        let is_unmapped = feed.sources.iter().any(|source| source.corpus.files.facts(0).mode == Mode::Read);
         let rows = (layout.rows as u64).max(1);
         // Half of the budget is for pages, half for buffers.
         let fitting = |most: u64, each: u64| most.min(budget / 2) / each.max(1);

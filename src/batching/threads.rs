@@ -85,7 +85,7 @@ impl Shared {
         if is_ready && watched.consumers_asleep > 0 {
             self.ready.notify_all();
         }
-        if has_room && watched.planner_asleep && (watched.ring.is_closed() || watched.ring.wants_plans()) {
+        if has_room && watched.planner_asleep && (watched.ring.is_closed || watched.ring.wants_plans()) {
             self.space.notify_one();
         }
     }
@@ -97,7 +97,7 @@ impl Shared {
             let is_slow = self.crew.is_slow() && !self.options.without.small_chunks;
             let claim = watched.ring.claim(is_slow);
             self.announce(&mut watched);
-            if claim.is_some() || watched.ring.is_closed() {
+            if claim.is_some() || watched.ring.is_closed {
                 return claim;
             }
             watched.gatherers_asleep += 1;
@@ -121,22 +121,22 @@ impl Shared {
     pub fn wait_for_room(&self) -> bool {
         let mut watched = self.lock();
         if !watched.ring.has_room_for_plans() {
-            while !watched.ring.is_closed() && !watched.ring.wants_plans() {
+            while !watched.ring.is_closed && !watched.ring.wants_plans() {
                 watched.planner_asleep = true;
                 watched = self.space.wait(watched).unwrap_or_else(PoisonError::into_inner);
                 watched.planner_asleep = false;
             }
         }
-        !watched.ring.is_closed()
+        !watched.ring.is_closed
     }
 
     /// Does the claimed work, and reports it to the ring.
     pub fn fill(&self, claim: Claim, gatherer: &mut Gatherer) -> Step {
-        let number = claim.number();
+        let number = claim.number;
         let (items, outcome) = match claim.work {
             SlotWork::Fill(chunk) => (chunk.rows.len(), gatherer.fill(self.job(), &claim.plan, chunk)),
             SlotWork::Check(file) => {
-                let checked = self.feed.sources()[file.set].corpus.verify_now([file.index]);
+                let checked = self.feed.sources[file.set].corpus.verify_now([file.index]);
                 (0, checked.map(|()| Filled::default()))
             }
         };

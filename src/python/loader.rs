@@ -115,7 +115,7 @@ impl PyTokenPipeline {
         position: u64,
     ) -> PyResult<Self> {
         let (feed, options) = (settings.feed(&corpora)?, settings.options()?);
-        let epoch_samples = feed.epoch_samples();
+        let epoch_samples = feed.schedule.len();
         let pipeline = py.detach(|| Pipeline::start(feed, options, position))?;
         let BatchLayout { y_offset, positions_offset, buffer_bytes, .. } = pipeline.layout();
         Ok(Self { pipeline, y_offset, positions_offset, buffer_bytes, epoch_samples })

@@ -98,11 +98,6 @@ impl Blocked {
         })
     }
 
-    /// Windows of an extent.
-    pub fn extent_windows(&self) -> u64 {
-        self.extents.size
-    }
-
     fn group(&self, index: u64) -> Group {
         let (number, range) = self.group_of(index);
         let order = Permutation::keyed(range.end - range.start, self.key.derive(number));

@@ -33,7 +33,8 @@ words! {
 /// Weights of sources, and the policy for a source that runs out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mixture {
-    weights: Vec<u64>,
+    /// In lowest terms.
+    pub weights: Vec<u64>,
     exhausted: Exhausted,
 }
 
@@ -63,15 +64,6 @@ impl Mixture {
     /// The one source of a schedule without a mixture.
     pub(super) fn single() -> Self {
         Self { weights: vec![1], exhausted: Exhausted::Drop }
-    }
-
-    /// In lowest terms.
-    pub fn weights(&self) -> &[u64] {
-        &self.weights
-    }
-
-    pub fn exhausted(&self) -> Exhausted {
-        self.exhausted
     }
 }
 
@@ -148,8 +140,7 @@ fn too_long() -> Error {
 #[derive(Debug, Clone)]
 pub(super) struct Period {
     pub turns: Vec<Turn>,
-    weights: Vec<u64>,
-    /// Turns of each member.
+    /// Turns of each member, as many as its weight.
     places: Vec<Vec<u32>>,
 }
 
@@ -187,7 +178,7 @@ impl Period {
                 waiting.push(Reverse(((done + 1) * period / weights[member], member)));
             }
         }
-        Self { turns, weights, places }
+        Self { turns, places }
     }
 
     /// The number of draws until some member runs out of windows.
@@ -204,7 +195,8 @@ impl Period {
     /// The number of times a member comes in the first `draws` draws.
     fn drawn_before(&self, member: usize, draws: u64) -> u64 {
         let period = self.turns.len() as u64;
-        let inside = self.places[member].partition_point(|&place| u64::from(place) < draws % period);
-        draws / period * self.weights[member] + inside as u64
+        let places = &self.places[member];
+        let inside = places.partition_point(|&place| u64::from(place) < draws % period);
+        draws / period * places.len() as u64 + inside as u64
     }
 }

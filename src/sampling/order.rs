@@ -30,19 +30,14 @@ pub enum Order {
 }
 
 impl Order {
-    /// The radius counts for [`OrderKind::Blocked`] alone.
-    pub fn new(kind: OrderKind, mixing_radius_windows: u64) -> Self {
-        match kind {
+    /// Parses the order's word. The radius counts for [`OrderKind::Blocked`] alone.
+    pub fn from_word(word: &str, mixing_radius_windows: u64) -> Result<Self> {
+        Ok(match OrderKind::from_word(word)? {
             OrderKind::Shuffled => Self::Shuffled,
             OrderKind::Random => Self::Random,
             OrderKind::Sequential => Self::Sequential,
             OrderKind::Blocked => Self::Blocked { mixing_radius_windows },
-        }
-    }
-
-    /// Parses the order's word.
-    pub fn from_word(word: &str, mixing_radius_windows: u64) -> Result<Self> {
-        Ok(Self::new(OrderKind::from_word(word)?, mixing_radius_windows))
+        })
     }
 }
 

@@ -66,7 +66,6 @@ impl Permutation {
         Self { length, rows, column_bits, pairs, rounds }
     }
 
-    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> u64 {
         self.length
     }

@@ -2,7 +2,6 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::blocked::Blocked;
 use super::key::Key;
 use super::mixture::{Mixture, Pass, Period};
 use super::order::{EpochOrder, Order};
@@ -31,7 +30,7 @@ pub struct Draw {
 #[derive(Debug)]
 pub struct Schedule {
     sources: Vec<SourceSize>,
-    order: Order,
+    pub order: Order,
     seed: u64,
     pass: Pass,
     memory: Mutex<Memory>,
@@ -61,8 +60,8 @@ impl Schedule {
     pub fn new(sources: Vec<SourceSize>, mixture: Option<&Mixture>, order: Order, seed: u64) -> Result<Self> {
         let single = Mixture::single();
         let mixture = mixture.unwrap_or(&single);
-        if sources.len() != mixture.weights().len() {
-            let (sources, weights) = (sources.len(), mixture.weights().len());
+        if sources.len() != mixture.weights.len() {
+            let (sources, weights) = (sources.len(), mixture.weights.len());
             return Err(Error::argument(format!("there are {sources} sources, but weights for {weights}")));
         }
         for (number, source) in sources.iter().enumerate() {
@@ -85,21 +84,8 @@ impl Schedule {
     }
 
     /// Draws of one pass, which for one source is an epoch; `None` if the stream has no end.
-    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> Option<u64> {
         self.pass.length
-    }
-
-    pub fn order(&self) -> &Order {
-        &self.order
-    }
-
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    pub fn sources(&self) -> &[SourceSize] {
-        &self.sources
     }
 
     /// Appends the draws at `position` and after it to `out`. Positions go on from pass to pass.
@@ -116,17 +102,6 @@ impl Schedule {
         Ok(())
     }
 
-    /// The groups of a source in an epoch; None for other orders.
-    pub fn blocked(&self, source: usize, epoch: u64) -> Option<Blocked> {
-        if source >= self.sources.len() {
-            return None;
-        }
-        match self.epoch_order(source, epoch) {
-            EpochOrder::Blocked(blocked) => Some(*blocked),
-            _ => None,
-        }
-    }
-
     /// The position up to which draws are best read together with the one at `position`: the end of its
     /// group in the blocked order, which is whole extents. Other orders have no such thing: that is the next.
     pub fn block_end(&self, position: u64) -> u64 {
@@ -134,9 +109,10 @@ impl Schedule {
         match (&self.sources[..], self.len()) {
             ([_], Some(length)) => {
                 let (pass, inside) = (position / length, position % length);
-                let group_end =
-                    self.blocked(0, pass).map_or(inside + 1, |groups| groups.group_of(inside).1.end);
-                (position - inside).saturating_add(group_end)
+                let EpochOrder::Blocked(groups) = self.epoch_order(0, pass) else {
+                    return position.saturating_add(1);
+                };
+                (position - inside).saturating_add(groups.group_of(inside).1.end)
             }
             // The groups of sources that are mixed do not end together.
             _ => position.saturating_add(mixing_radius_windows),
@@ -203,22 +179,10 @@ impl Schedule {
         })
     }
 
-    fn epoch_order(&self, source: usize, epoch: u64) -> EpochOrder {
+    /// The order in which an epoch of a source visits its windows.
+    pub fn epoch_order(&self, source: usize, epoch: u64) -> EpochOrder {
         let SourceSize { windows, starts } = self.sources[source];
         let key = Key::of_seed(self.seed).derive(source as u64).derive(epoch);
         EpochOrder::new(self.order, windows, starts, key)
-    }
-}
-
-impl Clone for Schedule {
-    fn clone(&self) -> Self {
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Self {
-            sources: self.sources.clone(),
-            order: self.order,
-            seed: self.seed,
-            pass: self.pass.clone(),
-            memory: Mutex::new(memory),
-        }
     }
 }

@@ -118,7 +118,7 @@ impl TokenCorpus {
         self.files.opened(file)
     }
 
-    pub(super) fn check_range(&self, start: u64, stop: u64) -> Result<()> {
+    pub fn check_range(&self, start: u64, stop: u64) -> Result<()> {
         if start <= stop && stop <= self.len {
             return Ok(());
         }

@@ -62,7 +62,7 @@ fn what_no_rank_can_have_is_refused() {
     let alone = feed(&folder, ALONE, StreamExtent { epochs: None, drop_last: true });
     let new = |share, epochs| {
         let extent = StreamExtent { epochs, drop_last: true };
-        Feed::new(alone.sources().to_vec(), None, Order::Shuffled, 0, share, extent).map(drop)
+        Feed::new(alone.sources.clone(), None, Order::Shuffled, 0, share, extent).map(drop)
     };
     assert!(new(Share { rank: 1, ..ALONE }, None).is_err());
     assert!(new(Share { batch_size: 0, ..ALONE }, None).is_err());

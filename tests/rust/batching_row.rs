@@ -1,5 +1,7 @@
 //! Batches of windows that cross files, against naive slicing.
 
+use std::sync::Arc;
+
 use pagestream::internals::{
     BatchMemory, Dtype, Element, Error, ReadCause, RequestedMode, RowCopier, Target, TokenCorpus, Uninit,
     Windows, assemble,
@@ -10,7 +12,7 @@ use super::tokens_corpus::{MODES, corpus};
 
 /// x and y as bytes; y is empty for `Target::None`.
 fn batch(
-    corpus: &TokenCorpus,
+    corpus: &Arc<TokenCorpus>,
     windows: &Windows,
     indices: &[u64],
     element: Element,
@@ -105,7 +107,7 @@ fn wide_tokens_of_long_windows_come_as_they_are() {
     }
     for mode in MODES {
         let dtype = Some(Dtype::I64);
-        let corpus = TokenCorpus::open(&paths, dtype, None, mode).expect("opened");
+        let corpus = Arc::new(TokenCorpus::open(&paths, dtype, None, mode).expect("opened"));
         let windows = Windows::new(6000, 3100, 1, Target::Shift).expect("valid");
         let rows = |shift: usize, encode: fn(&i64) -> Vec<u8>| -> Vec<u8> {
             [0, 2899]
@@ -127,7 +129,7 @@ fn wide_tokens_of_long_windows_come_as_they_are() {
     std::fs::write(&paths[0], bytes).expect("written");
     let dtype = Some(Dtype::I64);
     for mode in MODES {
-        let corpus = TokenCorpus::open(&paths, dtype, None, mode).expect("opened");
+        let corpus = Arc::new(TokenCorpus::open(&paths, dtype, None, mode).expect("opened"));
         let windows = Windows::new(6000, 3100, 1, Target::Shift).expect("valid");
         batch(&corpus, &windows, &[2001], Element::I32).expect("it begins after that token");
         let error = batch(&corpus, &windows, &[2001, 5], Element::I32).expect_err("refused");
@@ -198,7 +200,7 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
         std::fs::write(path, tokens).expect("written");
     }
     let dtype = Some(Dtype::U32);
-    let corpus = TokenCorpus::open(&paths, dtype, None, RequestedMode::Auto).expect("opened");
+    let corpus = Arc::new(TokenCorpus::open(&paths, dtype, None, RequestedMode::Auto).expect("opened"));
     let windows = Windows::new(8, 3, 1, Target::Shift).expect("valid");
     // Token 7 is a target of the last window alone.
     batch(&corpus, &windows, &[0, 3], Element::I32).expect("these fit");
@@ -212,16 +214,11 @@ fn a_token_too_large_is_refused_with_its_place_and_file() {
 }
 
 /// One row of uint16 tokens as int64.
-fn row(
-    gatherer: &mut RowCopier,
-    corpus: &TokenCorpus,
-    window: (u64, u64),
-    has_targets: bool,
-) -> Result<(Vec<u8>, Vec<u8>), Error> {
+fn row(gatherer: &mut RowCopier, window: (u64, u64), has_targets: bool) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let length = (window.1 - window.0) as usize - usize::from(has_targets);
     let [mut x, mut y] = [(); 2].map(|()| vec![0xAA; length * 8]);
     let y_row = has_targets.then(|| Uninit::of(&mut y));
-    gatherer.row(corpus, window, has_targets, Element::I64, Uninit::of(&mut x), y_row)?;
+    gatherer.row(window, Element::I64, Uninit::of(&mut x), y_row)?;
     Ok((x, y))
 }
 
@@ -230,67 +227,51 @@ fn int64(tokens: std::ops::Range<u64>) -> Vec<u8> {
 }
 
 #[test]
-fn a_gatherer_serves_batch_after_batch_and_corpus_after_corpus() {
+fn a_gatherer_serves_batch_after_batch() {
     for mode in MODES {
-        let ((_a, first), (_b, second)) = (corpus(&[300, 0, 700], mode), corpus(&[9], mode));
-        let mut gatherer = RowCopier::default();
-        gatherer.verify(&first).expect("nothing was read");
+        let (_folder, corpus) = corpus(&[300, 0, 700], mode);
+        let mut gatherer = RowCopier::new(corpus);
+        gatherer.verify().expect("nothing was read");
         for _ in 0..2 {
             for start in [0, 299, 400, 100] {
-                let (x, y) = row(&mut gatherer, &first, (start, start + 51), true).expect("a row");
+                let (x, y) = row(&mut gatherer, (start, start + 51), true).expect("a row");
                 assert_eq!((x, y), (int64(start..start + 50), int64(start + 1..start + 51)));
             }
-            let (x, _) = row(&mut gatherer, &first, (250, 350), false).expect("a row");
+            let (x, _) = row(&mut gatherer, (250, 350), false).expect("a row");
             assert_eq!(x, int64(250..350));
-            gatherer.verify(&first).expect("unchanged");
-            let (x, _) = row(&mut gatherer, &second, (2, 9), false).expect("a row");
-            assert_eq!(x, int64(2..9));
-            gatherer.verify(&second).expect("unchanged");
+            gatherer.verify().expect("unchanged");
         }
     }
 }
 
 #[test]
-fn rows_of_two_corpora_are_not_mixed() {
-    let ((_a, first), (_b, second)) = (corpus(&[9], RequestedMode::Auto), corpus(&[9], RequestedMode::Auto));
-    let mut gatherer = RowCopier::default();
-    row(&mut gatherer, &first, (0, 5), true).expect("a row");
-    let error = row(&mut gatherer, &second, (0, 5), true).expect_err("mixed");
-    assert!(error.message().contains("another corpus"), "{error}");
-    // The error forgot the first one.
-    row(&mut gatherer, &second, (0, 5), true).expect("a row");
-    let error = gatherer.verify(&first).expect_err("mixed");
-    assert!(error.message().contains("another corpus"), "{error}");
-}
-
-#[test]
 fn a_row_of_another_size_or_outside_is_refused() {
     let (_folder, corpus) = corpus(&[10], RequestedMode::Auto);
-    let mut gatherer = RowCopier::default();
-    let mut fill = |window: (u64, u64), has_targets, x_bytes: usize, y_bytes: Option<usize>| {
+    let mut gatherer = RowCopier::new(corpus);
+    let mut fill = |window: (u64, u64), x_bytes: usize, y_bytes: Option<usize>| {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
         let y_row = y.as_mut().map(|y| Uninit::of(y));
-        gatherer.row(&corpus, window, has_targets, Element::I64, Uninit::of(&mut x), y_row)
+        gatherer.row(window, Element::I64, Uninit::of(&mut x), y_row)
     };
-    fill((0, 5), true, 32, Some(32)).expect("it fits");
-    fill((5, 10), false, 40, None).expect("it fits");
-    fill((9, 10), true, 0, Some(0)).expect("nothing to do");
-    for (window, has_targets, x_bytes, y_bytes) in [
-        ((0, 5), true, 40, Some(40)),
-        ((0, 5), true, 32, Some(40)),
-        ((0, 5), true, 32, None),
-        ((0, 5), false, 40, Some(40)),
-        ((5, 0), false, 0, None),
-        ((5, 5), true, 0, Some(0)),
-        ((0, u64::MAX), false, 8, None),
+    fill((0, 5), 32, Some(32)).expect("it fits");
+    fill((5, 10), 40, None).expect("it fits");
+    fill((9, 10), 0, Some(0)).expect("nothing to do");
+    for (window, x_bytes, y_bytes) in [
+        ((0, 5), 40, Some(40)),
+        ((0, 5), 32, Some(40)),
+        ((0, 5), 40, Some(32)),
+        ((0, 5), 32, None),
+        ((5, 0), 0, None),
+        ((5, 5), 0, Some(0)),
+        ((0, u64::MAX), 8, None),
     ] {
-        let error = fill(window, has_targets, x_bytes, y_bytes).expect_err("refused");
+        let error = fill(window, x_bytes, y_bytes).expect_err("refused");
         assert!(error.message().contains("not of the window's size"), "{window:?}: {error}");
     }
     for (window, has_targets) in [((7, 11), false), ((6, 11), true), ((u64::MAX - 5, u64::MAX), true)] {
         let bytes = (window.1 - window.0) as usize * 8 - usize::from(has_targets) * 8;
-        let error = fill(window, has_targets, bytes, has_targets.then_some(bytes)).expect_err("outside");
+        let error = fill(window, bytes, has_targets.then_some(bytes)).expect_err("outside");
         assert!(matches!(error, Error::Index { .. }), "{window:?}: {error:?}");
     }
 }
@@ -299,17 +280,17 @@ fn a_row_of_another_size_or_outside_is_refused() {
 fn a_gatherer_sees_at_the_end_that_a_file_was_cut() {
     for mode in MODES {
         let (folder, corpus) = corpus(&[5000, 5000], mode);
-        let mut gatherer = RowCopier::default();
+        let mut gatherer = RowCopier::new(corpus);
         for start in [0, 9000, 100] {
-            row(&mut gatherer, &corpus, (start, start + 50), true).expect("whole so far");
+            row(&mut gatherer, (start, start + 50), true).expect("whole so far");
         }
         let second = folder.path().join("1");
         let file = std::fs::File::options().write(true).open(&second).expect("opened");
         file.set_len(4096).expect("cut");
-        let error = gatherer.verify(&corpus).expect_err("cut");
+        let error = gatherer.verify().expect_err("cut");
         assert_eq!(error.path(), Some(second.as_path()), "{mode:?}");
         // Asked once, and what was not read since is not looked at.
-        row(&mut gatherer, &corpus, (0, 50), true).expect("the first file is whole");
-        gatherer.verify(&corpus).expect("the first file is whole");
+        row(&mut gatherer, (0, 50), true).expect("the first file is whole");
+        gatherer.verify().expect("the first file is whole");
     }
 }

@@ -5,7 +5,6 @@ use pagestream::internals::{
     Target, TokenSource, Windows, page_bytes,
 };
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use proptest::prelude::*;
 
@@ -110,7 +109,7 @@ proptest! {
         let windows = Windows::new(total, length, 1, Target::None).expect("valid");
         let item_bytes = corpus.item_bytes();
         let firsts: Vec<u64> = corpus.shards.iter().map(|shard| shard.start).collect();
-        let source = TokenSource { corpus: Arc::new(corpus), windows };
+        let source = TokenSource { corpus, windows };
         let (share, extent) =
             (Share { rank: 0, world_size: 1, batch_size: 1 }, StreamExtent { epochs: None, drop_last: true });
         let feed = Feed::new(vec![source], None, Order::Sequential, 0, share, extent).expect("valid");

@@ -3,6 +3,7 @@
 use pagestream::internals::{Dtype, Error, Piece, RequestedMode, TokenCorpus, Uninit};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -11,7 +12,7 @@ pub const MODES: [RequestedMode; 3] = [RequestedMode::Auto, RequestedMode::Priva
 
 /// Files of these lengths, which together hold the tokens `0, 1, 2, …` as uint16. The folder goes with
 /// the first value.
-pub fn corpus(lengths: &[usize], mode: RequestedMode) -> (TempDir, TokenCorpus) {
+pub fn corpus(lengths: &[usize], mode: RequestedMode) -> (TempDir, Arc<TokenCorpus>) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut next = 0_u16;
     let paths: Vec<PathBuf> = lengths
@@ -26,7 +27,7 @@ pub fn corpus(lengths: &[usize], mode: RequestedMode) -> (TempDir, TokenCorpus) 
         })
         .collect();
     let corpus = TokenCorpus::open(&paths, Some(Dtype::U16), None, mode).expect("opened");
-    (folder, corpus)
+    (folder, Arc::new(corpus))
 }
 
 /// What a range should consist of, token by token: (file, its token).

@@ -129,7 +129,7 @@ impl Model {
                 }
                 SlotWork::Check(_) => Ok(Filled::default()),
             };
-            let number = claim.number();
+            let number = claim.number;
             drop(claim);
             self.ring.finish(number, outcome);
             return true;
@@ -314,7 +314,7 @@ fn lengths_double_for_storage_alone_and_start_anew_once() {
         for position in 0..2 {
             let plan = Arc::new(BatchPlan { position, global_rows: 1, rows: vec![row] });
             ring.plan(Planned { plan, behind: Arc::default() });
-            let number = ring.claim(true).map(|claim| claim.number()).expect("work");
+            let number = ring.claim(true).map(|claim| claim.number).expect("work");
             ring.finish(number, Ok(Filled { waited, ..Filled::default() }));
             assert!(matches!(ring.take(stalled), Front::Batch(_)));
         }
