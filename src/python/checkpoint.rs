@@ -25,7 +25,7 @@ pub struct PyCheckpoint {
 impl Drop for PyCheckpoint {
     fn drop(&mut self) {
         // Closing files can take long on network file systems.
-        Python::try_attach(|py| py.detach(|| self.checkpoint.close()));
+        Python::try_attach(|py| py.detach(|| self.checkpoint.files.close()));
     }
 }
 
@@ -90,7 +90,7 @@ impl PyCheckpoint {
     /// The paths of the files, as the caller or the checkpoint names them.
     #[getter]
     fn paths(&self) -> Vec<OsString> {
-        self.checkpoint.paths().iter().map(|path| text(path)).collect()
+        self.checkpoint.paths.iter().map(|path| text(path)).collect()
     }
 
     /// The weakest mode in use.
@@ -104,13 +104,13 @@ impl PyCheckpoint {
     fn reason(&self) -> Option<OsString> {
         let (path, facts, count) = self.checkpoint.weakest()?;
         let reason = facts.reason.as_deref()?;
-        let several = self.checkpoint.paths().len() > 1;
+        let several = self.checkpoint.paths.len() > 1;
         Some(weakest_reason(reason, several.then_some(path), count))
     }
 
     #[getter]
     fn warnings(&self) -> Vec<String> {
-        self.checkpoint.warnings().to_vec()
+        self.checkpoint.warnings.clone()
     }
 
     fn __len__(&self) -> usize {
@@ -127,13 +127,13 @@ impl PyCheckpoint {
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        self.checkpoint.metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
+        self.checkpoint.metadata.as_ref().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
 
     /// The `metadata` of the index, as JSON.
     #[getter]
     fn index_metadata(&self) -> Option<&str> {
-        self.checkpoint.index_metadata()
+        self.checkpoint.index_metadata.as_deref()
     }
 
     /// Returns what the header says of a tensor, and the path of its file; also after `close`.
@@ -143,8 +143,7 @@ impl PyCheckpoint {
         name: &Bound<'_, PyString>,
     ) -> PyResult<(TensorFacts<'py>, OsString)> {
         let (number, entry) = self.find(name)?;
-        let range = self.checkpoint.header(number).byte_range(&entry);
-        Ok((tensor_facts(py, &entry, range)?, text(&self.checkpoint.paths()[number])))
+        Ok((tensor_facts(py, &entry)?, text(&self.checkpoint.paths[number])))
     }
 
     /// Returns the file of a tensor, opened again if it was closed in favour of others.
@@ -160,7 +159,7 @@ impl PyCheckpoint {
     /// The number of files that are open.
     #[getter]
     fn open_files(&self) -> usize {
-        self.checkpoint.open_count()
+        self.checkpoint.files.open_count()
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {
@@ -169,10 +168,10 @@ impl PyCheckpoint {
 
     #[getter]
     fn closed(&self) -> bool {
-        self.checkpoint.is_closed()
+        self.checkpoint.files.is_closed()
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.checkpoint.close());
+        py.detach(|| self.checkpoint.files.close());
     }
 }

@@ -8,6 +8,7 @@ use pyo3::types::PyTuple;
 use super::error::text;
 use super::export::{self, Access, drop_detached};
 use super::writable::WritableBuffer;
+use crate::slicing::Selection;
 use crate::weights::tensor::StoredTensor;
 
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
@@ -37,17 +38,17 @@ impl PyStoredTensor {
 impl PyStoredTensor {
     #[getter]
     fn dtype(&self) -> PyResult<&'static str> {
-        Ok(self.tensor()?.dtype().name())
+        Ok(self.tensor()?.dtype.name())
     }
 
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.tensor()?.shape())
+        PyTuple::new(py, &self.tensor()?.shape)
     }
 
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.tensor()?.bytes())
+        Ok(self.tensor()?.len)
     }
 
     #[getter]
@@ -85,7 +86,7 @@ impl PyStoredTensor {
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let tensor = self.tensor()?;
-        let selection = tensor.select(first, &shape, &strides, item_bytes)?;
+        let selection = Selection::new(first, &shape, &strides, item_bytes, tensor.len)?;
         let mut out = WritableBuffer::of(out)?;
         let memory = out.memory(usize::try_from(selection.result_bytes())?)?;
         let mut raised: PyResult<()> = Ok(());

@@ -42,12 +42,8 @@ pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// What a header says of one tensor: element type, shape, size in bytes, and offset in the file.
 pub type TensorFacts<'py> = (Bound<'py, PyString>, Bound<'py, PyTuple>, u64, u64);
 
-pub fn tensor_facts<'py>(
-    py: Python<'py>,
-    entry: &TensorEntry<'_>,
-    (offset, nbytes): (u64, u64),
-) -> PyResult<TensorFacts<'py>> {
-    Ok((dtype_word(py, entry.dtype).clone(), PyTuple::new(py, entry.shape)?, nbytes, offset))
+pub fn tensor_facts<'py>(py: Python<'py>, entry: &TensorEntry<'_>) -> PyResult<TensorFacts<'py>> {
+    Ok((dtype_word(py, entry.dtype).clone(), PyTuple::new(py, entry.shape)?, entry.len, entry.offset))
 }
 
 /// Finds a tensor by its name, or makes a KeyError, whose message the callers replace.
@@ -75,7 +71,7 @@ impl Drop for PyWeightFile {
     fn drop(&mut self) {
         // The checkpoint closes a file of its own.
         if self.weights.is_last() {
-            Python::try_attach(|py| py.detach(|| self.weights.file().close()));
+            Python::try_attach(|py| py.detach(|| self.weights.file.close()));
         }
     }
 }
@@ -92,7 +88,7 @@ impl PyWeightFile {
     }
 
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
-        found(name, |name| self.weights.header().tensor(name))
+        found(name, |name| self.weights.header.tensor(name))
     }
 }
 
@@ -106,7 +102,7 @@ pub fn parse_weights<'py>(
 ) -> PyResult<Vec<(String, TensorFacts<'py>)>> {
     let header = py.detach(|| file::parse_head(head, size, strict.into()))?;
     let tensors = header.tensors_by_offset();
-    tensors.map(|it| Ok((it.name.into(), tensor_facts(py, &it, header.byte_range(&it))?))).collect()
+    tensors.map(|it| Ok((it.name.into(), tensor_facts(py, &it)?))).collect()
 }
 
 #[pymethods]
@@ -136,52 +132,51 @@ impl PyWeightFile {
 
     #[getter]
     fn path(&self) -> OsString {
-        text(self.weights.file().path())
+        text(self.weights.file.path())
     }
 
     #[getter]
     fn mode(&self) -> &'static str {
-        self.weights.file().facts().mode.word()
+        self.weights.file.facts().mode.word()
     }
 
     #[getter]
     fn reason(&self) -> Option<String> {
-        self.weights.file().facts().reason
+        self.weights.file.facts().reason
     }
 
     /// The offset of the tensors' data in the file, in bytes.
     #[getter]
     fn data_start(&self) -> u64 {
-        self.weights.header().data_start()
+        self.weights.header.data_start
     }
 
     fn __len__(&self) -> usize {
-        self.weights.header().len()
+        self.weights.header.len()
     }
 
     /// Returns the names, sorted.
     fn keys(&self) -> Vec<&str> {
-        self.weights.header().tensors().map(|entry| entry.name).collect()
+        self.weights.header.tensors().map(|entry| entry.name).collect()
     }
 
     /// Returns the names in order of the data.
     fn offset_keys(&self) -> Vec<&str> {
-        self.weights.header().tensors_by_offset().map(|entry| entry.name).collect()
+        self.weights.header.tensors_by_offset().map(|entry| entry.name).collect()
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        self.weights.header().metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
+        self.weights.header.metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
 
     fn info<'py>(&self, py: Python<'py>, name: &Bound<'_, PyString>) -> PyResult<TensorFacts<'py>> {
-        let entry = self.entry(name)?;
-        tensor_facts(py, &entry, self.weights.byte_range(&entry))
+        tensor_facts(py, &self.entry(name)?)
     }
 
     /// Returns the whole file as a buffer; None where there is no mapping. With `writable` the buffer is over
     /// copy-on-write pages.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let opened = self.weights.file().opened()?;
+        let opened = self.weights.file.opened()?;
         opened.check_damage()?;
         let known = |buffers: &mut Buffers| {
             if writable { buffers.writable.as_ref() } else { buffers.read_only.as_ref() }
@@ -217,13 +212,12 @@ impl PyWeightFile {
         writable: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let entry = self.entry(name)?;
-        let (offset, _) = self.weights.byte_range(&entry);
-        if entry.dtype.size_bytes().is_none_or(|size_bytes| !offset.is_multiple_of(size_bytes as u64)) {
+        if entry.dtype.size_bytes().is_none_or(|size_bytes| !entry.offset.is_multiple_of(size_bytes as u64)) {
             return Ok(None);
         }
         let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
         let Some(buffer) = self.buffer(py, writable)? else { return Ok(None) };
-        array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
+        array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, entry.offset)).map(Some)
     }
 
     /// Returns a tensor that can be read in parts, also after this file is closed.
@@ -233,29 +227,29 @@ impl PyWeightFile {
 
     /// Returns why there are no copy-on-write pages of this file; None if there are.
     fn copy_on_write_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let opened = self.weights.file().opened()?;
+        let opened = self.weights.file.opened()?;
         Ok(py.detach(|| opened.copy_on_write_refusal()))
     }
 
     /// Copies a tensor's bytes to a buffer of exactly their size.
     fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (offset, length) = self.weights.byte_range(&self.entry(name)?);
-        let opened = self.weights.file().opened()?;
+        let TensorEntry { offset, len, .. } = self.entry(name)?;
+        let opened = self.weights.file.opened()?;
         WritableBuffer::of(out)?
-            .fill(py, usize::try_from(length)?, |start, chunk| opened.read_into(offset + start as u64, chunk))
+            .fill(py, usize::try_from(len)?, |start, chunk| opened.read_into(offset + start as u64, chunk))
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.weights.file().check())?)
+        Ok(py.detach(|| self.weights.file.check())?)
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.weights.file().is_closed()
+        self.weights.file.is_closed()
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.weights.file().close());
+        py.detach(|| self.weights.file.close());
         let let_go = std::mem::take(&mut *self.buffers());
         drop(let_go);
     }

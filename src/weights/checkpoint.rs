@@ -18,14 +18,17 @@ use crate::parallel::in_parallel;
 /// Tensors of some files, by name. Each name is there once.
 #[derive(Debug)]
 pub struct Checkpoint {
-    paths: Vec<PathBuf>,
+    /// The paths of the files, as the caller or the checkpoint names them.
+    pub paths: Vec<PathBuf>,
     headers: Vec<Arc<Header>>,
-    files: FileSet,
+    pub files: FileSet,
     catalog: Catalog,
     index: Option<(PathBuf, Identity)>,
-    index_metadata: Option<String>,
-    metadata: Option<Vec<(String, String)>>,
-    warnings: Vec<String>,
+    /// The `metadata` of the index, as JSON.
+    pub index_metadata: Option<String>,
+    /// The headers' metadata, without keys on which two headers differ; `None` if no header has any.
+    pub metadata: Option<Vec<(String, String)>>,
+    pub warnings: Vec<String>,
 }
 
 impl Checkpoint {
@@ -97,10 +100,6 @@ impl Checkpoint {
         self.catalog.len(&self.headers)
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The names in order of the files, and in each file in order of the data.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.catalog.names(&self.headers)
@@ -114,35 +113,12 @@ impl Checkpoint {
 
     /// Returns a file, opened again if it was closed to make room for others.
     pub fn file(&self, number: usize) -> Result<WeightFile> {
-        Ok(WeightFile::from_parts(self.files.get(number)?, self.headers[number].clone()))
+        Ok(WeightFile { file: self.files.get(number)?, header: self.headers[number].clone() })
     }
 
     /// Returns a file if it is open, without waiting for storage.
     pub fn open_file(&self, number: usize) -> Option<WeightFile> {
-        Some(WeightFile::from_parts(self.files.get_open(number)?, self.headers[number].clone()))
-    }
-
-    pub fn header(&self, number: usize) -> &Header {
-        &self.headers[number]
-    }
-
-    /// The paths of the files, as the caller or the checkpoint names them.
-    pub fn paths(&self) -> &[PathBuf] {
-        &self.paths
-    }
-
-    /// The headers' metadata, without keys on which two headers differ; `None` if no header has any.
-    pub fn metadata(&self) -> Option<&[(String, String)]> {
-        self.metadata.as_deref()
-    }
-
-    /// The `metadata` of the index, as JSON.
-    pub fn index_metadata(&self) -> Option<&str> {
-        self.index_metadata.as_deref()
-    }
-
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
+        Some(WeightFile { file: self.files.get_open(number)?, header: self.headers[number].clone() })
     }
 
     /// Returns the facts of the weakest mode in use, the path of the first file in that mode, and how many there are.
@@ -158,19 +134,6 @@ impl Checkpoint {
         }
         let threads = self.paths.len().div_ceil(FILES_PER_THREAD).min(WAITING_THREADS);
         in_parallel(self.paths.len(), threads, |number| self.files.check(number)).map(drop)
-    }
-
-    /// The number of files that are open.
-    pub fn open_count(&self) -> usize {
-        self.files.open_count()
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.files.is_closed()
-    }
-
-    pub fn close(&self) {
-        self.files.close();
     }
 }
 

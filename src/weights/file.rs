@@ -14,8 +14,8 @@ use super::tensor::StoredTensor;
 /// An open file with its header. Clones share the file.
 #[derive(Debug, Clone)]
 pub struct WeightFile {
-    file: Arc<MappedFile>,
-    header: Arc<Header>,
+    pub file: Arc<MappedFile>,
+    pub header: Arc<Header>,
 }
 
 /// Parses the header of a file that is in memory, of which `head` is the beginning and `size` the length.
@@ -43,16 +43,7 @@ impl WeightFile {
     /// Reads the header of an open file.
     pub fn of(file: MappedFile, strictness: Strictness) -> Result<Self> {
         let header = read_header(&file, strictness)?;
-        Ok(Self::from_parts(Arc::new(file), Arc::new(header)))
-    }
-
-    /// Joins an open file and the header that was read from it.
-    pub fn from_parts(file: Arc<MappedFile>, header: Arc<Header>) -> Self {
-        Self { file, header }
-    }
-
-    pub fn file(&self) -> &MappedFile {
-        &self.file
+        Ok(Self { file: Arc::new(file), header: Arc::new(header) })
     }
 
     /// Returns whether this is the only owner of the open file.
@@ -60,18 +51,9 @@ impl WeightFile {
         Arc::strong_count(&self.file) == 1
     }
 
-    pub fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// Returns a tensor's bytes in the file, as (offset, length). The header's checks guarantee that they lie in it.
-    pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
-        self.header.byte_range(entry)
-    }
-
     /// Returns a tensor that stays readable when this file is closed.
     pub fn stored(&self, entry: &TensorEntry<'_>) -> Result<StoredTensor> {
-        Ok(StoredTensor::new(self.file.opened()?, entry.dtype, entry.shape, self.byte_range(entry)))
+        Ok(StoredTensor::new(self.file.opened()?, entry))
     }
 }
 

@@ -64,10 +64,6 @@ impl Index {
         self.entries.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// The files' names, relative to the index's folder.
     pub fn shards(&self) -> &[String] {
         &self.shards

@@ -7,36 +7,26 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, View};
 use crate::os::memory::Uninit;
-
 use crate::slicing::{self, KeepGoing, Selection, SlicePlan};
+
+use super::header::TensorEntry;
 
 /// One tensor. It keeps the file open, also when the [`super::file::WeightFile`] is closed.
 #[derive(Debug)]
 pub struct StoredTensor {
     opened: Arc<Opened>,
-    dtype: Dtype,
-    shape: Vec<u64>,
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
     offset: u64,
-    len: u64,
+    /// The size in bytes.
+    pub len: u64,
 }
 
 impl StoredTensor {
-    /// The caller guarantees that the range of bytes lies in the file.
-    pub(super) fn new(opened: Arc<Opened>, dtype: Dtype, shape: &[u64], (offset, len): (u64, u64)) -> Self {
+    /// Takes an entry of the file's own header, whose checks guarantee that the tensor lies in the file.
+    pub(super) fn new(opened: Arc<Opened>, entry: &TensorEntry<'_>) -> Self {
+        let TensorEntry { dtype, shape, offset, len, .. } = *entry;
         Self { opened, dtype, shape: shape.to_vec(), offset, len }
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    pub fn shape(&self) -> &[u64] {
-        &self.shape
-    }
-
-    /// The size in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.len
     }
 
     pub fn path(&self) -> &Path {
@@ -60,12 +50,7 @@ impl StoredTensor {
         })
     }
 
-    /// Returns the selection of a part of this tensor; see [`Selection::new`].
-    pub fn select(&self, first: u64, shape: &[u64], strides: &[i64], item_bytes: u64) -> Result<Selection> {
-        Selection::new(first, shape, strides, item_bytes, self.len)
-    }
-
-    /// Copies a selection to `out`; see [`slicing::fill()`].
+    /// Copies a selection of this tensor to `out`; see [`slicing::fill()`].
     pub fn read(&self, selection: Selection, out: Uninit<'_>, keep_going: &mut KeepGoing<'_>) -> Result<()> {
         slicing::fill(&self.opened, self.offset, &SlicePlan::new(selection), out, keep_going)
     }

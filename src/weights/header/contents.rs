@@ -12,19 +12,20 @@ use crate::weights::strictness::Strictness;
 #[derive(Debug, Default)]
 pub struct Header {
     table: HeaderTable,
-    data_start: u64,
+    /// The offset of the tensors' data in the file, in bytes.
+    pub data_start: u64,
     by_name: NameOrder,
     by_offset: Vec<u32>,
 }
 
-/// One tensor. `begin` and `end` are in bytes from [`Header::data_start`].
+/// One tensor, and the place of its bytes in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorEntry<'h> {
     pub name: &'h str,
     pub dtype: Dtype,
     pub shape: &'h [u64],
-    pub begin: u64,
-    pub end: u64,
+    pub offset: u64,
+    pub len: u64,
 }
 
 impl Header {
@@ -51,10 +52,6 @@ impl Header {
 
     pub fn len(&self) -> usize {
         self.table.records.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.table.records.is_empty()
     }
 
     /// The tensors in order of their names.
@@ -87,16 +84,6 @@ impl Header {
         Some(pairs.iter().map(|pair| (self.table.text(pair.key.span), self.table.text(pair.value))))
     }
 
-    /// Returns a tensor's bytes in the file, as (offset, length).
-    pub fn byte_range(&self, entry: &TensorEntry<'_>) -> (u64, u64) {
-        (self.data_start + entry.begin, entry.end - entry.begin)
-    }
-
-    /// The offset of the tensors' data in the file, in bytes.
-    pub fn data_start(&self) -> u64 {
-        self.data_start
-    }
-
     /// Warnings of fields that the format does not have. Beyond the first few they are only counted.
     pub fn warnings(&self) -> &[String] {
         &self.table.warnings
@@ -105,6 +92,7 @@ impl Header {
     fn entry(&self, index: u32) -> TensorEntry<'_> {
         let record = &self.table.records[index as usize];
         let Record { dtype, begin, end, .. } = *record;
-        TensorEntry { name: self.table.name(record), dtype, shape: self.table.shape(record), begin, end }
+        let (name, shape) = (self.table.name(record), self.table.shape(record));
+        TensorEntry { name, dtype, shape, offset: self.data_start + begin, len: end - begin }
     }
 }
