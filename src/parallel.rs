@@ -13,19 +13,29 @@ pub fn in_parallel<T: Send>(
     threads: usize,
     call: impl Fn(usize) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
+    in_parallel_while(count, threads, || Ok(()), call)
+}
+
+/// As [`in_parallel`], until `check` fails, which the calling thread asks before each of its calls.
+pub fn in_parallel_while<T: Send>(
+    count: usize,
+    threads: usize,
+    mut check: impl FnMut() -> Result<()>,
+    call: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     if threads.min(count) <= 1 {
-        return (0..count).map(call).collect();
+        return (0..count).map(|index| check().and_then(|()| call(index))).collect();
     }
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(count));
-    let work = || {
+    let work = |check: &mut dyn FnMut() -> Result<()>| {
         let mut own = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= count {
                 break;
             }
-            let result = call(index);
+            let result = check().and_then(|()| call(index));
             if result.is_err() {
                 next.store(count, Ordering::Relaxed);
             }
@@ -36,9 +46,9 @@ pub fn in_parallel<T: Send>(
     std::thread::scope(|scope| {
         // If threads cannot be started, the others do all the work.
         for _ in 1..threads.min(count) {
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || work(&mut || Ok(())));
         }
-        work();
+        work(&mut check);
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_unstable_by_key(|(index, _)| *index);

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyString};
@@ -73,18 +72,18 @@ impl PyCheckpoint {
         for shard in &list.shards {
             audit_open(py, &shard.path, mode)?;
         }
-        let raised = Mutex::new(None);
-        let keep_going = || {
-            let found = Python::attach(|py| -> PyResult<()> { py.check_signals() });
-            let is_fine = found.is_ok();
-            *raised.lock().unwrap_or_else(PoisonError::into_inner) = found.err();
-            is_fine
-        };
-        let opened = py.detach(|| Checkpoint::open(list, mode, strictness, &keep_going));
-        match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(interrupt) => Err(interrupt),
-            None => Ok(Self { checkpoint: opened? }),
-        }
+        let mut raised: PyResult<()> = Ok(());
+        let opened = py.detach(|| {
+            Checkpoint::open(list, mode, strictness, &mut || {
+                raised = Python::attach(|py| {
+                    py.check_signals()?;
+                    Ok(())
+                });
+                raised.is_ok()
+            })
+        });
+        raised?;
+        Ok(Self { checkpoint: opened? })
     }
 
     /// The paths of the files, as the caller or the checkpoint names them.

@@ -1,4 +1,4 @@
-//! [`Catalog`]: which file has which tensor; and [`Findings`]: where files and index disagree.
+//! [`Catalog`]: which file has which tensor. What files and index disagree about goes into the [`Report`].
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::index::Index;
 use super::last_wins::keep_last;
 use super::locate::ShardPath;
 use super::open::{ABSENT, OpenedShard};
-use super::tally::Tally;
+use super::report::Report;
 
 /// A tensor: the number of its file, and its rank among the names of that file.
 pub type TensorAt = (u32, u32);
@@ -17,29 +17,22 @@ pub type TensorAt = (u32, u32);
 pub struct Catalog {
     /// In order of names; `None` if the checkpoint is one file, whose header knows.
     by_name: Option<Vec<TensorAt>>,
-    /// For each file, by ranks, the tensors that are not served from it; empty where all are.
-    hidden: Vec<Vec<bool>>,
-}
-
-/// Disagreements between the files, or with the index.
-#[derive(Debug, Default)]
-pub struct Findings {
-    /// Tensors that the index names but the file lacks.
-    pub missing: Tally,
-    /// Tensors that two files have.
-    pub repeated: Tally,
-    /// Tensors that the index does not name.
-    pub unnamed: Tally,
+    /// For each file, whether it has tensors that are not served from it.
+    has_others: Vec<bool>,
 }
 
 impl Catalog {
     pub fn of_one_file() -> Self {
-        Self { by_name: None, hidden: vec![Vec::new()] }
+        Self { by_name: None, has_others: vec![false] }
     }
 
     /// Takes each tensor from the file that the index names for it.
-    pub fn by_index(index: &Index, opened: &[OpenedShard], shards: &[ShardPath]) -> (Self, Findings) {
-        let mut findings = Findings::default();
+    pub fn by_index(
+        index: &Index,
+        opened: &[OpenedShard],
+        shards: &[ShardPath],
+        report: &mut Report,
+    ) -> Self {
         let mut next: Vec<_> = opened.iter().map(|shard| shard.ranks.iter()).collect();
         let mut by_name: Vec<TensorAt> = Vec::with_capacity(index.len());
         for (name, file) in index.names() {
@@ -47,7 +40,8 @@ impl Catalog {
                 Some(&rank) if rank != ABSENT => by_name.push((file as u32, rank)),
                 None => {} // the whole file is missing
                 Some(_) => {
-                    findings.missing.add(format_args!("{} ({})", quoted(name), shards[file].path.display()));
+                    let path = shards[file].path.display();
+                    report.missing_names.add(format_args!("{} ({path})", quoted(name)));
                 }
             }
         }
@@ -55,29 +49,28 @@ impl Catalog {
             for &rank in &found.unnamed {
                 let name = found.header.nth(rank as usize).name;
                 match index.shard_of(name) {
-                    Some(other) => findings.add_repeat(name, &shards[other], shard),
+                    Some(other) => report.add_repeat(name, &shards[other], shard),
                     None => {
-                        findings.unnamed.add(format_args!("{} ({})", quoted(name), shard.path.display()));
+                        report.unnamed.add(format_args!("{} ({})", quoted(name), shard.path.display()));
                     }
                 }
             }
         }
         let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
-        (Self::new(&headers, by_name), findings)
+        Self::new(&headers, by_name)
     }
 
     /// Takes each tensor from the last file that has it, as with `dict.update`.
-    pub fn by_order(headers: &[Arc<Header>], shards: &[ShardPath]) -> (Self, Findings) {
+    pub fn by_order(headers: &[Arc<Header>], shards: &[ShardPath], report: &mut Report) -> Self {
         let mut by_name = sorted(headers);
-        let mut findings = Findings::default();
         for pair in by_name.windows(2).filter(|pair| name(headers, pair[0]) == name(headers, pair[1])) {
             let shard = |(file, _): TensorAt| &shards[file as usize];
-            findings.add_repeat(name(headers, pair[0]), shard(pair[0]), shard(pair[1]));
+            report.add_repeat(name(headers, pair[0]), shard(pair[0]), shard(pair[1]));
         }
-        if !findings.repeated.is_empty() {
+        if report.repeated_names.count > 0 {
             keep_last(&mut by_name, |a, b| name(headers, *a) == name(headers, *b));
         }
-        (Self::new(headers, by_name), findings)
+        Self::new(headers, by_name)
     }
 
     /// `by_name` is in order of names, which are all different.
@@ -87,17 +80,8 @@ impl Catalog {
         for &(file, _) in &by_name {
             served[file as usize] += 1;
         }
-        let mut hidden: Vec<_> = headers
-            .iter()
-            .zip(&served)
-            .map(|(header, &served)| vec![true; if served == header.len() { 0 } else { header.len() }])
-            .collect();
-        for &(file, rank) in &by_name {
-            if let Some(flag) = hidden[file as usize].get_mut(rank as usize) {
-                *flag = false;
-            }
-        }
-        Self { by_name: Some(by_name), hidden }
+        let has_others = headers.iter().zip(served).map(|(header, served)| served < header.len()).collect();
+        Self { by_name: Some(by_name), has_others }
     }
 
     pub fn len(&self, headers: &[Arc<Header>]) -> usize {
@@ -112,18 +96,11 @@ impl Catalog {
 
     /// The names in order of the files, and in each file in order of the data.
     pub fn names<'h>(&'h self, headers: &'h [Arc<Header>]) -> impl Iterator<Item = &'h str> {
-        headers.iter().zip(&self.hidden).flat_map(|(header, hidden)| {
-            let served =
-                move |name: &str| hidden.is_empty() || header.rank(name).is_some_and(|rank| !hidden[rank]);
-            header.tensors_by_offset().map(|entry| entry.name).filter(move |name| served(name))
+        (0..).zip(headers).zip(&self.has_others).flat_map(move |((number, header), &has_others)| {
+            let serves = move |name: &str| self.find(headers, name).is_some_and(|(file, _)| file == number);
+            let names = header.tensors_by_offset().map(|entry| entry.name);
+            names.filter(move |name| !has_others || serves(name))
         })
-    }
-}
-
-impl Findings {
-    fn add_repeat(&mut self, name: &str, first: &ShardPath, second: &ShardPath) {
-        let (first, second) = (first.path.display(), second.path.display());
-        self.repeated.add(format_args!("{} ({first} and {second})", quoted(name)));
     }
 }
 

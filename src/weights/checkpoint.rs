@@ -6,14 +6,15 @@ use std::sync::Arc;
 use super::catalog::Catalog;
 use super::file::WeightFile;
 use super::header::{Header, TensorEntry};
-use super::locate::{ShardList, ShardPath, blame_checkpoint};
-use super::open::{FILES_PER_THREAD, NotOpened, OpenedShard, WAITING_THREADS, open_shards};
+use super::locate::{ShardList, blame_checkpoint};
+use super::open::{FILES_PER_THREAD, OpenedShard, WAITING_THREADS, open_shards};
 use super::report::Report;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
-use crate::mapped_file::{Facts, Identity, Origin, RequestedMode, identity_at};
+use crate::mapped_file::{Facts, Identity, RequestedMode, identity_at};
 use crate::parallel::in_parallel;
+use crate::slicing::KeepGoing;
 
 /// Tensors of some files, by name. Each name is there once.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Checkpoint {
         list: ShardList,
         mode: RequestedMode,
         strictness: Strictness,
-        keep_going: &(dyn Fn() -> bool + Sync),
+        keep_going: &mut KeepGoing<'_>,
     ) -> Result<Self> {
         let budget = DescriptorBudget::for_files(list.shards.len());
         let outcomes = open_shards(&list, mode, strictness, &budget, keep_going)?;
@@ -49,33 +50,28 @@ impl Checkpoint {
         let mut opened = Vec::with_capacity(outcomes.len());
         for (shard, outcome) in shards.iter().zip(outcomes) {
             opened.push(match outcome {
-                Ok(found) => found,
-                Err(NotOpened::Failed(error)) if alone => return Err(blame(shard, error)),
-                Err(NotOpened::Failed(error)) => {
-                    report.add_file(shard, error)?;
+                Some(Ok(found)) => found,
+                Some(Err(error)) if alone => return Err(blame_checkpoint(error)),
+                Some(Err(error)) => {
+                    report.add_file(shard, error);
                     OpenedShard::default()
                 }
-                Err(NotOpened::Skipped) => {
-                    report.add_skipped(shard);
+                None => {
+                    report.skipped_files.add(shard.path.display());
                     OpenedShard::default()
                 }
             });
         }
         let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
-        let catalog = match &index {
-            _ if alone => Catalog::of_one_file(),
+        let (catalog, used) = match &index {
+            _ if alone => (Catalog::of_one_file(), ""),
             Some(found) => {
-                let (catalog, findings) = Catalog::by_index(&found.index, &opened, &shards);
-                report.add_findings(findings, "those that the index names", strictness);
-                catalog
+                let catalog = Catalog::by_index(&found.index, &opened, &shards, &mut report);
+                (catalog, "those that the index names")
             }
-            None => {
-                let (catalog, findings) = Catalog::by_order(&headers, &shards);
-                report.add_findings(findings, "those of the last file", strictness);
-                catalog
-            }
+            None => (Catalog::by_order(&headers, &shards, &mut report), "those of the last file"),
         };
-        if let Some(detail) = report.problems() {
+        if let Some(detail) = report.problems(used, strictness) {
             return Err(Error::Safetensors { path: index.map_or(path, |found| found.path), detail });
         }
         if let Some(found) = &index {
@@ -134,13 +130,6 @@ impl Checkpoint {
         }
         let threads = self.paths.len().div_ceil(FILES_PER_THREAD).min(WAITING_THREADS);
         in_parallel(self.paths.len(), threads, |number| self.files.check(number)).map(drop)
-    }
-}
-
-fn blame(shard: &ShardPath, error: Error) -> Error {
-    match shard.origin {
-        Origin::Path(_) => error,
-        Origin::Beneath(..) => blame_checkpoint(error),
     }
 }
 

@@ -120,13 +120,13 @@ impl Index {
             .iter()
             .filter_map(|shard| Some(format!("{} ({})", quoted(shard), what_is_wrong(shard)?)))
             .collect();
-        if wrong.is_empty() {
+        if wrong.count == 0 {
             return Ok(());
         }
         Err(format!(
             "{} of {} files' names in `weight_map` are not plain relative paths: {}; expected names of files in \
              the index's folder or below it",
-            wrong.count(),
+            wrong.count,
             self.shards.len(),
             wrong.names(),
         ))

@@ -256,12 +256,8 @@ fn nothing_in(path: PathBuf, names: &[OsString]) -> Error {
     } else {
         "give other files as a list"
     };
-    Error::System {
-        operation: "no checkpoint in this folder",
-        path,
-        errno: NOT_FOUND,
-        advice: format!("found {found}; expected names that end in .safetensors; {advice}"),
-    }
+    let advice = format!("found {found}; expected names that end in .safetensors; {advice}");
+    Error::system("no checkpoint in this folder", path, NOT_FOUND, advice)
 }
 
 fn open_folder(path: &Path, cache_root: Option<&Path>) -> Result<Arc<Folder>> {
@@ -325,8 +321,6 @@ fn shown<'n>(names: impl Iterator<Item = &'n OsString>) -> String {
 
 fn warn_of_others<'n>(names: impl Iterator<Item = &'n OsString>, used: &str, warnings: &mut Vec<String>) {
     let tally: Tally = names.map(|name| name.display()).collect();
-    if !tally.is_empty() {
-        let text = tally.text("file of the folder is not used", "files of the folder are not used");
-        warnings.push(format!("beside {used} {text}"));
-    }
+    let text = tally.text("file of the folder is not used", "files of the folder are not used");
+    warnings.extend(text.map(|text| format!("beside {used} {text}")));
 }

@@ -1,8 +1,7 @@
 //! The shards of a checkpoint, opened in parallel: their headers, matched with the index's names.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::file::read_header;
@@ -13,7 +12,8 @@ use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
-use crate::parallel::in_parallel;
+use crate::parallel::in_parallel_while;
+use crate::slicing::{Cancel, KeepGoing};
 
 /// A file that takes longer to open waits for a disk or a server, not for a processor.
 const SLOW: Duration = Duration::from_millis(2);
@@ -26,8 +26,6 @@ pub const FILES_PER_THREAD: usize = 4;
 
 /// Failed files after which no more are tried: an index may name tens of thousands.
 pub const MAX_FAILED: usize = 100;
-/// Time between two calls of `keep_going`.
-const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// The rank of a name that is in the index but not in the file.
 pub const ABSENT: u32 = u32::MAX;
@@ -44,41 +42,34 @@ pub struct OpenedShard {
     pub unnamed: Vec<u32>,
 }
 
-/// Why a shard is not open.
-#[derive(Debug)]
-pub enum NotOpened {
-    /// The checkpoint is to blame for this error.
-    Failed(Error),
-    /// Too many other files failed before this one was tried.
-    Skipped,
-}
-
-/// Opens all shards. An error that is not the checkpoint's fault ends the opening at once, and so does `keep_going`,
-/// which the calling thread calls now and then, when it returns `false`.
+/// Opens all shards. `None` stands for a shard that was not tried, because too many others had failed. An error that
+/// is not the checkpoint's fault ends the opening at once, and so does `keep_going` when it returns `false`.
 pub fn open_shards(
     list: &ShardList,
     mode: RequestedMode,
     strictness: Strictness,
     budget: &DescriptorBudget,
-    keep_going: &(dyn Fn() -> bool + Sync),
-) -> Result<Vec<Result<OpenedShard, NotOpened>>> {
+    keep_going: &mut KeepGoing<'_>,
+) -> Result<Vec<Option<Result<OpenedShard>>>> {
     let wanted = list.index.as_ref().map(|found| by_file(&found.index)).unwrap_or_default();
-    let (shards, failed, caller) = (&list.shards, AtomicUsize::new(0), Caller::new(keep_going));
+    let (shards, failed) = (&list.shards, AtomicUsize::new(0));
     let attempt = |number: usize| {
-        caller.check()?;
         if failed.load(Ordering::Relaxed) >= MAX_FAILED {
-            return Ok(Err(NotOpened::Skipped));
+            return Ok(None);
         }
         let names = wanted.get(number).map(Vec::as_slice);
         match open_shard(&shards[number], names, mode, strictness, budget) {
-            Err(error) if !shards[number].is_to_blame(&error) && shards.len() > 1 => Err(error),
-            Err(error) => {
-                failed.fetch_add(1, Ordering::Relaxed);
-                Ok(Err(NotOpened::Failed(error)))
+            Err(error) if !shards[number].is_to_blame(&error) => Err(error),
+            opened => {
+                failed.fetch_add(usize::from(opened.is_err()), Ordering::Relaxed);
+                Ok(Some(opened))
             }
-            Ok(opened) => Ok(Ok(opened)),
         }
     };
+    let stopped = || Error::argument("the opening was stopped");
+    if !keep_going() {
+        return Err(stopped());
+    }
     let Some(rest) = shards.len().checked_sub(1) else { return Ok(Vec::new()) };
     // The time of the first file shows what opening costs here.
     let start = Instant::now();
@@ -89,35 +80,10 @@ pub fn open_shards(
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         processors.min(rest.div_ceil(FILES_PER_THREAD))
     };
-    opened.append(&mut in_parallel(rest, threads, |number| attempt(number + 1))?);
+    let mut cancel = Cancel::new(keep_going);
+    let check = || if cancel.is_wanted() { Err(stopped()) } else { Ok(()) };
+    opened.append(&mut in_parallel_while(rest, threads, check, |number| attempt(number + 1))?);
     Ok(opened)
-}
-
-/// The calling thread, which alone may hear signals.
-struct Caller<'a> {
-    thread: ThreadId,
-    keep_going: &'a (dyn Fn() -> bool + Sync),
-    asked: Mutex<Option<Instant>>,
-}
-
-impl<'a> Caller<'a> {
-    fn new(keep_going: &'a (dyn Fn() -> bool + Sync)) -> Self {
-        Self { thread: std::thread::current().id(), keep_going, asked: Mutex::new(None) }
-    }
-
-    /// Calls `keep_going` in the calling thread, at the first time and then each [`ASK_EVERY`].
-    fn check(&self) -> Result<()> {
-        if std::thread::current().id() != self.thread {
-            return Ok(());
-        }
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
-            return Ok(());
-        }
-        *asked = Some(Instant::now());
-        drop(asked);
-        if (self.keep_going)() { Ok(()) } else { Err(Error::argument("the opening was stopped")) }
-    }
 }
 
 fn open_shard(
@@ -126,7 +92,7 @@ fn open_shard(
     mode: RequestedMode,
     strictness: Strictness,
     budget: &DescriptorBudget,
-) -> Result<OpenedShard, Error> {
+) -> Result<OpenedShard> {
     let file = MappedFile::open_again(&shard.origin, mode)?;
     let header = read_header(&file, strictness)?;
     let (ranks, unnamed) = wanted.map(|names| match_names(&header, names)).unwrap_or_default();

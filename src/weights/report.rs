@@ -10,15 +10,14 @@
 //! ```
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::mem::take;
 use std::sync::Arc;
 
-use super::catalog::Findings;
 use super::header::{Header, quoted};
 use super::locate::ShardPath;
 use super::strictness::Strictness;
 use super::tally::Tally;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::mapped_file::is_gone;
 
 const EXPECTED: &str = "expected each tensor in one file, and every file whole; fetch the checkpoint again, or name the files \
@@ -30,9 +29,14 @@ pub struct Report {
     missing_files: Tally,
     refused_files: Tally,
     broken_files: Tally,
-    skipped_files: Tally,
-    missing_names: Tally,
-    repeated_names: Tally,
+    /// Files that were not tried, because too many others had failed.
+    pub skipped_files: Tally,
+    /// Tensors that the index names but the file lacks.
+    pub missing_names: Tally,
+    /// Tensors that two files have.
+    pub repeated_names: Tally,
+    /// Tensors that the index does not name.
+    pub unnamed: Tally,
     pub warnings: Vec<String>,
 }
 
@@ -41,50 +45,20 @@ impl Report {
         Self { warnings, ..Self::default() }
     }
 
-    /// Records why a shard could not be opened. Returns an error that is not the checkpoint's fault.
-    pub fn add_file(&mut self, shard: &ShardPath, error: Error) -> Result<()> {
-        if !shard.is_to_blame(&error) {
-            return Err(error);
-        }
+    /// Records why a shard could not be opened.
+    pub fn add_file(&mut self, shard: &ShardPath, error: Error) {
         let path = shard.path.display();
         match error {
             Error::Safetensors { detail, .. } => self.broken_files.add(format_args!("{path} ({detail})")),
             Error::System { errno, .. } if is_gone(errno) => self.missing_files.add(path),
             other => self.refused_files.add(format_args!("{path} ({})", other.message())),
         }
-        Ok(())
     }
 
-    /// Records a shard that was not tried, because too many others had failed.
-    pub fn add_skipped(&mut self, shard: &ShardPath) {
-        self.skipped_files.add(shard.path.display());
-    }
-
-    /// Records where headers and index disagree. `used` says which of two tensors of one name counts.
-    pub fn add_findings(&mut self, findings: Findings, used: &str, strictness: Strictness) {
-        let Findings { missing, repeated, unnamed } = findings;
-        if !unnamed.is_empty() {
-            self.warnings.push(format!(
-                "{}; to have them, name the files themselves as a list",
-                unnamed.text("tensor is not named by the index", "tensors are not named by the index")
-            ));
-        }
-        if strictness == Strictness::Strict {
-            (self.missing_names, self.repeated_names) = (missing, repeated);
-            return;
-        }
-        if !missing.is_empty() {
-            self.warnings.push(
-                missing.text(
-                    "tensor that the index names is missing",
-                    "tensors that the index names are missing",
-                ),
-            );
-        }
-        if !repeated.is_empty() {
-            let text = repeated.text("tensor is in two files", "tensors are in two files");
-            self.warnings.push(format!("{text}; {used} are used"));
-        }
+    /// Records a tensor that two files have.
+    pub fn add_repeat(&mut self, name: &str, first: &ShardPath, second: &ShardPath) {
+        let (first, second) = (first.path.display(), second.path.display());
+        self.repeated_names.add(format_args!("{} ({first} and {second})", quoted(name)));
     }
 
     /// Records the headers' own warnings, with the path where there are several files.
@@ -97,23 +71,16 @@ impl Report {
 
     /// Returns the union of the headers' metadata. Keys on which two headers differ are left out, with a warning.
     pub fn merge_metadata(&mut self, headers: &[Arc<Header>]) -> Option<Vec<(String, String)>> {
+        let mut headers = headers.iter().filter_map(|header| header.metadata()).peekable();
+        headers.peek()?;
         let mut keys: Vec<&str> = Vec::new();
         let mut values: HashMap<&str, Option<&str>> = HashMap::new();
-        let mut any = false;
-        for pairs in headers.iter().filter_map(|header| header.metadata()) {
-            any = true;
-            for (key, value) in pairs {
-                match values.entry(key) {
-                    Entry::Vacant(vacant) => {
-                        keys.push(key);
-                        vacant.insert(Some(value));
-                    }
-                    Entry::Occupied(mut known) if *known.get() != Some(value) => {
-                        known.insert(None);
-                    }
-                    Entry::Occupied(_) => {}
-                }
-            }
+        for (key, value) in headers.flatten() {
+            let known = values.entry(key).or_insert_with(|| {
+                keys.push(key);
+                Some(value)
+            });
+            *known = known.filter(|known| *known == value);
         }
         let (mut differing, mut agreed) = (Tally::default(), Vec::new());
         for key in keys {
@@ -122,33 +89,43 @@ impl Report {
                 None => differing.add(quoted(key)),
             }
         }
-        if !differing.is_empty() {
-            let text =
-                differing.text("key of the files' metadata differs", "keys of the files' metadata differ");
-            self.warnings.push(format!("{text}; left out"));
-        }
-        any.then_some(agreed)
+        let text = differing.text("key of the files' metadata differs", "keys of the files' metadata differ");
+        self.warnings.extend(text.map(|text| format!("{text}; left out")));
+        Some(agreed)
     }
 
-    /// Returns all problems as one sentence, if there are any.
-    pub fn problems(&self) -> Option<String> {
-        let kinds = [
-            (&self.missing_files, "file is missing", "files are missing"),
-            (&self.refused_files, "file is refused", "files are refused"),
-            (&self.broken_files, "file is broken", "files are broken"),
-            (&self.skipped_files, "more was not tried", "more were not tried"),
-            (
-                &self.missing_names,
+    /// Returns all problems as one sentence, if there are any. The other findings become warnings; `used` says which
+    /// of two tensors of one name counts then.
+    pub fn problems(&mut self, used: &str, strictness: Strictness) -> Option<String> {
+        let unnamed =
+            self.unnamed.text("tensor is not named by the index", "tensors are not named by the index");
+        let unnamed =
+            unnamed.map(|text| format!("{text}; to have them, name the files themselves as a list"));
+        self.warnings.extend(unnamed);
+        if strictness == Strictness::Upstream {
+            let (missing, repeated) = (take(&mut self.missing_names), take(&mut self.repeated_names));
+            self.warnings.extend(
+                missing.text(
+                    "tensor that the index names is missing",
+                    "tensors that the index names are missing",
+                ),
+            );
+            let repeated = repeated.text("tensor is in two files", "tensors are in two files");
+            self.warnings.extend(repeated.map(|text| format!("{text}; {used} are used")));
+        }
+        let problems = [
+            self.missing_files.text("file is missing", "files are missing"),
+            self.refused_files.text("file is refused", "files are refused"),
+            self.broken_files.text("file is broken", "files are broken"),
+            self.skipped_files.text("more was not tried", "more were not tried"),
+            self.missing_names.text(
                 "tensor is not in the file that the index names for it",
                 "tensors are not in the files that the index names for them",
             ),
-            (&self.repeated_names, "tensor is in more than one file", "tensors are in more than one file"),
+            self.repeated_names.text("tensor is in more than one file", "tensors are in more than one file"),
         ];
-        let told: Vec<_> = kinds
-            .iter()
-            .filter(|(tally, ..)| !tally.is_empty())
-            .map(|(tally, one, many)| tally.text(one, many))
-            .collect();
-        (!told.is_empty()).then(|| format!("the checkpoint is not whole: {}; {EXPECTED}", told.join("; ")))
+        let problems: Vec<_> = problems.into_iter().flatten().collect();
+        (!problems.is_empty())
+            .then(|| format!("the checkpoint is not whole: {}; {EXPECTED}", problems.join("; ")))
     }
 }

@@ -9,7 +9,7 @@ const SHOWN: usize = 5;
 #[derive(Debug, Default)]
 pub struct Tally {
     shown: Vec<String>,
-    count: usize,
+    pub count: usize,
 }
 
 impl Tally {
@@ -20,17 +20,10 @@ impl Tally {
         self.count += 1;
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Returns `"3 tensors are missing: a, b, c"`.
-    pub fn text(&self, one: &str, many: &str) -> String {
-        format!("{} {}: {}", self.count, if self.count == 1 { one } else { many }, self.names())
+    /// Returns `"3 tensors are missing: a, b, c"`, if there are any.
+    pub fn text(&self, one: &str, many: &str) -> Option<String> {
+        let what = if self.count == 1 { one } else { many };
+        (self.count > 0).then(|| format!("{} {what}: {}", self.count, self.names()))
     }
 
     /// Returns `"a, b, c, ..."`.
