@@ -35,7 +35,7 @@ mod plan;
 mod scatter;
 mod selection;
 
-pub use crate::fetch::crew::{Cancel, KeepGoing};
+pub use crate::fetch::crew::{KeepGoing, PERIOD};
 pub use fill::fill;
 pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;

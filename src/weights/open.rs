@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
 use crate::parallel::in_parallel_while;
-use crate::slicing::{Cancel, KeepGoing};
+use crate::slicing::{KeepGoing, PERIOD};
 
 /// A file that takes longer to open waits for a disk or a server, not for a processor.
 const SLOW: Duration = Duration::from_millis(2);
@@ -66,11 +66,16 @@ pub fn open_shards(
             }
         }
     };
-    let stopped = || Error::argument("the opening was stopped");
-    if !keep_going() {
-        return Err(stopped());
-    }
+    let mut asked: Option<Instant> = None;
+    let mut check = || {
+        if asked.is_some_and(|asked| asked.elapsed() < PERIOD) {
+            return Ok(());
+        }
+        asked = Some(Instant::now());
+        if keep_going() { Ok(()) } else { Err(Error::argument("the opening was stopped")) }
+    };
     let Some(rest) = shards.len().checked_sub(1) else { return Ok(Vec::new()) };
+    check()?;
     // The time of the first file shows what opening costs here.
     let start = Instant::now();
     let mut opened = vec![attempt(0)?];
@@ -80,8 +85,6 @@ pub fn open_shards(
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         processors.min(rest.div_ceil(FILES_PER_THREAD))
     };
-    let mut cancel = Cancel::new(keep_going);
-    let check = || if cancel.is_wanted() { Err(stopped()) } else { Ok(()) };
     opened.append(&mut in_parallel_while(rest, threads, check, |number| attempt(number + 1))?);
     Ok(opened)
 }
