@@ -76,7 +76,7 @@ impl Ahead {
     /// Asks for a range, as far as it is not cached and was not asked for with the lot before.
     fn ask_for(&mut self, range: ByteRange, opened: &Opened, pages: Option<&ResidentPages>, lot: &mut Lot) {
         let Some(range) = self.without_last(range) else { return };
-        if opened.facts().mode == Mode::Read {
+        if opened.facts.mode == Mode::Read {
             lot.is_cached = false;
             return;
         }

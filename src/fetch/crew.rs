@@ -1,6 +1,5 @@
 //! Threads that share items of work. Their number grows while storage is slow.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
@@ -228,12 +227,9 @@ impl Crew {
         });
         thread.map(drop).map_err(|error| {
             drop(CrewMember(self, role));
-            Error::System {
-                operation: "cannot start a thread",
-                path: PathBuf::new(),
-                errno: error.raw_os_error().unwrap_or(0),
-                advice: "the limit on processes and threads (ulimit -u) may be reached".into(),
-            }
+            let errno = error.raw_os_error().unwrap_or(0);
+            let advice = "the limit on processes and threads (ulimit -u) may be reached";
+            Error::system("cannot start a thread", "", errno, advice)
         })
     }
 

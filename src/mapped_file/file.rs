@@ -22,11 +22,12 @@ use super::page_cache;
 pub struct MappedFile {
     path: PathBuf,
     /// The absolute form of `path`, for looking it up again after a change of directory.
-    absolute: PathBuf,
-    origin: Origin,
+    pub absolute: PathBuf,
+    /// Where the file can be opened again.
+    pub origin: Origin,
     /// Whether the path led to the file when it was opened.
     is_named: bool,
-    requested: RequestedMode,
+    pub requested: RequestedMode,
     current: RwLock<Current>,
     file_system: OnceLock<FileSystem>,
 }
@@ -81,7 +82,7 @@ impl MappedFile {
         requested: RequestedMode,
     ) -> Result<Self> {
         let opened = Opened::new(path, Arc::new(file), identity, requested, Arc::default())?;
-        let facts = opened.facts().clone();
+        let facts = opened.facts.clone();
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
         Ok(Self {
             path: path.into(),
@@ -96,19 +97,6 @@ impl MappedFile {
 
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    pub fn absolute_path(&self) -> &Path {
-        &self.absolute
-    }
-
-    /// Returns where the file can be opened again.
-    pub fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    pub fn requested_mode(&self) -> RequestedMode {
-        self.requested
     }
 
     pub fn facts(&self) -> Facts {
@@ -159,7 +147,7 @@ impl MappedFile {
     /// Returns an error if the file has changed since it was opened, or if its path no longer names it.
     pub fn check(&self) -> Result<()> {
         let opened = self.guarded()?;
-        let (known, now) = (opened.facts().identity, opened.identity_now()?);
+        let (known, now) = (opened.facts.identity, opened.identity_now()?);
         let changed = |detail: String| Err(changed(&self.path, detail));
         let at_path = if self.is_named { open::identity_at(&self.absolute).map(Some) } else { Ok(None) };
         // Checked first: a replaced file has no name left, and would pass for a deleted one.
@@ -181,7 +169,7 @@ impl MappedFile {
     /// Refuses a file that changed otherwise. An unchanged file whose storage failed is mapped again.
     pub fn refresh(&self) -> Result<u64> {
         let before = self.guarded()?;
-        let (known, now) = (before.facts().identity, before.identity_now()?);
+        let (known, now) = (before.facts.identity, before.identity_now()?);
         let is_same = is_unchanged(&known, &now);
         if is_same && before.check_damage().is_ok() {
             return Ok(known.size);
@@ -196,7 +184,7 @@ impl MappedFile {
         // If another thread closed or refreshed the file meanwhile, that result stands.
         let is_older = |theirs: &Arc<Opened>| theirs.size() < now.size || Arc::ptr_eq(theirs, &before);
         if current.opened.as_ref().is_some_and(is_older) {
-            current.facts = opened.facts().clone();
+            current.facts = opened.facts.clone();
             current.opened = Some(Arc::new(opened));
         }
         Ok(current.facts.identity.size)

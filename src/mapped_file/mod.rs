@@ -30,10 +30,9 @@
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
 //! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.
 //!
-//! **The files**, lowest first: `mode`, `identity`, `damage` · `opened` · `hints` · `read`, `page_cache` · `origin`,
+//! **The files**, lowest first: `mode`, `identity` · `opened` · `hints` · `read`, `page_cache` · `origin`,
 //! `file` · `file_set`.
 
-mod damage;
 mod file;
 pub mod file_set;
 mod hints;
@@ -44,11 +43,10 @@ mod origin;
 pub mod page_cache;
 mod read;
 
-pub use crate::os::fault::views::set_hook as on_damage;
+pub use crate::os::fault::views::{set_hook as on_damage, untold_damage};
 pub use crate::os::file::open::Identity;
 pub use crate::os::memory::advise::Advice;
 pub use crate::os::process::limits::nofile as descriptor_limit;
-pub use damage::untold_damage;
 pub use file::MappedFile;
 pub use identity::{NOT_FOUND, identity_at, is_gone};
 pub use mode::{Mode, RequestedMode};

@@ -14,7 +14,6 @@ use crate::os::process::{fork, limits};
 
 use super::identity::{change, changed, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
-use super::{damage, identity};
 
 /// What was found out when the file was opened or refreshed.
 #[derive(Debug, Clone)]
@@ -41,7 +40,7 @@ pub(super) struct Hints {
 pub struct Opened {
     path: PathBuf,
     file: Arc<OwnedFd>,
-    facts: Facts,
+    pub facts: Facts,
     region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
@@ -80,7 +79,7 @@ impl View {
     /// Refuses a damaged mapping. To be called each time that the memory is handed out.
     pub fn check_damage(&self) -> Result<()> {
         fault::reinstall_sometimes();
-        self.region.as_deref().map_or(Ok(()), damage::check)
+        self.region.as_deref().map_or(Ok(()), Region::check_damage)
     }
 }
 
@@ -118,10 +117,6 @@ impl Opened {
 
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    pub fn facts(&self) -> &Facts {
-        &self.facts
     }
 
     pub fn size(&self) -> u64 {
@@ -197,7 +192,7 @@ impl Opened {
     /// Refuses a file one of whose mappings is damaged.
     pub fn check_damage(&self) -> Result<()> {
         let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
-        self.region.iter().chain(copy_on_write).try_for_each(|region| damage::check(region))
+        self.region.iter().chain(copy_on_write).try_for_each(|region| region.check_damage())
     }
 
     /// Refuses, after ranges were copied, a file that is not all there or was rewritten.
@@ -250,7 +245,7 @@ impl Opened {
     /// The error of a file that is known to have changed.
     pub(super) fn change_or_rewrite(&self, now: &Identity) -> Error {
         let known = &self.facts.identity;
-        change(&self.path, known, now).unwrap_or_else(|| identity::rewrite(&self.path, known, now))
+        change(&self.path, known, now).unwrap_or_else(|| rewrite(&self.path, known, now))
     }
 
     fn cannot_stat(&self, errno: Code) -> Error {

@@ -154,7 +154,7 @@ pub fn warm(opened: &Opened, offset: u64, length: u64, progress: &mut Progress<'
 /// bypasses the cache (FUSE `direct_io`), so its pages are touched instead.
 fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) -> Result<()> {
     match opened.region() {
-        Some(region) if opened.facts().mode == Mode::Private && fault::install_and_check() => {
+        Some(region) if opened.facts.mode == Mode::Private && fault::install_and_check() => {
             let (start, len) = (offset as usize, length as usize);
             // If a page fails, pread reads it after all or returns the reason.
             region
@@ -198,7 +198,7 @@ pub fn unlock(opened: &Opened) -> Result<()> {
 /// Returns the mapping; `None` for an empty file, an error in `read` mode.
 fn mapped<'a>(opened: &'a Opened, verb: &str) -> Result<Option<&'a Region>> {
     match opened.region() {
-        None if opened.facts().mode == Mode::Read => {
+        None if opened.facts.mode == Mode::Read => {
             Err(Error::argument(format!("nothing to {verb}: in \"read\" mode the file is not mapped")))
         }
         region => Ok(region.map(AsRef::as_ref)),

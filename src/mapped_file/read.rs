@@ -23,26 +23,18 @@ pub fn can_copy_from_mappings() -> bool {
 /// Many reads of one file, of which [`Self::finish`] says whether they are the file's bytes.
 #[derive(Debug)]
 pub struct FileReader<'a> {
-    opened: &'a Opened,
-    way: Way<'a>,
-}
-
-#[derive(Debug)]
-enum Way<'a> {
-    /// By [`Opened::copy_into`], with the answer of [`can_copy_from_mappings`] in the thread that made it.
-    Copies { guarded: bool },
-    /// Past the mapping, where a fault would bring in all that the disk reads ahead.
-    Exactly(WithoutReadAhead<'a>),
+    pub opened: &'a Opened,
+    /// The answer of [`can_copy_from_mappings`] in the thread that made it. False for exact reads: they go past the
+    /// mapping, where a fault would bring in all that the disk reads ahead.
+    guarded: bool,
+    _without_read_ahead: Option<WithoutReadAhead<'a>>,
 }
 
 impl FileReader<'_> {
     /// Fills `out` with the file's bytes from `offset`.
     pub fn read_into(&self, offset: u64, out: Uninit<'_>) -> Result<()> {
         self.opened.check_range(offset, out.len() as u64)?;
-        match self.way {
-            Way::Copies { guarded } => self.opened.copy_into(offset, out, guarded),
-            Way::Exactly(_) => self.opened.pread_into(offset, out),
-        }
+        self.opened.copy_into(offset, out, self.guarded)
     }
 
     /// Returns a copy of `length` bytes. The caller has bounded `length`.
@@ -67,15 +59,8 @@ impl FileReader<'_> {
         Ok(bytes)
     }
 
-    pub fn opened(&self) -> &Opened {
-        self.opened
-    }
-
     /// Refuses what was read unless it was the file's bytes. To be called last.
     pub fn finish(self) -> Result<()> {
-        if let Way::Exactly(without_read_ahead) = self.way {
-            drop(without_read_ahead);
-        }
         self.opened.verify()
     }
 }
@@ -83,12 +68,13 @@ impl FileReader<'_> {
 impl Opened {
     /// Begins many reads by the calling thread, through the mapping where there is one.
     pub fn reader(&self) -> FileReader<'_> {
-        FileReader { opened: self, way: Way::Copies { guarded: can_copy_from_mappings() } }
+        FileReader { opened: self, guarded: can_copy_from_mappings(), _without_read_ahead: None }
     }
 
     /// Begins reads of a few bytes here and there, by any threads: nothing else is brought in.
     pub fn exact_reader(&self) -> FileReader<'_> {
-        FileReader { opened: self, way: Way::Exactly(self.without_read_ahead()) }
+        let without_read_ahead = Some(self.without_read_ahead());
+        FileReader { opened: self, guarded: false, _without_read_ahead: without_read_ahead }
     }
 
     /// Fills `out` with the file's bytes from `offset`.
@@ -133,7 +119,7 @@ impl Opened {
     /// Returns whether positioned reads get what the kernel fetched ahead. Where a shared mapping is refused they go
     /// past the page cache (FUSE with `direct_io`): there it would be read twice.
     pub fn reads_from_cache(&self) -> bool {
-        self.facts().mode == Mode::Shared
+        self.facts.mode == Mode::Shared
     }
 
     pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<()> {

@@ -2,7 +2,8 @@
 //!
 //! **What it promises.** Pointers into mapped memory stay inside this room; range-checked copies leave it, and
 //! addresses that Python's buffer protocol passes on. Errors are the system's numbers ([`errno`]): the rooms above add
-//! the path and the advice.
+//! the path and the advice. Only damage to a mapping, of which the caller may have forgotten the path, is an error of
+//! its own.
 //!
 //! **Why no `&[u8]` over a mapping.** Another process can change or cut a mapped file at any moment. A Rust slice
 //! promises that its bytes do not change, so a slice over a mapping would be undefined behaviour, and touching a page

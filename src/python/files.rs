@@ -36,7 +36,7 @@ impl Exportable for WholeFile {
     fn export(&self, py: Python<'_>, requester: Requester) -> PyResult<Export> {
         let opened = self.file.opened().map_err(|error| PyBufferError::new_err(full_text(&error)))?;
         let Some(view) = opened.view(0, opened.size())? else {
-            let why = opened.facts().reason.as_deref().unwrap_or("as was asked for");
+            let why = opened.facts.reason.as_deref().unwrap_or("as was asked for");
             let mut message = text(self.file.path());
             message.push(format!(
                 ": in \"read\" mode ({why}) there is no memory to export; use read(), read_into() or view()"
@@ -126,7 +126,7 @@ impl PyMappedFile {
 
     #[getter(_absolute_path)]
     fn absolute_path(&self) -> std::ffi::OsString {
-        text(self.file.absolute_path())
+        text(&self.file.absolute)
     }
 
     #[getter]
@@ -141,7 +141,7 @@ impl PyMappedFile {
 
     #[getter]
     fn requested_mode(&self) -> &'static str {
-        self.file.requested_mode().word()
+        self.file.requested.word()
     }
 
     #[getter]

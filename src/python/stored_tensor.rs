@@ -88,7 +88,7 @@ impl PyStoredTensor {
         let tensor = self.tensor()?;
         let selection = Selection::new(first, &shape, &strides, item_bytes, tensor.len)?;
         let mut out = WritableBuffer::of(out)?;
-        let memory = out.memory(usize::try_from(selection.result_bytes())?)?;
+        let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
         let mut raised: PyResult<()> = Ok(());
         let done = py.detach(|| {
             tensor.read(selection, memory, &mut || {

@@ -7,7 +7,7 @@
 
 use std::mem::take;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::error::{Error, Result};
@@ -50,7 +50,7 @@ pub fn fill(
     out: Uninit<'_>,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<()> {
-    let needed = plan.selection().result_bytes();
+    let needed = plan.selection.result_bytes;
     if needed != out.len() as u64 {
         let detail = format!("the memory for the selection has {} bytes, not {needed}", out.len());
         return Err(Error::argument(detail));
@@ -65,10 +65,13 @@ pub fn fill(
         data_offset,
         reads: &reads,
         crew: &crew,
-        queue: Mutex::new(Queue { extents: plan.join(Outputs::new(plan, out)), taken: 0, cached: 0..0 }),
+        queue: Mutex::new(Queue {
+            extents: plan.join(Outputs::new(plan, out)),
+            taken: 0,
+            credit: 0,
+            cached: 0..0,
+        }),
         ahead: opened.reads_from_cache().then(|| Mutex::new(SliceAhead::new(plan))),
-        credit: AtomicI64::new(0),
-        taken: AtomicU64::new(0),
         failure: Mutex::new(None),
         is_over: AtomicBool::new(false),
     };
@@ -85,6 +88,8 @@ pub fn fill(
 struct Queue<'p, 'a> {
     extents: Merge<Outputs<'p, 'a>>,
     taken: u64,
+    /// Bytes that were taken and not yet given back to the budget.
+    credit: u64,
     /// The numbers of extents, counted from 1, that were found in the page cache.
     cached: Range<u64>,
 }
@@ -131,9 +136,6 @@ struct SliceWork<'p, 'a> {
     crew: &'p Crew,
     queue: Mutex<Queue<'p, 'a>>,
     ahead: Option<Mutex<SliceAhead<'p>>>,
-    /// Bytes that were taken and not yet given back to the budget.
-    credit: AtomicI64,
-    taken: AtomicU64,
     failure: Mutex<Option<Error>>,
     is_over: AtomicBool,
 }
@@ -165,7 +167,7 @@ impl<'a> Work for SliceWork<'_, 'a> {
         let mut rest = extents.drain(..).peekable();
         while let (Some(extent), true) = (rest.next(), read.is_ok()) {
             if let Some(next) = rest.peek().filter(|_| is_cached).map(|next| next.range) {
-                self.reads.opened().prefetch(self.data_offset + next.offset, next.len.min(PREFETCHED_BYTES));
+                self.reads.opened.prefetch(self.data_offset + next.offset, next.len.min(PREFETCHED_BYTES));
             }
             bytes += extent.range.len;
             read = self.read(extent, tools, is_cached);
@@ -193,16 +195,14 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         let mut queue = self.queue();
         let is_cached = queue.cached.contains(&(queue.taken + 1));
         let most = if self.crew.is_slow() && !is_cached { 1 } else { STEP_EXTENTS };
-        let (mut bytes, mut credit) = (0, 0);
+        let mut bytes = 0;
         while tools.extents.len() < most && bytes < STEP_BYTES {
             let Some(extent) = queue.extents.next() else { break };
             bytes += extent.range.len;
-            credit += extent.range.len.max(LEAST_EXTENT_BYTES);
+            queue.credit += extent.range.len.max(LEAST_EXTENT_BYTES);
             tools.extents.push(extent);
         }
         queue.taken += tools.extents.len() as u64;
-        self.taken.store(queue.taken, Ordering::Relaxed);
-        self.credit.fetch_add(credit as i64, Ordering::Relaxed);
         is_cached && queue.cached.contains(&queue.taken)
     }
 
@@ -214,15 +214,19 @@ impl<'p, 'a> SliceWork<'p, 'a> {
             None | Some(Err(TryLockError::WouldBlock)) => return,
         };
         let ahead = &mut *guard;
-        ahead.budget.give_back(self.credit.swap(0, Ordering::Relaxed).unsigned_abs());
-        ahead.next_lot(self.data_offset, self.taken.load(Ordering::Relaxed));
+        let (taken, credit) = {
+            let mut queue = self.queue();
+            (queue.taken, take(&mut queue.credit))
+        };
+        ahead.budget.give_back(credit);
+        ahead.next_lot(self.data_offset, taken);
         let Some(first) =
             (ahead.asked + 1).checked_sub(ahead.lot.len() as u64).filter(|_| !ahead.lot.is_empty())
         else {
             return;
         };
         // Best effort: an extent that is not asked for is read in its turn.
-        let lot = ahead.ahead.ask(&ahead.lot, |_| Ok(self.reads.opened()));
+        let lot = ahead.ahead.ask(&ahead.lot, |_| Ok(self.reads.opened));
         let is_small = ahead.lot.iter().all(|range| range.len <= MAX_MAPPED_BYTES);
         let guarded = *tools.guarded.get_or_insert_with(can_copy_from_mappings);
         if is_small && guarded && lot.is_ok_and(|lot| lot.is_cached) {
@@ -243,7 +247,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         let read_into = |memory: Uninit<'_>| {
             let place = self.data_offset + range.offset;
             if guarded {
-                self.reads.opened().copy_into(place, memory, guarded)
+                self.reads.opened.copy_into(place, memory, guarded)
             } else {
                 self.reads.read_into(place, memory)
             }

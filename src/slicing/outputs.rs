@@ -39,7 +39,7 @@ impl<'p, 'a> Outputs<'p, 'a> {
 
     /// Takes the memory of `count` indices of an axis.
     fn take(&mut self, axis: usize, count: u64) -> Uninit<'a> {
-        let Axis { result_bytes, is_reversed, .. } = self.plan.selection().axes[axis];
+        let Axis { result_bytes, is_reversed, .. } = self.plan.selection.axes[axis];
         let bytes = (result_bytes * count) as usize;
         let rest = &mut self.rest[axis];
         if is_reversed { rest.take_back(bytes) } else { rest.take_front(bytes) }

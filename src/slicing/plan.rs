@@ -16,7 +16,7 @@ pub const PIECE_BYTES: u64 = 1 << 20;
 /// A walk through the bytes of a selection.
 #[derive(Debug, Clone)]
 pub struct SlicePlan {
-    selection: Selection,
+    pub selection: Selection,
     gap_bytes: u64,
     /// The axis along which blocks are cut. A block is up to `step` of its indices, with all axes inside it.
     cut: usize,
@@ -43,10 +43,6 @@ impl SlicePlan {
     pub fn with_gap(selection: Selection, gap_bytes: u64) -> Self {
         let (cut, step) = cut_of(&selection.axes, gap_bytes);
         Self { selection, gap_bytes, cut, step }
-    }
-
-    pub fn selection(&self) -> &Selection {
-        &self.selection
     }
 
     /// Number of blocks.

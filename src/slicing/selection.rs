@@ -35,7 +35,7 @@ pub struct Selection {
     pub(super) start: u64,
     /// The axes, outermost first. The last one is the bytes of a run. Empty for an empty result.
     pub(super) axes: Vec<Axis>,
-    result_bytes: u64,
+    pub result_bytes: u64,
 }
 
 impl Selection {
@@ -94,10 +94,6 @@ impl Selection {
         let end = axes[0].span_of(axes[0].count).checked_add(start);
         end.filter(|&end| end <= tensor_bytes).ok_or_else(outside)?;
         Ok(Self { start, axes, result_bytes })
-    }
-
-    pub fn result_bytes(&self) -> u64 {
-        self.result_bytes
     }
 
     /// Whether the selection is one run of bytes in their order. An empty one is.

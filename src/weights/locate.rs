@@ -181,7 +181,7 @@ fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Resu
         let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
         wrong(format!("invalid index: {detail}{hint}"))
     })?;
-    Ok(IndexFile { index, identity: opened.facts().identity, path })
+    Ok(IndexFile { index, identity: opened.facts.identity, path })
 }
 
 fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {

@@ -88,7 +88,7 @@ fn open(path: &Path, mode: RequestedMode) -> MappedFile {
 }
 
 fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>, Error> {
-    let mut out = vec![0xAA; plan.selection().result_bytes() as usize];
+    let mut out = vec![0xAA; plan.selection.result_bytes as usize];
     fill(&*file.opened()?, data_offset, plan, Uninit::of(&mut out), &mut || true)?;
     Ok(out)
 }
@@ -223,7 +223,7 @@ fn a_plan_of_a_huge_tensor_takes_no_memory() {
     let indexed = Indexed::new(&[rows, columns], &[(0, rows / 2, 2), (5, columns / 8192, 8192)], 1);
     let plan = indexed.plan(GAP_BYTES);
     assert_eq!(plan.block_count(), (rows / 2) * (columns / 8192));
-    assert_eq!(plan.selection().result_bytes(), plan.block_count());
+    assert_eq!(plan.selection.result_bytes, plan.block_count());
     let places: Vec<_> =
         plan.extents().take(130).map(|extent| (extent.range.offset, extent.range.len)).collect();
     assert_eq!(places[..2], [(5, 1), (8197, 1)]);

@@ -12,7 +12,7 @@ use super::page::page_bytes;
 use super::uninit::Uninit;
 use super::unmap;
 use crate::os::fault;
-use crate::os::fault::views::{Damage, Guard};
+use crate::os::fault::views::Guard;
 
 /// How a file's pages are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,9 +111,10 @@ impl Region {
         }
     }
 
-    /// Returns what could not be read when the memory was used.
-    pub fn damage(&self) -> Option<Damage> {
-        self.guard.damage()
+    /// Refuses a mapping of which a page could not be read while user code was touching it. Zeros stand there now, and
+    /// nothing more of the mapping is handed out.
+    pub fn check_damage(&self) -> crate::error::Result<()> {
+        self.guard.check()
     }
 
     /// Tells the processor that bytes are wanted soon: those in memory get nearer. Never faults, and brings in no page.

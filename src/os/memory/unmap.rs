@@ -4,6 +4,7 @@
 //! A child forked meanwhile inherits the mappings but not the threads. A list therefore records what is still
 //! mapped; `fork` waits until it is accurate, and the child unmaps what it lists.
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapRaw;
@@ -17,28 +18,23 @@ const MAX_PENDING: usize = 4;
 /// Upper bound of bytes unmapped by one call, and so of what a fork waits for.
 const PIECE_BYTES: usize = 1 << 30;
 
-static PENDING: Mutex<Pending> = Mutex::new(Pending([None; MAX_PENDING]));
+static PENDING: Mutex<Pending> = Mutex::new(Pending([const { None }; MAX_PENDING]));
 
-/// Mappings still to be unmapped. The size is fixed because a child that was just forked must not allocate.
+/// Addresses still to be unmapped. The size is fixed because a child that was just forked must not allocate.
 #[derive(Debug)]
-pub struct Pending([Option<PendingUnmap>; MAX_PENDING]);
-
-#[derive(Debug, Clone, Copy)]
-struct PendingUnmap {
-    address: usize,
-    len: usize,
-}
+pub struct Pending([Option<Range<usize>>; MAX_PENDING]);
 
 /// Unmaps a mapping; at once if it is small.
 pub fn unmap(mapping: MmapRaw) {
     if mapping.len() < ASIDE_BYTES {
         return;
     }
-    let Some(place) = lock().list(&mapping) else { return };
+    let start = mapping.as_mut_ptr().expose_provenance();
+    let Some(place) = lock().list(start..start + mapping.len()) else { return };
     std::mem::forget(mapping); // The list owns it now.
     let thread = std::thread::Builder::new().name("pagestream-unmap".into());
     if thread.spawn(move || while unmap_piece(place) {}).is_err() {
-        lock().unmap(place);
+        lock().0[place].take().into_iter().for_each(unmap_now);
     }
 }
 
@@ -47,7 +43,7 @@ fn unmap_piece(place: usize) -> bool {
     // No fork may come between the two steps: the child would never unmap the piece.
     let _section = fork::section();
     let piece = lock().take_piece(place);
-    piece.map(PendingUnmap::unmap).is_some()
+    piece.map(unmap_now).is_some()
 }
 
 /// Locks the list. Callers hold the lock only briefly, because `fork` waits for it. They need no section, but may
@@ -59,40 +55,31 @@ pub fn lock() -> MutexGuard<'static, Pending> {
 impl Pending {
     /// Unmaps all that is left. Called in a child that was just forked, which has no other thread to do it.
     pub fn adopt(&mut self) {
-        (0..MAX_PENDING).for_each(|place| self.unmap(place));
-    }
-
-    fn unmap(&mut self, place: usize) {
-        if let Some(mapped) = self.0[place].take() {
-            mapped.unmap();
-        }
+        self.0.iter_mut().filter_map(Option::take).for_each(unmap_now);
     }
 
     /// Lists a mapping and returns its place, unless there are too many.
-    fn list(&mut self, mapping: &MmapRaw) -> Option<usize> {
+    fn list(&mut self, mapping: Range<usize>) -> Option<usize> {
         let place = self.0.iter().position(Option::is_none)?;
-        let address = mapping.as_mut_ptr().expose_provenance();
-        self.0[place] = Some(PendingUnmap { address, len: mapping.len() });
+        self.0[place] = Some(mapping);
         Some(place)
     }
 
     /// Takes a piece from the end, so that the rest stays one mapping.
-    fn take_piece(&mut self, place: usize) -> Option<PendingUnmap> {
-        let mapped = self.0[place]?;
-        let left = mapped.len.saturating_sub(1) / PIECE_BYTES * PIECE_BYTES;
-        self.0[place] = (left > 0).then_some(PendingUnmap { len: left, ..mapped });
-        Some(PendingUnmap { address: mapped.address + left, len: mapped.len - left })
+    fn take_piece(&mut self, place: usize) -> Option<Range<usize>> {
+        let mapped = self.0[place].take()?;
+        let middle = mapped.start + mapped.len().saturating_sub(1) / PIECE_BYTES * PIECE_BYTES;
+        self.0[place] = (middle > mapped.start).then_some(mapped.start..middle);
+        Some(middle..mapped.end)
     }
 }
 
-impl PendingUnmap {
-    fn unmap(self) {
-        let address = std::ptr::with_exposed_provenance_mut(self.address);
-        // SAFETY: part of a mapping that `unmap` took over from its owner, and that left the list: no other
-        // thread unmaps it, and no code has its address any more.
-        let unmapped = unsafe { rustix::mm::munmap(address, self.len) };
-        debug_assert_eq!(unmapped, Ok(()));
-    }
+fn unmap_now(addresses: Range<usize>) {
+    let start = std::ptr::with_exposed_provenance_mut(addresses.start);
+    // SAFETY: part of a mapping that `unmap` took over from its owner, and that left the list: no other
+    // thread unmaps it, and no code has its address any more.
+    let unmapped = unsafe { rustix::mm::munmap(start, addresses.len()) };
+    debug_assert_eq!(unmapped, Ok(()));
 }
 
 #[cfg(test)]
@@ -102,13 +89,13 @@ mod tests {
     #[test]
     fn pieces_go_from_the_end_and_cover_all_once() {
         for len in [1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 12_345] {
-            let mut pending = Pending([None, Some(PendingUnmap { address: 1 << 40, len }), None, None]);
+            let mut pending = Pending([None, Some(1 << 40..(1 << 40) + len), None, None]);
             let mut end = (1 << 40) + len;
             while let Some(piece) = pending.take_piece(1) {
-                assert_eq!(piece.address + piece.len, end);
-                assert!((1..=PIECE_BYTES).contains(&piece.len));
-                assert_eq!(piece.address % PIECE_BYTES, 0);
-                end = piece.address;
+                assert_eq!(piece.end, end);
+                assert!((1..=PIECE_BYTES).contains(&piece.len()));
+                assert_eq!(piece.start % PIECE_BYTES, 0);
+                end = piece.start;
             }
             assert_eq!(end, 1 << 40);
             assert!(pending.0.iter().all(Option::is_none));

@@ -10,15 +10,12 @@ static GATE: RwLock<()> = RwLock::new(());
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// A stretch of code during which this process does not fork.
-#[derive(Debug)]
-pub struct Section {
-    _guard: RwLockReadGuard<'static, ()>,
-}
+pub type Section = RwLockReadGuard<'static, ()>;
 
 /// Begins a section. Keep it short (no read of a file) and do not begin another one inside: a fork that waits in
 /// between would stop both.
 pub fn section() -> Section {
-    Section { _guard: GATE.read().unwrap_or_else(PoisonError::into_inner) }
+    GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks in a section. A lock that a thread poisoned still holds what it was set to last.

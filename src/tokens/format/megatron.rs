@@ -69,7 +69,7 @@ pub fn open(
 impl SequenceTables {
     fn read_header(&mut self, index: &FileReader<'_>) -> Result<Dtype> {
         let refuse = |offset, detail| refuse(index, offset, detail);
-        let size = index.opened().size();
+        let size = index.opened.size();
         if size < HEADER_BYTES {
             let detail = format!(
                 "the Megatron index is cut off: found {size} bytes, expected at least {HEADER_BYTES}"
@@ -251,7 +251,7 @@ fn dtype_of_code(code: u8) -> Result<Dtype, String> {
 }
 
 fn refuse(index: &FileReader<'_>, offset: u64, detail: String) -> Error {
-    Error::format(index.opened().path(), offset, detail)
+    Error::format(index.opened.path(), offset, detail)
 }
 
 #[cfg(test)]

@@ -27,4 +27,4 @@ mod table;
 pub(in crate::os::fault) use replace::replace;
 pub(in crate::os::fault) use table::IS_GUARDING;
 pub(in crate::os) use table::lock;
-pub use table::{Damage, Guard, Guarded, set_hook, untold_damage};
+pub use table::{Guard, Guarded, set_hook, untold_damage};

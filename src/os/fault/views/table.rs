@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::error::{Error, ReadCause, Result};
 use crate::os::memory::page_bytes;
 
 /// Upper bound of accesses retried because the page became readable. After that, the page is replaced all the same.
@@ -27,8 +28,8 @@ static GUARDED: Mutex<Guarded> =
 pub struct Guarded {
     /// Paths by address.
     paths: BTreeMap<usize, PathBuf>,
-    /// Damage to mappings that are gone, which [`untold_damage`] has yet to return.
-    untold: Vec<Damage>,
+    /// Errors of mappings that are gone, which [`untold_damage`] has yet to return.
+    untold: Vec<Error>,
     free: Vec<&'static GuardSlot>,
 }
 
@@ -57,19 +58,6 @@ struct GuardSlot {
 #[derive(Debug)]
 pub struct Guard {
     slot: &'static GuardSlot,
-}
-
-/// The part of a mapping that could not be read when it was used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
-    pub path: PathBuf,
-    /// Bytes from the file's start.
-    pub offset: u64,
-    pub bytes: u64,
-    /// Length of the mapping, which is the file's when it was mapped.
-    pub mapped_bytes: u64,
-    /// Whether nothing from there on can be read.
-    pub to_end: bool,
 }
 
 /// Makes a slot that the handler can see. The caller holds the lock of the table.
@@ -131,17 +119,19 @@ impl GuardSlot {
         self.damage.fetch_min(offset, Ordering::AcqRel) == NO_DAMAGE
     }
 
-    fn damage_of(&self, guarded: &Guarded) -> Option<Damage> {
+    /// Returns the error of a damaged mapping. The file may be closed, and its path lead elsewhere by now: this says what
+    /// is known without asking anybody.
+    fn damage_of(&self, guarded: &Guarded) -> Option<Error> {
         let (address, len, _) = self.mapping()?;
         let offset = self.damage.load(Ordering::Acquire);
         let path = guarded.paths.get(&address)?.clone();
         let end = self.damage_end.load(Ordering::Relaxed).min(len);
-        (offset != NO_DAMAGE).then_some(Damage {
+        let to_end = self.tail.load(Ordering::Relaxed) <= address + offset;
+        (offset != NO_DAMAGE).then_some(Error::MappedRead {
             path,
             offset: offset as u64,
-            bytes: end.saturating_sub(offset) as u64,
-            mapped_bytes: len as u64,
-            to_end: self.tail.load(Ordering::Relaxed) <= address + offset,
+            length: end.saturating_sub(offset) as u64,
+            cause: ReadCause::Damaged { size_at_open: len as u64, to_end },
         })
     }
 }
@@ -174,8 +164,10 @@ impl Guard {
         self.slot.is_damaged()
     }
 
-    pub fn damage(&self) -> Option<Damage> {
-        if self.is_damaged() { self.slot.damage_of(&lock()) } else { None }
+    /// Refuses a mapping that is damaged.
+    pub fn check(&self) -> Result<()> {
+        let damage = if self.is_damaged() { self.slot.damage_of(&lock()) } else { None };
+        damage.map_or(Ok(()), Err)
     }
 }
 
@@ -184,8 +176,8 @@ pub(in crate::os) fn lock() -> MutexGuard<'static, Guarded> {
     GUARDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns damage that was not returned before.
-pub fn untold_damage() -> Vec<Damage> {
+/// Returns damage to any mapping, each once.
+pub fn untold_damage() -> Vec<Error> {
     let mut guarded = lock();
     let mut untold = std::mem::take(&mut guarded.untold);
     // No mapping is removed meanwhile, because that takes the lock.
