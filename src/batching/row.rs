@@ -189,7 +189,7 @@ impl TokenCopier {
         if start == stop {
             return Ok(true);
         }
-        let is_mapped = self.shard(start)?.opened.region().is_some();
+        let is_mapped = self.shard(start)?.opened.region.is_some();
         Ok(is_mapped && *self.guarded.get_or_insert_with(can_copy_from_mappings))
     }
 

@@ -77,10 +77,6 @@ impl Lease {
     pub fn len(&self) -> usize {
         self.block.as_ref().map_or(0, Anonymous::len)
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 impl Drop for Lease {

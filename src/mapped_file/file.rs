@@ -47,7 +47,7 @@ impl MappedFile {
 
     /// Opens a file of a folder. Refuses a name or a link that leads out of the folder, with EXDEV.
     pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
-        let path = folder.path().join(name);
+        let path = folder.path.join(name);
         let origin = Origin::Beneath(folder.clone(), name.into());
         Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, Some(origin), requested)
     }

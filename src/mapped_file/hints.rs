@@ -18,7 +18,7 @@ impl Opened {
         fork::with_lock(&self.hints, |hints| {
             hints.advice = Some(advice);
             // The last of the readers that have read-ahead off gives the advice to the kernel.
-            self.region().is_some() || hints.exact_readers > 0 || self.set(advice)
+            self.region.is_some() || hints.exact_readers > 0 || self.set(advice)
         })
     }
 
@@ -42,7 +42,7 @@ impl Drop for WithoutReadAhead<'_> {
         fork::with_lock(&opened.hints, |hints| {
             hints.exact_readers = hints.exact_readers.saturating_sub(1);
             if hints.exact_readers == 0 {
-                let advice = hints.advice.filter(|_| opened.region().is_none());
+                let advice = hints.advice.filter(|_| opened.region.is_none());
                 opened.set(advice.unwrap_or(Advice::Normal));
             }
         });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::error::{Error, ReadCause, Result};
-use crate::os::errno::{self, Code, describe};
+use crate::os::errno::{Code, describe, system};
 use crate::os::fault;
 use crate::os::file::open::{self, Identity};
 use crate::os::memory::advise::Advice;
@@ -38,10 +38,11 @@ pub(super) struct Hints {
 /// The file as it was at one opening or refresh.
 #[derive(Debug)]
 pub struct Opened {
-    path: PathBuf,
+    pub path: PathBuf,
     file: Arc<OwnedFd>,
     pub facts: Facts,
-    region: Option<Arc<Region>>,
+    /// The mapping; `None` in `read` mode and for an empty file.
+    pub region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
     /// Whether the kernel tells this user which pages are cached.
@@ -65,10 +66,6 @@ impl View {
 
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Returns whether the mapping goes when this view does.
@@ -115,21 +112,12 @@ impl Opened {
         Self::new(&self.path, self.file.clone(), identity, requested, self.hints.clone())
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     pub fn size(&self) -> u64 {
         self.facts.identity.size
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-
-    /// Returns the mapping; `None` in `read` mode and for an empty file.
-    pub fn region(&self) -> Option<&Arc<Region>> {
-        self.region.as_ref()
     }
 
     /// Refuses a range that does not lie inside the file. Every number that came from a caller or a file passes here
@@ -226,15 +214,13 @@ impl Opened {
             return self.verify();
         }
         let known = &self.facts.identity;
-        match open::size_and_change_now(self.file()) {
-            Ok(now) if now == (known.size, known.modified) => Ok(()),
-            Ok(_) => {
-                // What the kernel knows is fresh now: this says what is wrong with it.
-                self.verify()?;
-                Err(rewrite(&self.path, known, &self.identity_now()?))
-            }
-            Err(errno) => Err(self.cannot_stat(errno)),
+        let now = open::size_and_change_now(self.file()).map_err(|errno| self.cannot_stat(errno))?;
+        if now == (known.size, known.modified) {
+            return Ok(());
         }
+        // What the kernel knows is fresh now: this says what is wrong with it.
+        self.verify()?;
+        Err(rewrite(&self.path, known, &self.identity_now()?))
     }
 
     /// Returns the identity of what the descriptor refers to.
@@ -253,10 +239,6 @@ impl Opened {
             return changed(&self.path, "the server has deleted or replaced it (ESTALE)".into());
         }
         let advice = "the storage behind the file failed; open it again once it is back";
-        self.system("cannot stat the open file", errno, advice)
-    }
-
-    pub(super) fn system(&self, operation: &'static str, errno: Code, advice: impl Into<String>) -> Error {
-        errno::system(operation, &self.path, errno, advice)
+        system("cannot stat the open file", &self.path, errno, advice)
     }
 }

@@ -16,7 +16,8 @@ use super::mode;
 /// links say.
 #[derive(Debug)]
 pub struct Folder {
-    path: PathBuf,
+    /// As the caller named it.
+    pub path: PathBuf,
     opened: ConfinedFolder,
 }
 
@@ -36,11 +37,6 @@ impl Folder {
         let opened = ConfinedFolder::open(here, also, beside)
             .map_err(|(path, errno)| system("cannot open the folder", path, errno, ""))?;
         Ok(Self { path: path.into(), opened })
-    }
-
-    /// The path, as the caller named it.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Returns the names in it, in no order.

@@ -1,7 +1,7 @@
 //! The page cache of an open file: advice, residency, fetching ahead, warming, evicting, locking.
 
 use crate::error::{Error, Result};
-use crate::os::errno::Code;
+use crate::os::errno::{Code, system};
 use crate::os::fault;
 use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::map::Region;
@@ -56,14 +56,14 @@ pub fn advise(opened: &Opened, advice: Advice, offset: u64, length: u64) -> Resu
     let lasting = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential | Advice::HugePage);
     if lasting && (offset, length) == (0, opened.size()) {
         let taken = opened.advise_descriptor(advice);
-        return Ok(taken && opened.region().is_none_or(|_| pass_on(opened, advice, offset, length)));
+        return Ok(taken && opened.region.as_ref().is_none_or(|_| pass_on(opened, advice, offset, length)));
     }
     Ok(pass_on(opened, advice, offset, length))
 }
 
 /// Reapplies the advice for the old mapping to a new one, and locks the new one if the old one was locked.
 pub(super) fn reapply_hints(opened: &Opened) -> Result<()> {
-    let Some(region) = opened.region() else { return Ok(()) };
+    let Some(region) = &opened.region else { return Ok(()) };
     let hints = fork::with_lock(&opened.hints, |hints| *hints);
     if let Some(advice) = hints.advice {
         pass_on(opened, advice, 0, opened.size());
@@ -72,7 +72,7 @@ pub(super) fn reapply_hints(opened: &Opened) -> Result<()> {
 }
 
 fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
-    match opened.region() {
+    match &opened.region {
         Some(region) => advise::advise_map(region, offset as usize, length as usize, advice).is_ok(),
         None => advise::advise_file(opened.file(), offset, length, advice),
     }
@@ -81,7 +81,7 @@ fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
 /// Returns which pages of a range are in the page cache.
 pub fn residency(opened: &Opened, offset: u64, length: u64, seed: u64) -> Result<Residency> {
     opened.check_range(offset, length)?;
-    let region = opened.region().map(AsRef::as_ref);
+    let region = opened.region.as_deref();
     // Probing a page that is not in the cache must not bring in its neighbours.
     let exactly = || opened.without_read_ahead();
     Ok(residency::residency(opened.file(), region, offset, length, seed, exactly))
@@ -103,27 +103,24 @@ pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<Resid
 
 /// Returns the mapping, if the kernel tells this user which of its pages are cached.
 fn told_region(opened: &Opened) -> Option<&Region> {
-    let region = opened.region()?;
+    let region = opened.region.as_deref()?;
     let told = fork::get_or_make(&opened.residency_is_told, || residency::kernel_tells_truth(opened.file()));
     told.then_some(region)
 }
 
-/// Asks the kernel to read a range ahead, without waiting for it. Returns whether the kernel accepted.
-pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) -> bool {
-    let mut done = 0;
-    while done < length {
-        let chunk = AHEAD_CHUNK_BYTES.min(length - done);
-        if !pass_on(opened, Advice::WillNeed, offset + done, chunk) {
-            return false;
+/// Asks the kernel to read a range ahead, without waiting for it. What is refused once is not asked for again.
+pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) {
+    let end = offset + length;
+    for start in (offset..end).step_by(AHEAD_CHUNK_BYTES as usize) {
+        if !pass_on(opened, Advice::WillNeed, start, AHEAD_CHUNK_BYTES.min(end - start)) {
+            return;
         }
-        done += chunk;
     }
-    true
 }
 
 /// Drops a range that was read. This is best effort: a page that another process maps stays in the cache.
 pub fn drop_behind(opened: &Opened, offset: u64, length: u64, what: DropBehind) {
-    if let Some(region) = opened.region() {
+    if let Some(region) = &opened.region {
         let _ = advise::advise_map(region, offset as usize, length as usize, Advice::DontNeed);
     }
     if what == DropBehind::Cache {
@@ -153,7 +150,7 @@ pub fn warm(opened: &Opened, offset: u64, length: u64, progress: &mut Progress<'
 /// Reads by pread, which does not change the resident set. A private mapping may lie on a mount where pread
 /// bypasses the cache (FUSE `direct_io`), so its pages are touched instead.
 fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) -> Result<()> {
-    match opened.region() {
+    match &opened.region {
         Some(region) if opened.facts.mode == Mode::Private && fault::install_and_check() => {
             let (start, len) = (offset as usize, length as usize);
             // If a page fails, pread reads it after all or returns the reason.
@@ -172,10 +169,10 @@ fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) 
 /// written. Pages that another process maps stay.
 pub fn evict(opened: &Opened) -> Result<()> {
     advise::write_out(opened.file());
-    if let Some(region) = opened.region() {
+    if let Some(region) = &opened.region {
         let _ = advise::advise_map(region, 0, region.len(), Advice::DontNeed);
     }
-    advise::drop_cache(opened.file(), 0, 0).map_err(|errno| opened.system("cannot evict", errno, ""))
+    advise::drop_cache(opened.file(), 0, 0).map_err(|errno| system("cannot evict", &opened.path, errno, ""))
 }
 
 /// mlock(2): reads the file into memory and keeps it there.
@@ -191,17 +188,17 @@ pub fn unlock(opened: &Opened) -> Result<()> {
     let region = mapped(opened, "unlock")?;
     fork::with_lock(&opened.hints, |hints| hints.locked = false);
     region.map_or(Ok(()), |region| {
-        region.unlock().map_err(|errno| opened.system("cannot unlock the mapping", errno, ""))
+        region.unlock().map_err(|errno| system("cannot unlock the mapping", &opened.path, errno, ""))
     })
 }
 
 /// Returns the mapping; `None` for an empty file, an error in `read` mode.
 fn mapped<'a>(opened: &'a Opened, verb: &str) -> Result<Option<&'a Region>> {
-    match opened.region() {
+    match &opened.region {
         None if opened.facts.mode == Mode::Read => {
             Err(Error::argument(format!("nothing to {verb}: in \"read\" mode the file is not mapped")))
         }
-        region => Ok(region.map(AsRef::as_ref)),
+        region => Ok(region.as_deref()),
     }
 }
 
@@ -211,6 +208,6 @@ fn lock_region(opened: &Opened, region: &Region) -> Result<()> {
             Code::PERM | Code::NOMEM | Code::AGAIN => limits::explain_memlock(),
             _ => String::new(),
         };
-        opened.system("cannot lock the mapping in memory", errno, advice)
+        system("cannot lock the mapping in memory", &opened.path, errno, advice)
     })
 }

@@ -99,7 +99,7 @@ impl Opened {
     /// Fills `out` and checks nothing. `guarded` is the answer of [`can_copy_from_mappings`] in this thread. The range
     /// lies inside the file, and [`Self::verify`] comes after the last of many.
     pub fn copy_into(&self, offset: u64, mut out: Uninit<'_>, guarded: bool) -> Result<()> {
-        let copied = match self.region() {
+        let copied = match &self.region {
             Some(region) if guarded => match region.copy_out(offset as usize, out.reborrow()) {
                 Ok(()) => return Ok(()),
                 Err(good) => good,
@@ -111,7 +111,7 @@ impl Opened {
 
     /// Tells the processor that mapped bytes are copied next.
     pub fn prefetch(&self, offset: u64, len: u64) {
-        if let Some(region) = self.region() {
+        if let Some(region) = &self.region {
             region.prefetch(offset as usize, len as usize);
         }
     }
@@ -152,6 +152,6 @@ impl Opened {
             }
         };
         let (offset, length) = (offset + good as u64, (len - good) as u64);
-        Err(Error::MappedRead { path: self.path().into(), offset, length, cause })
+        Err(Error::MappedRead { path: self.path.clone(), offset, length, cause })
     }
 }

@@ -127,7 +127,7 @@ impl LocatedCheckpoint {
     pub fn index_path(&self) -> Option<PathBuf> {
         match &self.kind {
             CheckpointLayout::Files(_) => None,
-            CheckpointLayout::Indexed { folder, index, .. } => Some(folder.path().join(index)),
+            CheckpointLayout::Indexed { folder, index, .. } => Some(folder.path.join(index)),
         }
     }
 
@@ -289,7 +289,7 @@ fn is_repository(name: &OsStr) -> bool {
 }
 
 fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ShardPath {
-    ShardPath { path: folder.path().join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
+    ShardPath { path: folder.path.join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
 }
 
 /// Splits a path into folder and name. A path without a name of its own (`..`) becomes its own folder, and is refused

@@ -30,7 +30,7 @@ impl StoredTensor {
     }
 
     pub fn path(&self) -> &Path {
-        self.opened.path()
+        &self.opened.path
     }
 
     /// Returns a range of the tensor's bytes in the read-only mapping; `None` where there is no mapping.

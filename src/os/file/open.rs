@@ -121,11 +121,9 @@ fn from_stat(stat: Stat) -> Identity {
     }
 }
 
-/// Returns what a message calls a kind of file, with its article.
+/// Returns what a message calls something that is neither a file nor a directory, with its article.
 pub fn kind_name(kind: Kind) -> &'static str {
     match kind {
-        Kind::RegularFile => "a file",
-        Kind::Directory => "a directory",
         Kind::Fifo => "a FIFO",
         Kind::Socket => "a socket",
         Kind::CharacterDevice => "a character device",

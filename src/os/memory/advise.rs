@@ -67,11 +67,9 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
 /// Advises on a range of a file that is read and not mapped (posix_fadvise(2)). Returns whether the kernel took the
 /// advice, which it may not know.
 pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> bool {
-    match (advice.for_file(), NonZeroU64::new(len)) {
-        (Some(advice), Some(len)) => rustix::fs::fadvise(file, offset, Some(len), advice).is_ok(),
-        (known, None) => known.is_some(),
-        (None, _) => false,
-    }
+    let Some(advice) = advice.for_file() else { return false };
+    // The system takes a length of 0 for all up to the file's end.
+    len == 0 || rustix::fs::fadvise(file, offset, NonZeroU64::new(len), advice).is_ok()
 }
 
 /// Writes dirty pages to the disk; until then they cannot be dropped. Best effort: a read-only file system has none.

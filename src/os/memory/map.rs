@@ -71,10 +71,6 @@ impl Region {
         self.raw.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     pub fn mapping(&self) -> Mapping {
         self.mapping
     }
