@@ -11,7 +11,7 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::header::quoted;
-use super::json::{Any, Discard};
+use super::json::{Any, Discard, Word};
 use super::last_wins::keep_last;
 use super::strictness::Strictness;
 use super::tally::Tally;
@@ -44,7 +44,7 @@ impl Index {
     /// Reads the JSON. The error says what is wrong, without a path.
     pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self, String> {
         let text = std::str::from_utf8(json).map_err(|error| format!("invalid UTF-8: {error}"))?;
-        let mut reader = IndexReader::new(strictness);
+        let mut reader = IndexReader { strictness, ..IndexReader::default() };
         let mut deserializer = serde_json::Deserializer::from_str(text);
         Any(IndexVisitor(&mut reader))
             .deserialize(&mut deserializer)
@@ -149,30 +149,22 @@ impl Index {
 /// Returns what is wrong with a file's name in an index. Confinement does not depend on this, because links can
 /// lead out of the folder as well; it makes a better message, and knows drives.
 fn what_is_wrong(name: &str) -> Option<&'static str> {
-    let bytes = name.as_bytes();
-    if name.is_empty() {
-        return Some("empty");
-    }
-    if name.contains('\0') {
-        return Some("with a NUL character");
-    }
-    if name.contains('\\') {
-        return Some("with a backslash");
-    }
-    if name.starts_with('/') {
-        return Some("absolute");
-    }
-    if bytes.len() >= 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':' {
-        return Some("with a drive");
-    }
     let has = |wrong: &str| name.split('/').any(|component| component == wrong);
-    if has("..") {
-        return Some("leaves a folder by \"..\"");
-    }
-    (has(".") || has("")).then_some("with \".\" or an empty component")
+    let has_drive = matches!(name.as_bytes(), [letter, b':', ..] if letter.is_ascii_alphabetic());
+    let rules = [
+        (name.is_empty(), "empty"),
+        (name.contains('\0'), "with a NUL character"),
+        (name.contains('\\'), "with a backslash"),
+        (name.starts_with('/'), "absolute"),
+        (has_drive, "with a drive"),
+        (has(".."), "leaves a folder by \"..\""),
+        (has(".") || has(""), "with \".\" or an empty component"),
+    ];
+    rules.into_iter().find_map(|(is_broken, what)| is_broken.then_some(what))
 }
 
 /// An index as it is read.
+#[derive(Default)]
 struct IndexReader {
     strictness: Strictness,
     index: Index,
@@ -186,17 +178,11 @@ struct IndexReader {
 }
 
 impl IndexReader {
-    fn new(strictness: Strictness) -> Self {
-        let (index, numbers) = (Index::default(), HashMap::new());
-        Self { strictness, index, numbers, last: 0, has_map: false, has_metadata: false, refusal: None }
-    }
-
     /// Appends a name to the text.
-    fn append<E: Error>(&mut self, name: &str) -> Result<(u32, u32), E> {
-        let too_long = |_| E::custom("more than 4 GiB of names");
-        let start = u32::try_from(self.index.text.len()).map_err(too_long)?;
+    fn append(&mut self, name: &str) -> (u32, u32) {
+        let start = self.index.text.len();
         self.index.text.push_str(name);
-        Ok((start, u32::try_from(self.index.text.len()).map_err(too_long)?))
+        (start as u32, self.index.text.len() as u32)
     }
 
     /// Returns the number of a file, a new one if the file was not named before.
@@ -232,7 +218,12 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let reader = self.0;
         let strict = reader.strictness == Strictness::Strict;
-        while let Some(field) = map.next_key_seed(Any(IndexFieldVisitor))? {
+        let read = |name: &str| match name {
+            "weight_map" => IndexField::WeightMap,
+            "metadata" => IndexField::Metadata,
+            _ => IndexField::Unknown,
+        };
+        while let Some(field) = map.next_key_seed(Any(Word { what: "a field's name", read }))? {
             match field {
                 IndexField::WeightMap => {
                     if std::mem::replace(&mut reader.has_map, true) && strict {
@@ -275,24 +266,6 @@ enum IndexField {
     Unknown,
 }
 
-struct IndexFieldVisitor;
-
-impl Visitor<'_> for IndexFieldVisitor {
-    type Value = IndexField;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a field's name")
-    }
-
-    fn visit_str<E: Error>(self, name: &str) -> Result<IndexField, E> {
-        Ok(match name {
-            "weight_map" => IndexField::WeightMap,
-            "metadata" => IndexField::Metadata,
-            _ => IndexField::Unknown,
-        })
-    }
-}
-
 struct WeightMapVisitor<'r>(&'r mut IndexReader);
 
 impl<'de> Visitor<'de> for WeightMapVisitor<'_> {
@@ -304,27 +277,14 @@ impl<'de> Visitor<'de> for WeightMapVisitor<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let reader = self.0;
-        while let Some((start, end)) = map.next_key_seed(Any(TensorNameVisitor(reader)))? {
+        while let Some((start, end)) =
+            map.next_key_seed(Any(Word { what: "a tensor's name", read: |name: &str| reader.append(name) }))?
+        {
             let shard = map.next_value_seed(Any(ShardVisitor { reader, start, end }))?;
             reader.index.entries.push(IndexEntry { start, end, shard });
             reader.last = shard;
         }
         Ok(())
-    }
-}
-
-/// Appends a tensor's name to the text.
-struct TensorNameVisitor<'r>(&'r mut IndexReader);
-
-impl Visitor<'_> for TensorNameVisitor<'_> {
-    type Value = (u32, u32);
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a tensor's name")
-    }
-
-    fn visit_str<E: Error>(self, name: &str) -> Result<(u32, u32), E> {
-        self.0.append(name)
     }
 }
 

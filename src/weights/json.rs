@@ -16,6 +16,24 @@ impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Any<V> {
     }
 }
 
+/// Reads a string, of which an error says `what` was expected, by a function of it.
+pub(super) struct Word<F> {
+    pub what: &'static str,
+    pub read: F,
+}
+
+impl<T, F: FnOnce(&str) -> T> Visitor<'_> for Word<F> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.what)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        Ok((self.read)(text))
+    }
+}
+
 /// Reads a value and forgets it. Unlike [`serde::de::IgnoredAny`] it refuses numbers out of range, lone
 /// surrogates and deep nesting, as a reader of the value would.
 pub(super) struct Discard;

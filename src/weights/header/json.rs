@@ -14,20 +14,24 @@ use super::error::{HeaderError, HeaderErrorKind, quoted};
 use super::prefix::LENGTH_BYTES;
 use super::table::{HeaderTable, Pair, Record, Span, Text};
 use crate::dtype::Dtype;
-use crate::weights::json::{Any, Discard};
+use crate::weights::json::{Any, Discard, Word};
 use crate::weights::strictness::Strictness;
 
 /// Unknown fields beyond this number are only counted.
 const MAX_WARNINGS: usize = 16;
 
 pub(super) fn parse(json: &str, strictness: Strictness) -> Result<HeaderTable, HeaderError> {
-    let mut reader = HeaderReader::new(json, strictness);
+    let table = HeaderTable::with_capacity(json.len());
+    let mut reader =
+        HeaderReader { json, strictness, table, current: None, refusal: None, uncounted_warnings: 0 };
     let mut deserializer = serde_json::Deserializer::from_str(json);
     let result = Any(HeaderVisitor(&mut reader)).deserialize(&mut deserializer);
-    match result.and_then(|()| deserializer.end()) {
-        Ok(()) => Ok(reader.finish()),
-        Err(error) => Err(reader.error(&error)),
+    result.and_then(|()| deserializer.end()).map_err(|error| reader.error(&error))?;
+    if reader.uncounted_warnings > 0 {
+        let more = format!("{} more unknown fields are ignored", reader.uncounted_warnings);
+        reader.table.warnings.push(more);
     }
+    Ok(reader.table)
 }
 
 /// State that the visitors share: the table that they fill, and the facts for an error message.
@@ -42,18 +46,7 @@ struct HeaderReader<'j> {
     uncounted_warnings: usize,
 }
 
-impl<'j> HeaderReader<'j> {
-    fn new(json: &'j str, strictness: Strictness) -> Self {
-        Self {
-            json,
-            strictness,
-            table: HeaderTable::with_capacity(json.len()),
-            current: None,
-            refusal: None,
-            uncounted_warnings: 0,
-        }
-    }
-
+impl HeaderReader<'_> {
     fn refuse<E: Error>(&mut self, kind: HeaderErrorKind, text: impl fmt::Display) -> E {
         self.refusal = Some(kind);
         E::custom(text)
@@ -90,27 +83,17 @@ impl<'j> HeaderReader<'j> {
         NonZeroU32::new(u32::try_from(in_file).ok()?)
     }
 
-    fn finish(mut self) -> HeaderTable {
-        if self.uncounted_warnings > 0 {
-            self.table.warnings.push(format!("{} more unknown fields are ignored", self.uncounted_warnings));
-        }
-        self.table
-    }
-
     fn error(&self, error: &serde_json::Error) -> HeaderError {
         let (line, column) = (error.line(), error.column());
         let text = error.to_string();
         let text = text.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&text);
         let tensor = self.current_tensor();
         let offset = LENGTH_BYTES + byte_position(self.json, line, column) as u64;
-        match self.refusal {
-            Some(kind) => HeaderError::new(kind, Some(offset), format!("{tensor}{text}")),
-            None => HeaderError::new(
-                HeaderErrorKind::InvalidJson,
-                Some(offset),
-                format!("invalid JSON in header: {tensor}{text}"),
-            ),
-        }
+        let (kind, what) = match self.refusal {
+            Some(kind) => (kind, ""),
+            None => (HeaderErrorKind::InvalidJson, "invalid JSON in header: "),
+        };
+        HeaderError::new(kind, Some(offset), format!("{what}{tensor}{text}"))
     }
 }
 
@@ -226,7 +209,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let reader = self.reader;
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        while let Some(field) = map.next_key_seed(Any(EntryFieldVisitor(reader)))? {
+        while let Some(field) = map.next_key_seed(Any(entry_field(reader)))? {
             match field {
                 EntryField::Dtype if dtype.is_some() => return Err(reader.duplicate("dtype")),
                 EntryField::Shape if shape.is_some() => return Err(reader.duplicate("shape")),
@@ -265,26 +248,17 @@ enum EntryField {
     Unknown,
 }
 
-struct EntryFieldVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
-
-impl Visitor<'_> for EntryFieldVisitor<'_, '_> {
-    type Value = EntryField;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a field's name")
-    }
-
-    fn visit_str<E: Error>(self, name: &str) -> Result<EntryField, E> {
-        Ok(match name {
-            "dtype" => EntryField::Dtype,
-            "shape" => EntryField::Shape,
-            "data_offsets" => EntryField::DataOffsets,
-            unknown => {
-                self.0.warn_unknown_field(unknown);
-                EntryField::Unknown
-            }
-        })
-    }
+fn entry_field(reader: &mut HeaderReader<'_>) -> Word<impl FnOnce(&str) -> EntryField> {
+    let read = |name: &str| match name {
+        "dtype" => EntryField::Dtype,
+        "shape" => EntryField::Shape,
+        "data_offsets" => EntryField::DataOffsets,
+        unknown => {
+            reader.warn_unknown_field(unknown);
+            EntryField::Unknown
+        }
+    };
+    Word { what: "a field's name", read }
 }
 
 struct DtypeVisitor<'r, 'j>(&'r mut HeaderReader<'j>);
