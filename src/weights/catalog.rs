@@ -6,7 +6,7 @@ use super::header::{Header, quoted};
 use super::index::Index;
 use super::last_wins::keep_last;
 use super::locate::ShardPath;
-use super::open::{ABSENT, OpenedShard};
+use super::open::OpenedShard;
 use super::report::Report;
 
 /// A tensor: the number of its file, and its rank among the names of that file.
@@ -33,30 +33,36 @@ impl Catalog {
         shards: &[ShardPath],
         report: &mut Report,
     ) -> Self {
-        let mut next: Vec<_> = opened.iter().map(|shard| shard.ranks.iter()).collect();
+        let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
+        // The names of the index are sorted, as are those of each header: one walk through all of them.
+        let names = headers.iter().map(|header| header.tensors().map(|entry| entry.name).zip(0..).peekable());
+        let mut held: Vec<_> = names.collect();
+        let mut others = Vec::new();
         let mut by_name: Vec<TensorAt> = Vec::with_capacity(index.len());
         for (name, file) in index.names() {
-            match next[file].next() {
-                Some(&rank) if rank != ABSENT => by_name.push((file as u32, rank)),
-                None => {} // the whole file is missing
-                Some(_) => {
+            while let Some((other, _)) = held[file].next_if(|(held, _)| *held < name) {
+                others.push((file, other));
+            }
+            match held[file].next_if(|(held, _)| *held == name) {
+                Some((_, rank)) => by_name.push((file as u32, rank)),
+                None if opened[file].kept.is_none() => {} // the whole file is missing
+                None => {
                     let path = shards[file].path.display();
                     report.missing_names.add(format_args!("{} ({path})", quoted(name)));
                 }
             }
         }
-        for (shard, found) in shards.iter().zip(opened) {
-            for &rank in &found.unnamed {
-                let name = found.header.nth(rank as usize).name;
-                match index.shard_of(name) {
-                    Some(other) => report.add_repeat(name, &shards[other], shard),
-                    None => {
-                        report.unnamed.add(format_args!("{} ({})", quoted(name), shard.path.display()));
-                    }
+        let rest = held.into_iter().enumerate();
+        others.extend(rest.flat_map(|(file, names)| names.map(move |(name, _)| (file, name))));
+        others.sort_unstable();
+        for (file, name) in others {
+            match index.shard_of(name) {
+                Some(right) => report.add_repeat(name, &shards[right], &shards[file]),
+                None => {
+                    report.unnamed.add(format_args!("{} ({})", quoted(name), shards[file].path.display()));
                 }
             }
         }
-        let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
         Self::new(&headers, by_name)
     }
 

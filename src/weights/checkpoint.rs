@@ -43,7 +43,7 @@ impl Checkpoint {
         keep_going: &mut KeepGoing<'_>,
     ) -> Result<Self> {
         let budget = DescriptorBudget::for_files(list.shards.len());
-        let outcomes = open_shards(&list, mode, strictness, &budget, keep_going)?;
+        let outcomes = open_shards(&list.shards, mode, strictness, &budget, keep_going)?;
         let ShardList { path, shards, index, warnings } = list;
         let mut report = Report::new(warnings);
         let alone = shards.len() == 1 && index.is_none();

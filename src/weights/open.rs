@@ -1,4 +1,4 @@
-//! The shards of a checkpoint, opened in parallel: their headers, matched with the index's names.
+//! The shards of a checkpoint and their headers, opened in parallel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::file::read_header;
 use super::header::Header;
-use super::index::Index;
-use super::locate::{ShardList, ShardPath};
+use super::locate::ShardPath;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
@@ -27,38 +26,29 @@ pub const FILES_PER_THREAD: usize = 4;
 /// Failed files after which no more are tried: an index may name tens of thousands.
 pub const MAX_FAILED: usize = 100;
 
-/// The rank of a name that is in the index but not in the file.
-pub const ABSENT: u32 = u32::MAX;
-
 /// A shard whose header was read.
 #[derive(Default)]
 pub struct OpenedShard {
     /// `None` if the shard could not be opened.
     pub kept: Option<Kept>,
     pub header: Arc<Header>,
-    /// The ranks of the names that the index has for this file, in order of names.
-    pub ranks: Vec<u32>,
-    /// The ranks of the other names.
-    pub unnamed: Vec<u32>,
 }
 
 /// Opens all shards. `None` stands for a shard that was not tried, because too many others had failed. An error that
 /// is not the checkpoint's fault ends the opening at once, and so does `keep_going` when it returns `false`.
 pub fn open_shards(
-    list: &ShardList,
+    shards: &[ShardPath],
     mode: RequestedMode,
     strictness: Strictness,
     budget: &DescriptorBudget,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<Vec<Option<Result<OpenedShard>>>> {
-    let wanted = list.index.as_ref().map(|found| by_file(&found.index)).unwrap_or_default();
-    let (shards, failed) = (&list.shards, AtomicUsize::new(0));
+    let failed = AtomicUsize::new(0);
     let attempt = |number: usize| {
         if failed.load(Ordering::Relaxed) >= MAX_FAILED {
             return Ok(None);
         }
-        let names = wanted.get(number).map(Vec::as_slice);
-        match open_shard(&shards[number], names, mode, strictness, budget) {
+        match open_shard(&shards[number], mode, strictness, budget) {
             Err(error) if !shards[number].is_to_blame(&error) => Err(error),
             opened => {
                 failed.fetch_add(usize::from(opened.is_err()), Ordering::Relaxed);
@@ -91,37 +81,11 @@ pub fn open_shards(
 
 fn open_shard(
     shard: &ShardPath,
-    wanted: Option<&[&str]>,
     mode: RequestedMode,
     strictness: Strictness,
     budget: &DescriptorBudget,
 ) -> Result<OpenedShard> {
     let file = MappedFile::open_again(&shard.origin, mode)?;
     let header = read_header(&file, strictness)?;
-    let (ranks, unnamed) = wanted.map(|names| match_names(&header, names)).unwrap_or_default();
-    Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header: Arc::new(header), ranks, unnamed })
-}
-
-/// Returns the names that the index has for each file, sorted.
-fn by_file(index: &Index) -> Vec<Vec<&str>> {
-    let mut names = vec![Vec::new(); index.shards().len()];
-    for (name, shard) in index.names() {
-        names[shard].push(name);
-    }
-    names
-}
-
-/// Walks the names that the index has for a file and those that the file holds, both sorted. Returns the rank
-/// of each of the former, and the ranks that the index does not name.
-fn match_names(header: &Header, wanted: &[&str]) -> (Vec<u32>, Vec<u32>) {
-    let (mut ranks, mut unnamed) = (Vec::with_capacity(wanted.len()), Vec::new());
-    let mut held = header.tensors().map(|entry| entry.name).zip(0_u32..).peekable();
-    for &name in wanted {
-        while let Some((_, rank)) = held.next_if(|(held, _)| *held < name) {
-            unnamed.push(rank);
-        }
-        ranks.push(held.next_if(|(held, _)| *held == name).map_or(ABSENT, |(_, rank)| rank));
-    }
-    unnamed.extend(held.map(|(_, rank)| rank));
-    (ranks, unnamed)
+    Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header: Arc::new(header) })
 }
