@@ -28,7 +28,7 @@ mod words;
 /// What the integration tests and the benchmarks look into. It is no interface and changes without notice.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::batching::assemble::{BatchMemory, assemble};
+    pub use crate::batching::assemble::assemble;
     pub use crate::batching::options::{Options, Without};
     pub use crate::batching::pipeline::{Next, Pipeline};
     pub use crate::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};

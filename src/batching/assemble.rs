@@ -11,15 +11,8 @@ use crate::widen::Element;
 use super::layout::row_bytes;
 use super::row::RowCopier;
 
-/// The memory of a batch: `[windows, sequence_length]` elements each, without gaps.
-#[derive(Debug)]
-pub struct BatchMemory<'a> {
-    pub x: Uninit<'a>,
-    /// `None` exactly for [`Target::None`].
-    pub y: Option<Uninit<'a>>,
-}
-
-/// Fills `memory` with the windows `indices`, in that order.
+/// Fills x and y, `[windows, sequence_length]` elements each, without gaps, with the windows `indices`, in that
+/// order. There is no y exactly for [`Target::None`].
 ///
 /// Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
 /// and then the content of the memory is undefined.
@@ -28,12 +21,12 @@ pub fn assemble(
     windows: &Windows,
     indices: &[u64],
     element: Element,
-    memory: BatchMemory<'_>,
+    mut x: Uninit<'_>,
+    mut y: Option<Uninit<'_>>,
 ) -> Result<()> {
-    let BatchMemory { mut x, mut y } = memory;
-    let row_bytes = row_bytes(windows.sequence_length(), corpus.dtype, element).unwrap_or(usize::MAX);
+    let row_bytes = row_bytes(windows.sequence_length, corpus.dtype, element).unwrap_or(usize::MAX);
     let needed = row_bytes.checked_mul(indices.len());
-    let has_targets = windows.target() != Target::None;
+    let has_targets = windows.target != Target::None;
     if needed != Some(x.len()) || y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
         return Err(Error::argument("the memory for the batch is not of the batch's size"));
     }

@@ -60,7 +60,7 @@ impl BatchLayout {
         let too_large = || Error::argument("a batch takes more than 2^63 bytes");
         let Some(source) = feed.sources.first() else { return Err(Error::argument("no corpus was given")) };
         let rows = feed.share.batch_size;
-        let tokens = source.windows.sequence_length();
+        let tokens = source.windows.sequence_length;
         let row = row_bytes(tokens, source.corpus.dtype, element).ok_or_else(too_large)? as u64;
         let position_row = tokens.checked_mul(position_bytes(element)).ok_or_else(too_large)?;
         let mut end = 0_u64;
@@ -73,7 +73,7 @@ impl BatchLayout {
             Ok(Some(offset as usize))
         };
         place(true, row)?;
-        let y_offset = place(source.windows.target() != Target::None, row)?;
+        let y_offset = place(source.windows.target != Target::None, row)?;
         let positions_offset = place(documents, position_row)?;
         Ok(Self {
             rows: rows as usize,
@@ -135,7 +135,7 @@ fn ahead_bytes(feed: &Feed) -> u64 {
     let page = memory::page_bytes() as u64;
     let noted = (size_of::<BatchRow>() + size_of::<ByteRange>()) as u64;
     let window = feed.sources.iter().map(|source| {
-        let tokens = source.windows.sequence_length();
+        let tokens = source.windows.sequence_length;
         tokens.saturating_mul(source.corpus.item_bytes()).saturating_add(page + noted)
     });
     window.max().unwrap_or(page).saturating_mul(feed.share.batch_size)

@@ -56,8 +56,8 @@ enum SlotState {
     Filling(Vec<RowChunk>),
     /// The files that no thread has taken.
     Checking(Vec<FileId>),
-    Finished(Lease),
-    Failed(Error),
+    /// *Finished*, or *failed*.
+    Done(Result<Lease>),
 }
 
 #[derive(Debug)]
@@ -196,7 +196,7 @@ impl Ring {
                 let work = match &mut slot.state {
                     SlotState::Filling(chunks) => chunks.pop().map(SlotWork::Fill),
                     SlotState::Checking(files) => files.pop().map(SlotWork::Check),
-                    SlotState::Finished(_) | SlotState::Failed(_) => None,
+                    SlotState::Done(_) => None,
                 }?;
                 Some(Claim { number: self.first + index as u64, plan: slot.planned.plan.clone(), work })
             });
@@ -219,7 +219,7 @@ impl Ring {
         let made = self.pool.take().and_then(|block| self.layout.chunks(block, rows, is_slow));
         let (whole, state) = match made {
             Ok((whole, chunks)) => (Some(whole), SlotState::Filling(chunks.into_iter().rev().collect())),
-            Err(error) => (None, SlotState::Failed(error)),
+            Err(error) => (None, SlotState::Done(Err(error))),
         };
         let open = if let SlotState::Filling(chunks) = &state { chunks.len() } else { 0 };
         self.news.work += open.saturating_sub(1);
@@ -260,9 +260,9 @@ impl Ring {
         let slot = slots.get_mut(index)?;
         slot.open = slot.open.checked_sub(1)?;
         match (&slot.state, outcome) {
-            (SlotState::Failed(_), _) => return None,
+            (SlotState::Done(_), _) => return None,
             (_, Ok(filled)) => slot.filled.add(filled),
-            (_, Err(error)) => slot.state = SlotState::Failed(error),
+            (_, Err(error)) => slot.state = SlotState::Done(Err(error)),
         }
         if slot.open == 0 && !slot.begin_checks() {
             slot.finish(pool);
@@ -274,7 +274,7 @@ impl Ring {
                 news.work += files.len().saturating_sub(1);
                 None
             }
-            SlotState::Finished(_) | SlotState::Failed(_) => {
+            SlotState::Done(_) => {
                 news.is_ready |= index == 0;
                 Some(slot.planned.behind.clone())
             }
@@ -294,11 +294,13 @@ impl Ring {
             (Some(Ok(())), true) => return Front::End,
             _ => {}
         }
-        if !self.front_is_finished() {
+        if !self.front_is_done() {
             return Front::Pending(None);
         }
-        let Some(slot) = self.slots.pop_front() else { return Front::Pending(None) };
-        let BatchSlot { planned, state, filled, .. } = slot;
+        let Some(BatchSlot { planned, state: SlotState::Done(buffer), filled, .. }) = self.slots.pop_front()
+        else {
+            return Front::Pending(None);
+        };
         self.first += 1;
         self.space.give_back(1);
         if stalled && filled.waited && !self.is_warm && self.adapts {
@@ -306,13 +308,8 @@ impl Ring {
             self.space.double();
         }
         self.news.work += usize::from(!self.planned.is_empty());
-        self.news.is_ready |= self.front_is_finished();
+        self.news.is_ready |= self.front_is_done();
         self.news.has_room = true;
-        let buffer = match state {
-            SlotState::Finished(lease) => Ok(lease),
-            SlotState::Failed(error) => Err(error),
-            SlotState::Filling(_) | SlotState::Checking(_) => return Front::Pending(None),
-        };
         Front::Batch(Taken { plan: planned.plan, buffer, documents: filled.documents })
     }
 
@@ -324,15 +321,14 @@ impl Ring {
         }
     }
 
-    fn front_is_finished(&self) -> bool {
-        let front = self.slots.front().map(|slot| &slot.state);
-        matches!(front, Some(SlotState::Finished(_) | SlotState::Failed(_)))
+    fn front_is_done(&self) -> bool {
+        self.slots.front().is_some_and(|slot| matches!(slot.state, SlotState::Done(_)))
     }
 
     /// Returns whether [`Self::take`] would return something other than [`Front::Pending`].
     pub fn is_ready(&self) -> bool {
         let is_over = self.end.is_some() && self.slots.is_empty() && self.planned.is_empty();
-        self.is_closed || is_over || self.front_is_finished()
+        self.is_closed || is_over || self.front_is_done()
     }
 
     /// Stops all threads at their next check. The consumer gets `error` from then on, if there is one. Returns
@@ -374,10 +370,8 @@ impl BatchSlot {
         if let (SlotState::Filling(_) | SlotState::Checking(_), Some(whole)) =
             (&self.state, self.whole.take())
         {
-            self.state = match whole.join() {
-                Ok(block) => SlotState::Finished(pool.lease(block)),
-                Err(_) => SlotState::Failed(Error::argument("a part of the batch is still in use")),
-            };
+            let block = whole.join().map_err(|_| Error::argument("a part of the batch is still in use"));
+            self.state = SlotState::Done(block.map(|block| pool.lease(block)));
         }
     }
 }

@@ -13,7 +13,7 @@ use super::error::text;
 use super::export::{self, Access};
 use super::files::{path_of, weakest_reason};
 use super::writable::WritableBuffer;
-use crate::batching::assemble::{BatchMemory, assemble};
+use crate::batching::assemble::assemble;
 use crate::error::Error;
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::natural;
@@ -196,8 +196,7 @@ impl PyTokenCorpus {
             }
             None => None,
         };
-        let memory = BatchMemory { x, y };
-        Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, memory))?)
+        Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, x, y))?)
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {
@@ -247,5 +246,5 @@ pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     module.add("LLMC_KINDS", kinds)?;
     module.add("MEGATRON_CODES", codes)?;
-    module.add("TOKEN_DTYPES", PyTuple::new(module.py(), TOKEN_DTYPES.iter().map(|(name, _)| *name))?)
+    module.add("TOKEN_DTYPES", PyTuple::new(module.py(), TOKEN_DTYPES.iter().map(|known| known.0))?)
 }

@@ -18,9 +18,9 @@ words! {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    sequence_length: u64,
+    pub sequence_length: u64,
     stride: u64,
-    target: Target,
+    pub target: Target,
     /// The last token at which a window can begin.
     last_start: u64,
 }
@@ -52,18 +52,10 @@ impl Windows {
         self.last_start.checked_add(1)
     }
 
-    pub fn sequence_length(&self) -> u64 {
-        self.sequence_length
-    }
-
-    pub fn target(&self) -> Target {
-        self.target
-    }
-
     /// Tokens of window `index`, targets included, as `(start, stop)`.
     pub fn tokens(&self, index: u64) -> Result<(u64, u64)> {
         if index >= self.count() {
-            return Err(Error::Index { detail: format!("window {index} of {}", self.count()) });
+            return Err(Error::index(format!("window {index} of {}", self.count())));
         }
         self.tokens_from(index * self.stride)
     }
@@ -72,7 +64,7 @@ impl Windows {
     pub fn tokens_from(&self, start: u64) -> Result<(u64, u64)> {
         if start > self.last_start {
             let detail = format!("a window from token {start}; the last one begins at {}", self.last_start);
-            return Err(Error::Index { detail });
+            return Err(Error::index(detail));
         }
         // No overflow: `new` made sure that the last window ends inside the corpus.
         Ok((start, start + self.sequence_length + u64::from(self.target != Target::None)))

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use pagestream::internals::{
-    BatchMemory, Dtype, Element, Error, ReadCause, RequestedMode, RowCopier, Target, TokenCorpus, Uninit,
-    Windows, assemble,
+    Dtype, Element, Error, ReadCause, RequestedMode, RowCopier, Target, TokenCorpus, Uninit, Windows,
+    assemble,
 };
 use proptest::prelude::*;
 
@@ -17,11 +17,11 @@ fn batch(
     indices: &[u64],
     element: Element,
 ) -> Result<(Vec<u8>, Vec<u8>), Error> {
-    let bytes = windows.sequence_length() * element.bytes(corpus.dtype) * indices.len() as u64;
+    let bytes = windows.sequence_length * element.bytes(corpus.dtype) * indices.len() as u64;
     let mut x = vec![0xAA; bytes as usize];
-    let mut y = vec![0xAA; if windows.target() == Target::None { 0 } else { x.len() }];
-    let targets = (windows.target() != Target::None).then(|| Uninit::of(&mut y));
-    assemble(corpus, windows, indices, element, BatchMemory { x: Uninit::of(&mut x), y: targets })?;
+    let mut y = vec![0xAA; if windows.target == Target::None { 0 } else { x.len() }];
+    let targets = (windows.target != Target::None).then(|| Uninit::of(&mut y));
+    assemble(corpus, windows, indices, element, Uninit::of(&mut x), targets)?;
     Ok((x, y))
 }
 
@@ -165,9 +165,9 @@ fn room_of_another_size_is_refused() {
     ] {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
-        let place = BatchMemory { x: Uninit::of(&mut x), y: y.as_mut().map(|y| Uninit::of(y)) };
-        let result = assemble(&corpus, windows, &[0, 1], Element::I64, place);
-        assert_eq!(result.is_ok(), fits, "{x_bytes} {y_bytes:?} {:?}", windows.target());
+        let targets = y.as_mut().map(|y| Uninit::of(y));
+        let result = assemble(&corpus, windows, &[0, 1], Element::I64, Uninit::of(&mut x), targets);
+        assert_eq!(result.is_ok(), fits, "{x_bytes} {y_bytes:?} {:?}", windows.target);
     }
 }
 

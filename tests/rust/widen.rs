@@ -76,7 +76,7 @@ fn windowed(
 
 /// A type and tokens of it: any, small ones, and those beside the limits of every type.
 fn typed_tokens() -> impl Strategy<Value = (Dtype, Vec<i128>)> {
-    let dtypes = TOKEN_DTYPES.iter().map(|(_, dtype)| *dtype).collect::<Vec<_>>();
+    let dtypes = TOKEN_DTYPES.iter().map(|known| known.2).collect::<Vec<_>>();
     prop::sample::select(dtypes).prop_flat_map(|dtype| {
         let (least, greatest) = limits(dtype);
         let small = 0..=100_i128.min(greatest);
@@ -131,7 +131,7 @@ proptest! {
 
 #[test]
 fn the_limits_of_every_type_fit_or_are_refused() {
-    for &(name, dtype) in TOKEN_DTYPES {
+    for &(name, _, dtype) in TOKEN_DTYPES {
         let (least, greatest) = limits(dtype);
         for (element, (low, high)) in [(Element::I64, limits(Dtype::I64)), (Element::I32, limits(Dtype::I32))]
         {
@@ -149,7 +149,7 @@ fn the_limits_of_every_type_fit_or_are_refused() {
 
 #[test]
 fn a_batch_has_elements_of_the_stated_size() {
-    for &(_, dtype) in TOKEN_DTYPES {
+    for &(_, _, dtype) in TOKEN_DTYPES {
         assert_eq!(Element::I64.bytes(dtype), 8);
         assert_eq!(Element::I32.bytes(dtype), 4);
         assert_eq!(Element::Raw.bytes(dtype), dtype.bits() / 8);
@@ -158,7 +158,7 @@ fn a_batch_has_elements_of_the_stated_size() {
 
 #[test]
 fn what_is_called_a_copy_has_the_bytes_of_the_file() {
-    for &(name, dtype) in TOKEN_DTYPES {
+    for &(name, _, dtype) in TOKEN_DTYPES {
         let (least, greatest) = limits(dtype);
         let tokens: Vec<i128> = (0..90).map(|n| if n % 2 == 0 { least + n } else { greatest - n }).collect();
         let file: Vec<u8> = tokens.iter().flat_map(|token| encode(*token, dtype)).collect();

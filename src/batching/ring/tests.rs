@@ -178,7 +178,7 @@ impl Model {
         let pieces = self.ring.slots.iter().map(|slot| match &slot.state {
             SlotState::Filling(chunks) => chunks.len(),
             SlotState::Checking(files) => files.len(),
-            SlotState::Finished(_) | SlotState::Failed(_) => 0,
+            SlotState::Done(_) => 0,
         });
         pieces.sum()
     }
@@ -193,8 +193,8 @@ impl Model {
                 let state = match &slot.state {
                     SlotState::Filling(chunks) => format!("f{}", chunks.len()),
                     SlotState::Checking(files) => format!("c{}", files.len()),
-                    SlotState::Finished(_) => "ok".into(),
-                    SlotState::Failed(_) => "failed".into(),
+                    SlotState::Done(Ok(_)) => "ok".into(),
+                    SlotState::Done(Err(_)) => "failed".into(),
                 };
                 (state, slot.open)
             })

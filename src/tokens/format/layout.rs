@@ -43,25 +43,25 @@ pub struct TokenFile {
     pub documents: Option<(Box<dyn DocumentTable>, MappedFile)>,
 }
 
-/// The types that tokens have, by NumPy's names.
-pub const TOKEN_DTYPES: &[(&str, Dtype)] = &[
-    ("uint8", Dtype::U8),
-    ("int8", Dtype::I8),
-    ("uint16", Dtype::U16),
-    ("int16", Dtype::I16),
-    ("uint32", Dtype::U32),
-    ("int32", Dtype::I32),
-    ("uint64", Dtype::U64),
-    ("int64", Dtype::I64),
+/// The types that tokens have, by NumPy's names and by those in headers of `.npy`.
+pub const TOKEN_DTYPES: &[(&str, &str, Dtype)] = &[
+    ("uint8", "|u1", Dtype::U8),
+    ("int8", "|i1", Dtype::I8),
+    ("uint16", "<u2", Dtype::U16),
+    ("int16", "<i2", Dtype::I16),
+    ("uint32", "<u4", Dtype::U32),
+    ("int32", "<i4", Dtype::I32),
+    ("uint64", "<u8", Dtype::U64),
+    ("int64", "<i8", Dtype::I64),
 ];
 
 pub fn token_dtype_name(dtype: Dtype) -> &'static str {
-    TOKEN_DTYPES.iter().find(|(_, known)| *known == dtype).map_or(dtype.name(), |(name, _)| *name)
+    TOKEN_DTYPES.iter().find(|known| known.2 == dtype).map_or(dtype.name(), |known| known.0)
 }
 
 pub fn token_dtype_from_name(name: &str) -> Result<Dtype> {
-    TOKEN_DTYPES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype).ok_or_else(|| {
-        let names: Vec<_> = TOKEN_DTYPES.iter().map(|(name, _)| *name).collect();
+    TOKEN_DTYPES.iter().find(|known| known.0 == name).map(|known| known.2).ok_or_else(|| {
+        let names: Vec<_> = TOKEN_DTYPES.iter().map(|known| known.0).collect();
         Error::argument(format!("tokens are of one of the types {}, not {name}", names.join(", ")))
     })
 }

@@ -6,7 +6,9 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::Opened;
 
-use super::layout::{Format, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name};
+use super::layout::{
+    Format, TOKEN_DTYPES, TokenLayout, agree_dtype, item_bytes, read_prefix, token_dtype_name,
+};
 
 pub const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -110,21 +112,12 @@ impl NpyHeader {
         let Some(descr) = &self.descr else {
             return Err("the array has a structured type; tokens are integers".into());
         };
-        match descr.as_str() {
-            "|u1" => Ok(Dtype::U8),
-            "|i1" => Ok(Dtype::I8),
-            "<u2" => Ok(Dtype::U16),
-            "<i2" => Ok(Dtype::I16),
-            "<u4" => Ok(Dtype::U32),
-            "<i4" => Ok(Dtype::I32),
-            "<u8" => Ok(Dtype::U64),
-            "<i8" => Ok(Dtype::I64),
-            other if other.starts_with('>') => {
-                Err(format!("the array is big-endian ({other}); save it as little-endian"))
+        match TOKEN_DTYPES.iter().find(|known| known.1 == descr) {
+            Some(known) => Ok(known.2),
+            None if descr.starts_with('>') => {
+                Err(format!("the array is big-endian ({descr}); save it as little-endian"))
             }
-            other => {
-                Err(format!("the array is of type {other:?}; tokens are integers of 1, 2, 4 or 8 bytes"))
-            }
+            None => Err(format!("the array is of type {descr:?}; tokens are integers of 1, 2, 4 or 8 bytes")),
         }
     }
 }
