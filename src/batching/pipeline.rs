@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
-use crate::fetch::crew::{OnPanic, Role};
+use crate::fetch::crew::OnPanic;
 use crate::os::process::fork;
 
 use super::gatherer::Gatherer;
@@ -68,14 +68,14 @@ impl Pipeline {
         };
         let crew = &shared.crew;
         let ours = shared.clone();
-        crew.spawn(Role::Assistant, "pagestream-plan", move || {
+        crew.assist("pagestream-plan", move || {
             let _on_panic = OnPanic(&*ours);
             plan_ahead(&ours, position, sizes.max_group_batches);
         })?;
         crew.start("pagestream-gather", &shared)?;
         let ours = shared.clone();
         // Without this thread the fingerprints are worked out when they are asked for.
-        let _ = crew.spawn(Role::Assistant, "pagestream-print", move || work_out_fingerprints(&ours));
+        let _ = crew.assist("pagestream-print", move || work_out_fingerprints(&ours));
         Ok(pipeline)
     }
 

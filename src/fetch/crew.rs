@@ -1,5 +1,6 @@
 //! Threads that share items of work. Their number grows while storage is slow.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
@@ -96,7 +97,7 @@ impl Wait {
 
 /// The purpose of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+enum Role {
     /// Does steps of the work. The limits apply to workers.
     Worker,
     /// Does anything else that the crew waits for at the end.
@@ -162,10 +163,10 @@ impl Count {
     }
 }
 
-/// Counts a thread as a member of the crew until it is dropped.
-struct CrewMember<'a>(&'a Crew, Role);
+/// A thread that was counted as a member of the crew. It leaves when this is dropped, also if it cannot be started.
+struct CrewMember<C: Deref<Target = Crew>>(C, Role);
 
-impl Drop for CrewMember<'_> {
+impl<C: Deref<Target = Crew>> Drop for CrewMember<C> {
     fn drop(&mut self) {
         self.0.lock().leave(self.1);
         self.0.gone.notify_all();
@@ -203,15 +204,10 @@ impl Crew {
         self.lock().threads
     }
 
-    /// Starts a detached thread, which [`Self::wait_for_end`] awaits.
-    pub fn spawn(
-        self: &Arc<Self>,
-        role: Role,
-        name: &str,
-        body: impl FnOnce() + Send + 'static,
-    ) -> Result<()> {
-        self.lock().enter(role, 1);
-        self.spawn_counted(role, name, body)
+    /// Starts a detached thread that does no steps. [`Self::wait_for_end`] awaits it.
+    pub fn assist(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.lock().enter(Role::Assistant, 1);
+        self.spawn_counted(Role::Assistant, name, body)
     }
 
     fn spawn_counted(
@@ -220,13 +216,12 @@ impl Crew {
         name: &str,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
-        let ours = self.clone();
+        let member = CrewMember(self.clone(), role);
         let thread = Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
-            let _member = CrewMember(&ours, role);
+            let _member = member;
             body();
         });
         thread.map(drop).map_err(|error| {
-            drop(CrewMember(self, role));
             let errno = error.raw_os_error().unwrap_or(0);
             let advice = "the limit on processes and threads (ulimit -u) may be reached";
             Error::system("cannot start a thread", "", errno, advice)
@@ -291,14 +286,13 @@ impl Crew {
         work: &'scope W,
         scope: &'scope Scope<'scope, '_>,
     ) {
+        let member = CrewMember(self, Role::Worker);
         let thread = Builder::new().name(name.into()).stack_size(STACK_BYTES);
-        let spawned = thread.spawn_scoped(scope, move || {
-            let _member = CrewMember(self, Role::Worker);
+        // If no thread can be started, the existing ones do all the work.
+        let _ = thread.spawn_scoped(scope, move || {
+            let _member = member;
             self.serve(work, true, || self.help(name, work, scope), || {});
         });
-        if spawned.is_err() {
-            drop(CrewMember(self, Role::Worker));
-        }
     }
 
     /// Runs steps until none is left; an extra thread also stops once storage is calm.
