@@ -54,7 +54,11 @@ impl Gatherer {
             }
             self.copiers[row.source].row((row.start, row.stop), options.element, x, y)?;
             if let Some(positions) = &mut positions {
-                let starts = document_starts(feed, row, layout.tokens)?;
+                let corpus = &feed.sources[row.source].corpus;
+                let mut starts = corpus.document_starts(row.start, row.start + layout.tokens)?;
+                for start in &mut starts {
+                    *start -= row.start;
+                }
                 count_up(positions.next().ok_or_else(wrong_size)?, &starts, options.element);
                 filled.documents.push((chunk.rows.start + number, starts));
             }
@@ -86,16 +90,6 @@ fn memory_of_rows(part: &mut Part, row_bytes: usize) -> impl Iterator<Item = Uni
 
 fn wrong_size() -> Error {
     Error::argument("the memory for the batch is not of the batch's size")
-}
-
-fn document_starts(feed: &Feed, row: &BatchRow, tokens: u64) -> Result<Vec<u64>> {
-    let mut starts = Vec::new();
-    feed.sources[row.source].corpus.document_starts(row.start, row.start + tokens, &mut starts)?;
-    for start in &mut starts {
-        *start -= row.start;
-    }
-    starts.retain(|&start| start > 0);
-    Ok(starts)
 }
 
 /// Writes 0, 1, 2, …, restarting at each document.

@@ -133,8 +133,7 @@ impl Feed {
         let (each, more) = (global_rows / world_size, global_rows % world_size);
         let first = rank * each + rank.min(more);
         let count = each + u64::from(rank < more);
-        let mut draws = Vec::new();
-        self.schedule.draws(position + first, count as usize, &mut draws)?;
+        let draws = self.schedule.draws(position + first, count as usize)?;
         let mut rows = room_for(draws.len())?;
         for draw in &draws {
             rows.push(self.row(draw)?);
@@ -148,11 +147,11 @@ impl Feed {
         let rows = rows.into_iter();
         let mut ranges = room_for(rows.size_hint().0)?;
         for row in rows {
-            self.each_byte_range(row, |range| {
+            for range in self.byte_ranges(row)? {
                 let offset = range.offset - range.offset % page;
                 let len = range.end().next_multiple_of(page) - offset;
                 ranges.push(ByteRange { offset, len, ..range });
-            })?;
+            }
         }
         ranges.sort_unstable();
         let mut merged = room_for(ranges.len())?;
@@ -160,25 +159,22 @@ impl Feed {
         Ok(merged)
     }
 
-    /// Calls `act` with the bytes of a row, file by file.
-    fn each_byte_range(&self, row: &BatchRow, mut act: impl FnMut(ByteRange)) -> Result<()> {
-        let corpus = &self.sources[row.source].corpus;
-        for piece in corpus.pieces(row.start, row.stop)? {
+    /// The bytes of a row, file by file.
+    fn byte_ranges(&self, row: &BatchRow) -> Result<impl Iterator<Item = ByteRange>> {
+        let (set, corpus) = (row.source, &self.sources[row.source].corpus);
+        Ok(corpus.pieces(row.start, row.stop)?.map(move |piece| {
             let (offset, len) = corpus.byte_range(piece);
-            act(ByteRange { file: FileId { set: row.source, index: piece.shard }, offset, len });
-        }
-        Ok(())
+            ByteRange { file: FileId { set, index: piece.shard }, offset, len }
+        }))
     }
 
     /// Whether a row is known to be in the page cache.
     pub fn is_resident(&self, row: &BatchRow) -> bool {
-        let mut is_resident = true;
-        let asked = self.each_byte_range(row, |range| {
+        let is_cached = |range: ByteRange| {
             let opened = self.open(range.file);
-            is_resident &= opened
-                .is_ok_and(|opened| page_cache::is_resident(&opened, range.offset, range.len) == Some(true));
-        });
-        asked.is_ok() && is_resident
+            opened.is_ok_and(|opened| page_cache::is_resident(&opened, range.offset, range.len) == Some(true))
+        };
+        self.byte_ranges(row).is_ok_and(|mut ranges| ranges.all(is_cached))
     }
 
     pub fn open(&self, file: FileId) -> Result<Arc<Opened>> {

@@ -88,18 +88,18 @@ impl Schedule {
         self.pass.length
     }
 
-    /// Appends the draws at `position` and after it to `out`. Positions go on from pass to pass.
-    pub fn draws(&self, position: u64, count: usize, out: &mut Vec<Draw>) -> Result<()> {
+    /// Returns the draws at `position` and after it. Positions go on from pass to pass.
+    pub fn draws(&self, mut position: u64, count: usize) -> Result<Vec<Draw>> {
         let end = position.checked_add(count as u64).ok_or_else(|| {
             Error::argument(format!("{count} draws from position {position} on end after 2^64"))
         })?;
-        out.try_reserve(count).map_err(|_| Error::argument(format!("no memory for {count} draws")))?;
+        let mut out = Vec::new();
+        out.try_reserve_exact(count).map_err(|_| Error::argument(format!("no memory for {count} draws")))?;
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut position = position;
         while position < end {
-            position = self.draws_of_phase(&mut memory, position, end, out);
+            position = self.draws_of_phase(&mut memory, position, end, &mut out);
         }
-        Ok(())
+        Ok(out)
     }
 
     /// The position up to which draws are best read together with the one at `position`: the end of its

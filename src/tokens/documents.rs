@@ -6,21 +6,21 @@ use super::corpus::TokenCorpus;
 use super::format::documents::out_of_order;
 
 impl TokenCorpus {
-    /// Appends each place p with `start < p < stop` where a document begins, ascending and once, however
+    /// Returns each place p with `start < p < stop` where a document begins, ascending and once, however
     /// many empty documents begin there. Work is bounded by the number of tokens in the range.
-    pub fn document_starts(&self, start: u64, stop: u64, out: &mut Vec<u64>) -> Result<()> {
+    pub fn document_starts(&self, start: u64, stop: u64) -> Result<Vec<u64>> {
         self.check_range(start, stop)?;
         self.document_count.ok_or_else(no_documents)?;
-        let (first, known) = (self.index_of(start), out.len());
-        for shard in self.shards[first..].iter().take_while(|shard| shard.start < stop) {
+        let mut places = Vec::new();
+        for shard in self.shards[self.index_of(start)..].iter().take_while(|shard| shard.start < stop) {
             let Some((table, index)) = &shard.documents else { continue };
             let index = self.opened(*index)?;
             let reader = index.reader();
             let low = (start + 1).saturating_sub(shard.start);
-            table.places(&reader, (low, stop - shard.start), shard.start, known, out)?;
+            table.places(&reader, (low, stop - shard.start), shard.start, &mut places)?;
             reader.finish()?;
         }
-        Ok(())
+        Ok(places)
     }
 
     /// Fills `out` with the positions where documents `first`, `first + 1`, … begin. The document after the last

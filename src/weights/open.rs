@@ -43,12 +43,17 @@ pub fn open_shards(
     budget: &DescriptorBudget,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<Vec<Option<Result<OpenedShard>>>> {
+    let open = |shard: &ShardPath| {
+        let file = MappedFile::open_again(&shard.origin, mode)?;
+        let header = Arc::new(read_header(&file, strictness)?);
+        Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header })
+    };
     let failed = AtomicUsize::new(0);
     let attempt = |number: usize| {
         if failed.load(Ordering::Relaxed) >= MAX_FAILED {
             return Ok(None);
         }
-        match open_shard(&shards[number], mode, strictness, budget) {
+        match open(&shards[number]) {
             Err(error) if !shards[number].is_to_blame(&error) => Err(error),
             opened => {
                 failed.fetch_add(usize::from(opened.is_err()), Ordering::Relaxed);
@@ -77,15 +82,4 @@ pub fn open_shards(
     };
     opened.append(&mut in_parallel_while(rest, threads, check, |number| attempt(number + 1))?);
     Ok(opened)
-}
-
-fn open_shard(
-    shard: &ShardPath,
-    mode: RequestedMode,
-    strictness: Strictness,
-    budget: &DescriptorBudget,
-) -> Result<OpenedShard> {
-    let file = MappedFile::open_again(&shard.origin, mode)?;
-    let header = read_header(&file, strictness)?;
-    Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header: Arc::new(header) })
 }

@@ -14,9 +14,7 @@ fn mix(windows: &[u64], weights: &[u64], exhausted: Exhausted, order: Order, see
 }
 
 fn draws(schedule: &Schedule, position: u64, count: usize) -> Vec<Draw> {
-    let mut out = Vec::new();
-    schedule.draws(position, count, &mut out).expect("valid");
-    out
+    schedule.draws(position, count).expect("valid")
 }
 
 /// Panics unless each source's draws differ from its share by less than 1 after every draw.

@@ -35,14 +35,12 @@ impl dyn DocumentTable {
         Ok(low)
     }
 
-    /// Appends `base` + each place in `[low, high)` where documents begin, ascending and once. The elements of
-    /// `out` from `known` on were appended for the same question.
+    /// Appends `base` + each place in `[low, high)` where documents begin, ascending and once.
     pub fn places(
         &self,
         index: &FileReader<'_>,
         (low, high): (u64, u64),
         base: u64,
-        known: usize,
         out: &mut Vec<u64>,
     ) -> Result<()> {
         let mut number = self.first_at(index, 0, low)?;
@@ -57,7 +55,7 @@ impl dyn DocumentTable {
                 break;
             }
             number += 1;
-            if out[known..].last() == Some(&(base + start)) {
+            if out.last() == Some(&(base + start)) {
                 same += 1;
                 if same == SAME_PLACE {
                     number = self.first_at(index, number, start + 1)?;
