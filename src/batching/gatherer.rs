@@ -1,30 +1,21 @@
-//! Filling one chunk of a batch, in one thread.
+//! Work on batches in one thread: filling a chunk, and asking about a file.
 
 use std::mem::take;
 
 use crate::error::{Error, Result};
-use crate::fetch::crew::Wait;
-use crate::fetch::ranges::FileId;
-use crate::mapped_file::Mode;
+use crate::fetch::crew::{Step, Wait, Work};
+use crate::fetch::ranges::{ByteRange, FileId};
+use crate::mapped_file::{DropBehind, Mode, page_cache};
 use crate::os::memory::Uninit;
 use crate::os::memory::parts::Part;
 use crate::widen::Element;
 
-use super::layout::{BatchLayout, RowChunk};
+use super::layout::RowChunk;
 use super::metrics::Metrics;
-use super::options::Options;
-use super::plan::{BatchPlan, BatchRow, Feed};
-use super::ring::Filled;
+use super::plan::{BatchPlan, BatchRow};
+use super::ring::{Claim, Filled, Ring, SlotWork};
 use super::row::RowCopier;
-
-/// The settings of the stream, and its counters.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Job<'a> {
-    pub feed: &'a Feed,
-    pub options: &'a Options,
-    pub layout: &'a BatchLayout,
-    pub metrics: &'a Metrics,
-}
+use super::threads::Shared;
 
 /// The tools of a thread: a copier for each source.
 #[derive(Debug, Default)]
@@ -34,8 +25,8 @@ pub(super) struct Gatherer {
 
 impl Gatherer {
     /// Fills a chunk with its rows of `plan`, and checks each file that was read.
-    pub fn fill(&mut self, job: Job<'_>, plan: &BatchPlan, mut chunk: RowChunk) -> Result<Filled> {
-        let Job { feed, options, layout, metrics } = job;
+    fn fill(&mut self, shared: &Shared, plan: &BatchPlan, mut chunk: RowChunk) -> Result<Filled> {
+        let Shared { feed, options, layout, metrics, .. } = shared;
         let wait = Wait::begin();
         let mut filled = Filled::default();
         let rows = &plan.rows[chunk.rows.clone()];
@@ -80,6 +71,68 @@ impl Gatherer {
         let counter = if waited { &metrics.lookahead_misses } else { &metrics.lookahead_hits };
         Metrics::add(counter, rows.len() as u64);
         Ok(filled)
+    }
+}
+
+impl Shared {
+    /// Does the claimed work, and reports it to the ring.
+    pub fn fill(&self, claim: Claim, gatherer: &mut Gatherer) -> Step {
+        let number = claim.number;
+        let (items, outcome) = match claim.work {
+            SlotWork::Fill(chunk) => (chunk.rows.len(), gatherer.fill(self, &claim.plan, chunk)),
+            SlotWork::Check(file) => {
+                let checked = self.feed.sources[file.set].corpus.verify_now([file.index]);
+                (0, checked.map(|()| Filled::default()))
+            }
+        };
+        let waited = outcome.as_ref().is_ok_and(|filled| filled.waited);
+        let behind = self.ring(|ring| ring.finish(number, outcome));
+        if let (Some(what), Some(ranges)) = (self.options.drop_behind, behind) {
+            self.drop_behind(&ranges, what);
+        }
+        Step { items, waited }
+    }
+
+    /// Whether all that a claim needs is known to be in the page cache, as far as a few of its rows tell:
+    /// storage that has stalled keeps back more than one.
+    pub fn is_resident(&self, claim: &Claim) -> bool {
+        /// All rows would take a fifth as long as gathering them.
+        const SAMPLED_ROWS: usize = 16;
+        match &claim.work {
+            SlotWork::Fill(chunk) => {
+                let rows = &claim.plan.rows[chunk.rows.clone()];
+                let step = rows.len().div_ceil(SAMPLED_ROWS).max(1);
+                rows.iter().step_by(step).all(|row| self.feed.is_resident(row))
+            }
+            // A server may be asked, and may not answer.
+            SlotWork::Check(_) => false,
+        }
+    }
+
+    fn drop_behind(&self, ranges: &[ByteRange], what: DropBehind) {
+        for range in ranges {
+            if let Ok(opened) = self.feed.open(range.file) {
+                let len = range.end().min(opened.size()).saturating_sub(range.offset);
+                page_cache::drop_behind(&opened, range.offset, len, what);
+            }
+        }
+    }
+}
+
+impl Work for Shared {
+    type Tools = Gatherer;
+
+    fn step(&self, gatherer: &mut Gatherer) -> Option<Step> {
+        self.wait_for_work().map(|claim| self.fill(claim, gatherer))
+    }
+
+    fn leave(&self) {
+        self.ring(Ring::pass_on);
+    }
+
+    fn panicked(&self) {
+        let error = Error::argument("a thread of the loader panicked; please report it");
+        self.ring(|ring| ring.close(Some(error)));
     }
 }
 

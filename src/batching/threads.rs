@@ -3,18 +3,14 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::error::Error;
 use crate::fetch::buffers::Pool;
-use crate::fetch::crew::{Crew, Step, Work};
-use crate::fetch::ranges::ByteRange;
-use crate::mapped_file::{DropBehind, page_cache};
+use crate::fetch::crew::Crew;
 
-use super::gatherer::{Gatherer, Job};
 use super::layout::BatchLayout;
 use super::metrics::Metrics;
 use super::options::Options;
 use super::plan::Feed;
-use super::ring::{Claim, Filled, News, Ring, SlotWork};
+use super::ring::{Claim, News, Ring};
 use super::sizes::Sizes;
 
 #[derive(Debug)]
@@ -91,7 +87,7 @@ impl Shared {
     }
 
     /// Waits as a gatherer for work. Returns `None` once the pipeline is closed.
-    fn wait_for_work(&self) -> Option<Claim> {
+    pub fn wait_for_work(&self) -> Option<Claim> {
         let mut watched = self.lock();
         loop {
             let is_slow = self.crew.is_slow() && !self.options.without.small_chunks;
@@ -128,69 +124,5 @@ impl Shared {
             }
         }
         !watched.ring.is_closed
-    }
-
-    /// Does the claimed work, and reports it to the ring.
-    pub fn fill(&self, claim: Claim, gatherer: &mut Gatherer) -> Step {
-        let number = claim.number;
-        let (items, outcome) = match claim.work {
-            SlotWork::Fill(chunk) => (chunk.rows.len(), gatherer.fill(self.job(), &claim.plan, chunk)),
-            SlotWork::Check(file) => {
-                let checked = self.feed.sources[file.set].corpus.verify_now([file.index]);
-                (0, checked.map(|()| Filled::default()))
-            }
-        };
-        let waited = outcome.as_ref().is_ok_and(|filled| filled.waited);
-        let behind = self.ring(|ring| ring.finish(number, outcome));
-        if let (Some(what), Some(ranges)) = (self.options.drop_behind, behind) {
-            self.drop_behind(&ranges, what);
-        }
-        Step { items, waited }
-    }
-
-    fn job(&self) -> Job<'_> {
-        Job { feed: &self.feed, options: &self.options, layout: &self.layout, metrics: &self.metrics }
-    }
-
-    /// Whether all that a claim needs is known to be in the page cache, as far as a few of its rows tell:
-    /// storage that has stalled keeps back more than one.
-    pub fn is_resident(&self, claim: &Claim) -> bool {
-        /// All rows would take a fifth as long as gathering them.
-        const SAMPLED_ROWS: usize = 16;
-        match &claim.work {
-            SlotWork::Fill(chunk) => {
-                let rows = &claim.plan.rows[chunk.rows.clone()];
-                let step = rows.len().div_ceil(SAMPLED_ROWS).max(1);
-                rows.iter().step_by(step).all(|row| self.feed.is_resident(row))
-            }
-            // A server may be asked, and may not answer.
-            SlotWork::Check(_) => false,
-        }
-    }
-
-    fn drop_behind(&self, ranges: &[ByteRange], what: DropBehind) {
-        for range in ranges {
-            if let Ok(opened) = self.feed.open(range.file) {
-                let len = range.end().min(opened.size()).saturating_sub(range.offset);
-                page_cache::drop_behind(&opened, range.offset, len, what);
-            }
-        }
-    }
-}
-
-impl Work for Shared {
-    type Tools = Gatherer;
-
-    fn step(&self, gatherer: &mut Gatherer) -> Option<Step> {
-        self.wait_for_work().map(|claim| self.fill(claim, gatherer))
-    }
-
-    fn leave(&self) {
-        self.ring(Ring::pass_on);
-    }
-
-    fn panicked(&self) {
-        let error = Error::argument("a thread of the loader panicked; please report it");
-        self.ring(|ring| ring.close(Some(error)));
     }
 }
