@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyString};
 
+use super::audit::AuditGate;
 use super::error::text;
 use super::files::{audit_open, path_of, weakest_reason};
 use super::weights::{PyWeightFile, TensorFacts, found, tensor_facts};
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::header::TensorEntry;
-use crate::weights::locate::CheckpointPath;
+use crate::weights::locate::{Access, CheckpointPath};
 use crate::weights::strictness::Strictness;
 
 #[pyclass(name = "Checkpoint", module = "pagestream._native", weakref, frozen)]
@@ -60,14 +61,15 @@ impl PyCheckpoint {
         let cache_root = cache_root.map(path_of).transpose()?;
         let mode = RequestedMode::from_word(mode)?;
         let strictness = Strictness::from(strict);
-        if let Some(folder) = py.detach(|| source.listed_folder()) {
-            audit_listing(py, &folder)?;
-        }
-        let located = py.detach(|| source.locate(cache_root))?;
-        if let Some(index) = located.index_path() {
-            audit_open(py, &index, RequestedMode::Read)?;
-        }
-        let list = py.detach(|| located.list(strictness))?;
+        let audit = AuditGate::default();
+        let gate = |access: Access<'_>| {
+            audit.ask(|py| match access {
+                Access::List(folder) => audit_listing(py, folder),
+                Access::Open(index) => audit_open(py, index, RequestedMode::Read),
+            })
+        };
+        let located = py.detach(|| source.locate(cache_root, strictness, &gate));
+        let list = audit.result(located)?;
         py.check_signals()?;
         for shard in &list.shards {
             audit_open(py, &shard.path, mode)?;

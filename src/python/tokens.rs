@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyTuple};
 use super::audit::AuditGate;
 use super::error::text;
 use super::export::{self, Access};
-use super::files::{path_of, weakest_reason};
+use super::files::{audit_open, path_of, weakest_reason};
 use super::writable::WritableBuffer;
 use crate::batching::assemble::assemble;
 use crate::error::Error;
@@ -56,8 +56,8 @@ impl PyTokenCorpus {
         let format = format.map(Format::from_word).transpose()?;
         let paths: Vec<PathBuf> =
             paths.iter().map(|path| path_of(path).map(PathBuf::from)).collect::<PyResult<_>>()?;
-        let audit = AuditGate::new(mode);
-        let gate = |path: &Path| audit.ask(path);
+        let audit = AuditGate::default();
+        let gate = |path: &Path| audit.ask(|py| audit_open(py, path, mode));
         let how = Opener { mode, gate: &gate };
         let corpus = py.detach(|| TokenCorpus::open(&paths, dtype, format, how));
         Ok(Self { corpus: Arc::new(audit.result(corpus)?) })

@@ -41,19 +41,15 @@ pub enum CheckpointPath {
     Files(Vec<PathBuf>),
 }
 
-/// A checkpoint before any of its files is opened.
-#[derive(Debug)]
-pub struct LocatedCheckpoint {
-    path: PathBuf,
-    kind: CheckpointLayout,
-    warnings: Vec<String>,
+/// What finding the files of a checkpoint is about to do.
+#[derive(Debug, Clone, Copy)]
+pub enum Access<'a> {
+    List(&'a Path),
+    Open(&'a Path),
 }
 
-#[derive(Debug)]
-enum CheckpointLayout {
-    Files(Vec<ShardPath>),
-    Indexed { folder: Arc<Folder>, index: PathBuf, weights: Vec<OsString> },
-}
+/// A question before each access; an error refuses it.
+pub type Gate<'a> = dyn Fn(Access<'_>) -> Result<()> + Sync + 'a;
 
 /// A file to open.
 #[derive(Debug, Clone)]
@@ -95,62 +91,40 @@ pub struct IndexFile {
 }
 
 impl CheckpointPath {
-    /// Returns the folder that [`Self::locate`] lists, if it lists one.
-    pub fn listed_folder(&self) -> Option<PathBuf> {
-        match self {
-            Self::Path(path) if is_directory(path) => Some(path.clone()),
-            Self::Path(path) if is_index(path) => Some(split(path).0.to_owned()),
-            _ => None,
-        }
-    }
-
-    /// Finds the files. Links may lead into `cache_root` too.
-    pub fn locate(self, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
+    /// Finds the files, and reads the index, if there is one. Links may lead into `cache_root` too.
+    pub fn locate(
+        self,
+        cache_root: Option<&Path>,
+        strictness: Strictness,
+        gate: &Gate<'_>,
+    ) -> Result<ShardList> {
         match self {
             Self::Files(paths) => files_as_named(paths, cache_root),
-            Self::Path(path) if is_directory(&path) => in_directory(path, cache_root),
+            Self::Path(path) if is_directory(&path) => {
+                gate(Access::List(&path))?;
+                in_directory(path, cache_root, strictness, gate)
+            }
             Self::Path(path) if is_index(&path) => {
                 let (folder, name) = split(&path);
+                gate(Access::List(folder))?;
                 let folder = open_folder(folder, cache_root)?;
                 // Only a warning needs the listing, so a folder that cannot be listed is no error.
                 let weights = folder.names().map(|names| with_suffix(&names, WEIGHTS)).unwrap_or_default();
-                let kind = CheckpointLayout::Indexed { folder, index: name.into(), weights };
-                Ok(LocatedCheckpoint { path, kind, warnings: Vec::new() })
+                let index = read_index(&folder, name, strictness, gate)?;
+                Ok(named_by_index(path, &folder, index, &weights))
             }
             Self::Path(path) => files_as_named(vec![path], cache_root),
         }
     }
 }
 
-impl LocatedCheckpoint {
-    /// Returns the path of the index that [`Self::list`] reads.
-    pub fn index_path(&self) -> Option<PathBuf> {
-        match &self.kind {
-            CheckpointLayout::Files(_) => None,
-            CheckpointLayout::Indexed { folder, index, .. } => Some(folder.path.join(index)),
-        }
-    }
-
-    /// Reads the index, if there is one, and lists the files.
-    pub fn list(self, strictness: Strictness) -> Result<ShardList> {
-        let Self { path, kind, mut warnings } = self;
-        let (folder, name, weights) = match kind {
-            CheckpointLayout::Files(files) => {
-                return Ok(ShardList { path, shards: files, index: None, warnings });
-            }
-            CheckpointLayout::Indexed { folder, index, weights } => (folder, index, weights),
-        };
-        let found = read_index(&folder, &name, strictness)?;
-        let shards = found.index.shards();
-        let files = shards.iter().map(|shard| beneath(&folder, OsStr::new(shard))).collect();
-        let named: HashSet<_> = shards.iter().map(OsStr::new).collect();
-        warn_of_others(
-            weights.iter().filter(|file| !named.contains(file.as_os_str())),
-            "the index",
-            &mut warnings,
-        );
-        Ok(ShardList { path, shards: files, index: Some(found), warnings })
-    }
+fn named_by_index(path: PathBuf, folder: &Arc<Folder>, found: IndexFile, weights: &[OsString]) -> ShardList {
+    let named: Vec<_> = found.index.shards().iter().map(OsStr::new).collect();
+    let shards = named.iter().map(|name| beneath(folder, name)).collect();
+    let named: HashSet<_> = named.into_iter().collect();
+    let others = weights.iter().filter(|file| !named.contains(file.as_os_str()));
+    let warnings = warning_of_others(others, "the index").into_iter().collect();
+    ShardList { path, shards, index: Some(found), warnings }
 }
 
 /// Turns the error of a file that the checkpoint names into one of the checkpoint's: what its name leads to is not
@@ -164,8 +138,15 @@ pub fn blame_checkpoint(error: Error) -> Error {
     }
 }
 
-fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Result<IndexFile> {
-    let file = MappedFile::open_beneath(folder, name, RequestedMode::Read).map_err(blame_checkpoint)?;
+fn read_index(
+    folder: &Arc<Folder>,
+    name: &OsStr,
+    strictness: Strictness,
+    gate: &Gate<'_>,
+) -> Result<IndexFile> {
+    gate(Access::Open(&folder.path.join(name)))?;
+    let file =
+        MappedFile::open_beneath(folder, Path::new(name), RequestedMode::Read).map_err(blame_checkpoint)?;
     let path = file.path().to_owned();
     let wrong = |detail: String| Error::Safetensors { path: path.clone(), detail };
     let opened = file.opened()?;
@@ -184,19 +165,19 @@ fn read_index(folder: &Arc<Folder>, name: &Path, strictness: Strictness) -> Resu
     Ok(IndexFile { index, identity: opened.facts.identity, path })
 }
 
-fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
+fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<ShardList> {
     let Some(first) = paths.first().cloned() else {
         return Err(Error::argument("no files were given; expected at least one safetensors file"));
     };
-    let files = match cache_root {
+    let shards = match cache_root {
         None => {
             paths.into_iter().map(|path| ShardPath { origin: Origin::Path(path.clone()), path }).collect()
         }
         Some(_) => confined(&paths, cache_root)?,
     };
     // Errors about several files name each; the list as a whole has no path.
-    let path = if files.len() == 1 { first } else { PathBuf::new() };
-    Ok(LocatedCheckpoint { path, kind: CheckpointLayout::Files(files), warnings: Vec::new() })
+    let path = if shards.len() == 1 { first } else { PathBuf::new() };
+    Ok(ShardList { path, shards, index: None, warnings: Vec::new() })
 }
 
 fn confined(paths: &[PathBuf], cache_root: Option<&Path>) -> Result<Vec<ShardPath>> {
@@ -213,11 +194,15 @@ fn confined(paths: &[PathBuf], cache_root: Option<&Path>) -> Result<Vec<ShardPat
     Ok(files)
 }
 
-fn in_directory(path: PathBuf, cache_root: Option<&Path>) -> Result<LocatedCheckpoint> {
+fn in_directory(
+    path: PathBuf,
+    cache_root: Option<&Path>,
+    strictness: Strictness,
+    gate: &Gate<'_>,
+) -> Result<ShardList> {
     let folder = open_folder(&path, cache_root)?;
     let names = folder.names()?;
     let (indices, weights) = (with_suffix(&names, INDEX), with_suffix(&names, WEIGHTS));
-    let mut warnings = Vec::new();
     let usual = indices.iter().find(|name| *name == USUAL_INDEX);
     if let Some(index) = usual.or(indices.first()) {
         let shown = shown(indices.iter());
@@ -229,22 +214,21 @@ fn in_directory(path: PathBuf, cache_root: Option<&Path>) -> Result<LocatedCheck
             );
             return Err(Error::Safetensors { path, detail });
         }
+        let found = read_index(&folder, index, strictness, gate)?;
+        let mut list = named_by_index(path, &folder, found, &weights);
         if indices.len() > 1 {
-            warnings.push(format!("of the folder's indexes ({shown}) {USUAL_INDEX} is used"));
+            list.warnings.insert(0, format!("of the folder's indexes ({shown}) {USUAL_INDEX} is used"));
         }
-        let kind = CheckpointLayout::Indexed { index: index.into(), folder, weights };
-        return Ok(LocatedCheckpoint { path, kind, warnings });
+        return Ok(list);
     }
     let single = weights.iter().any(|name| name == SINGLE);
-    if single {
-        warn_of_others(weights.iter().filter(|name| *name != SINGLE), SINGLE, &mut warnings);
-    }
-    let files: Vec<_> =
-        weights.iter().filter(|name| !single || *name == SINGLE).map(|name| beneath(&folder, name)).collect();
-    if files.is_empty() {
+    let (used, others): (Vec<_>, Vec<_>) = weights.iter().partition(|name| !single || *name == SINGLE);
+    if used.is_empty() {
         return Err(nothing_in(path, &names));
     }
-    Ok(LocatedCheckpoint { path, kind: CheckpointLayout::Files(files), warnings })
+    let shards = used.into_iter().map(|name| beneath(&folder, name)).collect();
+    let warnings = warning_of_others(others.into_iter(), SINGLE).into_iter().collect();
+    Ok(ShardList { path, shards, index: None, warnings })
 }
 
 fn nothing_in(path: PathBuf, names: &[OsString]) -> Error {
@@ -319,8 +303,8 @@ fn shown<'n>(names: impl Iterator<Item = &'n OsString>) -> String {
     names.map(|name| name.display()).collect::<Tally>().names()
 }
 
-fn warn_of_others<'n>(names: impl Iterator<Item = &'n OsString>, used: &str, warnings: &mut Vec<String>) {
+fn warning_of_others<'n>(names: impl Iterator<Item = &'n OsString>, used: &str) -> Option<String> {
     let tally: Tally = names.map(|name| name.display()).collect();
-    let text = tally.text("file of the folder is not used", "files of the folder are not used");
-    warnings.extend(text.map(|text| format!("beside {used} {text}")));
+    let text = tally.text("file of the folder is not used", "files of the folder are not used")?;
+    Some(format!("beside {used} {text}"))
 }

@@ -28,7 +28,8 @@ fn index(folder: &Path, pairs: &[(&str, &str)]) {
 }
 
 fn open_with(path: CheckpointPath, strictness: Strictness) -> Result<Checkpoint> {
-    Checkpoint::open(path.locate(None)?.list(strictness)?, RequestedMode::Auto, strictness, &mut || true)
+    let list = path.locate(None, strictness, &|_| Ok(()))?;
+    Checkpoint::open(list, RequestedMode::Auto, strictness, &mut || true)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
@@ -190,8 +191,7 @@ fn opening_stops_when_the_caller_says_so() {
         asked += 1;
         false
     };
-    let list = CheckpointPath::Files(paths).locate(None).and_then(|found| found.list(Strictness::Strict));
-    let list = list.expect("located");
+    let list = CheckpointPath::Files(paths).locate(None, Strictness::Strict, &|_| Ok(())).expect("located");
     let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, &mut stop);
     assert!(matches!(found, Err(Error::Argument { .. })));
     assert_eq!(asked, 1);
