@@ -13,7 +13,7 @@ use super::weights::{PyWeightFile, TensorFacts, found, tensor_facts};
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::header::TensorEntry;
-use crate::weights::locate::{Access, CheckpointPath};
+use crate::weights::locate::{AccessRequest, CheckpointPath};
 use crate::weights::strictness::Strictness;
 
 #[pyclass(name = "Checkpoint", module = "pagestream._native", weakref, frozen)]
@@ -62,10 +62,10 @@ impl PyCheckpoint {
         let mode = RequestedMode::from_word(mode)?;
         let strictness = Strictness::from(strict);
         let audit = AuditGate::default();
-        let gate = |access: Access<'_>| {
+        let gate = |access: AccessRequest<'_>| {
             audit.ask(|py| match access {
-                Access::List(folder) => audit_listing(py, folder),
-                Access::Open(index) => audit_open(py, index, RequestedMode::Read),
+                AccessRequest::List(folder) => audit_listing(py, folder),
+                AccessRequest::Open(index) => audit_open(py, index, RequestedMode::Read),
             })
         };
         let located = py.detach(|| source.locate(cache_root, strictness, &gate));

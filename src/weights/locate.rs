@@ -43,13 +43,13 @@ pub enum CheckpointPath {
 
 /// What finding the files of a checkpoint is about to do.
 #[derive(Debug, Clone, Copy)]
-pub enum Access<'a> {
+pub enum AccessRequest<'a> {
     List(&'a Path),
     Open(&'a Path),
 }
 
 /// A question before each access; an error refuses it.
-pub type Gate<'a> = dyn Fn(Access<'_>) -> Result<()> + Sync + 'a;
+pub type AccessGate<'a> = dyn Fn(AccessRequest<'_>) -> Result<()> + Sync + 'a;
 
 /// A file to open.
 #[derive(Debug, Clone)]
@@ -96,17 +96,17 @@ impl CheckpointPath {
         self,
         cache_root: Option<&Path>,
         strictness: Strictness,
-        gate: &Gate<'_>,
+        gate: &AccessGate<'_>,
     ) -> Result<ShardList> {
         match self {
             Self::Files(paths) => files_as_named(paths, cache_root),
             Self::Path(path) if is_directory(&path) => {
-                gate(Access::List(&path))?;
+                gate(AccessRequest::List(&path))?;
                 in_directory(path, cache_root, strictness, gate)
             }
             Self::Path(path) if is_index(&path) => {
                 let (folder, name) = split(&path);
-                gate(Access::List(folder))?;
+                gate(AccessRequest::List(folder))?;
                 let folder = open_folder(folder, cache_root)?;
                 // Only a warning needs the listing, so a folder that cannot be listed is no error.
                 let weights = folder.names().map(|names| with_suffix(&names, WEIGHTS)).unwrap_or_default();
@@ -142,9 +142,9 @@ fn read_index(
     folder: &Arc<Folder>,
     name: &OsStr,
     strictness: Strictness,
-    gate: &Gate<'_>,
+    gate: &AccessGate<'_>,
 ) -> Result<IndexFile> {
-    gate(Access::Open(&folder.path.join(name)))?;
+    gate(AccessRequest::Open(&folder.path.join(name)))?;
     let file =
         MappedFile::open_beneath(folder, Path::new(name), RequestedMode::Read).map_err(blame_checkpoint)?;
     let path = file.path().to_owned();
@@ -198,7 +198,7 @@ fn in_directory(
     path: PathBuf,
     cache_root: Option<&Path>,
     strictness: Strictness,
-    gate: &Gate<'_>,
+    gate: &AccessGate<'_>,
 ) -> Result<ShardList> {
     let folder = open_folder(&path, cache_root)?;
     let names = folder.names()?;
