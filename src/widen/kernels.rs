@@ -70,6 +70,27 @@ exact! {
     i64 => i64;
 }
 
+/// Conversions that keep the bytes of the file.
+macro_rules! same {
+    ($($token:ty),+) => { $(
+        impl Conversion<{ size_of::<$token>() }, { size_of::<$token>() }> for To<$token, $token> {
+            type Misfit = u8;
+
+            #[inline(always)]
+            fn convert(token: [u8; size_of::<$token>()]) -> [u8; size_of::<$token>()] {
+                token
+            }
+
+            #[inline(always)]
+            fn misfit(_token: [u8; size_of::<$token>()]) -> u8 {
+                0
+            }
+        }
+    )+ };
+}
+
+same!(u8, u16, u32, u64);
+
 macro_rules! checked {
     ($($from:ty => $into:ty, $misfit:ty: $test:expr;)+) => { $(
         impl Conversion<{ size_of::<$from>() }, { size_of::<$into>() }> for To<$from, $into> {

@@ -54,11 +54,8 @@ pub struct DoesNotFit {
 /// Writes every token of `source` (little-endian, of type `dtype`) to `out` as `element`.
 ///
 /// `out` has exactly as many elements. If a token does not fit, the content of `out` is undefined.
-pub fn widen(source: &[u8], dtype: Dtype, element: Element, mut out: Uninit<'_>) -> Result<(), DoesNotFit> {
-    let Some(kernel) = kernel(dtype, element) else {
-        out.copy_from_slice(source);
-        return Ok(());
-    };
+pub fn widen(source: &[u8], dtype: Dtype, element: Element, out: Uninit<'_>) -> Result<(), DoesNotFit> {
+    let kernel = kernel(dtype, element);
     kernel.answer((kernel.row)(source, out), source)
 }
 
@@ -68,15 +65,10 @@ pub fn widen_window(
     source: &[u8],
     dtype: Dtype,
     element: Element,
-    mut x: Uninit<'_>,
-    mut y: Uninit<'_>,
+    x: Uninit<'_>,
+    y: Uninit<'_>,
 ) -> Result<(), DoesNotFit> {
-    let Some(kernel) = kernel(dtype, element) else {
-        let row_bytes = x.len();
-        x.copy_from_slice(&source[..row_bytes]);
-        y.copy_from_slice(&source[source.len() - row_bytes..]);
-        return Ok(());
-    };
+    let kernel = kernel(dtype, element);
     kernel.answer((kernel.window)(source, x, y), source)
 }
 
@@ -86,15 +78,17 @@ impl Kernel {
     }
 }
 
-/// Returns the kernel of a pair of types; `None` for tokens that stay as they are in the file.
-fn kernel(dtype: Dtype, element: Element) -> Option<Kernel> {
+fn kernel(dtype: Dtype, element: Element) -> Kernel {
     macro_rules! to {
         ($from:ty => $into:ty) => {
             Kernel::of::<To<$from, $into>, { size_of::<$from>() }, { size_of::<$into>() }>()
         };
     }
-    Some(match (element, dtype) {
-        (Element::Raw, _) => return None,
+    match (element, dtype) {
+        (Element::Raw, Dtype::U8 | Dtype::I8) => to!(u8 => u8),
+        (Element::Raw, Dtype::U16 | Dtype::I16) => to!(u16 => u16),
+        (Element::Raw, Dtype::U32 | Dtype::I32) => to!(u32 => u32),
+        (Element::Raw, _) => to!(u64 => u64),
         (Element::I64, Dtype::U8) => to!(u8 => i64),
         (Element::I64, Dtype::I8) => to!(i8 => i64),
         (Element::I64, Dtype::U16) => to!(u16 => i64),
@@ -111,5 +105,5 @@ fn kernel(dtype: Dtype, element: Element) -> Option<Kernel> {
         (Element::I32, Dtype::U32) => to!(u32 => i32),
         (Element::I32, Dtype::I64) => to!(i64 => i32),
         (Element::I32, _) => to!(u64 => i32),
-    })
+    }
 }
