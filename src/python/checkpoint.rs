@@ -1,15 +1,15 @@
 //! `Checkpoint`: several safetensors files. The Python package `weights/` uses it.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyString};
 
-use super::audit::AuditGate;
-use super::error::text;
+use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
-use super::weights::{PyWeightFile, TensorFacts, found, tensor_facts};
+use super::weights::{PyWeightFile, TensorFacts, tensor_facts};
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::header::TensorEntry;
@@ -31,13 +31,10 @@ impl Drop for PyCheckpoint {
 
 impl PyCheckpoint {
     fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
-        found(name, |name| self.checkpoint.tensor(name))
+        // No header has a name with lone surrogates.
+        let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
+        found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
     }
-}
-
-/// Raises the audit event of `os.listdir` before a folder is listed.
-fn audit_listing(py: Python<'_>, folder: &Path) -> PyResult<()> {
-    py.import("sys")?.call_method1("audit", ("os.listdir", text(folder))).map(drop)
 }
 
 #[pymethods]
@@ -61,31 +58,25 @@ impl PyCheckpoint {
         let cache_root = cache_root.map(path_of).transpose()?;
         let mode = RequestedMode::from_word(mode)?;
         let strictness = Strictness::from(strict);
-        let audit = AuditGate::default();
+        let raised = Raised::default();
         let gate = |access: AccessRequest<'_>| {
-            audit.ask(|py| match access {
-                AccessRequest::List(folder) => audit_listing(py, folder),
+            raised.call(|py| match access {
+                AccessRequest::List(folder) => {
+                    py.import("sys")?.call_method1("audit", ("os.listdir", text(folder))).map(drop)
+                }
                 AccessRequest::Open(index) => audit_open(py, index, RequestedMode::Read),
             })
         };
         let located = py.detach(|| source.locate(cache_root, strictness, &gate));
-        let list = audit.result(located)?;
+        let list = raised.or(located)?;
         py.check_signals()?;
         for shard in &list.shards {
             audit_open(py, &shard.path, mode)?;
         }
-        let mut raised: PyResult<()> = Ok(());
-        let opened = py.detach(|| {
-            Checkpoint::open(list, mode, strictness, &mut || {
-                raised = Python::attach(|py| {
-                    py.check_signals()?;
-                    Ok(())
-                });
-                raised.is_ok()
-            })
-        });
-        raised?;
-        Ok(Self { checkpoint: opened? })
+        let raised = Raised::default();
+        let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
+        let opened = py.detach(|| Checkpoint::open(list, mode, strictness, &mut keep_going));
+        Ok(Self { checkpoint: raised.or(opened)? })
     }
 
     /// The paths of the files, as the caller or the checkpoint names them.

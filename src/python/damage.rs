@@ -141,18 +141,16 @@ struct UnraisableHook {
 #[pymethods]
 impl UnraisableHook {
     fn __call__(&self, py: Python<'_>, unraisable: &Bound<'_, PyAny>) -> PyResult<()> {
-        let done = self.previous.call1(py, (unraisable,)).map(drop);
+        let mut done = self.previous.call1(py, (unraisable,)).map(drop);
         let mut untold = take_told(&unraisable.getattr(intern!(py, "exc_value"))?)?;
         // One of our exceptions may also have been raised inside the previous hook.
-        let done = match done {
-            Err(error) => {
-                let more = take_told(error.value(py).as_any())?;
-                let is_ours = !more.is_empty();
+        if let Err(error) = &done {
+            let more = take_told(error.value(py).as_any())?;
+            if !more.is_empty() {
                 untold.extend(more);
-                if is_ours { Ok(()) } else { Err(error) }
+                done = Ok(());
             }
-            Ok(()) => Ok(()),
-        };
+        }
         if !untold.is_empty() {
             notices().again.extend(untold);
             ask_for_raise();

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -69,4 +70,26 @@ pub fn full_text(error: &Error) -> OsString {
 /// A path as Python text, with its surrogate escapes.
 pub fn text(path: &Path) -> OsString {
     path.as_os_str().to_owned()
+}
+
+/// The first exception that Python code raised while native code, detached, called it.
+#[derive(Default)]
+pub struct Raised(Mutex<Option<PyErr>>);
+
+impl Raised {
+    /// Calls Python code, attached to the interpreter. An error is to end the native code.
+    pub fn call(&self, call: impl FnOnce(Python<'_>) -> PyResult<()>) -> Result<(), Error> {
+        Python::attach(call).map_err(|raised| {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(raised);
+            Error::argument("Python code raised an exception")
+        })
+    }
+
+    /// Returns the exception if there is one, else what came of the native code.
+    pub fn or<T>(self, done: Result<T, Error>) -> PyResult<T> {
+        match self.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(raised) => Err(raised),
+            None => Ok(done?),
+        }
+    }
 }

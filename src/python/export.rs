@@ -20,7 +20,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::fetch::buffers::Lease;
-use crate::mapped_file::View;
+use crate::mapped_file::{Opened, View};
 
 /// The memory of one export.
 pub struct Export {
@@ -146,8 +146,25 @@ impl PyExporter {
 }
 
 /// Makes an object for `memoryview` and `numpy.frombuffer` from a range of a mapping.
-pub fn view_object(py: Python<'_>, view: View, access: Access) -> PyResult<Bound<'_, PyAny>> {
-    Ok(Bound::new(py, PyExporter::new((view, access)))?.into_any())
+pub fn view_object(py: Python<'_>, view: View, access: Access) -> PyResult<Bound<'_, PyExporter>> {
+    Bound::new(py, PyExporter::new((view, access)))
+}
+
+/// Makes such an object from a range of a file, or with `writable` from copy-on-write pages; `None` where there is no
+/// such mapping.
+pub fn range_object<'py>(
+    py: Python<'py>,
+    opened: &Opened,
+    offset: u64,
+    length: u64,
+    writable: bool,
+) -> PyResult<Option<Bound<'py, PyExporter>>> {
+    let (view, access) = if writable {
+        (py.detach(|| opened.copy_on_write_view(offset, length))?, Access::Writable)
+    } else {
+        (opened.view(offset, length)?, Access::ReadOnly)
+    };
+    view.map(|view| view_object(py, view, access)).transpose()
 }
 
 /// Drops a value without holding the interpreter lock.

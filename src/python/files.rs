@@ -10,10 +10,9 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyTuple};
 
-use super::error::{full_text, text};
+use super::error::{Raised, full_text, text};
 use super::export::{self, Access, Export, Exportable, PyExporter, Requester};
 use super::writable::{self, WritableBuffer};
-use crate::error::Error;
 use crate::mapped_file::{MappedFile, RequestedMode, View, page_cache};
 use crate::os::memory::advise::Advice;
 use crate::os::process::fork;
@@ -92,21 +91,12 @@ pub fn audit_open(py: Python<'_>, path: &Path, mode: RequestedMode) -> PyResult<
     py.import("sys")?.call_method1("audit", ("pagestream.open", text(path), mode.word())).map(drop)
 }
 
-/// Opens a file as every part of the package does: audited, and detached.
-pub fn open(py: Python<'_>, path: &Path, mode: RequestedMode) -> PyResult<MappedFile> {
-    audit_open(py, path, mode)?;
-    Ok(py.detach(|| MappedFile::open(path, mode))?)
-}
-
 impl PyMappedFile {
-    /// Returns `(offset, length)`, where no length means all that is left. Refuses a range outside of the file.
-    fn range(&self, offset: u64, length: Option<u64>) -> PyResult<(u64, u64)> {
-        let size = self.file.size();
-        let length = length.unwrap_or_else(|| size.saturating_sub(offset));
-        match offset.checked_add(length) {
-            Some(end) if end <= size => Ok((offset, length)),
-            _ => Err(Error::OutOfRange { path: self.file.path().into(), offset, length, size }.into()),
-        }
+    /// Returns the length of a range, where None means all that is left. Refuses a range outside of the file.
+    fn length(&self, offset: u64, length: Option<u64>) -> PyResult<u64> {
+        let length = length.unwrap_or_else(|| self.file.size().saturating_sub(offset));
+        self.file.opened()?.check_range(offset, length)?;
+        Ok(length)
     }
 }
 
@@ -114,7 +104,9 @@ impl PyMappedFile {
 impl PyMappedFile {
     #[new]
     fn new(py: Python<'_>, path: &[u8], mode: &str) -> PyResult<PyClassInitializer<Self>> {
-        let file = Arc::new(open(py, path_of(path)?, RequestedMode::from_word(mode)?)?);
+        let (path, mode) = (path_of(path)?, RequestedMode::from_word(mode)?);
+        audit_open(py, path, mode)?;
+        let file = Arc::new(py.detach(|| MappedFile::open(path, mode))?);
         let memory = WholeFile { file: file.clone(), kept: Mutex::default() };
         Ok(PyClassInitializer::from(PyExporter::new(memory)).add_subclass(Self { file }))
     }
@@ -165,7 +157,7 @@ impl PyMappedFile {
     #[pyo3(signature = (offset = 0, length = None))]
     fn read<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self.file.opened()?;
-        let (offset, length) = self.range(offset, length)?;
+        let length = self.length(offset, length)?;
         let len = usize::try_from(length)?;
         writable::new_bytes(py, len, |start, chunk| opened.read_into(offset + start as u64, chunk))
     }
@@ -174,8 +166,7 @@ impl PyMappedFile {
     fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<u64> {
         let opened = self.file.opened()?;
         let mut buffer = WritableBuffer::of(buffer)?;
-        let (offset, rest) = self.range(offset, None)?;
-        let length = rest.min(buffer.len() as u64);
+        let length = self.length(offset, None)?.min(buffer.len() as u64);
         buffer.fill(py, length as usize, |start, chunk| opened.read_into(offset + start as u64, chunk))?;
         Ok(length)
     }
@@ -187,9 +178,9 @@ impl PyMappedFile {
         offset: u64,
         length: Option<u64>,
     ) -> PyResult<Bound<'py, PyMemoryView>> {
-        let (offset, length) = self.range(offset, length)?;
+        let length = self.length(offset, length)?;
         match self.file.opened()?.view(offset, length)? {
-            Some(view) => PyMemoryView::from(&export::view_object(py, view, Access::ReadOnly)?),
+            Some(view) => PyMemoryView::from(export::view_object(py, view, Access::ReadOnly)?.as_any()),
             None => PyMemoryView::from(self.read(py, offset, Some(length))?.as_any()),
         }
     }
@@ -197,12 +188,11 @@ impl PyMappedFile {
     #[pyo3(signature = (advice, offset = 0, length = None))]
     fn advise(&self, py: Python<'_>, advice: &str, offset: u64, length: Option<u64>) -> PyResult<bool> {
         let known = Advice::from_word(advice)?;
-        let (offset, length) = self.range(offset, length)?;
+        let length = self.length(offset, length)?;
         Ok(py.detach(|| page_cache::advise(&*self.file.guarded()?, known, offset, length))?)
     }
 
     /// (fraction, one byte per page or None, method, exact)
-    #[pyo3(signature = (offset, length, seed))]
     fn residency<'py>(
         &self,
         py: Python<'py>,
@@ -210,7 +200,7 @@ impl PyMappedFile {
         length: Option<u64>,
         seed: u64,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let (offset, length) = self.range(offset, length)?;
+        let length = self.length(offset, length)?;
         let found = py.detach(|| page_cache::residency(&*self.file.guarded()?, offset, length, seed))?;
         let pages = found.pages.map(|pages| {
             let bytes: Vec<u8> = pages.into_iter().map(u8::from).collect();
@@ -220,27 +210,25 @@ impl PyMappedFile {
     }
 
     /// Calls `progress(done_bytes)` after each chunk, unless it is None.
-    #[pyo3(signature = (offset, length, progress))]
     fn warm(
         &self,
         py: Python<'_>,
         offset: u64,
         length: Option<u64>,
-        progress: Option<&Bound<'_, PyAny>>,
+        progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let (offset, length) = self.range(offset, length)?;
-        let progress = progress.map(|callable| callable.clone().unbind());
-        let mut raised = Ok(());
-        py.detach(|| {
-            page_cache::warm(&*self.file.guarded()?, offset, length, &mut |done| {
-                raised = Python::attach(|py| {
+        let length = self.length(offset, length)?;
+        let raised = Raised::default();
+        let mut report = |done: u64| {
+            raised
+                .call(|py| {
                     py.check_signals()?;
-                    progress.as_ref().map_or(Ok(()), |callable| callable.call1(py, (done,)).map(drop))
-                });
-                raised.is_ok()
-            })
-        })?;
-        raised
+                    progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (done,)).map(drop))
+                })
+                .is_ok()
+        };
+        let done = py.detach(|| page_cache::warm(&*self.file.guarded()?, offset, length, &mut report));
+        raised.or(done)
     }
 
     fn evict(&self, py: Python<'_>) -> PyResult<()> {

@@ -5,7 +5,6 @@
 #![allow(missing_debug_implementations)] // Python prints these objects.
 #![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.
 
-mod audit;
 mod checkpoint;
 mod damage;
 mod error;
@@ -30,7 +29,7 @@ mod _native {
         sampling::permuted,
         staging::PyStagingBuffer,
         stored_tensor::PyStoredTensor,
-        tokens::{PyShardFacts, PyTokenCorpus, natural_sorted},
+        tokens::{PyTokenCorpus, natural_sorted},
         weights::{PyWeightFile, parse_weights},
     };
 

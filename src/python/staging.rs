@@ -91,28 +91,41 @@ impl Staging {
         LockedBlock { block: self.block.lock().unwrap_or_else(PoisonError::into_inner), _section: section }
     }
 
-    /// Locks the block if nothing uses its memory.
-    fn lock_unused(&self, verb: &str) -> Result<LockedBlock<'_>> {
-        let locked = self.lock();
+    /// Refuses, under the lock, a block whose memory is in use.
+    fn refuse_in_use(&self, operation: &str) -> Result<()> {
         let why = match self.exports.load(Ordering::Acquire) {
-            0 if !self.is_kept_whole.load(Ordering::Acquire) => return Ok(locked),
+            0 if !self.is_kept_whole.load(Ordering::Acquire) => return Ok(()),
             0 => "np.ndarray(buffer=…) was called with it, and an array that was made so may be alive; use \
                   np.frombuffer, whose arrays say when they die"
                 .to_owned(),
             count => format!("{count} views of it are still alive; delete them first"),
         };
-        Err(Error::Buffer { detail: format!("cannot {verb} the buffer: {why}") })
+        Err(Error::Buffer { detail: format!("{operation}: {why}") })
     }
 }
 
 impl PyStagingBuffer {
-    fn with(block: Anonymous) -> PyClassInitializer<Self> {
-        let staging = Arc::new(Staging {
-            block: Mutex::new(block),
-            exports: AtomicUsize::new(0),
-            is_kept_whole: AtomicBool::new(false),
-        });
-        PyClassInitializer::from(PyExporter::new(staging.clone())).add_subclass(Self { staging })
+    /// Changes the block, if nothing uses its memory where that matters. An error gets the advice for its number.
+    fn change(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        must_be_unused: bool,
+        advice: &[(Code, &str)],
+        change: impl FnOnce(&mut Anonymous) -> std::result::Result<(), Code> + Send,
+    ) -> PyResult<()> {
+        py.detach(|| {
+            let mut locked = self.staging.lock();
+            if must_be_unused {
+                self.staging.refuse_in_use(operation)?;
+            }
+            change(&mut locked.block).map_err(|errno| {
+                let advice =
+                    advice.iter().find(|(known, _)| *known == errno).map_or("", |(_, advice)| advice);
+                system(operation, "", errno, advice)
+            })
+        })?;
+        Ok(())
     }
 }
 
@@ -120,7 +133,6 @@ impl PyStagingBuffer {
 impl PyStagingBuffer {
     /// With a descriptor, maps memory that another process shares; the descriptor stays the caller's.
     #[new]
-    #[pyo3(signature = (nbytes, shared, huge_pages, descriptor))]
     fn new(
         py: Python<'_>,
         nbytes: usize,
@@ -134,13 +146,16 @@ impl PyStagingBuffer {
             None if shared => Anonymous::shared(nbytes, huge),
             None => Anonymous::private(nbytes, huge),
         });
-        made.map(Self::with).map_err(|errno| {
+        let block = made.map_err(|errno| {
             let advice = match descriptor {
                 Some(_) => "the descriptor is not one of a StagingBuffer of this size".to_owned(),
                 None => format!("{nbytes} bytes were asked for"),
             };
-            system("cannot allocate the buffer", "", errno, advice).into()
-        })
+            system("cannot allocate the buffer", "", errno, advice)
+        })?;
+        let (exports, is_kept_whole) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let staging = Arc::new(Staging { block: Mutex::new(block), exports, is_kept_whole });
+        Ok(PyClassInitializer::from(PyExporter::new(staging.clone())).add_subclass(Self { staging }))
     }
 
     fn __len__(&self) -> usize {
@@ -179,45 +194,24 @@ impl PyStagingBuffer {
     }
 
     fn resize(&self, py: Python<'_>, nbytes: usize) -> PyResult<()> {
-        py.detach(|| {
-            self.staging.lock_unused("resize")?.block.resize(nbytes).map_err(|errno| {
-                let advice = match errno {
-                    Code::PERM => "a sealed buffer keeps its size, and a shared one can only grow",
-                    _ => "",
-                };
-                system("cannot resize the buffer", "", errno, advice)
-            })
-        })?;
-        Ok(())
+        let advice = [(Code::PERM, "a sealed buffer keeps its size, and a shared one can only grow")];
+        self.change(py, "cannot resize the buffer", true, &advice, |block| block.resize(nbytes))
     }
 
     fn protect(&self, py: Python<'_>, protection: &str) -> PyResult<()> {
         let protection = Protection::from_word(protection)?;
-        py.detach(|| {
-            // A view that is alive may be written to.
-            let mut locked = match protection {
-                Protection::Read => self.staging.lock_unused("protect")?,
-                Protection::ReadWrite => self.staging.lock(),
-            };
-            locked.block.protect(protection).map_err(|errno| {
-                let advice = if errno == Code::PERM { "a sealed buffer stays read-only" } else { "" };
-                system("cannot change the buffer's protection", "", errno, advice)
-            })
-        })?;
-        Ok(())
+        let advice = [(Code::PERM, "a sealed buffer stays read-only")];
+        // A view that is alive may be written to.
+        let must_be_unused = protection == Protection::Read;
+        let protect = |block: &mut Anonymous| block.protect(protection);
+        self.change(py, "cannot protect the buffer", must_be_unused, &advice, protect)
     }
 
     fn seal(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| {
-            self.staging.lock_unused("seal")?.block.seal().map_err(|errno| {
-                let advice = match errno {
-                    Code::INVAL => "only memory made with shared=True can be sealed",
-                    Code::BUSY => "another process has it mapped; let that one drop its buffer first",
-                    _ => "",
-                };
-                system("cannot seal the buffer", "", errno, advice)
-            })
-        })?;
-        Ok(())
+        let advice = [
+            (Code::INVAL, "only memory made with shared=True can be sealed"),
+            (Code::BUSY, "another process has it mapped; let that one drop its buffer first"),
+        ];
+        self.change(py, "cannot seal the buffer", true, &advice, Anonymous::seal)
     }
 }

@@ -1,61 +1,49 @@
 //! `StoredTensor`: one tensor of an open file. `Checkpoint.read` and the slices of `safetensors/` use it.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyTuple};
 
-use super::error::text;
-use super::export::{self, Access, drop_detached};
+use super::error::Raised;
+use super::export::{PyExporter, drop_detached, range_object};
 use super::writable::WritableBuffer;
-use crate::slicing::Selection;
-use crate::weights::tensor::StoredTensor;
+use crate::mapped_file::Opened;
+use crate::slicing::{self, Selection, SlicePlan};
 
+/// A tensor, whose bytes lie inside the file. It keeps the file open, also when the `WeightFile` is closed.
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
 pub struct PyStoredTensor {
+    #[pyo3(get)]
+    pub dtype: Py<PyString>,
+    #[pyo3(get)]
+    pub shape: Py<PyTuple>,
+    #[pyo3(get)]
+    pub nbytes: u64,
+    #[pyo3(get)]
+    pub path: OsString,
+    pub offset: u64,
     /// `None` only during `drop`.
-    tensor: Option<StoredTensor>,
+    pub opened: Option<Arc<Opened>>,
 }
 
 /// Unmaps detached from the interpreter: this may be the last owner of the mapping.
 impl Drop for PyStoredTensor {
     fn drop(&mut self) {
-        drop_detached(self.tensor.take());
+        drop_detached(self.opened.take());
     }
 }
 
 impl PyStoredTensor {
-    pub fn new(tensor: StoredTensor) -> Self {
-        Self { tensor: Some(tensor) }
-    }
-
-    fn tensor(&self) -> PyResult<&StoredTensor> {
-        self.tensor.as_ref().ok_or_else(|| pyo3::exceptions::PyValueError::new_err("gone"))
+    fn opened(&self) -> PyResult<&Opened> {
+        self.opened.as_deref().ok_or_else(|| PyValueError::new_err("gone"))
     }
 }
 
 #[pymethods]
 impl PyStoredTensor {
-    #[getter]
-    fn dtype(&self) -> PyResult<&'static str> {
-        Ok(self.tensor()?.dtype.name())
-    }
-
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.tensor()?.shape)
-    }
-
-    #[getter]
-    fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.tensor()?.len)
-    }
-
-    #[getter]
-    fn path(&self) -> PyResult<OsString> {
-        Ok(text(self.tensor()?.path()))
-    }
-
     /// Returns a buffer over `length` bytes of the tensor; None where there is no mapping. With `writable` the buffer
     /// is over copy-on-write pages.
     fn view<'py>(
@@ -64,14 +52,8 @@ impl PyStoredTensor {
         first: u64,
         length: u64,
         writable: bool,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let tensor = self.tensor()?;
-        let (view, access) = if writable {
-            (py.detach(|| tensor.copy_on_write_view(first, length))?, Access::Writable)
-        } else {
-            (tensor.view(first, length)?, Access::ReadOnly)
-        };
-        view.map(|view| export::view_object(py, view, access)).transpose()
+    ) -> PyResult<Option<Bound<'py, PyExporter>>> {
+        range_object(py, self.opened()?, self.offset + first, length, writable)
     }
 
     /// Fills a buffer with elements of the tensor, which begin at its byte `first` and have this shape and these
@@ -85,21 +67,14 @@ impl PyStoredTensor {
         item_bytes: u64,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let tensor = self.tensor()?;
-        let selection = Selection::new(first, &shape, &strides, item_bytes, tensor.len)?;
+        let opened = self.opened()?;
+        let selection = Selection::new(first, &shape, &strides, item_bytes, self.nbytes)?;
         let mut out = WritableBuffer::of(out)?;
         let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
-        let mut raised: PyResult<()> = Ok(());
-        let done = py.detach(|| {
-            tensor.read(selection, memory, &mut || {
-                raised = Python::attach(|py| {
-                    py.check_signals()?;
-                    Ok(())
-                });
-                raised.is_ok()
-            })
-        });
-        raised?;
-        Ok(done?)
+        let plan = SlicePlan::new(selection);
+        let raised = Raised::default();
+        let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
+        let done = py.detach(|| slicing::fill(opened, self.offset, &plan, memory, &mut keep_going));
+        raised.or(done)
     }
 }

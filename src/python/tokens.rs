@@ -1,23 +1,22 @@
 //! Token corpora. `tokens/corpus.py` wraps them, and has the documentation.
 
-use std::borrow::Cow;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{IntoPyDict, PyTuple};
 
-use super::audit::AuditGate;
-use super::error::text;
-use super::export::{self, Access};
+use super::error::{Raised, text};
+use super::export::{self, Access, PyExporter};
 use super::files::{audit_open, path_of, weakest_reason};
 use super::writable::WritableBuffer;
 use crate::batching::assemble::assemble;
 use crate::error::Error;
-use crate::mapped_file::{Mode, RequestedMode};
+use crate::mapped_file::{Facts, Mode, RequestedMode};
 use crate::natural;
-use crate::tokens::corpus::TokenCorpus;
+use crate::tokens::corpus::{Shard, TokenCorpus};
 use crate::tokens::format::layout::{Format, Opener, TOKEN_DTYPES, token_dtype_from_name, token_dtype_name};
 use crate::tokens::format::{llmc, megatron};
 use crate::tokens::windows::{Target, Windows};
@@ -29,10 +28,9 @@ pub struct PyTokenCorpus {
     corpus: Arc<TokenCorpus>,
 }
 
-/// The facts of one shard.
-#[pyclass(name = "ShardFacts", module = "pagestream._native", frozen, get_all)]
-#[derive(Debug)]
-pub struct PyShardFacts {
+/// The facts of one shard: for Python a dict.
+#[derive(IntoPyObject)]
+struct ShardFacts {
     path: OsString,
     format: &'static str,
     tokens: u64,
@@ -56,11 +54,11 @@ impl PyTokenCorpus {
         let format = format.map(Format::from_word).transpose()?;
         let paths: Vec<PathBuf> =
             paths.iter().map(|path| path_of(path).map(PathBuf::from)).collect::<PyResult<_>>()?;
-        let audit = AuditGate::default();
-        let gate = |path: &Path| audit.ask(|py| audit_open(py, path, mode));
+        let raised = Raised::default();
+        let gate = |path: &Path| raised.call(|py| audit_open(py, path, mode));
         let how = Opener { mode, gate: &gate };
         let corpus = py.detach(|| TokenCorpus::open(&paths, dtype, format, how));
-        Ok(Self { corpus: Arc::new(audit.result(corpus)?) })
+        Ok(Self { corpus: Arc::new(raised.or(corpus)?) })
     }
 
     #[getter]
@@ -74,21 +72,19 @@ impl PyTokenCorpus {
     }
 
     /// The facts of each shard, in order.
-    fn shards(&self) -> Vec<PyShardFacts> {
-        let shards = self.corpus.shards.iter().enumerate();
-        shards
-            .map(|(index, shard)| {
-                let facts = self.corpus.files.facts(index);
-                PyShardFacts {
-                    path: text(&shard.path),
-                    format: shard.layout.format.word(),
-                    tokens: shard.layout.tokens,
-                    start: shard.start,
-                    mode: facts.mode.word(),
-                    reason: facts.reason.clone(),
-                }
-            })
-            .collect()
+    fn shards(&self) -> Vec<ShardFacts> {
+        let facts = |(index, shard): (usize, &Shard)| {
+            let Facts { mode, reason, .. } = self.corpus.files.facts(index);
+            ShardFacts {
+                path: text(&shard.path),
+                format: shard.layout.format.word(),
+                tokens: shard.layout.tokens,
+                start: shard.start,
+                mode: mode.word(),
+                reason: reason.clone(),
+            }
+        };
+        self.corpus.shards.iter().enumerate().map(facts).collect()
     }
 
     /// The weakest mode in use.
@@ -113,7 +109,7 @@ impl PyTokenCorpus {
     }
 
     /// A buffer over tokens of one mapped shard, or None.
-    fn view<'py>(&self, py: Python<'py>, start: u64, stop: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn view<'py>(&self, py: Python<'py>, start: u64, stop: u64) -> PyResult<Option<Bound<'py, PyExporter>>> {
         let view = py.detach(|| self.corpus.view(start, stop))?;
         view.map(|view| export::view_object(py, view, Access::ReadOnly)).transpose()
     }
@@ -152,9 +148,8 @@ impl PyTokenCorpus {
     /// Fills a buffer of exactly the size of these tokens.
     fn read_into(&self, py: Python<'_>, start: u64, stop: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut out = WritableBuffer::of(out)?;
-        let tokens = stop.checked_sub(start).ok_or_else(|| Error::argument("stop lies before start"))?;
         let item_bytes = self.corpus.item_bytes();
-        let length = tokens.checked_mul(item_bytes).ok_or_else(|| Error::argument("too many tokens"))?;
+        let length = stop.saturating_sub(start).saturating_mul(item_bytes);
         out.fill(py, length as usize, |offset, chunk| {
             // Chunks are of a power of two, so each holds whole tokens.
             let first = start + offset as u64 / item_bytes;
@@ -187,15 +182,7 @@ impl PyTokenCorpus {
         if y.as_ref().is_some_and(|y| x.overlaps(y)) {
             return Err(Error::argument("x and y overlap; give each memory of its own").into());
         }
-        let x_bytes = x.len();
-        let x = x.memory(x_bytes)?;
-        let y = match &mut y {
-            Some(y) => {
-                let y_bytes = y.len();
-                Some(y.memory(y_bytes)?)
-            }
-            None => None,
-        };
+        let (x, y) = (x.all()?, y.as_mut().map(WritableBuffer::all).transpose()?);
         Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, x, y))?)
     }
 
@@ -230,21 +217,17 @@ impl PyTokenCorpus {
 
 /// Returns the names in natural order.
 #[pyfunction]
-pub fn natural_sorted(mut names: Vec<Vec<u8>>) -> Vec<Cow<'static, [u8]>> {
-    names.sort_by(|a, b| natural::compare(a, b));
-    names.into_iter().map(Cow::Owned).collect()
+pub fn natural_sorted(mut names: Vec<OsString>) -> Vec<OsString> {
+    names.sort_by(|a, b| natural::compare(a.as_bytes(), b.as_bytes()));
+    names
 }
 
 /// Adds the constants of the formats, for the writers in Python.
 pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let (kinds, codes) = (PyDict::new(module.py()), PyDict::new(module.py()));
-    for &(magic, version, dtype) in llmc::KINDS {
-        kinds.set_item(token_dtype_name(dtype), (magic, version))?;
-    }
-    for &(code, dtype) in megatron::CODES {
-        codes.set_item(token_dtype_name(dtype), code)?;
-    }
-    module.add("LLMC_KINDS", kinds)?;
-    module.add("MEGATRON_CODES", codes)?;
+    let kinds =
+        llmc::KINDS.iter().map(|&(magic, version, dtype)| (token_dtype_name(dtype), (magic, version)));
+    let codes = megatron::CODES.iter().map(|&(code, dtype)| (token_dtype_name(dtype), code));
+    module.add("LLMC_KINDS", kinds.into_py_dict(module.py())?)?;
+    module.add("MEGATRON_CODES", codes.into_py_dict(module.py())?)?;
     module.add("TOKEN_DTYPES", PyTuple::new(module.py(), TOKEN_DTYPES.iter().map(|known| known.0))?)
 }

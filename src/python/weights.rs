@@ -4,17 +4,17 @@ use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
 
 use super::error::text;
-use super::export::{self, Access};
+use super::export::{self, PyExporter};
 use super::files::{audit_open, path_of};
 use super::stored_tensor::PyStoredTensor;
 use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
+use crate::error::Error;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
@@ -29,13 +29,10 @@ fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
 
 /// Adds the facts of the format that Python shares: the bits of each element type, and the header's limit.
 pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let bits = PyDict::new(module.py());
     // Makes all words, too. A fork while another thread makes one later would leave the child waiting for a
     // thread that it does not have.
-    for &dtype in Dtype::ALL {
-        bits.set_item(dtype_word(module.py(), dtype), dtype.bits())?;
-    }
-    module.add("DTYPE_BITS", bits)?;
+    let bits = Dtype::ALL.iter().map(|&dtype| (dtype_word(module.py(), dtype), dtype.bits()));
+    module.add("DTYPE_BITS", bits.into_py_dict(module.py())?)?;
     module.add("MAX_HEADER_BYTES", MAX_HEADER_BYTES)
 }
 
@@ -46,13 +43,6 @@ pub fn tensor_facts<'py>(py: Python<'py>, entry: &TensorEntry<'_>) -> PyResult<T
     Ok((dtype_word(py, entry.dtype).clone(), PyTuple::new(py, entry.shape)?, entry.len, entry.offset))
 }
 
-/// Finds a tensor by its name, or makes a KeyError, whose message the callers replace.
-pub fn found<T>(name: &Bound<'_, PyString>, find: impl FnOnce(&str) -> Option<T>) -> PyResult<T> {
-    // No header has a name with lone surrogates.
-    let found = name.to_str().ok().and_then(find);
-    found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
-}
-
 #[pyclass(name = "WeightFile", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
 pub struct PyWeightFile {
@@ -61,11 +51,8 @@ pub struct PyWeightFile {
     buffers: Mutex<Buffers>,
 }
 
-#[derive(Debug, Default)]
-struct Buffers {
-    read_only: Option<Py<PyAny>>,
-    writable: Option<Py<PyAny>>,
-}
+/// By protection: read-only, writable.
+type Buffers = [Option<Py<PyExporter>>; 2];
 
 impl Drop for PyWeightFile {
     fn drop(&mut self) {
@@ -88,7 +75,12 @@ impl PyWeightFile {
     }
 
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
-        found(name, |name| self.weights.header.tensor(name))
+        // No header has a name with lone surrogates.
+        let found = name.to_str().ok().and_then(|name| self.weights.header.tensor(name));
+        found.ok_or_else(|| {
+            let detail = format!("File does not contain tensor {name}");
+            Error::Safetensors { path: self.weights.file.path().into(), detail }.into()
+        })
     }
 }
 
@@ -175,28 +167,19 @@ impl PyWeightFile {
 
     /// Returns the whole file as a buffer; None where there is no mapping. With `writable` the buffer is over
     /// copy-on-write pages.
-    fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyExporter>>> {
         let opened = self.weights.file.opened()?;
         opened.check_damage()?;
-        let known = |buffers: &mut Buffers| {
-            if writable { buffers.writable.as_ref() } else { buffers.read_only.as_ref() }
-                .map(|b| b.clone_ref(py))
-        };
-        if let Some(buffer) = known(&mut self.buffers()) {
-            return Ok(Some(buffer.into_bound(py)));
+        if let Some(known) = &self.buffers()[usize::from(writable)] {
+            return Ok(Some(known.bind(py).clone()));
         }
-        let (view, access) = if writable {
-            (py.detach(|| opened.copy_on_write_view(0, opened.size()))?, Access::Writable)
-        } else {
-            (opened.view(0, opened.size())?, Access::ReadOnly)
+        let Some(buffer) = export::range_object(py, &opened, 0, opened.size(), writable)? else {
+            return Ok(None);
         };
-        let Some(view) = view else { return Ok(None) };
-        let buffer = export::view_object(py, view, access)?;
         let mut buffers = self.buffers();
         // After a concurrent close only users of the memory may keep the mapping.
         if !self.closed() {
-            let place = if writable { &mut buffers.writable } else { &mut buffers.read_only };
-            *place = Some(buffer.clone().unbind());
+            buffers[usize::from(writable)] = Some(buffer.clone().unbind());
         }
         Ok(Some(buffer))
     }
@@ -221,8 +204,11 @@ impl PyWeightFile {
     }
 
     /// Returns a tensor that can be read in parts, also after this file is closed.
-    fn stored(&self, name: &Bound<'_, PyString>) -> PyResult<PyStoredTensor> {
-        Ok(PyStoredTensor::new(self.weights.stored(&self.entry(name)?)?))
+    fn stored(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyStoredTensor> {
+        let (dtype, shape, nbytes, offset) = self.info(py, name)?;
+        let opened = Some(self.weights.file.opened()?);
+        let (dtype, shape) = (dtype.unbind(), shape.unbind());
+        Ok(PyStoredTensor { dtype, shape, nbytes, path: self.path(), offset, opened })
     }
 
     /// Returns why there are no copy-on-write pages of this file; None if there are.

@@ -83,6 +83,11 @@ impl WritableBuffer {
         Ok(Uninit::spare(memory))
     }
 
+    /// Returns all of its bytes.
+    pub fn all(&mut self) -> PyResult<Uninit<'_>> {
+        self.memory(self.len())
+    }
+
     /// Fills its first `len` bytes as [`new_bytes`] does.
     pub fn fill<E: Send + Into<PyErr>>(
         &mut self,

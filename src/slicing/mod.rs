@@ -24,7 +24,7 @@
 //! for each thread. The caller is asked every [`crew::PERIOD`](crate::fetch::crew::PERIOD) whether to
 //! continue.
 //!
-//! **Caller:** `weights`.
+//! **Caller:** `python`.
 //!
 //! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is also read, unless the extent would
 //! grow beyond [`PIECE_BYTES`]. A larger gap never is.

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
 
-use super::header::{self, Header, HeaderError, LENGTH_BYTES, TensorEntry};
+use super::header::{self, Header, HeaderError, LENGTH_BYTES};
 use super::mistaken::{self, SNIFFED_BYTES};
 use super::strictness::Strictness;
-use super::tensor::StoredTensor;
 
 /// An open file with its header. Clones share the file.
 #[derive(Debug, Clone)]
@@ -49,11 +48,6 @@ impl WeightFile {
     /// Returns whether this is the only owner of the open file.
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.file) == 1
-    }
-
-    /// Returns a tensor that stays readable when this file is closed.
-    pub fn stored(&self, entry: &TensorEntry<'_>) -> Result<StoredTensor> {
-        Ok(StoredTensor::new(self.file.opened()?, entry))
     }
 }
 

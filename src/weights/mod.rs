@@ -12,9 +12,6 @@
 //!                   |                              report      all problems in one error, oddities as warnings
 //!                   |                                 |
 //!               WeightFile                        Checkpoint   -> WeightFile of a name
-//!                   \_________________ _______________/
-//!                                     |
-//!                               StoredTensor  -> a view of the mapping, or a selection read by `slicing`
 //! ```
 //!
 //! What the room promises:
@@ -30,7 +27,7 @@
 //!   permission, no memory) is raised as it is.
 //! * All types can be used by several threads at once. Calls that touch a file may block: callers detach.
 //!
-//! `python/` and, later, `streaming/` call this room; it uses `mapped_file/` for files and `slicing/` for parts.
+//! `python/` and, later, `streaming/` call this room; it uses `mapped_file/` for files.
 
 mod catalog;
 pub mod checkpoint;
@@ -45,4 +42,3 @@ mod open;
 mod report;
 pub mod strictness;
 mod tally;
-pub mod tensor;

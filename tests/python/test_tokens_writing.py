@@ -86,10 +86,16 @@ def test_any_arrays_in_any_chunks_make_the_same_file(tmp_path_factory, lengths, 
         assert (folder / "t.idx").read_bytes() == index
 
 
-def test_the_header_of_a_npy_file_is_aligned_and_long_enough_for_any_count(tmp_path):
-    header = writing_module._npy_header(np.dtype("<u2"), 2**64)
-    assert len(header) == 128
-    assert header.endswith(b" \n")
+def test_the_header_of_a_npy_file_is_as_long_for_any_count(tmp_path):
+    for count in (0, 7, 1 << 63):
+        header = io.BytesIO()
+        fields = {"descr": "<u2", "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(header, fields)
+        assert len(header.getvalue()) == writing_module._NPY_HEADER_BYTES
+    write_tokens(tmp_path / "t.npy", np.arange(7), dtype="u2", format="npy")
+    data = (tmp_path / "t.npy").read_bytes()
+    assert len(data) == 128 + 2 * 7
+    assert data[:128].endswith(b" \n")
 
 
 @pytest.mark.parametrize("name", ["v1.5_text", "v1.5_text.bin", "v1.5_text.idx"])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import operator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
 
 
 def at_least(least: int, name: str, value: object) -> int:
@@ -16,6 +20,15 @@ def at_least(least: int, name: str, value: object) -> int:
         message = f"{name} must be {limit}, not {number}"
         raise ValueError(message)
     return number
+
+
+def element(index: SupportsIndex, length: int, what: str) -> int:
+    """Returns the number of an element of a sequence, of which a negative one counts from the end."""
+    try:
+        return range(length)[index]
+    except IndexError:
+        message = f"{what} {operator.index(index)} of {length}"
+        raise IndexError(message) from None
 
 
 def listed(words: tuple[str, ...]) -> str:

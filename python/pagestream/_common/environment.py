@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from pagestream._common.types import Mode
 
 _log = logging.getLogger("pagestream.files")
-_LOG_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> str:
@@ -41,16 +36,21 @@ def apply_log() -> None:
     if value is None:
         logger.addHandler(logging.NullHandler())
         return
-    one_of("PAGESTREAM_LOG", value, tuple(_LOG_LEVELS))
+    one_of("PAGESTREAM_LOG", value, _LOG_LEVELS)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(levelname)s: %(message)s"))
     logger.addHandler(handler)
-    logger.setLevel(_LOG_LEVELS[value])
+    logger.setLevel(value.upper())
 
 
 def apply() -> None:
-    """Applies the variables that count once, when the package is imported."""
-    apply_fault_guard()
+    """Applies the variables that count once, when the package is imported.
+
+    ``PAGESTREAM_FAULT_GUARD`` is ``on`` (default), ``copies`` or ``off``.
+    """
+    guard = os.environ.get("PAGESTREAM_FAULT_GUARD", "on")
+    one_of("PAGESTREAM_FAULT_GUARD", guard, _native.FAULT_GUARDS)
+    _native.set_fault_guard(guard)
     apply_log()
 
 
@@ -62,14 +62,7 @@ def log_opening(what: str, mode: str, reason: str | None) -> None:
         _log.info("opened %s: %s, because %s", what, mode, reason)
 
 
-def apply_fault_guard() -> None:
-    """Applies ``PAGESTREAM_FAULT_GUARD``: ``on`` (default), ``copies`` or ``off``."""
-    value = os.environ.get("PAGESTREAM_FAULT_GUARD", "on")
-    one_of("PAGESTREAM_FAULT_GUARD", value, _native.FAULT_GUARDS)
-    _native.set_fault_guard(value)
-
-
-def number(name: str, default: int, *, least: int) -> int:
+def number(name: str, default: int, *, least: int, most: int = (1 << 63) - 1) -> int:
     """An integer from the environment."""
     text = os.environ.get(name)
     if text is None:
@@ -78,27 +71,22 @@ def number(name: str, default: int, *, least: int) -> int:
         value = int(text)
     except ValueError:
         value = least - 1
-    if not least <= value < 1 << 63:
-        message = f"{name} is {text!r}; it must be an integer, at least {least}"
+    if not least <= value <= most:
+        limit = f"at most {most}" if value > most else f"an integer, at least {least}"
+        message = f"{name} is {text!r}; it must be {limit}"
         raise ValueError(message)
     return value
 
 
 def threads(explicit: int | None) -> int | None:
     """Gathering threads: the argument, else ``PAGESTREAM_THREADS``, else None."""
-    most = _native.MAX_THREADS
-    if explicit is None and number("PAGESTREAM_THREADS", 1, least=1) > most:
-        message = f"PAGESTREAM_THREADS is {os.environ['PAGESTREAM_THREADS']!r}; it must be at most {most}"
-        raise ValueError(message)
-    return _positive("threads", explicit, "PAGESTREAM_THREADS")
+    if explicit is not None:
+        return at_least(1, "threads", explicit)
+    return number("PAGESTREAM_THREADS", 0, least=1, most=_native.MAX_THREADS) or None
 
 
 def memory_bytes(explicit: int | None) -> int | None:
     """A memory budget: the argument, else ``PAGESTREAM_MEMORY_BYTES``, else None."""
-    return _positive("memory_bytes", explicit, "PAGESTREAM_MEMORY_BYTES")
-
-
-def _positive(name: str, explicit: int | None, variable: str) -> int | None:
-    if explicit is None:
-        return number(variable, 0, least=1) or None
-    return at_least(1, name, explicit)
+    if explicit is not None:
+        return at_least(1, "memory_bytes", explicit)
+    return number("PAGESTREAM_MEMORY_BYTES", 0, least=1) or None

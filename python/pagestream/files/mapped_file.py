@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -98,6 +99,14 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         mode: ``"auto"``, ``"shared"``, ``"private"`` or ``"read"``. None means ``PAGESTREAM_MMAP_MODE``
             from the environment, or ``"auto"``.
 
+    Attributes:
+        path: The path as it was given, decoded by `os.fsdecode`.
+        size: Bytes of the file when it was opened or last refreshed.
+        mode: The mode in use: ``"shared"``, ``"private"`` or ``"read"``.
+        requested_mode: The mode that was asked for, which may be ``"auto"``.
+        reason: Why the first choice is not in use, as ``MAP_SHARED: ENODEV (No such device)``; else None.
+        closed: Whether `close` was called.
+
     Raises:
         OSError: The file cannot be opened, or not in that mode. It has ``errno`` and ``filename``.
         ValueError: An unknown mode, or a NUL in the path.
@@ -126,36 +135,6 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         file = super().__new__(cls, os.fsencode(path), word)
         environment.log_opening(file.path, file.mode, file.reason)
         return file
-
-    @property
-    def path(self) -> str:
-        """The path as it was given, decoded by `os.fsdecode`."""
-        return super().path
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file when it was opened or last refreshed."""
-        return super().size
-
-    @property
-    def mode(self) -> str:
-        """The mode in use: ``"shared"``, ``"private"`` or ``"read"``."""
-        return super().mode
-
-    @property
-    def requested_mode(self) -> str:
-        """The mode that was asked for, which may be ``"auto"``."""
-        return super().requested_mode
-
-    @property
-    def reason(self) -> str | None:
-        """Why the first choice is not in use, as ``MAP_SHARED: ENODEV (No such device)``; else None."""
-        return super().reason
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return super().closed
 
     @property
     def file_system(self) -> FileSystem:  # type: ignore[override]
@@ -388,17 +367,10 @@ class MappedFile(_native.MappedFile, ClosedByWith):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute path and the mode asked for."""
-        return (
-            _open_again,
-            (type(self), self._absolute_path, self.requested_mode),
-            getattr(self, "__dict__", None),
-        )
+        open_again = partial(type(self), mode=self.requested_mode)  # type: ignore[arg-type]  # one of the words
+        return open_again, (self._absolute_path,), getattr(self, "__dict__", None)
 
     def __repr__(self) -> str:
         """Tells path, size and mode."""
         state = "closed" if self.closed else self.mode
         return f"<{type(self).__name__} {self.path!r} {self.size} bytes, {state}>"
-
-
-def _open_again(cls: type[MappedFile], path: str, mode: Mode) -> MappedFile:
-    return cls(path, mode=mode)

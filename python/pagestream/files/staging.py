@@ -23,6 +23,12 @@ class StagingBuffer(_native.StagingBuffer):
         huge_pages: ``"always"`` or ``"never"`` ask for huge pages or do not; ``"auto"`` asks from
             2 MiB on. `huge_page_bytes` says what came of it.
 
+    Attributes:
+        nbytes: Size in bytes.
+        shared: Whether other processes may map it.
+        sealed: Whether it was made unchangeable by `seal`.
+        huge_page_bytes: Bytes of the buffer that lie on huge pages now, from ``/proc/self/smaps``.
+
     Raises:
         OSError: There is no memory.
         ValueError: An unknown word for `huge_pages`.
@@ -52,26 +58,6 @@ class StagingBuffer(_native.StagingBuffer):
     ) -> Self:
         """Allocates the memory."""
         return super().__new__(cls, nbytes, shared, huge_pages, None)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return super().nbytes
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes may map it."""
-        return super().shared
-
-    @property
-    def sealed(self) -> bool:
-        """Whether it was made unchangeable by `seal`."""
-        return super().sealed
-
-    @property
-    def huge_page_bytes(self) -> int:
-        """Bytes of the buffer that lie on huge pages now, from ``/proc/self/smaps``."""
-        return super().huge_page_bytes
 
     def resize(self, nbytes: int) -> None:
         """Changes the size by moving page tables (mremap(2)), never by copying.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class HostBatches:
         self._dtype = corpora[0].dtype if dtype == "raw" else np.dtype(dtype)
         self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
         self._pipeline: _native.TokenPipeline | None = None
-        self._counted: dict[str, int] = {}
+        self._counted: Counter[str] = Counter()
         # Tells the buffers of one pipeline from those of the next, which may have the same addresses.
         self.pipelines_started = 0
 
@@ -93,11 +94,6 @@ class HostBatches:
         return PackedBatch(x, y, ends, longest, position_ids), after
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a running pipeline has a batch, so that `take` would not wait."""
-        return self._pipeline is not None and self._pipeline.is_ready
-
-    @property
     def buffer_bytes(self) -> int:
         """Bytes of the buffer that the arrays of a batch share; 0 while no pipeline runs."""
         return 0 if self._pipeline is None else self._pipeline.buffer_bytes
@@ -108,9 +104,7 @@ class HostBatches:
         if pipeline is None:
             return
         counted = dict(pipeline.metrics())
-        for name, value in counted.items():
-            if name not in _PRESENT:
-                self._counted[name] = self._counted.get(name, 0) + value
+        self._counted.update({name: value for name, value in counted.items() if name not in _PRESENT})
         if pipeline.alive:
             pipeline.close()
             _log.debug("stopped, with %s", counted)
@@ -126,10 +120,9 @@ class HostBatches:
 
     def metrics(self) -> dict[str, float]:
         """Returns the counters of all pipelines so far, and the present of the one that runs."""
-        pipeline = self._pipeline
-        now = {} if pipeline is None else dict(pipeline.metrics())
-        counted: dict[str, float] = dict.fromkeys(_PRESENT, 0)
-        for name in (*self._counted, *now):
-            counted[name] = now.get(name, 0) + self._counted.get(name, 0)
+        total = self._counted.copy()
+        if self._pipeline is not None:
+            total.update(dict(self._pipeline.metrics()))
+        counted: dict[str, float] = {**dict.fromkeys(_PRESENT, 0), **total}
         counted["stall_seconds"] = counted.pop("stall_nanoseconds", 0) / 1e9
         return counted

@@ -20,7 +20,6 @@ from pagestream.loading.options import (
     batch_dtype,
     check_drop_behind,
     check_long_enough,
-    mixing_radius_windows,
 )
 from pagestream.loading.state import STATE_VERSION, saved_position
 from pagestream.tokens.corpus import TokenCorpus, open_tokens
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["TokenLoader"]
 
 _log = logging.getLogger("pagestream.loader")
+
+# Where no mixing radius is given: a span that storage reads well in one go.
+_MIXING_BYTES = 64 << 20
 
 
 class TokenLoader(HoldsFiles):
@@ -159,9 +161,9 @@ class TokenLoader(HoldsFiles):
         only_with("mixing_radius", mixing_radius, needed=order == "blocked", needs='order="blocked"')
         self._packed = documents == "boundaries"
         only_with("max_documents", max_documents, needed=self._packed, needs='documents="boundaries"')
-        self.mixing_radius = mixing_radius_windows(
-            mixing_radius, self.stride * self._corpora[0].dtype.itemsize
-        )
+        if mixing_radius is None:
+            mixing_radius = max(16, _MIXING_BYTES // (self.stride * self._corpora[0].dtype.itemsize))
+        self.mixing_radius = at_least(1, "mixing_radius", mixing_radius)
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
         settings: dict[str, Any] = {
             "sequence_length": self.sequence_length,

@@ -6,6 +6,7 @@ import hashlib
 import math
 import warnings
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pagestream import _native
@@ -156,7 +157,8 @@ class Mixture(ClosedByWith):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as corpora, which open their files again, and whole weights."""
-        return _again, (type(self), self._sources, self._whole_weights, self._exhausted)
+        pairs = [*zip(self._sources, self._whole_weights, strict=True)]
+        return partial(type(self), exhausted=self._exhausted), (pairs,)
 
     def __repr__(self) -> str:
         """Corpora with their shares, and the policy."""
@@ -168,12 +170,6 @@ class Mixture(ClosedByWith):
 def whole_weights(mixture: Mixture) -> tuple[int, ...]:
     """Returns the shares in use as whole numbers, which count windows of each period of the schedule."""
     return mixture._whole_weights  # noqa: SLF001 - this module's own
-
-
-def _again(
-    cls: type[Mixture], sources: tuple[Any, ...], weights: tuple[int, ...], exhausted: Exhausted
-) -> Mixture:
-    return cls(zip(sources, weights, strict=True), exhausted=exhausted)
 
 
 def _pairs(sources: Iterable[tuple[Any, float]]) -> list[tuple[Any, float]]:

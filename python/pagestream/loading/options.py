@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
 import numpy as np
 
 from pagestream import _native
-from pagestream._common.checks import at_least, one_of
+from pagestream._common.checks import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,18 +21,12 @@ BatchDtype = Literal["int64", "int32", "raw"]
 DocumentOption = Literal["ignore", "boundaries"]
 DropBehind = Literal["resident", "cache"]
 
-# Where no mixing radius is given: a span that storage reads well in one go.
-_MIXING_BYTES = 64 << 20
 
-
-class _Required(TypedDict):
-    sequence_length: int
-    batch_size: int
-
-
-class LoaderOptions(_Required, total=False):
+class LoaderOptions(TypedDict, total=False):
     """All arguments but the corpus; `TokenLoader` documents them."""
 
+    sequence_length: Required[int]
+    batch_size: Required[int]
     order: Order
     seed: int
     epochs: int | None
@@ -86,8 +80,3 @@ def check_long_enough(span_tokens: int, corpora: Iterable[TokenCorpus]) -> None:
                 "use a shorter sequence_length, or more files"
             )
             raise ValueError(message)
-
-
-def mixing_radius_windows(asked: int | None, window_bytes: int) -> int:
-    """Returns the mixing radius in windows: the one given, else a span that storage reads well."""
-    return max(16, _MIXING_BYTES // window_bytes) if asked is None else at_least(1, "mixing_radius", asked)

@@ -97,8 +97,8 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
     if framework != "paddle":
         check_cpu(framework, device)
     makers: dict[str, Callable[[], Callable[[str, npt.NDArray[Any]], Any]]] = {
-        "flax": _flax,
-        "tensorflow": _tensorflow,
+        "flax": partial(_by_function, "jax.numpy", "array"),
+        "tensorflow": partial(_by_function, "tensorflow", "convert_to_tensor"),
         "mlx": _mlx,
         "paddle": partial(_paddle, device),
     }
@@ -115,14 +115,9 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
     return convert
 
 
-def _flax() -> Callable[[str, npt.NDArray[Any]], Any]:
-    array = import_module("jax.numpy").array
-    return lambda _, values: array(values)
-
-
-def _tensorflow() -> Callable[[str, npt.NDArray[Any]], Any]:
-    convert_to_tensor = import_module("tensorflow").convert_to_tensor
-    return lambda _, values: convert_to_tensor(values)
+def _by_function(module: str, name: str) -> Callable[[str, npt.NDArray[Any]], Any]:
+    convert = getattr(import_module(module), name)
+    return lambda _, values: convert(values)
 
 
 def _mlx() -> Callable[[str, npt.NDArray[Any]], Any]:

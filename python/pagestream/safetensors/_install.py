@@ -89,7 +89,7 @@ def install(*, strict: bool = True) -> Installed:
     """
     with _upstream.lock.lock:
         installed = Installed(check_bool("strict", strict))
-        _strictness.installed.append((installed, installed.strict))
+        _strictness.installed.append(installed)
         if len(_strictness.installed) == 1:
             _put_in_place()
     return installed
@@ -117,12 +117,12 @@ def uninstall() -> None:
 def _take_away(installed: Installed | None) -> None:
     """Undoes one `install`; the last one if `uninstall` has undone that."""
     with _upstream.lock.lock:
-        if not _strictness.installed:
+        in_effect = _strictness.installed
+        if not in_effect:
             message = "pagestream.safetensors is not installed in the place of safetensors"
             raise RuntimeError(message)
-        found = [place for place, (each, _) in enumerate(_strictness.installed) if each is installed]
-        del _strictness.installed[found[0] if found else -1]
-        if not _strictness.installed:
+        in_effect.remove(installed if installed in in_effect else in_effect[-1])
+        if not in_effect:
             _put_back()
 
 

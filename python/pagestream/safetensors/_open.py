@@ -202,17 +202,10 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
                 array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable)
                 if array is not None:
                     return array
-        except KeyError:
-            raise self._missing(name) from None
-        except ValueError:  # closed, or a shape that NumPy does not have: the long way says which
+        except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
             pass
-        return self._odd_tensor(name)
-
-    def _odd_tensor(self, name: str) -> Any:  # noqa: ANN401
         try:
             return self._framework.whole(self._files, name)
-        except KeyError:
-            raise self._missing(name) from None
         except ValueError:
             self._open()  # a closed file says so
             raise
@@ -242,11 +235,7 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             >>> safe_open("model.safetensors", "np").get_slice("weight")[0, ::-2]
             array([1., 1.])
         """
-        try:
-            stored = self._open().stored(name)
-        except KeyError:
-            raise self._missing(name) from None
-        return PySafeSlice(stored, self._framework)
+        return PySafeSlice(self._open().stored(name), self._framework)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Returns what the header says of a tensor.
@@ -260,10 +249,7 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             [3]
         """
         file = self._open()
-        try:
-            dtype, shape, nbytes, offset = file.info(name)
-        except KeyError:
-            raise self._missing(name) from None
+        dtype, shape, nbytes, offset = file.info(name)
         begin = offset - file.data_start
         return TensorMeta(dtype, list(shape), (begin, begin + nbytes))
 
@@ -284,10 +270,6 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             message = f"{self._files.path}: File is closed"
             raise SafetensorError(message)
         return self._files
-
-    def _missing(self, name: str) -> SafetensorError:
-        self._open()
-        return SafetensorError(f"{self._files.path}: File does not contain tensor {name}")
 
     def __repr__(self) -> str:
         """Returns path and number of tensors."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pagestream._common.checks import check_bool
 
-# The strictness of each `install` in effect, in order, with the object that `install` returned.
-installed: list[tuple[object, bool]] = []
+# The results of each `install` in effect, in order.
+installed: list[Any] = []
 
 
 def chosen(strict: bool | None) -> bool:  # noqa: FBT001
     """Returns the argument ``strict``; for None the strictness of the last `install`, or True."""
     if strict is None:
-        return installed[-1][1] if installed else True
+        return bool(installed[-1].strict) if installed else True
     return check_bool("strict", strict)

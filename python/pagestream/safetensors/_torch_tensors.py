@@ -9,6 +9,7 @@ import torch
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.arrays import Framework
+from pagestream.weights.dtypes import NAMES
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -21,31 +22,11 @@ if TYPE_CHECKING:
     from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index
 
-# Types that this torch does not have are left out, and are refused when a file holds them.
+# torch has NumPy's names, but for the type of which two elements share a byte. Types that this torch does not
+# have are left out, and are refused when a file holds them.
 TYPES: dict[str, torch.dtype] = {
-    code: getattr(torch, name)
-    for code, name in {
-        "BOOL": "bool",
-        "U8": "uint8",
-        "I8": "int8",
-        "U16": "uint16",
-        "I16": "int16",
-        "U32": "uint32",
-        "I32": "int32",
-        "U64": "uint64",
-        "I64": "int64",
-        "F16": "float16",
-        "BF16": "bfloat16",
-        "F32": "float32",
-        "F64": "float64",
-        "C64": "complex64",
-        "F8_E4M3": "float8_e4m3fn",
-        "F8_E5M2": "float8_e5m2",
-        "F8_E4M3FNUZ": "float8_e4m3fnuz",
-        "F8_E5M2FNUZ": "float8_e5m2fnuz",
-        "F8_E8M0": "float8_e8m0fnu",
-        "F4": "float4_e2m1fn_x2",
-    }.items()
+    element: getattr(torch, name)
+    for element, name in {**NAMES, "F4": "float4_e2m1fn_x2"}.items()
     if hasattr(torch, name)
 }
 

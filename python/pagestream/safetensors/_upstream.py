@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pagestream._common.locks import ForkSafeLock
+from pagestream.errors import SafetensorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,13 +45,17 @@ def module(part: str | None = None) -> ModuleType:
         if name in taken:
             return taken[name]
         if not (replaced or _is_ours(sys.modules.get(NAME))):
-            try:
-                return import_module(name)
-            except ModuleNotFoundError as error:
-                raise (_missing(name) if error.name == NAME else error) from error
+            return _imported(name)
         if name not in _private:
             _private[name] = _load(name) if part or replaced else _load_behind_ours()
         return _private[name]
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise (_missing(name) if error.name == NAME else error) from error
 
 
 def _is_ours(module: ModuleType | None) -> bool:
@@ -63,9 +68,7 @@ def _load_behind_ours() -> ModuleType:
     names = [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]
     ours = {name: sys.modules.pop(name) for name in names}
     try:
-        return import_module(NAME)
-    except ModuleNotFoundError as error:
-        raise (_missing(NAME) if error.name == NAME else error) from error
+        return _imported(NAME)
     finally:
         for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
             _private.setdefault(name, sys.modules.pop(name))
@@ -111,8 +114,6 @@ def _load(name: str) -> ModuleType:
 @contextmanager
 def errors_as_ours() -> Iterator[None]:
     """Turns errors of upstream's class into ours, which is derived from it."""
-    from pagestream.errors import SafetensorError
-
     try:
         yield
     except SafetensorError:
@@ -129,8 +130,6 @@ def check_names(names: Iterable[Any]) -> None:
     Raises:
         SafetensorError: A tensor is called ``__metadata__``.
     """
-    from pagestream.errors import SafetensorError
-
     if "__metadata__" in names:
         message = "a tensor cannot be called '__metadata__': the format keeps that name for itself; rename it"
         raise SafetensorError(message)
@@ -175,8 +174,6 @@ def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:
         mode = stat.S_IMODE(found.st_mode)
         # Renaming would replace a device or a FIFO by a file.
         if not stat.S_ISREG(found.st_mode):
-            from pagestream.errors import SafetensorError
-
             message = (
                 f"{os.fsdecode(path)}: it is no regular file, and would be replaced by one; name another"
             )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
-import operator
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
@@ -13,7 +13,7 @@ import numpy as np
 
 from pagestream import _native
 from pagestream._common import environment
-from pagestream._common.checks import one_of
+from pagestream._common.checks import element, one_of
 from pagestream._common.closing import HoldsFiles
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
@@ -99,10 +99,7 @@ class TokenCorpus(HoldsFiles):
     @property
     def shards(self) -> tuple[TokenShard, ...]:
         """The files, in order."""
-        return tuple(
-            TokenShard(facts.path, facts.format, facts.tokens, facts.start, facts.mode, facts.reason)
-            for facts in self._files.shards()
-        )
+        return tuple(TokenShard(**facts) for facts in self._files.shards())
 
     @property
     def documents(self) -> Documents | None:
@@ -149,12 +146,7 @@ class TokenCorpus(HoldsFiles):
                 return self._range(0, 0)
             low, high = min(picked[0], picked[-1]), max(picked[0], picked[-1]) + 1
             return self._range(low, high)[:: picked.step]
-        position = operator.index(index)
-        if position < 0:
-            position += len(self)
-        if not 0 <= position < len(self):
-            message = f"token {operator.index(index)} of a corpus of {len(self)}"
-            raise IndexError(message)
+        position = element(index, len(self), "token")
         return int(self.read(position, position + 1)[0])
 
     def _range(self, start: int, stop: int) -> npt.NDArray[Any]:
@@ -268,8 +260,6 @@ def _open_again(
     corpus = _open([path for path, _ in files], (dtype, format, mode))
     for shard, (path, tokens) in zip(corpus.shards, files, strict=True):
         if shard.tokens != tokens:
-            import errno
-
             message = f"it has {shard.tokens} tokens, but had {tokens} when it was opened first"
             raise FileChangedError(errno.ESTALE, message, path)
     return corpus

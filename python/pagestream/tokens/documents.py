@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload
 
 import numpy as np
+
+from pagestream._common.checks import element
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,12 +90,7 @@ class Documents(Sequence["npt.NDArray[Any]"]):
         """
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(self._length))]
-        number = operator.index(index)
-        if number < 0:
-            number += self._length
-        if not 0 <= number < self._length:
-            message = f"document {operator.index(index)} of {self._length}"
-            raise IndexError(message)
+        number = element(index, self._length, "document")
         start, stop = self._bounds(number, number + 1).tolist()
         return self._corpus[start:stop]
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from pagestream import _native
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pagestream._common.types import StrPath
 
 # Suffixes of token files. Other files of a directory are ignored.
@@ -30,7 +28,7 @@ _SIDE_FILE = re.compile(
 _SHOWN = 5
 
 
-def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
+def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
     """Returns the files in order.
 
     Args:
@@ -54,7 +52,7 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
             )
             raise TypeError(message)
         return [*path]
-    plain = os.fspath(path)
+    plain = os.fsdecode(path)
     if os.path.isdir(plain):
         return _in_directory(plain)
     if not os.path.lexists(plain) and glob.has_magic(plain):
@@ -62,15 +60,17 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> list[StrPath]:
     return [path]
 
 
-def _in_directory(folder: str | bytes) -> list[StrPath]:
+def _in_directory(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
-        names = [(os.fsdecode(entry.name), entry.path) for entry in entries if entry.is_file()]
+        files = {entry.name: entry.path for entry in entries if entry.is_file()}
     found = [
-        path for name, path in names if name.lower().endswith(TOKEN_SUFFIXES) and not name.startswith(".")
+        path
+        for name, path in files.items()
+        if name.lower().endswith(TOKEN_SUFFIXES) and not name.startswith(".")
     ]
     chosen = _without_side_files(found)
     if not chosen:
-        others = ", ".join(sorted(name for name, _ in names)[:_SHOWN]) or "no files at all"
+        others = ", ".join(sorted(files)[:_SHOWN]) or "no files at all"
         message = (
             f"no token files in this directory: found {others}; expected names that end in "
             f"{', '.join(TOKEN_SUFFIXES)}; give other files as a list"
@@ -79,13 +79,8 @@ def _in_directory(folder: str | bytes) -> list[StrPath]:
     return chosen
 
 
-def _matching(pattern: str | bytes) -> list[StrPath]:
-    # The two branches are for the types' sake: a pattern of bytes gives paths of bytes.
-    if isinstance(pattern, str):
-        everything: list[str | bytes] = [*glob.glob(pattern, recursive=True)]
-    else:
-        everything = [*glob.glob(pattern, recursive=True)]
-    matches = [path for path in everything if not os.path.isdir(path)]
+def _matching(pattern: str) -> list[str]:
+    matches = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
     chosen = _without_side_files(matches)
     if not chosen:
         found = f"{len(matches)} side files" if matches else "nothing"
@@ -94,8 +89,8 @@ def _matching(pattern: str | bytes) -> list[StrPath]:
     return chosen
 
 
-def _without_side_files(paths: Iterable[str | bytes]) -> list[StrPath]:
+def _without_side_files(paths: list[str]) -> list[str]:
     """Returns token files in natural order. The ``.bin`` of a Megatron pair stands for both."""
-    kept = {os.fsencode(path): path for path in paths if not _SIDE_FILE.search(os.fsdecode(path))}
-    pairs = {name for name in kept if name.endswith(b".idx") and name[:-4] + b".bin" in kept}
-    return [kept[name] for name in _native.natural_sorted([*kept]) if name not in pairs]
+    kept = {path for path in paths if not _SIDE_FILE.search(path)}
+    pairs = {path for path in kept if path.endswith(".idx") and path[:-4] + ".bin" in kept}
+    return _native.natural_sorted([*(kept - pairs)])

@@ -135,16 +135,9 @@ def _write_one(path: StrPath, stream: _Stream, format: str) -> None:
             words = (*_native.LLMC_KINDS[stream.dtype.name], stream.tokens)
             file.write(np.array(words, "<i4").tobytes())
         elif format == "npy":
-            file.write(_npy_header(stream.dtype, stream.tokens))
-
-
-def _npy_header(dtype: np.dtype[Any], tokens: int) -> bytes:
-    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({tokens},), }}"
-    return (
-        b"\x93NUMPY\x01\x00"
-        + (_NPY_HEADER_BYTES - 10).to_bytes(2, "little")
-        + (text.encode().ljust(_NPY_HEADER_BYTES - 11) + b"\n")
-    )
+            # Such a header has the same length for any number of tokens.
+            header = {"descr": stream.dtype.str, "fortran_order": False, "shape": (stream.tokens,)}
+            np.lib.format.write_array_header_1_0(file, header)
 
 
 def _write_megatron(path: StrPath, stream: _Stream, bounds: npt.NDArray[np.int64] | None) -> None:

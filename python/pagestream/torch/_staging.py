@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -183,14 +184,9 @@ class StagedBatches:
 
     def _unpin_all(self) -> None:
         """Ends all registrations, also where one fails; the last failure is raised."""
-        failure = None
-        for address in [*self._pinned]:
-            try:
-                self._unpin(address)
-            except BaseException as raised:  # noqa: BLE001 - an interrupt as well
-                failure = raised
-        if failure is not None:
-            raise failure
+        with ExitStack() as stack:
+            for address in self._pinned:
+                stack.callback(self._unpin, address)
 
     def forget(self) -> None:
         """Drops the batches in flight; after `stop`."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 from torch.utils.data import Dataset
 
 from pagestream import _native
-from pagestream._common.checks import at_least, one_of, only_with
+from pagestream._common.checks import at_least, element, one_of, only_with
 from pagestream._common.closing import HoldsFiles
 from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
@@ -79,7 +78,8 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.target = target
         self.dtype: BatchDtype = batch_dtype(dtype)
-        self._length = native_corpus(self.tokens).windows(self.sequence_length, self.stride, target)
+        self._windows = (self.sequence_length, self.stride, target)
+        self._length = native_corpus(self.tokens).windows(*self._windows)
         self._torch_dtype = getattr(torch, str(self.tokens.dtype) if self.dtype == "raw" else self.dtype)
 
     def __len__(self) -> int:
@@ -115,30 +115,14 @@ class TokenDataset(Dataset[Item], HoldsFiles):
             >>> TokenDataset("tokens.bin", 2).__getitems__([0, -1])[1]
             (tensor([4093, 4094]), tensor([4094, 4095]))
         """
-        numbers = [self._number(index) for index in indices]
+        numbers = [element(index, self._length, "window") for index in indices]
         shape = (len(numbers), self.sequence_length)
         # The gather writes to host memory, whatever torch.set_default_device says.
         x = torch.empty(shape, dtype=self._torch_dtype, device="cpu")
         y = None if self.target == "none" else torch.empty(shape, dtype=self._torch_dtype, device="cpu")
-        native_corpus(self.tokens).assemble(
-            numbers,
-            self.sequence_length,
-            self.stride,
-            self.target,
-            self.dtype,
-            x.numpy(),
-            None if y is None else y.numpy(),
-        )
+        out = (x.numpy(), None if y is None else y.numpy())
+        native_corpus(self.tokens).assemble(numbers, *self._windows, self.dtype, *out)
         return list(x) if y is None else list(zip(x, y, strict=True))
-
-    def _number(self, index: SupportsIndex) -> int:
-        number = operator.index(index)
-        if number < 0:
-            number += self._length
-        if not 0 <= number < self._length:
-            message = f"window {operator.index(index)} of {self._length}"
-            raise IndexError(message)
-        return number
 
     def __repr__(self) -> str:
         """Files, length and settings; equal for equal datasets, as tools that compare data sources expect."""

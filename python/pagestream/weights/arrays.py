@@ -103,7 +103,7 @@ class Framework:
         return ("U8", raw_shape(dtype, shape, nbytes)) if self.raw else (dtype, shape)
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
-        """Makes one tensor of a file; raises KeyError for an unknown name."""
+        """Makes one tensor of a file."""
         dtype, shape, nbytes, offset = file.info(name)
         if self.raw:
             dtype, shape = self.described(dtype, shape, nbytes)

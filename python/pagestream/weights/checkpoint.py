@@ -54,27 +54,21 @@ class TensorInfo:
 class _OpenedWith(NamedTuple):
     """The arguments that open a checkpoint. Those that a checkpoint keeps have absolute paths."""
 
-    path: str | list[str]
+    paths: list[str]
+    listed: bool
     mode: str
     strict: bool
     cache_root: str | None
     raw: bool
 
-    def absolute(self) -> _OpenedWith:
-        """Returns the same for a process with another current directory."""
-        path = (
-            [_absolute(each) for each in self.path] if isinstance(self.path, list) else _absolute(self.path)
-        )
-        root = None if self.cache_root is None else _absolute(self.cache_root)
-        return self._replace(path=path, cache_root=root)
-
     def open(self) -> Checkpoint:
         """Opens the files and reads their headers."""
-        paths = self.path if isinstance(self.path, list) else [self.path]
-        root = None if self.cache_root is None else os.fsencode(self.cache_root)
-        encoded = [os.fsencode(each) for each in paths]
-        files = _native.Checkpoint(encoded, isinstance(self.path, list), self.mode, self.strict, root)
-        return Checkpoint(files, self.absolute())
+        paths, root = [os.fsencode(each) for each in self.paths], self.cache_root
+        encoded_root = None if root is None else os.fsencode(root)
+        files = _native.Checkpoint(paths, self.listed, self.mode, self.strict, encoded_root)
+        # The same for a process with another current directory.
+        root = None if root is None else _absolute(root)
+        return Checkpoint(files, self._replace(paths=[*map(_absolute, self.paths)], cache_root=root))
 
 
 class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
@@ -322,9 +316,8 @@ def open_checkpoint(
     if not isinstance(path, (str, bytes, os.PathLike, Iterable)):
         message = f"path must be a path or a list of paths, not {path!r}"  # type: ignore[unreachable]
         raise TypeError(message)
-    if isinstance(path, (str, bytes, os.PathLike)):
-        given: str | list[str] = os.fsdecode(path)
-    else:
-        given = [os.fsdecode(each) for each in path]
+    listed = not isinstance(path, (str, bytes, os.PathLike))
+    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
+    given = [os.fsdecode(each) for each in paths]
     root = None if cache_root is None else os.fsdecode(cache_root)
-    return _OpenedWith(given, environment.mmap_mode(mmap_mode), strict, root, raw).open()
+    return _OpenedWith(given, listed, environment.mmap_mode(mmap_mode), strict, root, raw).open()

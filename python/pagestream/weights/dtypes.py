@@ -14,27 +14,21 @@ from pagestream import _native, errors
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# NumPy types by name. Those of ml_dtypes are added when they are first used.
-KNOWN: dict[str, np.dtype[Any]] = {
-    name: np.dtype(kind)
-    for name, kind in {
-        "BOOL": np.bool_,
-        "U8": np.uint8,
-        "I8": np.int8,
-        "U16": np.uint16,
-        "I16": np.int16,
-        "U32": np.uint32,
-        "I32": np.int32,
-        "U64": np.uint64,
-        "I64": np.int64,
-        "F16": np.float16,
-        "F32": np.float32,
-        "F64": np.float64,
-        "C64": np.complex64,
-    }.items()
-}
-
-_ML_DTYPES = {
+# The name that NumPy, or else ml_dtypes, has for each element type.
+NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
@@ -44,6 +38,11 @@ _ML_DTYPES = {
     "F4": "float4_e2m1fn",
     "F6_E2M3": "float6_e2m3fn",
     "F6_E3M2": "float6_e3m2fn",
+}
+
+# NumPy types by element type. Those of ml_dtypes are added when they are first used.
+KNOWN: dict[str, np.dtype[Any]] = {
+    element: np.dtype(name) for element, name in NAMES.items() if name in np.sctypeDict
 }
 
 # Bits of the types that are smaller than a byte: packed in a file, one byte each in an array.
@@ -64,7 +63,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, NAMES[name]))
     except (ImportError, AttributeError) as error:
         message = (
             f"NumPy has a type for {name} only with ml_dtypes (0.5 or newer): pip install ml_dtypes; "
