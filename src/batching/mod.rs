@@ -12,15 +12,15 @@
 //! is news.
 //!
 //! ```text
-//!   planned ──claim──> filling ──all chunks filled──> finished ──take──> taken
-//!                         │ │                            ▲
-//!                         │ └─read without a mapping─> checking ──all files checked
-//!                         └─an error, here or in checking─> failed ──take──> taken, as the error
+//!   planned ──claim──> filling ──all chunks filled──> done ──take──> taken
+//!      │                  │ │                            ▲
+//!      │                  │ └─read without a mapping─> checking ──all files checked
+//!      └──────────────────┴─an error, also in checking─> done, as the error ──take──> taken
 //! ```
 //!
 //! * *Planned*: its windows are known and their pages are asked for. At most as many batches as the lookahead.
 //! * *Filling*: it has a buffer of the pool, whose chunks are claimed by threads. While storage is slow a
-//!   chunk is one row, so that many threads wait side by side; otherwise about a MiB.
+//!   chunk is one row, so that many threads wait side by side; otherwise about a MiB. A batch has at most 1024 chunks.
 //! * *Checking*: the gatherers ask the server once more about each file that they read without a mapping.
 //! * *Taken*: in the order of the stream. The buffer returns to the pool when the last array on it dies.
 //!
@@ -29,7 +29,7 @@
 //! start anew once the cache is warm. The number of gatherers follows [`crate::fetch::crew`].
 //!
 //! What the room promises: no batch changes under its user; a batch whose file was cut or rewritten is an
-//! error, and so is every later one; an error comes in the place of its batch; closing ends all threads, but
+//! error; an error comes in the place of its batch, and after it the caller starts another pipeline; closing ends all threads, but
 //! for one that hangs in a read; a fork touches no lock of its parent. No thread of a pipeline knows Python.
 //!
 //! The files, in reading order: `options`, `sizes` and `layout` (what is set and worked out once), `plan`

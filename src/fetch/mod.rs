@@ -10,7 +10,7 @@
 //!        │                                 │
 //!   crew::Crew ─────── Work::step ─── copy or pread ──> buffers::Pool ──> consumer
 //!        │  slow: all threads              ▲                                 │
-//!        │  calm: the first ones           │                                 │
+//!        │  calm: `Limits::first`          │                                 │
 //!   KeepGoing                        budget::Budget <──── give_back ─────────┘
 //! ```
 //!
@@ -18,8 +18,7 @@
 //!
 //! * [`ranges`]: the bytes of the merged ranges are those of the parts and the gaps that the rule allows. The
 //!   order is kept, and nothing is allocated for parts that are not joined.
-//! * [`ahead`]: no range that is known to be cached is asked for; every other one is, in pieces that the
-//!   kernel fetches whole. A cache that has held many ranges in a row is trusted: then one range of each lot
+//! * [`ahead`]: no range that is known to be cached is asked for; every other one of a mapped file is. A cache that has held many ranges in a row is trusted: then one range of each lot
 //!   is looked up, until one is not cached. Advice is never an error.
 //! * [`crew`]: has the one definition of *slow*: a quarter of the items made their thread wait
 //!   ([`crew::Wait`]). While storage is slow the crew has all threads that its limits allow; when it is calm
@@ -30,7 +29,8 @@
 //! * [`buffers`]: a buffer returns to its pool when its last user drops it, and never before.
 //!
 //! ```text
-//!   crew   slow ──(32 items, fewer than a quarter waited, or the cache is warm)──> calm
+//!   crew   begins slow
+//!          slow ──(32 items, fewer than a quarter waited, or the cache is warm)──> calm
 //!          calm ──(a quarter of the items waited)────────────────────────────────> slow
 //!   ahead  looking ──(256 ranges in a row were cached)──> trusting ──(one was not)──> looking
 //! ```

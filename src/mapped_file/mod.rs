@@ -3,7 +3,8 @@
 //! **What it promises.** A file that can be read can be opened: `mode.rs` walks from a shared mapping over a private
 //! one to positioned reads. It is opened once, its descriptor stays open as long as the object (on FUSE each further
 //! `open` drops the file's page cache), and it is mapped once per protection. A file that is cut, rewritten or fails
-//! is an error that says so, in every way to read; no call kills the process. What is handed out, a [`View`], keeps
+//! is an error that says so, in every way that copies; a view of it shows that as damage, or to `check`. No call kills
+//! the process. What is handed out, a [`View`], keeps
 //! its mapping alive by itself: closing or refreshing the file does not disturb it.
 //!
 //! **Four ways to read.**
@@ -13,7 +14,7 @@
 //! | `read`, `read_into` | the mapping, else pread | when it returns | one fstat | one range |
 //! | `reader` | the mapping, else pread | after `finish` | one fstat for all ranges | many ranges, by one thread |
 //! | `exact_reader` | pread, without read-ahead | after `finish` | two fadvise, one fstat for all ranges | few bytes here and there, by any threads |
-//! | `view`, `copy_on_write_view` | the mapping itself, not copied | never: `check` | none | arrays |
+//! | `view`, `copy_on_write_view` | the mapping itself, not copied; nothing in `read` mode | never: `check` | none | arrays |
 //!
 //! `copy_into` is the step of a [`FileReader`] alone, for a caller that keeps many files at hand: it checks nothing,
 //! and the caller calls `verify` afterwards. Copies out of a mapping go by a routine that survives bus errors, if

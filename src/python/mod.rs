@@ -1,6 +1,7 @@
 //! The binding, `pagestream._native`. Private: users import `pagestream`, where the documentation and
-//! the policy (defaults, environment) are. Here are argument checks, `detach`, and the conversion of
-//! errors and buffers; nothing worth a unit test.
+//! the policy (defaults, environment) are. Here are argument checks, `detach`, the conversion of
+//! errors and buffers, audit events, and the notice of a damaged file; nothing worth a unit test. Unsafe island 3 is
+//! `export.rs` and `writable.rs`.
 
 #![allow(missing_debug_implementations)] // Python prints these objects.
 #![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.

@@ -1,15 +1,15 @@
 //! The order of windows: pure arithmetic that sees no file.
 //!
 //! ```text
-//! position ── mixture ──> source, epoch, index ── order ──> window
-//!               │                                   ├── permutation (shuffled)
-//!               └── phases of weighted turns        ├── draws (random starts)
-//!                                                   ├── blocked (extents, then windows of a group)
-//!                                                   └── sequential
+//! position ── schedule, mixture ──> source, epoch, index ── order ──> window
+//!                       │                                     ├── shuffled: permutation
+//!                       └── phases of weighted turns          ├── random: draws of a key
+//!                                                             ├── blocked: extents, then windows of a group
+//!                                                             └── sequential
 //! ```
 //!
 //! Everything is a function of seed and position: no table grows with the number of windows, any position can be
-//! sought, and ranks do not matter. Changes of an order raise [`ORDER_VERSION`], which saved states carry.
+//! sought, and ranks do not matter. A change of an order increments [`ORDER_VERSION`], which saved states carry.
 //! Callers: `batching`, the binding.
 
 pub mod blocked;

@@ -24,7 +24,7 @@
 //! for each thread. The caller is asked every [`crew::PERIOD`](crate::fetch::crew::PERIOD) whether to
 //! continue.
 //!
-//! **Caller:** `python`.
+//! **Caller:** the binding.
 //!
 //! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is also read, unless the extent would
 //! grow beyond [`PIECE_BYTES`]. A larger gap never is.
@@ -35,7 +35,6 @@ mod plan;
 mod scatter;
 mod selection;
 
-pub use crate::fetch::crew::{KeepGoing, PERIOD};
 pub use fill::fill;
 pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;

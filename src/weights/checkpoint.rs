@@ -11,10 +11,10 @@ use super::open::{FILES_PER_THREAD, OpenedShard, WAITING_THREADS, open_shards};
 use super::report::Report;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
+use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
 use crate::mapped_file::{Facts, Identity, RequestedMode, identity_at};
 use crate::parallel::in_parallel;
-use crate::slicing::KeepGoing;
 
 /// Tensors of some files, by name. Each name is there once.
 #[derive(Debug)]

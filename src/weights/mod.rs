@@ -17,7 +17,7 @@
 //! What the room promises:
 //!
 //! * Opening reads headers and the index, and nothing else. Their lengths are bounded before they are read (100 MB,
-//!   256 MiB), the files of an index where they are numbered (65,536), and opening stops after 100 files that fail.
+//!   256 MiB); an index may name at most 65,536 files; opening stops after 100 files that fail.
 //! * A header is parsed from a private copy. Strict, it is refused where the format's text disallows it; with
 //!   upstream's rules it is judged as the `safetensors` crate judges it, file by file (a differential test holds that).
 //! * Every tensor of a header lies inside its file, so that offsets need no check later.
@@ -27,7 +27,7 @@
 //!   permission, no memory) is raised as it is.
 //! * All types can be used by several threads at once. Calls that touch a file may block: callers detach.
 //!
-//! `python/` and, later, `streaming/` call this room; it uses `mapped_file/` for files.
+//! The binding calls this room; it uses `mapped_file` for files.
 
 mod catalog;
 pub mod checkpoint;

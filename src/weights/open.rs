@@ -9,10 +9,10 @@ use super::header::Header;
 use super::locate::ShardPath;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
+use crate::fetch::crew::{KeepGoing, PERIOD};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
 use crate::parallel::in_parallel_while;
-use crate::slicing::{KeepGoing, PERIOD};
 
 /// A file that takes longer to open waits for a disk or a server, not for a processor.
 const SLOW: Duration = Duration::from_millis(2);

@@ -1,4 +1,4 @@
-//! Kernels that widen tokens of any integer type to the element type of a batch.
+//! Kernels that widen tokens of any integer type to the element type of a batch. Unsafe island 2.
 //!
 //! ```text
 //!   mapping ──copy that survives bus errors──> scratch block ──kernel──> x and y       (widening)

@@ -27,7 +27,7 @@ MAY_USE = {
     "widen": GROUND | {"os::fault", "os::memory"},
     "slicing": GROUND | {"os", "mapped_file", "fetch"},
     "tokens": GROUND | {"os", "mapped_file"},
-    "weights": GROUND | {"os", "mapped_file", "slicing"},
+    "weights": GROUND | {"os", "mapped_file", "fetch"},
     "batching": GROUND | {"os", "mapped_file", "fetch", "tokens", "sampling", "widen"},
     "python": GROUND
     | {"os", "mapped_file", "fetch", "slicing", "tokens", "weights", "sampling", "widen", "batching"},

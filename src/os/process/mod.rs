@@ -1,7 +1,7 @@
 //! The process: forks, limits, and what a thread has used.
 //!
-//! **Forks.** A child has the memory of its parent and one of its threads. [`fork::section`] keeps locks free of
-//! forks, [`atfork::register`] makes forks wait for sections, [`fork::generation`] tells parent and child apart.
+//! **Forks.** A child has the memory of its parent and one of its threads. [`fork::section`] keeps forks out while a
+//! lock is held, [`atfork::register`] makes forks wait for sections, [`fork::generation`] tells parent and child apart.
 //! Any room may take a section; nothing inside a section may wait for storage, for another section, or for Python.
 
 pub mod atfork;

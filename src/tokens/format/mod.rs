@@ -10,8 +10,7 @@
 //!        └── refused: files that look like tokens and are something else
 //! ```
 //!
-//! A new format: a file of its own that reads a [`TokenLayout`](layout::TokenLayout), its word in
-//! [`Format`](layout::Format), its magic in [`open`](fn@open::open), and its row in the tests.
+//! `ARCHITECTURE.md` says what a new format needs.
 
 pub mod datatrove;
 pub mod documents;
