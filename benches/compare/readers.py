@@ -34,10 +34,8 @@ def starts_of(path: Path, seed: int, rows: np.ndarray, order: str = "random", ra
     """Where the first windows of a `TokenLoader` begin; one window has a token more than T."""
     count, length = len(rows), rows.shape[1] - 1
     tokens = path.stat().st_size // 2
-    schedule = _native.Schedule(
-        [((tokens - 1) // length, tokens - length)], None, "repeat", order, radius, seed
-    )
-    draws = np.array([index for _, _, index in schedule.draws(0, count)], "u8")
+    corpus = ((tokens - 1) // length, tokens - length)
+    draws = np.array(_native.drawn(corpus, order, radius, seed, count), "u8")
     return draws if order == "random" else draws * length
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "WeightFile",
     "__version__",
     "debug_build",
+    "drawn",
     "guard",
     "natural_sorted",
     "parse_weights",
@@ -68,6 +69,9 @@ MAX_HEADER_BYTES: int
 debug_build: bool
 
 def guard() -> bool: ...
+def drawn(
+    corpus: tuple[int, int], order: str, mixing_radius_windows: int, seed: int, count: int
+) -> list[int]: ...
 def natural_sorted(names: Sequence[str]) -> list[str]: ...
 def permuted(length: int, seed: int, epoch: int, start: int, step: int, count: int) -> list[int]: ...
 def set_fault_guard(guard: str) -> None: ...

@@ -27,7 +27,7 @@ mod _native {
         export::PyExporter,
         files::PyMappedFile,
         loader::{PyPipelineBatch, PyTokenPipeline},
-        sampling::permuted,
+        sampling::{drawn, permuted},
         staging::PyStagingBuffer,
         stored_tensor::PyStoredTensor,
         tokens::{PyTokenCorpus, natural_sorted},

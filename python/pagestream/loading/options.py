@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -22,11 +22,15 @@ DocumentOption = Literal["ignore", "boundaries"]
 DropBehind = Literal["resident", "cache"]
 
 
-class LoaderOptions(TypedDict, total=False):
+class _RequiredOptions(TypedDict):
+    # `Required[int]` would not be seen at run time: annotations are strings here.
+    sequence_length: int
+    batch_size: int
+
+
+class LoaderOptions(_RequiredOptions, total=False):
     """All arguments but the corpus; `TokenLoader` documents them."""
 
-    sequence_length: Required[int]
-    batch_size: Required[int]
     order: Order
     seed: int
     epochs: int | None

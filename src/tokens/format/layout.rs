@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Opened, RequestedMode, is_gone};
+use crate::mapped_file::{MappedFile, NOT_FOUND, Opened, RequestedMode, identity_at, is_gone};
 use crate::os::errno::Code;
 use crate::words::words;
 
@@ -96,8 +96,11 @@ impl Opener<'_> {
         MappedFile::open(path, self.mode)
     }
 
-    /// Opens a file that may be missing.
+    /// Opens a file that may be missing; the gate is not asked about one that is.
     pub fn open_if_there(&self, path: &Path) -> Result<Option<MappedFile>> {
+        if identity_at(path) == Err(NOT_FOUND) {
+            return Ok(None);
+        }
         match self.open(path) {
             Ok(file) => Ok(Some(file)),
             Err(error) if is_not_found(&error) => Ok(None),
