@@ -2,7 +2,7 @@
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`error`], [`words`],
 //! [`dtype`], [`parallel`], `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
-//! [`slicing`], [`weights`] · [`batching`] · `python`.
+//! [`slicing`], [`weights`] · [`batching`], [`streaming`] · `python`.
 
 // Without the binding much has no caller; with it the compiler finds what nobody calls.
 #![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
@@ -20,6 +20,7 @@ mod parallel;
 mod python;
 mod sampling;
 mod slicing;
+mod streaming;
 mod tokens;
 mod weights;
 mod widen;

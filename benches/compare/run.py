@@ -12,6 +12,7 @@ import batches
 import checkpoints
 import criterion
 import latency
+import loads
 import mounts
 import opens
 import passes
@@ -30,6 +31,7 @@ MODULES = {
     "latency": latency,
     "passes": passes,
     "mounts": mounts,
+    "loads": loads,
     "starts": starts,
     "opens": opens,
     "checkpoints": checkpoints,

@@ -61,6 +61,7 @@ MODES: tuple[str, ...]
 ORDERS: tuple[str, ...]
 ORDER_VERSION: int
 PROTECTIONS: tuple[str, ...]
+STRATEGIES: tuple[str, ...]
 TARGETS: tuple[str, ...]
 TOKEN_DTYPES: tuple[str, ...]
 __version__: str
@@ -90,7 +91,13 @@ class Exporter:
 @final
 class Checkpoint:
     def __new__(
-        cls, paths: Sequence[bytes], listed: bool, mode: str, strict: bool, cache_root: bytes | None
+        cls,
+        paths: Sequence[bytes],
+        listed: bool,
+        mode: str,
+        strict: bool,
+        cache_root: bytes | None,
+        ahead_bytes: int | None,
     ) -> Self: ...
     @property
     def paths(self) -> list[str]: ...
@@ -113,6 +120,24 @@ class Checkpoint:
     def info(self, name: str) -> tuple[_TensorFacts, str]: ...
     def file_of(self, name: str) -> WeightFile: ...
     def check(self) -> None: ...
+    def close(self) -> None: ...
+
+class TensorStream:
+    def __new__(
+        cls,
+        checkpoint: Checkpoint,
+        wanted: Sequence[tuple[str, tuple[int, Sequence[int], Sequence[int], int] | None]],
+        memory_bytes: int | None,
+        threads: int | None,
+    ) -> Self: ...
+    @staticmethod
+    def choose(
+        checkpoint: Checkpoint,
+        wanted: Sequence[tuple[str, tuple[int, Sequence[int], Sequence[int], int] | None]],
+        strategy: str,
+        seed: int,
+    ) -> tuple[str, str]: ...
+    def next(self) -> tuple[int, Exporter] | None: ...
     def close(self) -> None: ...
 
 @disjoint_base
@@ -234,7 +259,9 @@ class TokenPipeline:
 
 @final
 class WeightFile:
-    def __new__(cls, path: bytes, mode: str, strict: bool, descriptor: int | None = None) -> Self: ...
+    def __new__(
+        cls, path: bytes, mode: str, strict: bool, ahead_bytes: int | None, descriptor: int | None = None
+    ) -> Self: ...
     @property
     def path(self) -> str: ...
     @property
@@ -250,7 +277,8 @@ class WeightFile:
     def offset_keys(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
     def info(self, name: str) -> _TensorFacts: ...
-    def buffer(self, writable: bool) -> Exporter | None: ...
+    def finish_lead(self) -> None: ...
+    def memory_of(self, name: str, writable: bool) -> tuple[Exporter | None, int]: ...
     def array(
         self, name: str, array_type: type, dtypes: dict[str, np.dtype[Any]], writable: bool
     ) -> np.ndarray[Any, Any] | None: ...

@@ -1,9 +1,8 @@
 //! How much a stream keeps on its way: batches asked for ahead, buffers, threads.
 
-use crate::fetch::budget::Budget;
+use crate::fetch::budget::{Budget, default_memory_bytes};
 use crate::fetch::crew::Limits;
 use crate::mapped_file::Mode;
-use crate::os::process::limits;
 
 use super::layout::BatchLayout;
 use super::options::Options;
@@ -28,9 +27,6 @@ const MAX_LOOKAHEAD: u64 = 4096;
 const MAX_AHEAD_BYTES: u64 = 128 << 20;
 /// Windows that the blocked order works out together, at most.
 const MAX_GROUP_WINDOWS: u64 = 1 << 20;
-/// The default budget: this share of the available memory, and no more than [`MEMORY_BYTES`].
-const MEMORY_SHARE: u64 = 8;
-const MEMORY_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
@@ -84,10 +80,6 @@ impl Sizes {
                 as usize,
         }
     }
-}
-
-fn default_memory_bytes() -> u64 {
-    (limits::available_memory_bytes() / MEMORY_SHARE).min(MEMORY_BYTES)
 }
 
 fn cores() -> usize {

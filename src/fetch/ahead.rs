@@ -3,7 +3,10 @@
 use std::ops::Deref;
 
 use crate::error::Result;
-use crate::mapped_file::{Mode, Opened, ResidentPages, page_cache};
+use crate::mapped_file::{
+    Mode, Opened, ResidentPages,
+    page_cache::{self, Prefetcher},
+};
 
 use super::ranges::{ByteRange, FileId};
 
@@ -21,6 +24,8 @@ pub struct Ahead {
     last: Option<ByteRange>,
     /// Whether every range is looked up. Benchmarks set it.
     pub looks_at_all: bool,
+    /// What asks, for one file whose pages are used through its mapping meanwhile.
+    pub prefetcher: Option<Prefetcher>,
 }
 
 /// What became of a lot of ranges.
@@ -86,7 +91,10 @@ impl Ahead {
         } else {
             lot.is_cached = false;
             self.cached_in_a_row = 0;
-            page_cache::fetch_ahead(opened, range.offset, len);
+            match &self.prefetcher {
+                Some(prefetcher) => prefetcher.fetch(range.offset, len),
+                None => page_cache::fetch_ahead(opened, range.offset, len),
+            }
             lot.asked_bytes += len;
         }
     }

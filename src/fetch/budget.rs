@@ -1,5 +1,16 @@
 //! How much may be on its way at a time. The unit is the caller's: bytes of a slice, batches of a stream.
 
+use crate::os::process::limits;
+
+/// The default budget of memory: this share of what is available, and no more than [`MEMORY_BYTES`].
+const MEMORY_SHARE: u64 = 8;
+const MEMORY_BYTES: u64 = 1 << 30;
+
+/// Returns the budget of memory of a caller that names none.
+pub fn default_memory_bytes() -> u64 {
+    (limits::available_memory_bytes() / MEMORY_SHARE).min(MEMORY_BYTES)
+}
+
 /// A limit, and how much of it is in flight.
 ///
 /// ```text

@@ -1,5 +1,5 @@
-//! Reading ahead of use: which bytes, by how many threads, and how much at a time. Batches and slices stand
-//! on this room; so will streams.
+//! Reading ahead of use: which bytes, by how many threads, and how much at a time. Batches, slices
+//! and streams of tensors stand on this room.
 //!
 //! ```text
 //!   what the caller will need, in its order

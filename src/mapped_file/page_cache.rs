@@ -1,8 +1,11 @@
 //! The page cache of an open file: advice, residency, fetching ahead, warming, evicting, locking.
 
+use std::os::fd::{AsFd, OwnedFd};
+
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, system};
 use crate::os::fault;
+use crate::os::file::open;
 use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::map::Region;
 use crate::os::memory::residency::{self, Residency};
@@ -114,6 +117,31 @@ pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) {
     for start in (offset..end).step_by(AHEAD_CHUNK_BYTES as usize) {
         if !pass_on(opened, Advice::WillNeed, start, AHEAD_CHUNK_BYTES.min(end - start)) {
             return;
+        }
+    }
+}
+
+/// Asks the kernel for ranges of a file through an open file description of its own.
+///
+/// Page faults keep their read-ahead state in the description of the mapping. Once they have, FUSE leaves out what it
+/// is asked for while its queue is full, and tells nobody (`fuse_readahead` in fs/fuse/file.c).
+#[derive(Debug)]
+pub struct Prefetcher(OwnedFd);
+
+impl Prefetcher {
+    /// Opens the file again. On FUSE that drops its cached pages, so it comes before anything is fetched.
+    pub fn new(opened: &Opened) -> Option<Self> {
+        open::reopen(opened.file()).ok().map(Self)
+    }
+
+    /// Asks for a range that lies inside the file. Waits while the queue is full.
+    pub fn fetch(&self, offset: u64, length: u64) {
+        let end = offset + length;
+        for start in (offset..end).step_by(AHEAD_CHUNK_BYTES as usize) {
+            let chunk = AHEAD_CHUNK_BYTES.min(end - start);
+            if !advise::advise_file(self.0.as_fd(), start, chunk, Advice::WillNeed) {
+                return;
+            }
         }
     }
 }

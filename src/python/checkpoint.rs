@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -9,6 +10,7 @@ use pyo3::types::{IntoPyDict, PyDict, PyString};
 
 use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
+use super::lead::FileLead;
 use super::weights::{PyWeightFile, TensorFacts, tensor_facts};
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::weights::checkpoint::Checkpoint;
@@ -19,17 +21,29 @@ use crate::weights::strictness::Strictness;
 #[pyclass(name = "Checkpoint", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
 pub struct PyCheckpoint {
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
+    /// The read-ahead of each file.
+    leads: Vec<Arc<FileLead>>,
 }
 
 impl Drop for PyCheckpoint {
     fn drop(&mut self) {
         // Closing files can take long on network file systems.
-        Python::try_attach(|py| py.detach(|| self.checkpoint.files.close()));
+        Python::try_attach(|py| self.close(py));
     }
 }
 
 impl PyCheckpoint {
+    pub fn shared(&self) -> Arc<Checkpoint> {
+        self.checkpoint.clone()
+    }
+
+    /// Returns the number of a tensor's file, and the tensor's bytes there, as offset and length.
+    pub fn byte_range(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, u64, u64)> {
+        let (number, entry) = self.find(name)?;
+        Ok((number, entry.offset, entry.len))
+    }
+
     fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
         // No header has a name with lone surrogates.
         let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
@@ -48,6 +62,7 @@ impl PyCheckpoint {
         mode: &str,
         strict: bool,
         cache_root: Option<&[u8]>,
+        ahead_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let path_buf = |encoded: &Vec<u8>| path_of(encoded).map(PathBuf::from);
         let mut paths = paths.iter().map(path_buf).collect::<PyResult<Vec<_>>>()?;
@@ -76,7 +91,9 @@ impl PyCheckpoint {
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let opened = py.detach(|| Checkpoint::open(list, mode, strictness, &mut keep_going));
-        Ok(Self { checkpoint: raised.or(opened)? })
+        let checkpoint = Arc::new(raised.or(opened)?);
+        let leads = checkpoint.paths.iter().map(|_| Arc::new(FileLead::new(ahead_bytes))).collect();
+        Ok(Self { checkpoint, leads })
     }
 
     /// The paths of the files, as the caller or the checkpoint names them.
@@ -141,11 +158,11 @@ impl PyCheckpoint {
     /// Returns the file of a tensor, opened again if it was closed in favour of others.
     fn file_of(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyWeightFile> {
         let (number, _) = self.find(name)?;
-        Ok(match self.checkpoint.open_file(number) {
+        let file = match self.checkpoint.open_file(number) {
             Some(file) => file,
             None => py.detach(|| self.checkpoint.file(number))?,
-        }
-        .into())
+        };
+        Ok(PyWeightFile::of(file, self.leads[number].clone()))
     }
 
     /// The number of files that are open.
@@ -164,6 +181,9 @@ impl PyCheckpoint {
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.checkpoint.files.close());
+        py.detach(|| {
+            self.leads.iter().for_each(|lead| lead.close());
+            self.checkpoint.files.close();
+        });
     }
 }

@@ -7,6 +7,7 @@
 //! | object | exports | until it dies |
 //! |---|---|---|
 //! | [`PyExporter`] of a view | a range of a mapping | keeps the mapping |
+//! | [`PyExporter`] of a tensor that was read | its memory, and that of its neighbours | keeps that memory |
 //! | [`PyExporter`] of a batch | the batch's buffer | keeps it out of the pool |
 //! | `MappedFile` | its mapping, through a `PyExporter` made for each request | also keeps that mapping, unless a `memoryview` requested it |
 //! | `StagingBuffer` | its memory, through a `PyExporter` made for each request | counts the live exporters |
@@ -21,6 +22,7 @@ use pyo3::prelude::*;
 
 use crate::fetch::buffers::Lease;
 use crate::mapped_file::{Opened, View};
+use crate::streaming::engine::Landed;
 
 /// The memory of one export.
 pub struct Export {
@@ -91,6 +93,19 @@ impl Exportable for Arc<Lease> {
     /// Returning to the pool is instant.
     fn is_last(&self) -> bool {
         false
+    }
+}
+
+/// A tensor that was read. Its neighbours may share the memory.
+impl Exportable for (Landed, Access) {
+    fn export(&self, _py: Python<'_>, _requester: Requester) -> PyResult<Export> {
+        let Landed { memory, place } = &self.0;
+        let address = memory.as_ptr().wrapping_add(place.offset).cast_const();
+        Ok(Export { address, len: place.len, access: self.1, holder: None })
+    }
+
+    fn is_last(&self) -> bool {
+        Arc::strong_count(&self.0.memory) == 1
     }
 }
 
@@ -165,6 +180,12 @@ pub fn range_object<'py>(
         (opened.view(offset, length)?, Access::ReadOnly)
     };
     view.map(|view| view_object(py, view, access)).transpose()
+}
+
+/// Makes such an object from a tensor that was read.
+pub fn landed_object(py: Python<'_>, landed: Landed, writable: bool) -> PyResult<Bound<'_, PyExporter>> {
+    let access = if writable { Access::Writable } else { Access::ReadOnly };
+    Bound::new(py, PyExporter::new((landed, access)))
 }
 
 /// Drops a value without holding the interpreter lock.

@@ -11,10 +11,12 @@ mod damage;
 mod error;
 mod export;
 mod files;
+mod lead;
 mod loader;
 mod sampling;
 mod staging;
 mod stored_tensor;
+mod stream;
 mod tokens;
 mod weights;
 mod writable;
@@ -30,6 +32,7 @@ mod _native {
         sampling::{drawn, permuted},
         staging::PyStagingBuffer,
         stored_tensor::PyStoredTensor,
+        stream::PyTensorStream,
         tokens::{PyTokenCorpus, natural_sorted},
         weights::{PyWeightFile, parse_weights},
     };
@@ -70,6 +73,7 @@ mod _native {
             ("FORMATS", crate::tokens::format::layout::Format::WORDS),
             ("MODES", crate::mapped_file::RequestedMode::WORDS),
             ("ORDERS", crate::sampling::order::OrderKind::WORDS),
+            ("STRATEGIES", crate::streaming::strategy::Strategy::WORDS),
             ("TARGETS", crate::tokens::windows::Target::WORDS),
         ] {
             module.add(name, PyTuple::new(module.py(), words)?)?;

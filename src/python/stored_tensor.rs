@@ -8,10 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use super::error::Raised;
-use super::export::{PyExporter, drop_detached, range_object};
+use super::export::{PyExporter, drop_detached, landed_object, range_object};
+use super::lead::FileLead;
 use super::writable::WritableBuffer;
+use crate::error::Error;
 use crate::mapped_file::Opened;
 use crate::slicing::{self, Selection, SlicePlan};
+use crate::weights::header::Header;
 
 /// A tensor, whose bytes lie inside the file. It keeps the file open, also when the `WeightFile` is closed.
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
@@ -27,6 +30,8 @@ pub struct PyStoredTensor {
     pub offset: u64,
     /// `None` only during `drop`.
     pub opened: Option<Arc<Opened>>,
+    pub header: Arc<Header>,
+    pub lead: Arc<FileLead>,
 }
 
 /// Unmaps detached from the interpreter: this may be the last owner of the mapping.
@@ -53,6 +58,12 @@ impl PyStoredTensor {
         length: u64,
         writable: bool,
     ) -> PyResult<Option<Bound<'py, PyExporter>>> {
+        if length == self.nbytes {
+            let opened = || self.opened.clone().ok_or_else(|| Error::argument("gone"));
+            if let Some(landed) = self.lead.follow(py, &self.header, opened, self.offset)? {
+                return landed_object(py, landed, writable).map(Some);
+            }
+        }
         range_object(py, self.opened()?, self.offset + first, length, writable)
     }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -11,6 +11,7 @@ use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
 use super::error::text;
 use super::export::{self, PyExporter};
 use super::files::{audit_open, path_of};
+use super::lead::FileLead;
 use super::stored_tensor::PyStoredTensor;
 use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
@@ -47,6 +48,7 @@ pub fn tensor_facts<'py>(py: Python<'py>, entry: &TensorEntry<'_>) -> PyResult<T
 #[derive(Debug)]
 pub struct PyWeightFile {
     weights: WeightFile,
+    lead: Arc<FileLead>,
     /// The results of `buffer`: all tensors of a file use one object per protection.
     buffers: Mutex<Buffers>,
 }
@@ -58,20 +60,36 @@ impl Drop for PyWeightFile {
     fn drop(&mut self) {
         // The checkpoint closes a file of its own.
         if self.weights.is_last() {
-            Python::try_attach(|py| py.detach(|| self.weights.file.close()));
+            Python::try_attach(|py| {
+                py.detach(|| {
+                    self.lead.close();
+                    self.weights.file.close();
+                });
+            });
         }
     }
 }
 
-impl From<WeightFile> for PyWeightFile {
-    fn from(weights: WeightFile) -> Self {
-        Self { weights, buffers: Mutex::default() }
-    }
-}
-
 impl PyWeightFile {
+    pub fn of(weights: WeightFile, lead: Arc<FileLead>) -> Self {
+        Self { weights, lead, buffers: Mutex::default() }
+    }
+
     fn buffers(&self) -> MutexGuard<'_, Buffers> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns memory with a tensor's bytes: its own if it was read ahead, or else the mapping's.
+    fn memory<'py>(
+        &self,
+        py: Python<'py>,
+        entry: &TensorEntry<'_>,
+        writable: bool,
+    ) -> PyResult<(Option<Bound<'py, PyExporter>>, u64)> {
+        match self.lead.follow(py, &self.weights.header, || self.weights.file.opened(), entry.offset)? {
+            Some(landed) => Ok((Some(export::landed_object(py, landed, writable)?), 0)),
+            None => Ok((self.buffer(py, writable)?, entry.offset)),
+        }
     }
 
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
@@ -101,12 +119,13 @@ pub fn parse_weights<'py>(
 impl PyWeightFile {
     /// Opens a file; with a descriptor the file behind that, which stays the caller's, and `path` is for messages.
     #[new]
-    #[pyo3(signature = (path, mode, strict, descriptor = None))]
+    #[pyo3(signature = (path, mode, strict, ahead_bytes, descriptor = None))]
     fn new(
         py: Python<'_>,
         path: &[u8],
         mode: &str,
         strict: bool,
+        ahead_bytes: Option<u64>,
         descriptor: Option<RawFd>,
     ) -> PyResult<Self> {
         let path = path_of(path)?;
@@ -119,7 +138,7 @@ impl PyWeightFile {
             };
             WeightFile::of(file?, strict.into())
         })?;
-        Ok(weights.into())
+        Ok(Self::of(weights, Arc::new(FileLead::new(ahead_bytes))))
     }
 
     #[getter]
@@ -199,8 +218,18 @@ impl PyWeightFile {
             return Ok(None);
         }
         let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
-        let Some(buffer) = self.buffer(py, writable)? else { return Ok(None) };
-        array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, entry.offset)).map(Some)
+        let (Some(buffer), offset) = self.memory(py, &entry, writable)? else { return Ok(None) };
+        array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
+    }
+
+    /// Returns memory with a tensor's bytes, None where there is none, and where they begin there.
+    fn memory_of<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'_, PyString>,
+        writable: bool,
+    ) -> PyResult<(Option<Bound<'py, PyExporter>>, u64)> {
+        self.memory(py, &self.entry(name)?, writable)
     }
 
     /// Returns a tensor that can be read in parts, also after this file is closed.
@@ -208,7 +237,8 @@ impl PyWeightFile {
         let (dtype, shape, nbytes, offset) = self.info(py, name)?;
         let opened = Some(self.weights.file.opened()?);
         let (dtype, shape) = (dtype.unbind(), shape.unbind());
-        Ok(PyStoredTensor { dtype, shape, nbytes, path: self.path(), offset, opened })
+        let (header, lead) = (self.weights.header.clone(), self.lead.clone());
+        Ok(PyStoredTensor { dtype, shape, nbytes, path: self.path(), offset, opened, header, lead })
     }
 
     /// Returns why there are no copy-on-write pages of this file; None if there are.
@@ -225,6 +255,11 @@ impl PyWeightFile {
             .fill(py, usize::try_from(len)?, |start, chunk| opened.read_into(offset + start as u64, chunk))
     }
 
+    /// Waits until the storage was asked for all tensors that were asked for here.
+    fn finish_lead(&self, py: Python<'_>) -> PyResult<()> {
+        self.lead.finish(py)
+    }
+
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.weights.file.check())?)
     }
@@ -235,7 +270,10 @@ impl PyWeightFile {
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.weights.file.close());
+        py.detach(|| {
+            self.lead.close();
+            self.weights.file.close();
+        });
         let let_go = std::mem::take(&mut *self.buffers());
         drop(let_go);
     }

@@ -1,5 +1,7 @@
 //! A checked selection, in the fewest axes that describe it.
 
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 
 /// One axis, in terms of the file and of the result.
@@ -96,9 +98,41 @@ impl Selection {
         Ok(Self { start, axes, result_bytes })
     }
 
+    /// Cuts the selection into selections that span at most `max_bytes` of the file, where its innermost runs
+    /// allow that. Each comes with its range of the result, in bytes; they come in the order of the file.
+    pub fn cut(&self, max_bytes: u64) -> Vec<(Self, Range<u64>)> {
+        let mut parts = Vec::new();
+        cut(self.start, &self.axes, 0, max_bytes.max(1), &mut parts);
+        parts
+    }
+
     /// Whether the selection is one run of bytes in their order. An empty one is.
     pub fn is_run(&self) -> bool {
         self.axes.len() <= 1
+    }
+}
+
+/// Cuts along the outermost axis whose indices are small enough. `place` is the first byte of the result.
+fn cut(start: u64, axes: &[Axis], place: u64, max_bytes: u64, parts: &mut Vec<(Selection, Range<u64>)>) {
+    let Some((outer, inner)) = axes.split_first() else { return };
+    let is_large = outer.span > max_bytes;
+    let step = if is_large { 1 } else { (max_bytes - outer.span) / outer.stride.max(1) + 1 };
+    for first in (0..outer.count).step_by(step as usize) {
+        let count = step.min(outer.count - first);
+        let index = if outer.is_reversed { outer.count - first - count } else { first };
+        let (start, place) = (start + first * outer.stride, place + index * outer.result_bytes);
+        if is_large {
+            cut(start, inner, place, max_bytes, parts);
+            continue;
+        }
+        // An axis of length 1 says nothing, unless it is the bytes.
+        let kept = if count == 1 && !inner.is_empty() {
+            inner.to_vec()
+        } else {
+            [&[Axis { count, ..*outer }], inner].concat()
+        };
+        let result_bytes = count * outer.result_bytes;
+        parts.push((Selection { start, axes: kept, result_bytes }, place..place + result_bytes));
     }
 }
 

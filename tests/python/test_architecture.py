@@ -29,8 +29,10 @@ MAY_USE = {
     "tokens": GROUND | {"os", "mapped_file"},
     "weights": GROUND | {"os", "mapped_file", "fetch"},
     "batching": GROUND | {"os", "mapped_file", "fetch", "tokens", "sampling", "widen"},
+    "streaming": GROUND | {"os", "mapped_file", "fetch", "slicing"},
     "python": GROUND
-    | {"os", "mapped_file", "fetch", "slicing", "tokens", "weights", "sampling", "widen", "batching"},
+    | {"os", "mapped_file", "fetch", "slicing", "tokens", "weights", "sampling", "widen", "batching"}
+    | {"streaming"},
 }
 
 # What each Python package may import of the others. `torch` and `safetensors.torch` alone import torch.

@@ -78,5 +78,5 @@ def test_a_walk_can_be_read_in_one_go(title, capsys):
     assert sum(lines.values()) <= MAX_WALK_LINES, lines
 
 
-def test_there_are_walks_of_a_batch_and_of_a_tensor():
-    assert [re.sub(r":.*", "", title) for title in house.walks()] == ["Walk 1", "Walk 2"]
+def test_there_are_walks_of_a_batch_of_a_tensor_and_of_a_stream():
+    assert [re.sub(r":.*", "", title) for title in house.walks()] == ["Walk 1", "Walk 2", "Walk 3"]

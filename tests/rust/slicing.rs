@@ -349,3 +349,30 @@ fn many_threads_read_at_once() {
         }
     });
 }
+
+proptest! {
+    #[test]
+    fn the_parts_of_a_cut_selection_are_the_selection(indexed in indexed(), max_bytes in 1_u64..200) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let bytes = content(indexed.tensor_bytes);
+        let file = open(&file_of(&folder, &bytes), Mode::Read);
+        let expected: Vec<_> = indexed.places().iter().map(|&place| bytes[place as usize]).collect();
+        let selection = indexed.selection().expect("made by indexing");
+        let mut found = vec![None; expected.len()];
+        let mut end = 0;
+        for (part, range) in selection.cut(max_bytes) {
+            prop_assert_eq!(part.result_bytes(), range.end - range.start);
+            let plan = SlicePlan::with_gap(part, 1);
+            let blocks: Vec<_> = plan.extents().map(|extent| extent.range).collect();
+            let (first, last) = (blocks[0], blocks[blocks.len() - 1]);
+            prop_assert!(first.offset >= end, "in the order of the file");
+            end = last.end();
+            prop_assert!(last.end() - first.offset <= max_bytes);
+            let read = read(&file, 0, &plan).expect("a good file");
+            for (place, byte) in found[range.start as usize..range.end as usize].iter_mut().zip(read) {
+                prop_assert_eq!(place.replace(byte), None, "each byte once");
+            }
+        }
+        prop_assert_eq!(found.into_iter().collect::<Option<Vec<_>>>(), Some(expected));
+    }
+}

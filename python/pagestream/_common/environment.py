@@ -90,3 +90,21 @@ def memory_bytes(explicit: int | None) -> int | None:
     if explicit is not None:
         return at_least(1, "memory_bytes", explicit)
     return number("PAGESTREAM_MEMORY_BYTES", 0, least=1) or None
+
+
+def ahead_bytes(explicit: int | None) -> int | None:
+    """Bytes of read-ahead at most: the argument, else ``PAGESTREAM_AHEAD``, else None; 0 for none."""
+    if explicit is not None:
+        if isinstance(explicit, bool) or not hasattr(explicit, "__index__"):
+            if explicit is False:
+                return 0
+            message = f"ahead must be False or a number of bytes, not {explicit!r}"
+            raise TypeError(message)
+        return at_least(1, "ahead", explicit)
+    text = os.environ.get("PAGESTREAM_AHEAD", "auto")
+    if text in ("auto", "off"):
+        return 0 if text == "off" else None
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 63:
+        message = f'PAGESTREAM_AHEAD is {text!r}; it must be "auto", "off" or a number of bytes, at least 1'
+        raise ValueError(message)
+    return int(text)

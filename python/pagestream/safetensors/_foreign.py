@@ -49,6 +49,7 @@ class ForeignModule:
         backend: Backend | None = None,
         mmap_mode: Mode | None = None,
         strict: bool | None = None,
+        ahead: int | None = None,
     ) -> dict[str, Any]:
         """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
 
@@ -57,7 +58,7 @@ class ForeignModule:
             >>> tuple(load_file("model.safetensors")["bias"].shape)
             (3,)
         """
-        options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
+        options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "ahead": ahead}
         return _load.load_file(self._framework, filename, **options)
 
     def save(self, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:

@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pagestream._common import environment
 from pagestream._common.checks import check_bool
-from pagestream.safetensors import _strictness, _upstream
+from pagestream.safetensors import _defaults, _upstream
 from pagestream.safetensors._upstream import NAME
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Installed:
 
     Attributes:
         strict: The argument of `install`.
+        ahead: The argument of `install`.
 
     Example:
         >>> import pagestream.safetensors
@@ -48,8 +50,9 @@ class Installed:
         True
     """
 
-    def __init__(self, strict: bool) -> None:  # noqa: FBT001
+    def __init__(self, *, strict: bool, ahead: int | None) -> None:
         self.strict = strict
+        self.ahead = ahead
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -60,7 +63,7 @@ class Installed:
         _take_away(self)
 
 
-def install(*, strict: bool = True) -> Installed:
+def install(*, strict: bool = True, ahead: int | None = None) -> Installed:
     """Puts `pagestream.safetensors` in the place of ``safetensors`` for the whole process.
 
     ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
@@ -72,12 +75,15 @@ def install(*, strict: bool = True) -> Installed:
     Args:
         strict: Whether to refuse headers that upstream accepts though the format disallows them, where a
             call has no argument ``strict``, as calls in other people's code. Of nested calls the last counts.
+        ahead: How much to read ahead of the tensors that are asked for, where a call has no argument
+            ``ahead``; see `safe_open`.
 
     Returns:
         A context manager that uninstalls.
 
     Raises:
-        TypeError: `strict` is neither True nor False.
+        TypeError: `strict` is neither True nor False, or `ahead` neither False nor a number.
+        ValueError: `ahead` is a number below 1.
 
     Example:
         >>> import pagestream.safetensors
@@ -88,9 +94,10 @@ def install(*, strict: bool = True) -> Installed:
         >>> pagestream.safetensors.uninstall()
     """
     with _upstream.lock.lock:
-        installed = Installed(check_bool("strict", strict))
-        _strictness.installed.append(installed)
-        if len(_strictness.installed) == 1:
+        environment.ahead_bytes(ahead)
+        installed = Installed(strict=check_bool("strict", strict), ahead=ahead)
+        _defaults.installed.append(installed)
+        if len(_defaults.installed) == 1:
             _put_in_place()
     return installed
 
@@ -117,7 +124,7 @@ def uninstall() -> None:
 def _take_away(installed: Installed | None) -> None:
     """Undoes one `install`; the last one if `uninstall` has undone that."""
     with _upstream.lock.lock:
-        in_effect = _strictness.installed
+        in_effect = _defaults.installed
         if not in_effect:
             message = "pagestream.safetensors is not installed in the place of safetensors"
             raise RuntimeError(message)

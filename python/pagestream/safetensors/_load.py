@@ -9,7 +9,7 @@ import numpy as np
 
 from pagestream import _native
 from pagestream.errors import SafetensorError
-from pagestream.safetensors import _strictness
+from pagestream.safetensors import _defaults
 from pagestream.safetensors._open import framework_on, safe_open
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def deserialize(
     view = view.cast("B") if view.nbytes else memoryview(b"")
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     head = view[: _LENGTH_BYTES + min(length, _native.MAX_HEADER_BYTES)].tobytes()
-    tensors = _native.parse_weights(head, len(view), _strictness.chosen(strict))
+    tensors = _native.parse_weights(head, len(view), _defaults.strictness(strict))
     return [
         (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[offset : offset + nbytes])})
         for name, (dtype, shape, nbytes, offset) in tensors

@@ -12,7 +12,7 @@ from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
 from pagestream.errors import SafetensorError
-from pagestream.safetensors import _strictness
+from pagestream.safetensors import _defaults
 from pagestream.safetensors._frameworks import ByNumpy, check_cpu, framework_named
 from pagestream.safetensors._slice import PySafeSlice
 from pagestream.weights import dtypes
@@ -83,6 +83,10 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
         align: What to do with a tensor that is misaligned in the file (writers need not align tensors):
             ``"copy"`` it; return an unaligned ``"view"``, for NumPy alone; raise an ``"error"``. Tensors that
             are copied anyway, in ``"read"`` mode or with ``copy=True``, are aligned.
+        ahead: Bytes at most that are read ahead of the tensors that are asked for, in a file of at least
+            16 MiB that is not in memory; False for none. None means the argument of the last `install`, or
+            ``PAGESTREAM_AHEAD``, or a quarter of the available memory and at most 1 GiB. Bytes go to the page
+            cache; where reads bypass it (FUSE with ``direct_io``), tensors get memory of their own instead.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -111,6 +115,7 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
         copy: bool = False,
         raw: bool = False,
         align: Align = "copy",
+        ahead: int | None = None,
     ) -> None:
         """Opens the file and reads its header."""
         self._mode = _mode(backend, mmap_mode)
@@ -125,14 +130,14 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             "raw": checks.check_bool("raw", raw),
         }
         self._framework = framework_on(name, device, align, **options)
-        self._files = self._opened(filename, _strictness.chosen(strict))
+        self._files = self._opened(filename, _defaults.strictness(strict), _defaults.ahead_bytes(ahead))
         self._refusal = None if self._framework.read_only else self._files.copy_on_write_refusal()
         # One native call makes a plain array, unless the tensor is an odd one.
         self._writable = not self._framework.read_only
         self._is_plain = name == "numpy" and self.mode != "read" and not raw
 
-    def _opened(self, filename: StrPath, strict: bool) -> _native.WeightFile:  # noqa: FBT001
-        return _native.WeightFile(os.fsencode(filename), self._mode, strict)
+    def _opened(self, filename: StrPath, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: FBT001
+        return _native.WeightFile(os.fsencode(filename), self._mode, strict, ahead_bytes)
 
     @property
     def mode(self) -> str:
@@ -222,7 +227,9 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             >>> list(safe_open("model.safetensors", "np").get_tensors())
             ['weight', 'bias']
         """
-        return {name: self.get_tensor(name) for name in self.offset_keys()}
+        tensors = {name: self.get_tensor(name) for name in self.offset_keys()}
+        self._files.finish_lead()
+        return tensors
 
     def get_slice(self, name: str) -> PySafeSlice:
         """Returns one tensor for reading in part: brackets read the part that they select.
@@ -299,10 +306,10 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
     def __init__(self, f: IO[Any], framework: str, device: Any = "cpu", **options: Any) -> None:  # noqa: ANN401
         super().__init__(f, framework, device, **options)  # type: ignore[arg-type]
 
-    def _opened(self, filename: Any, strict: bool) -> _native.WeightFile:  # noqa: ANN401, FBT001
+    def _opened(self, filename: Any, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: ANN401, FBT001
         name = getattr(filename, "name", None)
         path = name if isinstance(name, (str, bytes, os.PathLike)) else f"<descriptor {filename.fileno()}>"
-        return _native.WeightFile(os.fsencode(path), self._mode, strict, filename.fileno())
+        return _native.WeightFile(os.fsencode(path), self._mode, strict, ahead_bytes, filename.fileno())
 
 
 def framework_on(

@@ -31,6 +31,7 @@ def load_file(
     strict: bool | None = None,
     copy: bool = False,
     raw: bool = False,
+    ahead: int | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """Loads all tensors of a file as a dict of arrays, in the order of the file.
 
@@ -44,6 +45,7 @@ def load_file(
         strict: See `safe_open`.
         copy: See `safe_open`.
         raw: See `safe_open`.
+        ahead: See `safe_open`. A file that is read ahead is in memory when this returns.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -55,7 +57,7 @@ def load_file(
         array([0., 0., 0.], dtype=float32)
     """
     options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
-    return _load.load_file("numpy", filename, **options)
+    return _load.load_file("numpy", filename, ahead=ahead, **options)
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401

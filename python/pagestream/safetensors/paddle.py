@@ -34,6 +34,7 @@ def load_file(
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
     strict: bool | None = None,
+    ahead: int | None = None,
 ) -> dict[str, Any]:
     """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
 
@@ -42,7 +43,7 @@ def load_file(
         >>> tuple(load_file("model.safetensors")["bias"].shape)
         (3,)
     """
-    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict}
+    options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "ahead": ahead}
     return _load.load_file("paddle", filename, device, **options)
 
 

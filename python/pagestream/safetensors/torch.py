@@ -31,6 +31,7 @@ def load_file(
     strict: bool | None = None,
     copy: bool = False,
     raw: bool = False,
+    ahead: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """Loads all tensors of a file as a dict of tensors, in the order of the file.
 
@@ -45,6 +46,7 @@ def load_file(
         strict: See `safe_open`.
         copy: See `safe_open`.
         raw: See `safe_open`.
+        ahead: See `safe_open`. A file that is read ahead is in memory when this returns.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -56,7 +58,7 @@ def load_file(
         tensor([0., 0., 0.])
     """
     options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
-    return _load.load_file("torch", filename, device, **options)
+    return _load.load_file("torch", filename, device, ahead=ahead, **options)
 
 
 def load(data: Any, *, strict: bool | None = None) -> dict[str, torch.Tensor]:  # noqa: ANN401

@@ -107,9 +107,9 @@ class Framework:
         dtype, shape, nbytes, offset = file.info(name)
         if self.raw:
             dtype, shape = self.described(dtype, shape, nbytes)
-        buffer = None if self.copies else file.buffer(not self.read_only)
+        buffer, first = (None, 0) if self.copies else file.memory_of(name, not self.read_only)
         try:
-            return self.make(dtype, shape, nbytes, offset, buffer, partial(file.read_into, name))
+            return self.make(dtype, shape, nbytes, first, buffer, partial(file.read_into, name))
         except errors.SafetensorError as error:
             message = f"{file.path}: tensor {name!r} at byte {offset}: {error}"
             raise errors.SafetensorError(message) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,42 +12,18 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
-from pagestream.weights import arrays, indexing
+from pagestream.weights import arrays, indexing, streaming
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
+from pagestream.weights.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pagestream._common.progress import Progress
     from pagestream._common.types import Mode, StrPath
     from pagestream.weights.indexing import Index
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a header says of one tensor.
-
-    Attributes:
-        name: The tensor's name.
-        dtype: The element type by its safetensors name, such as ``"BF16"``.
-        shape: The dimensions, in elements.
-        nbytes: The size in bytes.
-        path: The file that holds the tensor.
-        offset: Where the tensor's bytes begin in that file.
-
-    Example:
-        >>> from pagestream import open_checkpoint
-        >>> open_checkpoint("model.safetensors").info("bias").nbytes
-        12
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    path: str
-    offset: int
 
 
 class _OpenedWith(NamedTuple):
@@ -60,12 +35,14 @@ class _OpenedWith(NamedTuple):
     strict: bool
     cache_root: str | None
     raw: bool
+    ahead: int | None
 
     def open(self) -> Checkpoint:
         """Opens the files and reads their headers."""
         paths, root = [os.fsencode(each) for each in self.paths], self.cache_root
         encoded_root = None if root is None else os.fsencode(root)
-        files = _native.Checkpoint(paths, self.listed, self.mode, self.strict, encoded_root)
+        ahead_bytes = environment.ahead_bytes(self.ahead)
+        files = _native.Checkpoint(paths, self.listed, self.mode, self.strict, encoded_root, ahead_bytes)
         # The same for a process with another current directory.
         root = None if root is None else _absolute(root)
         return Checkpoint(files, self._replace(paths=[*map(_absolute, self.paths)], cache_root=root))
@@ -227,6 +204,77 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             arrays.reader(stored, part, numpy_type.itemsize)(self._arrays.bytes_of(out))
         return out
 
+    def stream(
+        self,
+        plan: streaming.Plan = None,
+        *,
+        strategy: streaming.Strategy = "auto",
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+        order: streaming.StreamOrder = "file",
+        progress: Progress = False,
+    ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Streams tensors as their bytes arrive, many reads at a time.
+
+        Args:
+            plan: What to stream, decided before any byte is read:
+
+                * None: all tensors;
+                * names;
+                * a mapping from names to the parts that are wanted, by NumPy's basic indexing; None means all
+                  of a tensor;
+                * a function that is called with the `TensorInfo` of each tensor, and returns the part, None
+                  for all of it, or False to leave it out.
+            strategy: How to get the bytes. ``"pread"`` reads them into memory that belongs to the array;
+                ``"mapped"`` yields read-only views of the mapped files and reads nothing. ``"auto"`` takes
+                views if all of 64 pages, drawn at random, are in the page cache, and else reads.
+            memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
+                read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or an eighth of the available
+                memory and at most 1 GiB.
+            threads: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 4 and up to 64 where
+                they wait for storage.
+            order: The order of the tensors: ``"file"``, in which they lie in the files; ``"plan"``, in which
+                the plan has them; ``"layer"``, by the numbers in their names, which a program that fills a
+                model layer by layer needs: names without numbers, then layer 0, 1, …, 10.
+            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+
+        Yields:
+            Name and array of each tensor. Arrays that were read can be written, and stay valid. Tensors
+            smaller than 1 MiB that are neighbours in a file share memory, which is freed with the last one.
+
+        Raises:
+            KeyError: The plan has a name that is not there.
+            IndexError: A part is out of range, or not basic indexing.
+            FormatError: NumPy has no type for the elements of a tensor.
+            MappedReadError: A file was cut or its storage failed; with path and offset.
+            FileChangedError: A file was rewritten since it was opened.
+            ValueError: An unknown word, or the checkpoint is closed; ``strategy="mapped"`` with a file in
+                ``"read"`` mode.
+
+        Example:
+            >>> import numpy as np
+            >>> from pagestream import open_checkpoint
+            >>> weights = open_checkpoint("model.safetensors")
+            >>> {name: array.shape for name, array in weights.stream()}
+            {'weight': (2, 3), 'bias': (3,)}
+            >>> [array.shape for _, array in weights.stream({"weight": np.s_[:, :2]})]
+            [(2, 2)]
+        """
+        checks.one_of("strategy", strategy, _native.STRATEGIES)
+        memory_bytes, threads = environment.memory_bytes(memory_bytes), environment.threads(threads)
+        if strategy == "mapped" and self.mode == "read":
+            message = f'strategy="mapped" needs a mapping; a file is in "read" mode: {self.reason}'
+            raise ValueError(message)
+        wanted = streaming.planned(list(self), self.info, plan, order, self._arrays)
+        found, _ = streaming.chosen(self._files, wanted, strategy)
+        pairs: Iterator[tuple[streaming.Wanted, npt.NDArray[Any]]]
+        if found == "mapped":
+            pairs = ((each, self[each.info.name][each.index]) for each in wanted)
+        else:
+            own = arrays.NumpyArrays(raw=self._arrays.raw)
+            pairs = streaming.read(self._files, wanted, own, memory_bytes, threads)
+        return streaming.reported(pairs, wanted, progress)
+
     def info(self, name: str) -> TensorInfo:
         """Returns what the header says of a tensor.
 
@@ -264,6 +312,7 @@ def open_checkpoint(
     strict: bool = True,
     cache_root: StrPath | None = None,
     raw: bool = False,
+    ahead: int | None = None,
 ) -> Checkpoint:
     """Opens the safetensors files of a checkpoint. Only their headers are read, in parallel.
 
@@ -293,6 +342,8 @@ def open_checkpoint(
             confined too: to their folder and to this one.
         raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
             element types that NumPy has only with ml_dtypes.
+        ahead: Bytes at most that are read ahead of the tensors that are asked for; see
+            `pagestream.safetensors.safe_open`.
 
     Returns:
         The mapping.
@@ -320,4 +371,4 @@ def open_checkpoint(
     paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
     given = [os.fsdecode(each) for each in paths]
     root = None if cache_root is None else os.fsdecode(cache_root)
-    return _OpenedWith(given, listed, environment.mmap_mode(mmap_mode), strict, root, raw).open()
+    return _OpenedWith(given, listed, environment.mmap_mode(mmap_mode), strict, root, raw, ahead).open()

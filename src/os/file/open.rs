@@ -38,6 +38,11 @@ pub fn wait_and_open(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(&link, flags, Mode::empty()))
 }
 
+/// Opens the file behind a descriptor once more, with an offset and a read-ahead state of its own.
+pub fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
+}
+
 /// Returns another descriptor of the same open file.
 pub fn duplicate(descriptor: RawFd) -> Result<OwnedFd, Errno> {
     if descriptor < 0 {

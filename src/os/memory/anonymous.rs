@@ -3,7 +3,7 @@
 //! can be sealed.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
@@ -81,7 +81,7 @@ impl Anonymous {
         }
         if seals.contains(SealFlags::WRITE) {
             // Before Linux 6.7 it can be mapped shared through a read-only descriptor alone.
-            return Self::build(len, HugePages::Never, Some(reopen_read_only(descriptor.as_fd())?), true);
+            return Self::build(len, HugePages::Never, Some(open::reopen(descriptor.as_fd())?), true);
         }
         Self::build(len, huge, Some(descriptor), false)
     }
@@ -224,7 +224,7 @@ impl Anonymous {
         }
         // Everything that can fail comes before the seal, which cannot be taken back.
         let file = self.descriptor.as_ref().ok_or(Errno::INVAL)?;
-        let read_only = reopen_read_only(file.as_fd())?;
+        let read_only = open::reopen(file.as_fd())?;
         let placeholder = reserve(self.mapped, self.huge)?;
         // The kernel does not seal while a writable mapping exists, ours included.
         unmap(self.base, self.mapped);
@@ -276,10 +276,6 @@ fn round_up(len: usize) -> Result<usize, Errno> {
         .checked_next_multiple_of(page_bytes())
         .filter(|&len| isize::try_from(len).is_ok())
         .ok_or(Errno::NOMEM)
-}
-
-fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    open::open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
 }
 
 /// Reserves addresses for `mapped` bytes; at a huge page's border if `huge`.

@@ -1,0 +1,121 @@
+"""Loads all tensors of the safetensors files of a folder to CPU memory, in one way, and prints what it took.
+
+    load_weights.py WAY FOLDER
+
+Prints JSON: seconds in all, seconds to the first tensor, and a sum over all bytes by name.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# Names and arrays or tensors, one after another.
+Loaded = Iterator[tuple[str, object]]
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def stream(folder: Path) -> Loaded:
+    from pagestream import open_checkpoint
+
+    yield from open_checkpoint(folder).stream()
+
+
+def by_safe_open(folder: Path, **options: str) -> Loaded:
+    import safetensors
+
+    for path in shards(folder):
+        with safetensors.safe_open(path, "pt", **options) as file:
+            for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
+                yield name, file.get_tensor(name)
+
+
+def by_load_file(folder: Path) -> Loaded:
+    import safetensors.torch
+
+    for path in shards(folder):
+        yield from safetensors.torch.load_file(path).items()
+
+
+def installed(way: Callable[[Path], Loaded]) -> Callable[[Path], Loaded]:
+    def load(folder: Path) -> Loaded:
+        import pagestream.safetensors
+
+        pagestream.safetensors.install()
+        yield from way(folder)
+
+    return load
+
+
+def by_runai(folder: Path) -> Loaded:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files([str(path) for path in shards(folder)])
+        yield from streamer.get_tensors()
+
+
+def by_fastsafetensors(folder: Path) -> Loaded:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), torch.device("cpu"), nogds=True)
+    loader.add_filenames({0: [str(path) for path in shards(folder)]})
+    buffer = loader.copy_files_to_device()
+    for name in loader.get_keys():
+        yield name, buffer.get_tensor(name)
+    buffer.close()
+    loader.close()
+
+
+def by_torch_load(folder: Path) -> Loaded:
+    for path in sorted(folder.glob("*.pt")):
+        yield from torch.load(path, mmap=True, weights_only=True).items()
+
+
+WAYS: dict[str, Callable[[Path], Loaded]] = {
+    "stream": stream,
+    "safe_open, installed": installed(by_safe_open),
+    "load_file, installed": installed(by_load_file),
+    "safetensors, mmap": by_safe_open,
+    "safetensors, pread": lambda folder: by_safe_open(folder, backend="pread"),
+    "safetensors, load_file": by_load_file,
+    "runai-model-streamer": by_runai,
+    "fastsafetensors": by_fastsafetensors,
+    "torch.load(mmap=True)": by_torch_load,
+}
+
+
+def used(tensor: object) -> int:
+    """Reads all bytes of a tensor, as a copy to a device would."""
+    array = tensor if isinstance(tensor, np.ndarray) else tensor.view(torch.uint16).numpy()  # type: ignore[attr-defined]
+    return int(np.ascontiguousarray(array).reshape(-1).view(np.uint64).sum(dtype=np.uint64))
+
+
+def main() -> None:
+    way, folder = WAYS[sys.argv[1]], Path(sys.argv[2])
+    # Loading the libraries is not what is compared.
+    with contextlib.redirect_stdout(sys.stderr):
+        empty = folder / "nothing"
+        with contextlib.suppress(Exception):
+            list(way(empty))
+        os.sync()
+        begun = time.perf_counter()
+        first, sums = 0.0, {}
+        for name, tensor in way(folder):
+            sums[name] = used(tensor)
+            first = first or time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+    print(json.dumps({"seconds": seconds, "first_seconds": first, "sums": sums}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What counts where a call names no `strict` and no `ahead`: the arguments of the last `install`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagestream._common import environment
+from pagestream._common.checks import check_bool
+
+if TYPE_CHECKING:
+    from pagestream.safetensors._install import Installed
+
+# The result of each `install` in effect, in order.
+installed: list[Installed] = []
+
+
+def strictness(strict: bool | None) -> bool:  # noqa: FBT001
+    """Returns the argument ``strict``; for None that of the last `install`, or True."""
+    if strict is None:
+        return installed[-1].strict if installed else True
+    return check_bool("strict", strict)
+
+
+def ahead_bytes(ahead: int | None) -> int | None:
+    """Returns the longest read-ahead in bytes, None for one that follows the free memory.
+
+    That is the argument ``ahead``, or else that of the last `install`, or else ``PAGESTREAM_AHEAD``.
+    """
+    if ahead is None and installed:
+        ahead = installed[-1].ahead
+    return environment.ahead_bytes(ahead)

@@ -1,0 +1,175 @@
+"""Streams of tensors: plans, their order, and the arrays as they land."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from pagestream import _native
+from pagestream._common import checks
+from pagestream._common.progress import reporting
+from pagestream.errors import FormatError
+from pagestream.weights import indexing
+from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
+
+if TYPE_CHECKING:
+    from pagestream._common.progress import Progress
+    from pagestream.weights.arrays import Framework
+    from pagestream.weights.indexing import Index
+    from pagestream.weights.tensor_info import TensorInfo
+
+# The part of a tensor; None for all of it, False to leave it out.
+Chosen: TypeAlias = "Index | Literal[False] | None"
+Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
+StreamOrder = Literal["file", "plan", "layer"]
+Strategy = Literal["auto", "mapped", "pread"]
+
+_ORDERS = ("file", "plan", "layer")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor of a plan.
+
+    Attributes:
+        info: What the header says of it.
+        index: The part that is wanted; ``...`` for all of it.
+        dtype: The element type that the user sees, by its safetensors name.
+        shape: The tensor's shape, in elements of `dtype`.
+        part: The elements to read; None for all of them.
+    """
+
+    info: TensorInfo
+    index: Index
+    dtype: str
+    shape: tuple[int, ...]
+    part: indexing.Selection | None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are read."""
+        return self.info.nbytes if self.part is None else self.part.count * itemsize(self.dtype)
+
+    def native(self) -> tuple[str, tuple[int, tuple[int, ...], list[int], int] | None]:
+        """Returns the name and the part in bytes."""
+        if self.part is None:
+            return self.info.name, None
+        size = itemsize(self.dtype)
+        strides = [stride * size for stride in self.part.strides]
+        return self.info.name, (self.part.first * size, self.part.shape, strides, size)
+
+    def made(self, framework: Framework, buffer: _native.Exporter) -> Any:  # noqa: ANN401
+        """Returns the tensor over memory that holds its bytes."""
+        shape = self.shape if self.part is None else self.part.shape
+
+        def fill(memory: Any) -> None:  # noqa: ANN401 - anything with the buffer protocol
+            memory[...] = np.frombuffer(buffer, np.uint8)
+
+        try:
+            tensor = framework.make(self.dtype, shape, self.nbytes, 0, buffer, fill)
+        except FormatError as error:
+            message = f"{self.info.path}: tensor {self.info.name!r} at byte {self.info.offset}: {error}"
+            raise type(error)(message) from error
+        return tensor[self.index] if self.part is None and self.index is not ... else tensor
+
+
+def planned(
+    names: list[str],
+    info_of: Callable[[str], TensorInfo],
+    plan: Plan,
+    order: StreamOrder,
+    framework: Framework,
+) -> list[Wanted]:
+    """Returns the tensors of a plan, in the order in which they are to come.
+
+    Args:
+        names: All names of the checkpoint, in the order of the files.
+        info_of: Returns what the header says of a tensor.
+        plan: What to stream; None for all tensors.
+        order: ``"file"``, ``"plan"`` or ``"layer"``.
+        framework: What is made of the bytes.
+
+    Raises:
+        KeyError: There is no tensor of a name.
+        IndexError: A part is out of range, or not basic indexing.
+        TypeError: `plan` is a str.
+        ValueError: An unknown order, or a name that is there twice.
+    """
+    checks.one_of("order", order, _ORDERS)
+    wanted = [_wanted(info_of(name), part, framework) for name, part in _parts(names, info_of, plan).items()]
+    if order != "plan":
+        rank = {name: number for number, name in enumerate(names)}
+        wanted.sort(key=lambda each: rank[each.info.name])
+    if order == "layer":
+        wanted.sort(key=lambda each: [int(number) for number in re.findall(r"\d+", each.info.name)])
+    return wanted
+
+
+def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:
+    if isinstance(plan, (str, bytes)):
+        message = f"plan must be names, not one: [{plan!r}]"
+        raise TypeError(message)
+    if plan is None:
+        return dict.fromkeys(names)
+    if callable(plan):
+        found = ((name, plan(info_of(name))) for name in names)
+        return {name: part for name, part in found if part is not False}
+    if isinstance(plan, Mapping):
+        return plan
+    given = list(plan)
+    once = dict.fromkeys(given)
+    if len(once) < len(given):
+        twice = next(name for name in given if given.count(name) > 1)
+        message = f"plan has {twice!r} twice"
+        raise ValueError(message)
+    return once
+
+
+def _wanted(info: TensorInfo, part: Index | None, framework: Framework) -> Wanted:
+    dtype, shape = framework.described(info.dtype, info.shape, info.nbytes)
+    if part is None or part is ...:
+        return Wanted(info, ..., dtype, shape, None)
+    selected = indexing.select(shape, part, name=repr(info.name))
+    # Elements smaller than a byte are unpacked before they are selected.
+    return Wanted(info, part, dtype, shape, None if dtype in SUB_BYTE_BITS else selected)
+
+
+def chosen(files: _native.Checkpoint, wanted: list[Wanted], strategy: Strategy) -> tuple[str, str]:
+    """Returns the strategy to use, and why."""
+    seed = random.getrandbits(64)
+    return _native.TensorStream.choose(files, [each.native() for each in wanted], strategy, seed)
+
+
+def read(
+    files: _native.Checkpoint,
+    wanted: list[Wanted],
+    framework: Framework,
+    memory_bytes: int | None,
+    threads: int | None,
+) -> Iterator[tuple[Wanted, Any]]:
+    """Yields the tensors of a plan as their bytes land in memory of their own."""
+    stream = _native.TensorStream(files, [each.native() for each in wanted], memory_bytes, threads)
+    try:
+        while (landed := stream.next()) is not None:
+            number, buffer = landed
+            yield wanted[number], wanted[number].made(framework, buffer)
+    finally:
+        stream.close()
+
+
+def reported(
+    pairs: Iterable[tuple[Wanted, Any]], wanted: list[Wanted], progress: Progress
+) -> Iterator[tuple[str, Any]]:
+    """Yields names and tensors, and reports the bytes that the consumer has used."""
+    with reporting(progress, sum(each.nbytes for each in wanted), "tensors") as report:
+        done_bytes = 0
+        for each, tensor in pairs:
+            yield each.info.name, tensor
+            done_bytes += each.nbytes
+            if report is not None:
+                report(done_bytes)

@@ -1,0 +1,31 @@
+"""What a header says of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of one tensor.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: The element type by its safetensors name, such as ``"BF16"``.
+        shape: The dimensions, in elements.
+        nbytes: The size in bytes.
+        path: The file that holds the tensor.
+        offset: Where the tensor's bytes begin in that file.
+
+    Example:
+        >>> from pagestream import open_checkpoint
+        >>> open_checkpoint("model.safetensors").info("bias").nbytes
+        12
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    path: str
+    offset: int

@@ -1,0 +1,102 @@
+//! The read-ahead under `WeightFile` and `Checkpoint`: made when the first tensor of a file is asked for.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, OnceLock};
+
+use pyo3::prelude::*;
+
+use crate::error::Result;
+use crate::fetch::crew::PERIOD;
+use crate::mapped_file::Opened;
+use crate::natural;
+use crate::os::process::fork;
+use crate::streaming::engine::{Landed, NextTensor};
+use crate::streaming::lead::{Answer, Lead};
+use crate::weights::header::{Header, TensorEntry};
+
+/// The lead of one file; `None` inside if the file is not worth one.
+#[derive(Debug)]
+pub struct FileLead {
+    limit_bytes: Option<u64>,
+    lead: OnceLock<Option<Lead>>,
+}
+
+impl FileLead {
+    /// `limit_bytes` is the longest lead, `None` for one that follows the free memory, 0 for none.
+    pub fn new(limit_bytes: Option<u64>) -> Self {
+        Self { limit_bytes, lead: OnceLock::new() }
+    }
+
+    /// Notes that the tensor at `offset` of the file is asked for. Returns its bytes if they are read into memory of their own, after waiting
+    /// for them.
+    pub fn follow(
+        &self,
+        py: Python<'_>,
+        header: &Header,
+        opened: impl FnOnce() -> Result<Arc<Opened>>,
+        offset: u64,
+    ) -> PyResult<Option<Landed>> {
+        if self.limit_bytes == Some(0) || self.lead.get().is_some_and(|lead| is_off(lead.as_ref())) {
+            return Ok(None);
+        }
+        let opened = opened()?;
+        let answer = py.detach(|| {
+            let lead = fork::get_or_make(&self.lead, || self.made(header, opened));
+            lead.as_ref().map(|lead| lead.ask(offset).map(|answer| (lead, answer)))
+        });
+        let Some((lead, Answer::InStream(stream, number))) = answer.transpose()? else { return Ok(None) };
+        loop {
+            match py.detach(|| stream.take(number, PERIOD)) {
+                Ok(NextTensor::Landed(landed)) => {
+                    py.detach(|| lead.note_taken(&landed));
+                    return Ok(Some(landed));
+                }
+                Ok(NextTensor::NotYet) => py.check_signals()?,
+                Ok(NextTensor::End) => return Ok(None),
+                // Perhaps of another tensor: the file itself tells.
+                Err(_) => {
+                    py.detach(|| lead.close());
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
+        let seed = RandomState::new().hash_one(&opened.path);
+        if !Lead::is_worth_it(&opened, self.limit_bytes, seed) {
+            return None;
+        }
+        let with_bytes = |entry: &TensorEntry<'_>| entry.len > 0;
+        let ranges: Vec<_> =
+            header.tensors_by_offset().filter(with_bytes).map(|entry| (entry.offset, entry.len)).collect();
+        let number =
+            |entry: &TensorEntry<'_>| ranges.partition_point(|&(offset, _)| offset < entry.offset) as u32;
+        let mut tensors: Vec<_> = header.tensors().filter(with_bytes).collect();
+        let by_name = tensors.iter().map(number).collect();
+        tensors.sort_by(|one, other| natural::compare(one.name.as_bytes(), other.name.as_bytes()));
+        let by_layer = tensors.iter().map(number).collect();
+        Some(Lead::new(opened, ranges, vec![by_name, by_layer], self.limit_bytes))
+    }
+
+    /// Waits until the kernel was asked for all that was asked for here.
+    pub fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(Some(lead)) = self.lead.get() {
+            while !py.detach(|| lead.finish(PERIOD)) {
+                py.check_signals()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops reading ahead.
+    pub fn close(&self) {
+        if let Some(Some(lead)) = self.lead.get() {
+            lead.close();
+        }
+    }
+}
+
+fn is_off(lead: Option<&Lead>) -> bool {
+    lead.is_none_or(Lead::is_off)
+}

@@ -1,0 +1,100 @@
+//! `TensorStream`: tensors of a checkpoint that are read ahead. The Python package `weights/` has the documentation.
+
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::checkpoint::PyCheckpoint;
+use super::export::{PyExporter, drop_detached, landed_object};
+use crate::fetch::crew::{Limits, PERIOD};
+use crate::os::fault;
+use crate::slicing::Selection;
+use crate::streaming::engine::{NextTensor, Stream, StreamLimits};
+use crate::streaming::plan::Want;
+use crate::streaming::strategy::{Choice, Strategy, choose};
+
+/// A part of a tensor: first byte, shape, strides in bytes, bytes of an element.
+type SelectedPart = (u64, Vec<u64>, Vec<i64>, u64);
+
+#[pyclass(name = "TensorStream", module = "pagestream._native", frozen)]
+pub struct PyTensorStream {
+    /// `None` only during `drop`.
+    stream: Option<Stream>,
+}
+
+fn wants_of(
+    checkpoint: &PyCheckpoint,
+    wanted: Vec<(Bound<'_, PyString>, Option<SelectedPart>)>,
+) -> PyResult<Vec<Want>> {
+    let want = |(name, part): (Bound<'_, PyString>, Option<SelectedPart>)| {
+        let (file, offset, len) = checkpoint.byte_range(&name)?;
+        let select =
+            |(first, shape, strides, item): SelectedPart| Selection::new(first, &shape, &strides, item, len);
+        Ok(Want { file, offset, len, selection: part.map(select).transpose()? })
+    };
+    wanted.into_iter().map(want).collect()
+}
+
+#[pymethods]
+impl PyTensorStream {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        checkpoint: &PyCheckpoint,
+        wanted: Vec<(Bound<'_, PyString>, Option<SelectedPart>)>,
+        memory_bytes: Option<u64>,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let wants = wants_of(checkpoint, wanted)?;
+        let files = checkpoint.shared();
+        let stream = py.detach(|| {
+            let mut limits = StreamLimits::default();
+            limits.memory_bytes = memory_bytes.unwrap_or(limits.memory_bytes);
+            limits.readers = threads.map_or(limits.readers, |given| Limits { first: given, most: given });
+            Stream::start(&wants, Box::new(move |number| files.file(number)?.file.opened()), limits)
+        })?;
+        Ok(Self { stream: Some(stream) })
+    }
+
+    /// Returns the strategy to use, and why.
+    #[staticmethod]
+    fn choose(
+        py: Python<'_>,
+        checkpoint: &PyCheckpoint,
+        wanted: Vec<(Bound<'_, PyString>, Option<SelectedPart>)>,
+        strategy: &str,
+        seed: u64,
+    ) -> PyResult<(&'static str, String)> {
+        let asked = Strategy::from_word(strategy)?;
+        let wants = wants_of(checkpoint, wanted)?;
+        let files = checkpoint.shared();
+        let open = |number| files.file(number)?.file.opened();
+        let Choice { strategy, reason } = py.detach(|| choose(asked, &wants, open, seed))?;
+        Ok((strategy.word(), reason))
+    }
+
+    /// Returns the number of the next tensor in the order of the wants, and memory with its bytes; None at the end.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<(usize, Py<PyExporter>)>> {
+        fault::reinstall();
+        let Some(stream) = &self.stream else { return Ok(None) };
+        loop {
+            match py.detach(|| stream.next(PERIOD))? {
+                NextTensor::Landed(landed) => {
+                    let number = landed.place.want;
+                    return Ok(Some((number, landed_object(py, landed, true)?.unbind())));
+                }
+                NextTensor::End => return Ok(None),
+                NextTensor::NotYet => py.check_signals()?,
+            }
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.stream.as_ref().map(Stream::close));
+    }
+}
+
+impl Drop for PyTensorStream {
+    fn drop(&mut self) {
+        drop_detached(self.stream.take());
+    }
+}

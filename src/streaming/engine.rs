@@ -1,0 +1,377 @@
+//! [`Stream`]: threads that read groups ahead of a consumer.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::fetch::budget::default_memory_bytes;
+use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
+use crate::mapped_file::Opened;
+use crate::os::errno::Code;
+use crate::os::memory::anonymous::{Anonymous, HugePages};
+use crate::os::memory::parts::{Part, Whole, split};
+use crate::os::process::fork;
+use crate::slicing::{SlicePlan, fill};
+
+use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
+
+/// How long closing waits for threads that are in the middle of a read.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Threads that read at first, and while storage is slow.
+const READERS: Limits = Limits { first: 4, most: 64 };
+
+/// Opens the file of a number.
+pub type Files = dyn Fn(usize) -> Result<Arc<Opened>> + Send + Sync;
+
+/// Limits on a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamLimits {
+    /// Bytes that are read, or wait for the consumer, at a time. One group is always read, whatever its size.
+    pub memory_bytes: u64,
+    pub readers: Limits,
+}
+
+impl Default for StreamLimits {
+    fn default() -> Self {
+        Self { memory_bytes: default_memory_bytes(), readers: READERS }
+    }
+}
+
+/// A tensor whose bytes are there. Tensors of one group share its memory.
+#[derive(Debug, Clone)]
+pub struct Landed {
+    pub memory: Arc<Anonymous>,
+    pub place: TensorPlace,
+}
+
+#[derive(Debug)]
+pub enum NextTensor {
+    Landed(Landed),
+    End,
+    /// Not within the time given.
+    NotYet,
+}
+
+/// Tensors that are read ahead of the consumer, in order.
+#[derive(Debug)]
+pub struct Stream {
+    work: Arc<StreamWork>,
+    crew: Arc<Crew>,
+    /// The want that [`Self::next`] returns.
+    next: AtomicUsize,
+    process: u64,
+}
+
+/// A group that is being read.
+#[derive(Debug)]
+struct Reading {
+    /// Taken by the thread that read the last piece.
+    whole: Option<Whole>,
+    pieces_left: usize,
+    opened: Option<Arc<Opened>>,
+}
+
+/// A piece that no thread has taken.
+#[derive(Debug)]
+struct Task {
+    group: usize,
+    piece: usize,
+    part: Part,
+}
+
+/// A group whose bytes are there.
+#[derive(Debug)]
+struct LandedGroup {
+    memory: Arc<Anonymous>,
+    untaken: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of groups that were begun. The others wait.
+    begun: usize,
+    tasks: VecDeque<Task>,
+    reading: BTreeMap<usize, Reading>,
+    landed: BTreeMap<usize, LandedGroup>,
+    /// Bytes of the groups that were begun and are not all taken.
+    in_flight_bytes: u64,
+    failure: Option<Error>,
+    is_over: bool,
+}
+
+struct StreamWork {
+    groups: Vec<TensorGroup>,
+    /// The group of each want, and its number there.
+    group_of: Vec<(usize, usize)>,
+    files: Box<Files>,
+    memory_bytes: u64,
+    state: Mutex<State>,
+    /// Signals tasks, or room for the next group.
+    task_ready: Condvar,
+    /// Signals that a group has landed, or that none will.
+    landed: Condvar,
+}
+
+impl fmt::Debug for StreamWork {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("StreamWork").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl LandedGroup {
+    fn new(memory: Anonymous, of: &TensorGroup) -> Self {
+        Self { memory: Arc::new(memory), untaken: of.places.len() }
+    }
+}
+
+impl Stream {
+    /// Starts to read the wanted tensors.
+    pub fn start(wants: &[Want], files: Box<Files>, limits: StreamLimits) -> Result<Self> {
+        let groups = groups(wants);
+        let numbered = |(group, of): (usize, &TensorGroup)| {
+            (0..of.places.len()).map(move |number| (group, number)).collect::<Vec<_>>()
+        };
+        let work = Arc::new(StreamWork {
+            group_of: groups.iter().enumerate().flat_map(numbered).collect(),
+            groups,
+            files,
+            memory_bytes: limits.memory_bytes,
+            state: Mutex::default(),
+            task_ready: Condvar::new(),
+            landed: Condvar::new(),
+        });
+        let crew = Arc::new(Crew::new(limits.readers));
+        let stream = Self { work, crew, next: AtomicUsize::new(0), process: fork::generation() };
+        stream.crew.start("pagestream-read", &stream.work)?;
+        Ok(stream)
+    }
+
+    /// Takes the next tensor, waiting for it for at most `patience`.
+    pub fn next(&self, patience: Duration) -> Result<NextTensor> {
+        let taken = self.take(self.next.load(Ordering::Relaxed), patience)?;
+        if matches!(taken, NextTensor::Landed(_)) {
+            self.next.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+
+    /// Returns whether a tensor is there or on its way, or will be after `near` others at most. One that was taken or
+    /// given up is not.
+    pub fn has(&self, want: usize, near: usize) -> bool {
+        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
+        let state = self.work.lock();
+        let is_live = state.landed.contains_key(&group) || state.reading.contains_key(&group);
+        !state.is_over && (is_live || (state.begun..state.begun + near).contains(&group))
+    }
+
+    /// Takes the tensor of a want, waiting for it for at most `patience`. Each is taken once. Groups that keep it
+    /// from being read are given up.
+    pub fn take(&self, want: usize, patience: Duration) -> Result<NextTensor> {
+        if self.process != fork::generation() {
+            let message = "the stream's threads belong to the process that this one was forked from";
+            return Err(Error::argument(message));
+        }
+        let Some(&(group, number)) = self.work.group_of.get(want) else { return Ok(NextTensor::End) };
+        let deadline = Instant::now() + patience;
+        let mut state = self.work.lock();
+        loop {
+            if let Some(error) = state.failure.take() {
+                return Err(error);
+            }
+            if let Some(landed) = state.landed.get_mut(&group) {
+                let memory = landed.memory.clone();
+                landed.untaken -= 1;
+                if landed.untaken == 0 {
+                    state.landed.remove(&group);
+                    state.in_flight_bytes -= self.work.groups[group].memory_bytes as u64;
+                    self.work.task_ready.notify_all();
+                }
+                let place = self.work.groups[group].places[number];
+                return Ok(NextTensor::Landed(Landed { memory, place }));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let is_given_up = group < state.begun && !state.reading.contains_key(&group);
+            if state.is_over || is_given_up {
+                return Ok(NextTensor::End);
+            }
+            if group >= state.begun
+                && let Some((before, _)) = state.landed.pop_first()
+            {
+                state.in_flight_bytes -= self.work.groups[before].memory_bytes as u64;
+                self.work.task_ready.notify_all();
+                continue;
+            } else if left.is_zero() {
+                return Ok(NextTensor::NotYet);
+            }
+            let waited = self.work.landed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    pub fn close(&self) {
+        if self.process == fork::generation() {
+            self.work.end(None);
+            self.crew.wait_for_end(CLOSE_PATIENCE);
+            self.work.lock().landed.clear();
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.process == fork::generation() {
+            // Threads in the middle of a read end by themselves.
+            self.work.end(None);
+        } else {
+            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
+            std::mem::forget(self.work.clone());
+        }
+    }
+}
+
+impl StreamWork {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the stream, with an error or without.
+    fn end(&self, error: Option<Error>) {
+        let mut state = self.lock();
+        if !state.is_over {
+            state.failure = error;
+        }
+        state.is_over = true;
+        state.tasks.clear();
+        self.task_ready.notify_all();
+        self.landed.notify_all();
+    }
+
+    /// Waits for a task. Returns `None` once there will be no more.
+    fn wait_for_task(&self) -> Option<Task> {
+        let mut state = self.lock();
+        loop {
+            if state.is_over {
+                return None;
+            }
+            if let Some(task) = state.tasks.pop_front() {
+                return Some(task);
+            }
+            let group = self.groups.get(state.begun)?;
+            let group_bytes = group.memory_bytes as u64;
+            let has_room = state.in_flight_bytes == 0
+                || state.in_flight_bytes.saturating_add(group_bytes) <= self.memory_bytes;
+            if !has_room {
+                state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            if let Err(error) = self.begin(&mut state, group) {
+                drop(state);
+                self.end(Some(error));
+                return None;
+            }
+        }
+    }
+
+    /// Begins the next group.
+    fn begin(&self, state: &mut State, group: &TensorGroup) -> Result<()> {
+        let no_memory = |errno: Code| {
+            let advice = format!("{} bytes were asked for; give a lower memory_bytes", group.memory_bytes);
+            Error::system("cannot allocate a tensor", Path::new(""), errno.raw_os_error(), advice)
+        };
+        let number = state.begun;
+        let block = Anonymous::private(group.memory_bytes, HugePages::Auto).map_err(no_memory)?;
+        state.begun += 1;
+        state.in_flight_bytes += group.memory_bytes as u64;
+        if group.pieces.is_empty() {
+            state.landed.insert(number, LandedGroup::new(block, group));
+            self.landed.notify_all();
+            return Ok(());
+        }
+        let ranges: Vec<_> = group.pieces.iter().map(|(_, range)| (range.start, range.len())).collect();
+        let (whole, parts) = split(block, &ranges).map_err(no_memory)?;
+        state.reading.insert(number, Reading { whole: Some(whole), pieces_left: parts.len(), opened: None });
+        let tasks = parts.into_iter().enumerate().map(|(piece, part)| Task { group: number, piece, part });
+        state.tasks.extend(tasks);
+        self.task_ready.notify_all();
+        Ok(())
+    }
+
+    /// Returns the file of a group, which is opened by the first piece.
+    fn opened(&self, group: usize) -> Result<Arc<Opened>> {
+        let known = self.lock().reading.get(&group).and_then(|reading| reading.opened.clone());
+        if let Some(opened) = known {
+            return Ok(opened);
+        }
+        let opened = (self.files)(self.groups[group].file)?;
+        if let Some(reading) = self.lock().reading.get_mut(&group) {
+            reading.opened = Some(opened.clone());
+        }
+        Ok(opened)
+    }
+
+    fn read(&self, task: &mut Task) -> Result<()> {
+        let opened = self.opened(task.group)?;
+        let memory = task.part.memory();
+        match &self.groups[task.group].pieces[task.piece].0 {
+            ReadPiece::Run { offset } => opened.exact_reader().read_into(*offset, memory),
+            ReadPiece::Part { data_offset, selection } => {
+                let plan = SlicePlan::new(selection.clone());
+                fill(&opened, *data_offset, &plan, memory, &mut || !self.lock().is_over)
+            }
+        }
+    }
+
+    /// Notes that a piece was read. After the last one of a group its file is checked.
+    fn finish(&self, Task { group, part, .. }: Task) -> Result<()> {
+        drop(part);
+        let (whole, opened) = {
+            let mut state = self.lock();
+            let Some(reading) = state.reading.get_mut(&group) else { return Ok(()) };
+            reading.pieces_left -= 1;
+            if reading.pieces_left > 0 {
+                return Ok(());
+            }
+            (reading.whole.take(), reading.opened.take())
+        };
+        if let Some(opened) = opened {
+            opened.verify_with_server()?;
+        }
+        // No part is left, so the block comes back.
+        if let Some(Ok(block)) = whole.map(Whole::join) {
+            let mut state = self.lock();
+            state.reading.remove(&group);
+            state.landed.insert(group, LandedGroup::new(block, &self.groups[group]));
+            self.landed.notify_all();
+        }
+        Ok(())
+    }
+}
+
+impl Work for StreamWork {
+    type Tools = ();
+
+    fn step(&self, (): &mut ()) -> Option<Step> {
+        let mut task = self.wait_for_task()?;
+        let bytes = self.groups[task.group].pieces[task.piece].1.len() as u64;
+        let wait = Wait::begin();
+        if let Err(error) = self.read(&mut task).and_then(|()| self.finish(task)) {
+            self.end(Some(error));
+            return None;
+        }
+        Some(Step { items: 1, waited: wait.end(bytes).0 })
+    }
+
+    fn leave(&self) {
+        self.task_ready.notify_one();
+    }
+
+    fn panicked(&self) {
+        self.end(Some(Error::argument("a thread of the stream panicked; please report it")));
+    }
+}

@@ -1,0 +1,31 @@
+//! Whole tensors and parts of tensors, read into owned memory in the order in which they are wanted.
+//!
+//! ```text
+//!   wants (file, bytes, selection), in order
+//!        │
+//!   plan::groups      joins neighbours, cuts what is large into pieces      (pure)
+//!        │
+//!   engine::Stream
+//!        begin the next group ──> pieces ──> crew: pread ──> part of the group's memory
+//!               ▲ budget                                        │
+//!               └──── next() gives credit back <──── landed, in order ────> consumer
+//! ```
+//!
+//! A group is the unit of memory: one large tensor, or neighbours in a file of at most [`plan::GROUP_BYTES`] in all.
+//! A piece is the unit of reading: the work of one thread.
+//!
+//! ```text
+//!   group   waiting ──(room in the budget)──> reading ──(its last piece is read)──> landed ──next()──> handed out
+//! ```
+//!
+//! **What it promises.** Tensors come in the order of the wants, each as soon as its bytes are there. Memory
+//! beyond what the consumer keeps is at most the budget and the largest group. The file's identity is checked after
+//! the last byte of a group was read: an error takes the place of a tensor that was cut or rewritten. After an error
+//! the stream is over. [`engine::Stream::close`] waits for threads in a read, but not for ever.
+//!
+//! **Caller:** the binding.
+
+pub mod engine;
+pub mod lead;
+pub mod plan;
+pub mod strategy;

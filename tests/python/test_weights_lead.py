@@ -1,0 +1,256 @@
+"""Read-ahead under every name: tensors that are asked for one by one come at the rate of the mount."""
+
+import contextlib
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from pagestream import MappedFile, open_checkpoint
+from pagestream.errors import MappedReadError
+from pagestream.safetensors import safe_open
+from pagestream.safetensors.numpy import load_file
+from pagestream.safetensors.torch import load_file as load_torch
+
+from support import real
+from support.process import PROGRAMS, output_of
+
+MIB = 1 << 20
+TENSORS = 48
+WHOLE = TENSORS * MIB
+
+both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
+
+
+def tensor(number):
+    return np.full(MIB, number, "u1")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A file whose data are in the order of the names."""
+    folder = tmp_path_factory.mktemp("lead")
+    tensors = {f"t{number:02}": tensor(number) for number in range(TENSORS)}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@contextlib.contextmanager
+def slow_mount(source, tmp_path, **options):
+    with MappedFile(source / "model.safetensors") as file:
+        file.evict()
+    with real.slow_fuse(source, tmp_path / "slow", **{"delay_ms": 20, **options}) as slow:
+        yield slow
+
+
+def one_by_one(path, framework="np", **options):
+    with safe_open(path, framework, **options) as file:
+        for number, name in enumerate(file.keys()):
+            found = file.get_tensor(name)
+            assert int(found.sum()) == number * MIB
+
+
+def through_checkpoint(path):
+    with open_checkpoint(path) as weights:
+        for number, array in enumerate(weights.values()):
+            assert array.sum() == number * MIB
+            assert not array.flags.writeable
+
+
+def at_once(path, load=load_file):
+    for number, found in enumerate(load(path).values()):
+        assert int(found.sum()) == number * MIB
+
+
+WAYS = {
+    "safe_open, NumPy": one_by_one,
+    "safe_open, torch": lambda path: one_by_one(path, "pt"),
+    "safe_open, mmap_mode=read": lambda path: one_by_one(path, mmap_mode="read"),
+    "open_checkpoint": through_checkpoint,
+    "load_file, NumPy": at_once,
+    "load_file, torch": lambda path: at_once(path, load_torch),
+}
+
+
+@both_mounts
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_many_requests_are_on_their_way_and_each_byte_is_read_once(source, tmp_path, way, direct):
+    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+        way(slow.path / "model.safetensors")
+    assert slow.counts["most_in_flight"] >= 12
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
+@both_mounts
+def test_without_a_lead_requests_come_one_after_another(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        one_by_one(slow.path / "model.safetensors", ahead=False)
+    assert slow.counts["most_in_flight"] <= 4
+
+
+@both_mounts
+def test_a_program_that_only_opens_and_lists_reads_the_header(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+        with safe_open(slow.path / "model.safetensors", "np") as file:
+            assert len(file.keys()) == TENSORS
+            file.get_slice("t07").get_shape()
+        with open_checkpoint(slow.path / "model.safetensors") as weights:
+            assert weights.info("t07").nbytes == MIB
+    assert slow.counts["read_bytes"] <= 256 * 1024
+
+
+def natural_sorted(names):
+    return sorted(names, key=lambda name: int(name.split(".")[1]))
+
+
+@both_mounts
+@pytest.mark.parametrize("asked", [sorted, natural_sorted], ids=["by name", "by layer"])
+def test_the_lead_follows_names_where_the_data_lie_in_another_order(tmp_path, asked, direct):
+    numbers = list(range(TENSORS))
+    random.Random(3).shuffle(numbers)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    names = shuffled_file(folder / "model.safetensors", numbers)
+    with slow_mount(folder, tmp_path, direct_io=direct) as slow:
+        file = safe_open(slow.path / "model.safetensors", "np")
+        assert file.offset_keys() == names
+        for name in asked(names):
+            assert file.get_tensor(name).sum() == int(name.split(".")[1]) * MIB
+        file.close()
+    assert slow.counts["most_in_flight"] >= 12
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.6 * WHOLE
+
+
+def shuffled_file(path, numbers):
+    """Writes a file of tensors of these numbers, in this order of the data. Returns their names."""
+    names = [f"layers.{number}.w" for number in numbers]
+    header = {
+        name: {"dtype": "U8", "shape": [MIB], "data_offsets": [place * MIB, (place + 1) * MIB]}
+        for place, name in enumerate(names)
+    }
+    text = json.dumps(header).encode()
+    data = b"".join(tensor(number).tobytes() for number in numbers)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return names
+
+
+@both_mounts
+def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        file = safe_open(slow.path / "model.safetensors", "np", ahead=2 * MIB)
+        for number in (40, 3, 27):
+            assert file.get_tensor(f"t{number:02}").sum() == number * MIB
+        time.sleep(0.3)  # a lead that went on would be seen
+        file.close()
+    # Three tensors; after each jump the lead, a step of it in flight, and what a page fault brings in.
+    assert slow.counts["read_bytes"] <= 3 * (MIB + 2 * MIB + MIB) + MIB
+
+
+@both_mounts
+def test_closing_stops_the_lead(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
+        with safe_open(slow.path / "model.safetensors", "np") as file:
+            assert file.get_tensor("t00")[0] == 0
+            assert file.get_tensor("t01")[0] == 1
+        time.sleep(0.5)
+    assert slow.counts["read_bytes"] < WHOLE
+
+
+def test_files_in_memory_have_no_lead(source):
+    path = source / "model.safetensors"
+    path.read_bytes()
+    with safe_open(path, "np") as file:
+        assert file.get_tensor("t00")[0] == 0
+        assert "pagestream-lead" not in thread_names()
+        assert file.mode == "private"
+
+
+def thread_names():
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.add((task / "comm").read_text().strip())
+    return found
+
+
+@both_mounts
+def test_what_is_written_stays_in_the_array(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        path = slow.path / "model.safetensors"
+        with safe_open(path, "np") as first, safe_open(path, "np") as second:
+            for name in ("t00", "t01", "t02"):
+                array = first.get_tensor(name)
+                array[:] = 99
+                assert second.get_tensor(name)[0] == int(name[1:])
+        assert load_file(path)["t01"][5] == 1
+    assert safe_open(source / "model.safetensors", "np").get_tensor("t01")[7] == 1
+
+
+def test_a_failure_ahead_is_the_error_of_the_tensor_that_it_hits(source, tmp_path):
+    failing = slow_mount(
+        source, tmp_path, direct_io=True, delay_ms=1, fail_range=(20 * MIB + 8192, 20 * MIB + 12288)
+    )
+    with failing as slow, safe_open(slow.path / "model.safetensors", "np", mmap_mode="read") as file:
+        for number in range(19):
+            assert file.get_tensor(f"t{number:02}").sum() == number * MIB
+        assert file.get_tensor("t19").sum() == 19 * MIB
+        with pytest.raises(MappedReadError) as caught:
+            file.get_tensor("t20")
+        assert caught.value.filename == str(slow.path / "model.safetensors")
+        assert file.get_tensor("t30").sum() == 30 * MIB
+
+
+@both_mounts
+def test_a_child_of_a_fork_reads_by_itself(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        path = slow.path / "model.safetensors"
+        assert output_of(PROGRAMS / "weights_lead" / "forked.py", path) == f"{TENSORS} {TENSORS}"
+
+
+def test_a_lead_needs_little_memory_of_its_own(source, tmp_path):
+    with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
+        path = slow.path / "model.safetensors"
+        most_kib = int(output_of(PROGRAMS / "weights_lead" / "memory.py", path, 8 * MIB))
+    # The lead, a tensor that is used, and one that is being taken; small change besides.
+    assert most_kib * 1024 <= (8 + 2 + 6) * MIB
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(True, "ahead must be False or a number"), (0, "at least 1"), ("64MB", "ahead must be")],
+)
+def test_a_bad_argument_is_refused(source, value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        safe_open(source / "model.safetensors", "np", ahead=value)
+
+
+@pytest.mark.parametrize("value", ["", "on", "-1", "0", "1e6"])
+def test_a_bad_variable_is_named(source, value, monkeypatch):
+    monkeypatch.setenv("PAGESTREAM_AHEAD", value)
+    with pytest.raises(ValueError, match="PAGESTREAM_AHEAD is"):
+        safe_open(source / "model.safetensors", "np")
+
+
+def test_the_variable_turns_it_off_and_the_argument_wins(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("PAGESTREAM_AHEAD", "off")
+    with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
+        one_by_one(slow.path / "model.safetensors")
+    assert slow.counts["most_in_flight"] <= 4
+    with slow_mount(source, tmp_path, direct_io=True) as slow:
+        one_by_one(slow.path / "model.safetensors", ahead=32 * MIB)
+    assert slow.counts["most_in_flight"] >= 12
+
+
+def test_install_passes_it_on(source, tmp_path):
+    for ahead, least, most in ((None, 12, 64), (False, 1, 4)):
+        with slow_mount(source, tmp_path, direct_io=True, delay_ms=5) as slow:
+            path = slow.path / "model.safetensors"
+            found = output_of(PROGRAMS / "weights_lead" / "installed.py", path, ahead)
+            assert found == str(sum(range(TENSORS)) * MIB)
+        assert least <= slow.counts["most_in_flight"] <= most
+        os.rmdir(tmp_path / "slow")

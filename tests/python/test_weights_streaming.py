@@ -1,0 +1,376 @@
+"""Streams of tensors: plans, order, memory, and what happens when storage fails."""
+
+import contextlib
+import errno
+import gc
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from pagestream import MappedFile, open_checkpoint
+from pagestream.errors import FileChangedError, FormatError, MappedReadError
+
+from support import real
+from support.process import PROGRAMS, output_of
+from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
+
+MIB = 1 << 20
+STRATEGIES = ["auto", "mapped", "pread"]
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+# Names whose order as text, as numbers and in the files differ.
+SHARDS = [
+    {"model.layers.10.w": (3000, 700), "model.layers.2.w": (500, 1024), "model.layers.2.b": (11,)},
+    {"model.embed": (4, 5), "lm_head": (0, 7), "model.layers.0.w": (1024, 513), "scalar": ()},
+]
+
+
+def readers_end():
+    """Returns whether the threads of streams end. One is seen for a moment after its end."""
+    deadline = time.monotonic() + 10
+    while "pagestream-read" in thread_names() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return "pagestream-read" not in thread_names()
+
+
+def thread_names():
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.add((task / "comm").read_text().strip())
+    return found
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    rng = np.random.default_rng(7)
+    return [
+        {name: rng.standard_normal(shape).astype("<f4") for name, shape in shard.items()} for shard in SHARDS
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tensors):
+    folder = tmp_path_factory.mktemp("streaming")
+    for number, shard in enumerate(tensors, 1):
+        safetensors.numpy.save_file(shard, folder / f"model-{number}.safetensors")
+    return folder
+
+
+@pytest.fixture
+def everything(tensors):
+    return {name: array for shard in tensors for name, array in shard.items()}
+
+
+def evict(folder):
+    for path in folder.glob("*.safetensors"):
+        with MappedFile(path) as file:
+            file.evict()
+            assert file.residency().fraction == 0.0
+
+
+def equal(found, expected):
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert found.tobytes() == expected.tobytes()
+
+
+@every_strategy
+def test_a_stream_has_every_tensor_in_the_order_of_the_files(folder, everything, strategy):
+    with open_checkpoint(folder) as weights:
+        found = list(weights.stream(strategy=strategy))
+        assert [name for name, _ in found] == list(weights)
+        for name, array in found:
+            equal(array, everything[name])
+    gc.collect()
+    # Arrays outlive the checkpoint.
+    for name, array in found:
+        equal(array, everything[name])
+
+
+def test_orders_are_those_of_the_files_of_the_plan_and_of_the_layers(folder):
+    weights = open_checkpoint(folder)
+    plan = ["scalar", "model.layers.10.w", "model.layers.0.w", "model.layers.2.b", "model.embed"]
+
+    def names(order):
+        return [name for name, _ in weights.stream(plan, order=order, strategy="pread")]
+
+    assert names("plan") == plan
+    assert names("file") == [name for name in weights if name in plan]
+    assert names("layer") == [
+        *(name for name in weights if name in ("scalar", "model.embed")),
+        "model.layers.0.w",
+        "model.layers.2.b",
+        "model.layers.10.w",
+    ]
+
+
+@every_strategy
+def test_a_plan_has_names_parts_or_a_function(folder, everything, strategy):
+    weights = open_checkpoint(folder)
+
+    def stream(plan):
+        return dict(weights.stream(plan, strategy=strategy))
+
+    assert list(stream(["model.embed"])) == ["model.embed"]
+    assert stream([]) == {}
+    parts = {"model.embed": None, "model.layers.10.w": np.s_[::-7, 100:300], "model.layers.2.b": 3}
+    found = stream(parts)
+    assert set(found) == set(parts)
+    equal(found["model.embed"], everything["model.embed"])
+    equal(found["model.layers.10.w"], everything["model.layers.10.w"][::-7, 100:300])
+    assert found["model.layers.2.b"] == everything["model.layers.2.b"][3]
+    found = stream(
+        lambda info: np.s_[:, :2] if info.shape == (4, 5) else None if info.nbytes > MIB else False
+    )
+    assert set(found) == {"model.embed", "model.layers.10.w", "model.layers.2.w", "model.layers.0.w"}
+    equal(found["model.embed"], everything["model.embed"][:, :2])
+    equal(found["model.layers.0.w"], everything["model.layers.0.w"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_parts_are_what_numpy_selects(folder, everything, data):
+    weights = open_checkpoint(folder)
+    names = data.draw(st.lists(st.sampled_from(sorted(everything)), unique=True))
+    plan = {
+        name: data.draw(st.none() | arrays.basic_indices(everything[name].shape, allow_newaxis=True))
+        for name in names
+    }
+    found = weights.stream(
+        plan, order="plan", strategy="pread", memory_bytes=data.draw(st.integers(1, 4 * MIB))
+    )
+    for (name, array), wanted in zip(found, names, strict=True):
+        assert name == wanted
+        expected = everything[name] if plan[name] is None else everything[name][plan[name]]
+        assert array.shape == expected.shape
+        assert array.tobytes() == expected.tobytes()
+
+
+def test_every_element_type_is_streamed(tmp_path):
+    header, data = {}, b""
+    for code, _, kind in ELEMENT_TYPES:
+        values = np.arange(24).astype(kind)
+        header[code] = entry(code, [2, 12], len(data), len(data) + values.nbytes)
+        data += values.tobytes()
+    header["F4"] = entry("F4", [3, 8], len(data), len(data) + 12)
+    data += bytes(range(12))
+    weights = open_checkpoint(write(tmp_path / "types.safetensors", weight_file(header, data)))
+    for name, array in weights.stream(strategy="pread"):
+        equal(array, weights[name])
+    part = dict.fromkeys(weights, np.s_[:, 1:5])
+    for name, array in weights.stream(part, strategy="pread"):
+        equal(array, weights[name][:, 1:5])
+    assert weights["F4"].dtype == ml_dtypes.float4_e2m1fn
+    raw = open_checkpoint(tmp_path / "types.safetensors", raw=True)
+    for name, array in raw.stream(strategy="pread"):
+        equal(array, raw[name])
+
+
+def test_misaligned_tensors_are_aligned_copies(tmp_path):
+    weights = open_checkpoint(odd_file(tmp_path / "odd.safetensors"))
+    found = dict(weights.stream(strategy="pread"))
+    equal(found["floats"], FLOATS)
+    assert found["floats"].flags.aligned
+
+
+def test_what_was_read_belongs_to_the_caller(folder, everything):
+    weights = open_checkpoint(folder)
+    found = dict(weights.stream(strategy="pread"))
+    for array in found.values():
+        assert array.flags.writeable
+        array[...] = 0
+    equal(weights["model.embed"], everything["model.embed"])
+    assert not dict(weights.stream(strategy="mapped"))["model.embed"].flags.writeable
+
+
+def test_auto_takes_views_of_what_is_cached_and_reads_what_is_not(folder):
+    weights = open_checkpoint(folder)
+    for array in weights.values():
+        array.sum()
+    assert not any(array.flags.writeable for _, array in weights.stream())
+    weights.close()
+    del array, weights
+    gc.collect()  # pages that are mapped stay in the cache
+    evict(folder)
+    assert all(array.flags.writeable for _, array in open_checkpoint(folder).stream())
+    assert all(array.flags.writeable for _, array in open_checkpoint(folder, mmap_mode="read").stream())
+
+
+def test_views_need_a_mapping(folder):
+    with pytest.raises(ValueError, match='strategy="mapped" needs a mapping'):
+        open_checkpoint(folder, mmap_mode="read").stream(strategy="mapped")
+
+
+def test_bad_plans_and_words_are_refused_before_anything_is_read(folder):
+    weights = open_checkpoint(folder)
+    with pytest.raises(KeyError, match="nothing"):
+        weights.stream(["nothing"])
+    with pytest.raises(TypeError, match="plan must be names, not one"):
+        weights.stream("model.embed")
+    with pytest.raises(ValueError, match="plan has 'lm_head' twice"):
+        weights.stream(["lm_head", "scalar", "lm_head"])
+    with pytest.raises(IndexError, match="out of bounds"):
+        weights.stream({"model.embed": 9})
+    with pytest.raises(ValueError, match='order must be "file", "plan" or "layer", not \'name\''):
+        weights.stream(order="name")
+    with pytest.raises(ValueError, match='strategy must be "auto", "mapped" or "pread", not \'fast\''):
+        weights.stream(strategy="fast")
+    with pytest.raises(ValueError, match="memory_bytes must be at least 1"):
+        weights.stream(memory_bytes=0)
+    weights.close()
+    with pytest.raises(ValueError, match="closed"):
+        list(weights.stream(strategy="pread"))
+
+
+def test_the_lead_stays_within_the_budget_until_the_consumer_goes_on(tmp_path):
+    tensors = {f"t{number:02}": np.full(MIB, number, "u1") for number in range(24)}
+    source = tmp_path / "source"
+    source.mkdir()
+    safetensors.numpy.save_file(tensors, source / "model.safetensors")
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True) as slow:
+        weights = open_checkpoint(slow.path / "model.safetensors")
+        stream = weights.stream(memory_bytes=4 * MIB, threads=8, strategy="pread")
+        name, array = next(stream)
+        assert (name, array[0]) == ("t00", 0)
+        time.sleep(0.5)  # readers have long done what they may
+        stream.close()
+        weights.close()
+    # Four tensors and the header.
+    assert slow.counts["read_bytes"] <= 4 * MIB + 64 * 1024
+
+
+def test_a_tensor_larger_than_the_budget_is_read(folder, everything):
+    found = dict(open_checkpoint(folder).stream(memory_bytes=1, strategy="pread"))
+    for name, array in found.items():
+        equal(array, everything[name])
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {f"t{number:02}": np.full(MIB, number, "u1") for number in range(64)}
+    safetensors.numpy.save_file(tensors, source / "model.safetensors")
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, direct_io=direct) as slow:
+        with open_checkpoint(slow.path / "model.safetensors") as weights:
+            for name, array in weights.stream():
+                equal(array, tensors[name])
+        del array
+        gc.collect()
+    # Cached FUSE allows 12 of the kernel's own requests (max_background).
+    assert slow.counts["most_in_flight"] >= (32 if direct else 10)
+    needed = sum(array.nbytes for array in tensors.values())
+    assert needed <= slow.counts["read_bytes"] <= 1.02 * needed
+
+
+def test_slices_read_only_what_they_need(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {f"t{number}": np.arange(1024 * 1024, dtype="<f4").reshape(1024, 1024) for number in range(4)}
+    safetensors.numpy.save_file(tensors, source / "model.safetensors")
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=1, direct_io=True) as slow:
+        weights = open_checkpoint(slow.path / "model.safetensors")
+        for name, array in weights.stream(lambda _info: np.s_[256:384]):
+            equal(array, tensors[name][256:384])
+        weights.close()
+    needed = 4 * 128 * 4096
+    assert needed <= slow.counts["read_bytes"] <= 1.2 * needed
+
+
+def test_a_file_that_was_cut_is_an_error_with_path_and_offset(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({f"t{number}": np.ones(MIB, "u1") for number in range(8)}, path)
+    weights = open_checkpoint(path)
+    os.truncate(path, 3 * MIB)
+    with pytest.raises(MappedReadError, match="truncated") as caught:
+        list(weights.stream(strategy="pread"))
+    assert caught.value.filename == str(path)
+
+
+def test_a_file_that_was_rewritten_is_an_error(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"t": np.ones(MIB, "u1")}, path)
+    weights = open_checkpoint(path)
+    with open(path, "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"changed!")
+    with pytest.raises(FileChangedError):
+        list(weights.stream(strategy="pread"))
+
+
+def test_storage_that_fails_ends_the_stream_with_its_cause(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    safetensors.numpy.save_file({f"t{n:02}": np.ones(MIB, "u1") for n in range(32)}, source / "m.safetensors")
+    failing = real.slow_fuse(source, tmp_path / "slow", direct_io=True, fail_range=(20 * MIB, 21 * MIB))
+    with failing as slow:
+        weights = open_checkpoint(slow.path / "m.safetensors")
+        stream = weights.stream(memory_bytes=2 * MIB)
+        with pytest.raises(MappedReadError) as caught:
+            list(stream)
+        assert caught.value.errno == errno.EIO
+        assert caught.value.filename == str(slow.path / "m.safetensors")
+        assert 20 * MIB - 512 * 1024 <= caught.value.offset <= 21 * MIB
+        assert list(stream) == []
+        assert readers_end()
+        weights.close()
+
+
+def test_a_stream_that_is_left_stops_its_threads_and_frees_its_memory(folder):
+    weights = open_checkpoint(folder)
+    stream = weights.stream(strategy="pread", threads=4)
+    next(stream)
+    del stream
+    gc.collect()
+    assert readers_end()
+
+
+def test_streams_of_several_threads_do_not_disturb_each_other(folder, everything):
+    weights = open_checkpoint(folder)
+
+    def load(_number):
+        return {name: array.tobytes() for name, array in weights.stream(strategy="pread", memory_bytes=MIB)}
+
+    with ThreadPoolExecutor(6) as pool:
+        for found in pool.map(load, range(12)):
+            assert found == {name: array.tobytes() for name, array in everything.items()}
+
+
+def test_a_child_of_a_fork_is_told_and_streams_of_its_own_work(folder):
+    assert output_of(PROGRAMS / "weights_streaming" / "forked.py", folder) == "told\n7"
+
+
+def test_ctrl_c_is_heard_while_a_read_hangs(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    safetensors.numpy.save_file({"t": np.ones(8 * MIB, "u1")}, source / "m.safetensors")
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=3000, direct_io=True) as slow:
+        path = slow.path / "m.safetensors"
+        assert output_of(PROGRAMS / "weights_streaming" / "interrupted.py", path) == "heard after 0 tensors"
+
+
+def test_progress_counts_the_bytes_of_the_plan(folder):
+    weights = open_checkpoint(folder)
+    seen = []
+    plan = {"model.embed": np.s_[:2], "model.layers.2.b": None}
+    list(weights.stream(plan, strategy="pread", progress=lambda done, total: seen.append((done, total))))
+    assert seen[-1] == (2 * 5 * 4 + 11 * 4, 2 * 5 * 4 + 11 * 4)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_type_that_numpy_lacks_names_the_tensor(tmp_path, monkeypatch):
+    header = {"odd": entry("F8_E8M0", [4], 0, 4)}
+    weights = open_checkpoint(write(tmp_path / "m.safetensors", weight_file(header, bytes(4))))
+    monkeypatch.setattr("pagestream.weights.dtypes._ML_DTYPES", {"F8_E8M0": "no_such_type"})
+    monkeypatch.delitem(__import__("pagestream.weights.dtypes", fromlist=["KNOWN"]).KNOWN, "F8_E8M0", False)
+    with pytest.raises(FormatError, match="tensor 'odd' at byte"):
+        list(weights.stream(strategy="pread"))
