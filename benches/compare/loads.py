@@ -43,7 +43,7 @@ def make(folder: Path) -> dict[str, int]:
 
 
 def load(way: str, folder: Path, source: Path, sums: dict[str, int]) -> tuple[float, float]:
-    """Loads in a process of its own, cold on both sides of the mount: seconds in all, and to the first tensor."""
+    """Loads in a new process, cold on both sides of the mount. Returns seconds, and those to the first."""
     for place in (folder, source):
         for path in place.iterdir():
             evict(path)

@@ -24,6 +24,7 @@ __all__ = [
     "ORDERS",
     "ORDER_VERSION",
     "PROTECTIONS",
+    "STRATEGIES",
     "TARGETS",
     "TOKEN_DTYPES",
     "Checkpoint",
@@ -32,6 +33,7 @@ __all__ = [
     "PipelineBatch",
     "StagingBuffer",
     "StoredTensor",
+    "TensorStream",
     "TokenCorpus",
     "TokenPipeline",
     "WeightFile",
@@ -122,6 +124,7 @@ class Checkpoint:
     def check(self) -> None: ...
     def close(self) -> None: ...
 
+@final
 class TensorStream:
     def __new__(
         cls,

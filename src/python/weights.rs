@@ -79,6 +79,25 @@ impl PyWeightFile {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the whole file as a buffer; `None` where there is no mapping. With `writable` the buffer is over
+    /// copy-on-write pages.
+    fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyExporter>>> {
+        let opened = self.weights.file.opened()?;
+        opened.check_damage()?;
+        if let Some(known) = &self.buffers()[usize::from(writable)] {
+            return Ok(Some(known.bind(py).clone()));
+        }
+        let Some(buffer) = export::range_object(py, &opened, 0, opened.size(), writable)? else {
+            return Ok(None);
+        };
+        let mut buffers = self.buffers();
+        // After a concurrent close only users of the memory may keep the mapping.
+        if !self.weights.file.is_closed() {
+            buffers[usize::from(writable)] = Some(buffer.clone().unbind());
+        }
+        Ok(Some(buffer))
+    }
+
     /// Returns memory with a tensor's bytes: its own if it was read ahead, or else the mapping's.
     fn memory<'py>(
         &self,
@@ -182,25 +201,6 @@ impl PyWeightFile {
 
     fn info<'py>(&self, py: Python<'py>, name: &Bound<'_, PyString>) -> PyResult<TensorFacts<'py>> {
         tensor_facts(py, &self.entry(name)?)
-    }
-
-    /// Returns the whole file as a buffer; None where there is no mapping. With `writable` the buffer is over
-    /// copy-on-write pages.
-    fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyExporter>>> {
-        let opened = self.weights.file.opened()?;
-        opened.check_damage()?;
-        if let Some(known) = &self.buffers()[usize::from(writable)] {
-            return Ok(Some(known.bind(py).clone()));
-        }
-        let Some(buffer) = export::range_object(py, &opened, 0, opened.size(), writable)? else {
-            return Ok(None);
-        };
-        let mut buffers = self.buffers();
-        // After a concurrent close only users of the memory may keep the mapping.
-        if !self.closed() {
-            buffers[usize::from(writable)] = Some(buffer.clone().unbind());
-        }
-        Ok(Some(buffer))
     }
 
     /// Returns `array_type(shape, dtypes[dtype], buffer, offset)`, the signature of `numpy.ndarray`; None if the type

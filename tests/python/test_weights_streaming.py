@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis.extra import numpy as arrays
 
 from pagestream import MappedFile, open_checkpoint
 from pagestream.errors import FileChangedError, FormatError, MappedReadError
+from pagestream.weights import dtypes
 
 from support import real
 from support.process import PROGRAMS, output_of
@@ -370,7 +372,7 @@ def test_progress_counts_the_bytes_of_the_plan(folder):
 def test_a_type_that_numpy_lacks_names_the_tensor(tmp_path, monkeypatch):
     header = {"odd": entry("F8_E8M0", [4], 0, 4)}
     weights = open_checkpoint(write(tmp_path / "m.safetensors", weight_file(header, bytes(4))))
-    monkeypatch.setattr("pagestream.weights.dtypes._ML_DTYPES", {"F8_E8M0": "no_such_type"})
-    monkeypatch.delitem(__import__("pagestream.weights.dtypes", fromlist=["KNOWN"]).KNOWN, "F8_E8M0", False)
+    monkeypatch.delitem(dtypes.KNOWN, "F8_E8M0", raising=False)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(FormatError, match="tensor 'odd' at byte"):
         list(weights.stream(strategy="pread"))

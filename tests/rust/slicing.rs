@@ -355,13 +355,13 @@ proptest! {
     fn the_parts_of_a_cut_selection_are_the_selection(indexed in indexed(), max_bytes in 1_u64..200) {
         let folder = tempfile::tempdir().expect("a folder");
         let bytes = content(indexed.tensor_bytes);
-        let file = open(&file_of(&folder, &bytes), Mode::Read);
+        let file = open(&file_of(&folder, &bytes), RequestedMode::Read);
         let expected: Vec<_> = indexed.places().iter().map(|&place| bytes[place as usize]).collect();
         let selection = indexed.selection().expect("made by indexing");
         let mut found = vec![None; expected.len()];
         let mut end = 0;
         for (part, range) in selection.cut(max_bytes) {
-            prop_assert_eq!(part.result_bytes(), range.end - range.start);
+            prop_assert_eq!(part.result_bytes, range.end - range.start);
             let plan = SlicePlan::with_gap(part, 1);
             let blocks: Vec<_> = plan.extents().map(|extent| extent.range).collect();
             let (first, last) = (blocks[0], blocks[blocks.len() - 1]);

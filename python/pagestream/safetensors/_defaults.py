@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pagestream._common import environment
 from pagestream._common.checks import check_bool
 
-if TYPE_CHECKING:
-    from pagestream.safetensors._install import Installed
+
+class HasDefaults(Protocol):
+    """The result of `install`."""
+
+    strict: bool
+    ahead: int | None
+
 
 # The result of each `install` in effect, in order.
-installed: list[Installed] = []
+installed: list[HasDefaults] = []
 
 
 def strictness(strict: bool | None) -> bool:  # noqa: FBT001
