@@ -8,14 +8,37 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMemoryView, PyTuple};
+use pyo3::types::{PyBytes, PyMemoryView};
 
 use super::error::{Raised, full_text, text};
 use super::export::{self, Access, Export, Exportable, PyExporter, Requester};
 use super::writable::{self, WritableBuffer};
 use crate::mapped_file::{MappedFile, RequestedMode, View, page_cache};
+use crate::os::file::fsinfo::FileSystem;
 use crate::os::memory::advise::Advice;
 use crate::os::process::fork;
+
+/// The fields of Python's `FileSystem`, by name.
+#[derive(IntoPyObject)]
+struct FileSystemFields {
+    #[pyo3(item("type"))]
+    kind: String,
+    source: OsString,
+    mount_point: OsString,
+    options: OsString,
+    is_network: bool,
+    read_ahead_bytes: Option<u64>,
+}
+
+/// The fields of Python's `Residency`, by name.
+#[derive(IntoPyObject)]
+struct ResidencyFields<'py> {
+    fraction: f64,
+    /// One byte for each page.
+    pages: Option<Bound<'py, PyBytes>>,
+    method: &'static str,
+    exact: bool,
+}
 
 #[pyclass(name = "MappedFile", module = "pagestream._native", extends = PyExporter, subclass, weakref, frozen)]
 #[derive(Debug)]
@@ -148,10 +171,10 @@ impl PyMappedFile {
 
     /// (type, source, mount_point, options, is_network, read_ahead_bytes)
     #[getter]
-    fn file_system<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+    fn file_system(&self, py: Python<'_>) -> PyResult<FileSystemFields> {
         let found = py.detach(|| self.file.file_system().cloned())?;
-        let network = (found.is_network, found.read_ahead_bytes);
-        (found.kind, found.source, found.mount_point, found.options, network.0, network.1).into_pyobject(py)
+        let FileSystem { kind, source, mount_point, options, is_network, read_ahead_bytes } = found;
+        Ok(FileSystemFields { kind, source, mount_point, options, is_network, read_ahead_bytes })
     }
 
     #[pyo3(signature = (offset = 0, length = None))]
@@ -199,14 +222,19 @@ impl PyMappedFile {
         offset: u64,
         length: Option<u64>,
         seed: u64,
-    ) -> PyResult<Bound<'py, PyTuple>> {
+    ) -> PyResult<ResidencyFields<'py>> {
         let length = self.length(offset, length)?;
         let found = py.detach(|| page_cache::residency(&*self.file.guarded()?, offset, length, seed))?;
         let pages = found.pages.map(|pages| {
             let bytes: Vec<u8> = pages.into_iter().map(u8::from).collect();
             PyBytes::new(py, &bytes)
         });
-        (found.fraction, pages, found.method.word(), found.exact).into_pyobject(py)
+        Ok(ResidencyFields {
+            fraction: found.fraction,
+            pages,
+            method: found.method.word(),
+            exact: found.exact,
+        })
     }
 
     /// Calls `progress(done_bytes)` after each chunk, unless it is None.

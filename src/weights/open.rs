@@ -2,20 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::file::read_header;
 use super::header::Header;
 use super::locate::ShardPath;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
-use crate::fetch::crew::{KeepGoing, PERIOD};
+use crate::fetch::crew::{KeepGoing, PERIOD, Wait};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
 use crate::parallel::in_parallel_while;
 
-/// A file that takes longer to open waits for a disk or a server, not for a processor.
-const SLOW: Duration = Duration::from_millis(2);
 /// Upper bound of the threads that wait for a server at the same time.
 pub const WAITING_THREADS: usize = 64;
 /// Descriptors that each of those threads may use.
@@ -71,10 +69,11 @@ pub fn open_shards(
     };
     let Some(rest) = shards.len().checked_sub(1) else { return Ok(Vec::new()) };
     check()?;
-    // The time of the first file shows what opening costs here.
-    let start = Instant::now();
+    // The first file shows whether storage is slow.
+    let wait = Wait::begin();
     let mut opened = vec![attempt(0)?];
-    let threads = if start.elapsed() > SLOW {
+    let (is_slow, _) = wait.end(0);
+    let threads = if is_slow {
         WAITING_THREADS.min(descriptor_limit() / DESCRIPTORS_PER_THREAD)
     } else {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

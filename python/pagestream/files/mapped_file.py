@@ -139,7 +139,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     @property
     def file_system(self) -> FileSystem:  # type: ignore[override]
         """The file's mount; see `FileSystem`."""
-        return FileSystem(*super().file_system)
+        return FileSystem(**super().file_system)
 
     def read(self, offset: int = 0, length: int | None = None) -> bytes:
         """Returns a copy of bytes, in any mode.
@@ -251,9 +251,9 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             'mincore'
         """
         # Fresh places each time: with the second method a page that was asked once is cached.
-        fraction, pages, method, exact = super().residency(offset, length, secrets.randbits(64))
-        as_bools = None if pages is None else np.frombuffer(pages, np.bool_)
-        return Residency(fraction, as_bools, method, exact)
+        found = super().residency(offset, length, secrets.randbits(64))
+        pages = None if found["pages"] is None else np.frombuffer(found["pages"], np.bool_)
+        return Residency(**{**found, "pages": pages})
 
     def warm(  # type: ignore[override]
         self, offset: int = 0, length: int | None = None, *, progress: Progress = None
