@@ -1,6 +1,7 @@
 //! The read-ahead under `WeightFile` and `Checkpoint`: made when the first tensor of a file is asked for.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use pyo3::prelude::*;
@@ -19,15 +20,16 @@ use crate::weights::header::{Header, TensorEntry};
 pub struct FileLead {
     limit_bytes: Option<u64>,
     lead: OnceLock<Option<Lead>>,
+    is_closed: AtomicBool,
 }
 
 impl FileLead {
     /// `limit_bytes` is the longest lead, `None` for one that follows the free memory, 0 for none.
     pub fn new(limit_bytes: Option<u64>) -> Self {
-        Self { limit_bytes, lead: OnceLock::new() }
+        Self { limit_bytes, lead: OnceLock::new(), is_closed: AtomicBool::new(false) }
     }
 
-    /// Notes that the tensor at `offset` of the file is asked for. Returns its bytes if they are read into memory of their own, after waiting
+    /// Notes that the tensor of `len` bytes at `offset` of the file is asked for. Returns its bytes if they are read into memory of their own, after waiting
     /// for them.
     pub fn follow(
         &self,
@@ -35,16 +37,23 @@ impl FileLead {
         header: &Header,
         opened: impl FnOnce() -> Result<Arc<Opened>>,
         offset: u64,
+        len: u64,
     ) -> PyResult<Option<Landed>> {
-        if self.limit_bytes == Some(0) || self.lead.get().is_some_and(|lead| is_off(lead.as_ref())) {
+        if len == 0
+            || self.limit_bytes == Some(0)
+            || self.lead.get().is_some_and(|lead| is_off(lead.as_ref()))
+        {
             return Ok(None);
         }
         let opened = opened()?;
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let answer = py.detach(|| {
             let lead = fork::get_or_make(&self.lead, || self.made(header, opened));
-            lead.as_ref().map(|lead| lead.ask(offset).map(|answer| (lead, answer)))
+            lead.as_ref().map(|lead| (lead, lead.ask(offset)))
         });
-        let Some((lead, Answer::InStream(stream, number))) = answer.transpose()? else { return Ok(None) };
+        let Some((lead, Answer::InStream(stream, number))) = answer else { return Ok(None) };
         loop {
             match py.detach(|| stream.take(number, PERIOD)) {
                 Ok(NextTensor::Landed(landed)) => {
@@ -91,6 +100,7 @@ impl FileLead {
 
     /// Stops reading ahead.
     pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
         if let Some(Some(lead)) = self.lead.get() {
             lead.close();
         }

@@ -60,7 +60,7 @@ impl PyStoredTensor {
     ) -> PyResult<Option<Bound<'py, PyExporter>>> {
         if length == self.nbytes {
             let opened = || self.opened.clone().ok_or_else(|| Error::argument("gone"));
-            if let Some(landed) = self.lead.follow(py, &self.header, opened, self.offset)? {
+            if let Some(landed) = self.lead.follow(py, &self.header, opened, self.offset, self.nbytes)? {
                 return landed_object(py, landed, writable).map(Some);
             }
         }

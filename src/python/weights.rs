@@ -62,7 +62,10 @@ impl Drop for PyWeightFile {
         if self.weights.is_last() {
             Python::try_attach(|py| {
                 py.detach(|| {
-                    self.lead.close();
+                    // The lead of a checkpoint's file serves the file when it is opened again.
+                    if Arc::strong_count(&self.lead) == 1 {
+                        self.lead.close();
+                    }
                     self.weights.file.close();
                 });
             });
@@ -105,7 +108,8 @@ impl PyWeightFile {
         entry: &TensorEntry<'_>,
         writable: bool,
     ) -> PyResult<(Option<Bound<'py, PyExporter>>, u64)> {
-        match self.lead.follow(py, &self.weights.header, || self.weights.file.opened(), entry.offset)? {
+        let opened = || self.weights.file.opened();
+        match self.lead.follow(py, &self.weights.header, opened, entry.offset, entry.len)? {
             Some(landed) => Ok((Some(export::landed_object(py, landed, writable)?), 0)),
             None => Ok((self.buffer(py, writable)?, entry.offset)),
         }

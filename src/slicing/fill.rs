@@ -50,6 +50,29 @@ pub fn fill(
     out: Uninit<'_>,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<()> {
+    let readers = plan.block_count().min(MAX_READERS) as usize;
+    fill_by(readers, opened, data_offset, plan, out, keep_going)
+}
+
+/// [`fill`] by the calling thread alone, for one of many that read parts of a tensor.
+pub fn fill_alone(
+    opened: &Opened,
+    data_offset: u64,
+    plan: &SlicePlan,
+    out: Uninit<'_>,
+    keep_going: &mut KeepGoing<'_>,
+) -> Result<()> {
+    fill_by(1, opened, data_offset, plan, out, keep_going)
+}
+
+fn fill_by(
+    readers: usize,
+    opened: &Opened,
+    data_offset: u64,
+    plan: &SlicePlan,
+    out: Uninit<'_>,
+    keep_going: &mut KeepGoing<'_>,
+) -> Result<()> {
     let needed = plan.selection.result_bytes;
     if needed != out.len() as u64 {
         let detail = format!("the memory for the selection has {} bytes, not {needed}", out.len());
@@ -59,7 +82,7 @@ pub fn fill(
         return Ok(());
     }
     let reads = opened.exact_reader();
-    let crew = Crew::new(Limits { first: 1, most: plan.block_count().min(MAX_READERS) as usize });
+    let crew = Crew::new(Limits { first: 1, most: readers });
     let work = SliceWork {
         plan,
         data_offset,

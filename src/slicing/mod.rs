@@ -35,6 +35,6 @@ mod plan;
 mod scatter;
 mod selection;
 
-pub use fill::fill;
+pub use fill::{fill, fill_alone};
 pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;

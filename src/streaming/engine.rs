@@ -15,7 +15,7 @@ use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::memory::parts::{Part, Whole, split};
 use crate::os::process::fork;
-use crate::slicing::{SlicePlan, fill};
+use crate::slicing::{SlicePlan, fill_alone};
 
 use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
 
@@ -145,7 +145,10 @@ impl Stream {
             task_ready: Condvar::new(),
             landed: Condvar::new(),
         });
-        let crew = Arc::new(Crew::new(limits.readers));
+        // Groups of empty tensors have no piece, and need a thread all the same.
+        let pieces = work.groups.iter().map(|group| group.pieces.len()).sum::<usize>().max(1);
+        let Limits { first, most } = limits.readers;
+        let crew = Arc::new(Crew::new(Limits { first: first.min(pieces), most: most.min(pieces) }));
         let stream = Self { work, crew, next: AtomicUsize::new(0), process: fork::generation() };
         stream.crew.start("pagestream-read", &stream.work)?;
         Ok(stream)
@@ -200,6 +203,7 @@ impl Stream {
                 return Ok(NextTensor::End);
             }
             if group >= state.begun
+                && !self.work.has_room(&state)
                 && let Some((before, _)) = state.landed.pop_first()
             {
                 state.in_flight_bytes -= self.work.groups[before].memory_bytes as u64;
@@ -210,6 +214,13 @@ impl Stream {
             }
             let waited = self.work.landed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Stops reading. Threads in the middle of a read end by themselves.
+    pub fn stop(&self) {
+        if self.process == fork::generation() {
+            self.work.end(None);
         }
     }
 
@@ -263,10 +274,7 @@ impl StreamWork {
                 return Some(task);
             }
             let group = self.groups.get(state.begun)?;
-            let group_bytes = group.memory_bytes as u64;
-            let has_room = state.in_flight_bytes == 0
-                || state.in_flight_bytes.saturating_add(group_bytes) <= self.memory_bytes;
-            if !has_room {
+            if !self.has_room(&state) {
                 state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
@@ -276,6 +284,12 @@ impl StreamWork {
                 return None;
             }
         }
+    }
+
+    /// Returns whether the next group may begin. One always may.
+    fn has_room(&self, state: &State) -> bool {
+        let next = self.groups.get(state.begun).map_or(0, |group| group.memory_bytes as u64);
+        state.in_flight_bytes == 0 || state.in_flight_bytes.saturating_add(next) <= self.memory_bytes
     }
 
     /// Begins the next group.
@@ -322,7 +336,7 @@ impl StreamWork {
             ReadPiece::Run { offset } => opened.exact_reader().read_into(*offset, memory),
             ReadPiece::Part { data_offset, selection } => {
                 let plan = SlicePlan::new(selection.clone());
-                fill(&opened, *data_offset, &plan, memory, &mut || !self.lock().is_over)
+                fill_alone(&opened, *data_offset, &plan, memory, &mut || !self.lock().is_over)
             }
         }
     }

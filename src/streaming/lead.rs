@@ -9,10 +9,11 @@
 //! ```
 //!
 //! What comes next is guessed from what was asked for last: tensors in the order of the data, or in another one (of
-//! their names, say) as soon as that shows. A right guess doubles the lead. A jump moves it, and makes it short again.
+//! their names, say) as soon as that shows. The lead begins with the first right guess. Each further one doubles it, up
+//! to its limit, where a thread advises; a stream has a budget of its own. After a jump it begins anew.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,9 +22,11 @@ use crate::fetch::ahead::Ahead;
 use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, Limits};
 use crate::fetch::ranges::{ByteRange, FileId};
-use crate::mapped_file::{Opened, page_cache};
+use crate::mapped_file::{Mode, Opened, page_cache};
 use crate::mix::{GAMMA, mix};
 use crate::os::process::{fork, limits};
+
+use crate::slicing::PIECE_BYTES;
 
 use super::engine::{Landed, Stream, StreamLimits};
 use super::plan::Want;
@@ -46,6 +49,11 @@ const LEAD_BYTES: u64 = 1 << 30;
 const STREAM_BYTES: u64 = 128 << 20;
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
+/// Leads at a time, each with a thread, descriptors or memory of its own. Other files are used without one.
+const MAX_LEADS: usize = 8;
+
+/// The number of leads of this process that are not off.
+static LEADS: AtomicUsize = AtomicUsize::new(0);
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -109,7 +117,10 @@ struct Following {
     /// For each tensor the bytes that count against the budget, and since which jump.
     advised: Vec<(u32, u64)>,
     used: Vec<bool>,
+    unused: usize,
     jumps: u32,
+    /// Whether the last request was to be expected. After a jump nothing shows yet that other tensors will follow.
+    is_following: bool,
     /// The stream that reads, and the place of its first tensor.
     stream: Option<(Arc<Stream>, usize)>,
     /// Bytes that may still be advised on once the consumer has asked for all that it wants.
@@ -119,6 +130,24 @@ struct Following {
     /// The file; `None` once the lead is off, and where a thread advises, which has it.
     opened: Option<Arc<Opened>>,
     is_closed: bool,
+}
+
+impl Following {
+    /// Notes that a tensor is asked for. Returns whether this is the first time.
+    fn use_up(&mut self, number: usize) -> bool {
+        let is_first = !std::mem::replace(&mut self.used[number], true);
+        self.unused -= usize::from(is_first);
+        is_first
+    }
+}
+
+/// Turns a lead off when its thread ends, also by a panic.
+struct TurnOff<'a>(&'a LeadWork);
+
+impl Drop for TurnOff<'_> {
+    fn drop(&mut self) {
+        self.0.turn_off();
+    }
 }
 
 impl Lead {
@@ -132,7 +161,8 @@ impl Lead {
             // What cannot be probed (NaN) counts as missing.
             page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0)
         };
-        size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && !(0..PROBED_PAGES).all(is_cached)
+        let has_room = LEADS.load(Ordering::Relaxed) < MAX_LEADS;
+        size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && has_room && !(0..PROBED_PAGES).all(is_cached)
     }
 
     /// Makes a lead for the tensors of a file, none of them empty, which have offset and length each and come in order
@@ -148,7 +178,10 @@ impl Lead {
         let orders = std::iter::once(by_offset).chain(orders).map(TensorOrder::new).collect();
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
-        let is_advising = opened.reads_from_cache();
+        // A private mapping that was asked for says nothing about the page cache.
+        let facts = &opened.facts;
+        let is_advising =
+            opened.reads_from_cache() || (facts.mode == Mode::Private && facts.reason.is_none());
         let state = Following {
             last: None,
             order: 0,
@@ -156,7 +189,9 @@ impl Lead {
             budget: Budget::new(FIRST_LEAD_BYTES.min(limit_bytes), limit_bytes),
             advised: vec![(0, 0); ranges.len()],
             used: vec![false; ranges.len()],
+            unused: ranges.len(),
             jumps: 0,
+            is_following: false,
             last_bytes: None,
             stream: None,
             taken_bytes: 0,
@@ -177,26 +212,32 @@ impl Lead {
             crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
             process: fork::generation(),
         };
+        LEADS.fetch_add(1, Ordering::Relaxed);
         if is_advising {
             let ours = lead.work.clone();
-            // Without the thread each page is read when it is used.
-            let _ = lead.crew.assist("pagestream-lead", move || ours.advise(&opened));
+            if lead.crew.assist("pagestream-lead", move || ours.advise(&opened)).is_err() {
+                lead.work.turn_off();
+            }
         }
         lead
     }
 
-    /// Notes that the tensor at `offset` of the file is asked for.
-    pub fn ask(&self, offset: u64) -> Result<Answer> {
+    /// Notes that the tensor at `offset` of the file, which is not empty, is asked for.
+    pub fn ask(&self, offset: u64) -> Answer {
         let work = &self.work;
         let found = work.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
         let (Ok(number), false, true) = (found, self.is_off(), self.process == fork::generation()) else {
-            return Ok(Answer::InFile);
+            return Answer::InFile;
         };
         if work.is_advising {
             work.note(number);
-            return Ok(Answer::InFile);
+            return Answer::InFile;
         }
-        work.find(number)
+        // Where no thread can be started, say, tensors are used as without a lead.
+        work.find(number).unwrap_or_else(|_| {
+            work.turn_off();
+            Answer::InFile
+        })
     }
 
     /// Whether requests have no effect any more.
@@ -214,7 +255,8 @@ impl Lead {
             state.taken_bytes = if is_time { 0 } else { state.taken_bytes };
             is_time
         };
-        if is_time && limits::available_memory_bytes() < 2 * self.work.limit_bytes {
+        let least_bytes = 2 * self.work.limit_bytes.min(STREAM_BYTES);
+        if self.work.lock().unused == 0 || (is_time && limits::available_memory_bytes() < least_bytes) {
             self.work.turn_off();
         }
     }
@@ -228,7 +270,7 @@ impl Lead {
         self.work.lock().last_bytes.get_or_insert_with(|| limits::available_memory_bytes() / 2);
         self.work.moved.notify_all();
         self.crew.wait_for_end(patience);
-        self.is_off()
+        self.is_off() || self.crew.threads() == 0
     }
 
     /// Stops reading ahead. A thread that is asking the kernel ends by itself.
@@ -256,13 +298,18 @@ impl LeadWork {
     }
 
     fn turn_off(&self) {
-        self.is_off.store(true, Ordering::Relaxed);
+        if !self.is_off.swap(true, Ordering::Relaxed) {
+            LEADS.fetch_sub(1, Ordering::Relaxed);
+        }
         let released = {
             let mut state = self.lock();
             state.is_closed = true;
             (state.stream.take(), state.opened.take())
         };
         self.moved.notify_all();
+        if let (Some((stream, _)), _) = &released {
+            stream.stop();
+        }
         drop(released);
     }
 
@@ -298,11 +345,13 @@ impl LeadWork {
         if was_advised && !state.used[number] {
             state.budget.give_back(bytes);
         }
-        state.used[number] = true;
+        state.use_up(number);
         let is_near = (state.cursor.0..state.cursor.0 + NEAR_TENSORS).contains(&place);
         if was_advised || is_next || (is_near && state.cursor != (0, 0)) {
             state.budget.double();
+            state.is_following = true;
         } else {
+            state.is_following = false;
             state.jumps += 1;
             state.budget = Budget::new(FIRST_LEAD_BYTES.min(self.limit_bytes), self.limit_bytes);
             state.cursor = (place, 0);
@@ -313,6 +362,7 @@ impl LeadWork {
 
     /// Asks the kernel for what comes next, as long as the consumer is near.
     fn advise(&self, opened: &Opened) {
+        let _off = TurnOff(self);
         let mut ahead = Ahead::default();
         ahead.prefetcher = page_cache::Prefetcher::new(opened);
         while let Some(range) = self.next_range() {
@@ -322,7 +372,6 @@ impl LeadWork {
                 break;
             }
         }
-        self.turn_off();
     }
 
     /// Waits until the lead is too short. Returns what to ask for next; `None` at the end.
@@ -334,7 +383,12 @@ impl LeadWork {
             }
             let (place, done) = state.cursor;
             if place >= self.ranges.len() {
-                return None;
+                if state.unused == 0 || state.last_bytes.is_some() {
+                    return None;
+                }
+                // The consumer may have begun in the middle.
+                state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
             }
             let number = self.number_at(place, state.order);
             let (offset, len) = self.ranges[number];
@@ -343,7 +397,8 @@ impl LeadWork {
                 state.cursor = (place + 1, 0);
                 continue;
             }
-            if !state.used[number] && !state.budget.has_room() {
+            let may_lead = state.is_following && state.budget.has_room();
+            if !state.used[number] && !may_lead && state.last_bytes.is_none() {
                 state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
@@ -373,11 +428,15 @@ impl LeadWork {
             let want = place.checked_sub(*first)?;
             stream.has(want, NEAR_TENSORS).then(|| (stream.clone(), want))
         });
-        let was_used = std::mem::replace(&mut state.used[number], true);
+        let was_used = !state.use_up(number);
         if let Some((stream, want)) = known {
             return Ok(Answer::InStream(stream, want));
         }
         let Some(opened) = state.opened.clone().filter(|_| !was_used) else { return Ok(Answer::InFile) };
+        let len = self.ranges[number].1;
+        if len > self.limit_bytes || (!is_next && len <= PIECE_BYTES) {
+            return Ok(Answer::InFile);
+        }
         if !is_next {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             drop(state);

@@ -86,7 +86,9 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
         ahead: Bytes at most that are read ahead of the tensors that are asked for, in a file of at least
             16 MiB that is not in memory; False for none. None means the argument of the last `install`, or
             ``PAGESTREAM_AHEAD``, or a quarter of the available memory and at most 1 GiB. Bytes go to the page
-            cache; where reads bypass it (FUSE with ``direct_io``), tensors get memory of their own instead.
+            cache; where reads bypass it (FUSE with ``direct_io``, ``"read"`` mode), tensors get memory of
+            their own instead, each time that they are asked for. Whole tensors are read ahead, parts and
+            copies are not; and eight files of a process at a time.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
