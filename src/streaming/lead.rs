@@ -120,7 +120,7 @@ struct Following {
     unused: usize,
     jumps: u32,
     /// Whether the last request was to be expected. After a jump nothing shows yet that other tensors will follow.
-    is_following: bool,
+    guesses_right: bool,
     /// The stream that reads, and the place of its first tensor.
     stream: Option<(Arc<Stream>, usize)>,
     /// Bytes that may still be advised on once the consumer has asked for all that it wants.
@@ -191,7 +191,7 @@ impl Lead {
             used: vec![false; ranges.len()],
             unused: ranges.len(),
             jumps: 0,
-            is_following: false,
+            guesses_right: false,
             last_bytes: None,
             stream: None,
             taken_bytes: 0,
@@ -349,9 +349,9 @@ impl LeadWork {
         let is_near = (state.cursor.0..state.cursor.0 + NEAR_TENSORS).contains(&place);
         if was_advised || is_next || (is_near && state.cursor != (0, 0)) {
             state.budget.double();
-            state.is_following = true;
+            state.guesses_right = true;
         } else {
-            state.is_following = false;
+            state.guesses_right = false;
             state.jumps += 1;
             state.budget = Budget::new(FIRST_LEAD_BYTES.min(self.limit_bytes), self.limit_bytes);
             state.cursor = (place, 0);
@@ -397,7 +397,7 @@ impl LeadWork {
                 state.cursor = (place + 1, 0);
                 continue;
             }
-            let may_lead = state.is_following && state.budget.has_room();
+            let may_lead = state.guesses_right && state.budget.has_room();
             if !state.used[number] && !may_lead && state.last_bytes.is_none() {
                 state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
