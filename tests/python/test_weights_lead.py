@@ -123,7 +123,8 @@ def test_the_lead_follows_names_where_the_data_lie_in_another_order(tmp_path, as
             assert file.get_tensor(name).sum() == int(name.split(".")[1]) * MIB
         file.close()
     assert slow.counts["most_in_flight"] >= 12
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.6 * WHOLE
+    # The first two layers are in both orders. What was read in the wrong one is read again, at most once.
+    assert WHOLE <= slow.counts["read_bytes"] <= 2.1 * WHOLE
 
 
 def shuffled_file(path, numbers):
