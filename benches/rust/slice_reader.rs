@@ -9,7 +9,7 @@
 //! of JSON with the best round.
 
 use pagestream::internals::{
-    GAP_BYTES, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill, page_cache,
+    GAP_BYTES, MAX_READERS, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill, page_cache,
 };
 use std::path::Path;
 use std::time::Instant;
@@ -58,7 +58,7 @@ fn main() -> Outcome<()> {
         let selection = Selection::new(0, &[count, run], &[i64::try_from(step)?, 1], 1, size)?;
         let plan = SlicePlan::with_gap(selection, gap);
         let opened = file.opened()?;
-        fill(&opened, 0, &plan, Uninit::of(&mut out), &mut || true)?;
+        fill(&opened, 0, &plan, Uninit::of(&mut out), MAX_READERS, &mut || true)?;
         best = best.min(begin.elapsed().as_secs_f64());
         bytes = device_bytes()? - before;
         extents = plan.extents().count();

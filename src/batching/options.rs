@@ -1,11 +1,9 @@
 //! Options of a stream of batches.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::fetch::crew::check_threads;
 use crate::mapped_file::DropBehind;
 use crate::widen::Element;
-
-/// Upper bound of gathering threads that a caller can request. By default a loader starts fewer.
-pub const MAX_GIVEN_THREADS: usize = 1024;
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -47,12 +45,7 @@ pub struct Without {
 
 impl Options {
     pub(super) fn checked(self) -> Result<Self> {
-        match self.threads.filter(|threads| !(1..=MAX_GIVEN_THREADS).contains(threads)) {
-            None => Ok(self),
-            Some(threads) => {
-                let detail = format!("threads must be 1 to {MAX_GIVEN_THREADS}, not {threads}");
-                Err(Error::argument(detail))
-            }
-        }
+        self.threads.map_or(Ok(()), check_threads)?;
+        Ok(self)
     }
 }

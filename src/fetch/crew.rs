@@ -21,6 +21,17 @@ const DECIDE_AFTER_ITEMS: usize = 32;
 const SLOW_SHARE: usize = 4;
 const STACK_BYTES: usize = 512 << 10;
 
+/// Upper bound of threads that a caller can request.
+pub const MAX_GIVEN_THREADS: usize = 1024;
+
+/// Checks a number of threads that a caller requests.
+pub fn check_threads(threads: usize) -> Result<()> {
+    if (1..=MAX_GIVEN_THREADS).contains(&threads) {
+        return Ok(());
+    }
+    Err(Error::argument(format!("threads must be 1 to {MAX_GIVEN_THREADS}, not {threads}")))
+}
+
 /// Limits on the number of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {

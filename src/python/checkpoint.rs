@@ -155,14 +155,22 @@ impl PyCheckpoint {
         Ok((tensor_facts(py, &entry)?, text(&self.checkpoint.paths[number])))
     }
 
-    /// Returns the file of a tensor, opened again if it was closed in favour of others.
-    fn file_of(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyWeightFile> {
+    /// Returns the file of a tensor, opened again if it was closed in favour of others. Without `reads_ahead` its tensors
+    /// are those of the mapping.
+    #[pyo3(signature = (name, reads_ahead = true))]
+    fn file_of(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyString>,
+        reads_ahead: bool,
+    ) -> PyResult<PyWeightFile> {
         let (number, _) = self.find(name)?;
         let file = match self.checkpoint.open_file(number) {
             Some(file) => file,
             None => py.detach(|| self.checkpoint.file(number))?,
         };
-        Ok(PyWeightFile::of(file, self.leads[number].clone()))
+        let lead = if reads_ahead { self.leads[number].clone() } else { Arc::new(FileLead::new(Some(0))) };
+        Ok(PyWeightFile::of(file, lead))
     }
 
     /// The number of files that are open.

@@ -29,8 +29,8 @@ impl FileLead {
         Self { limit_bytes, lead: OnceLock::new(), is_closed: AtomicBool::new(false) }
     }
 
-    /// Notes that the tensor of `len` bytes at `offset` of the file is asked for. Returns its bytes if they are read into memory of their own, after waiting
-    /// for them.
+    /// Notes that the tensor of `len` bytes at `offset` of the file is asked for. Waits for its bytes and returns them if
+    /// they are read into memory of their own.
     pub fn follow(
         &self,
         py: Python<'_>,
@@ -39,16 +39,11 @@ impl FileLead {
         offset: u64,
         len: u64,
     ) -> PyResult<Option<Landed>> {
-        if len == 0
-            || self.limit_bytes == Some(0)
-            || self.lead.get().is_some_and(|lead| is_off(lead.as_ref()))
-        {
+        let is_off = || self.lead.get().is_some_and(|lead| lead.as_ref().is_none_or(Lead::is_off));
+        if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off() {
             return Ok(None);
         }
         let opened = opened()?;
-        if self.is_closed.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
         let answer = py.detach(|| {
             let lead = fork::get_or_make(&self.lead, || self.made(header, opened));
             lead.as_ref().map(|lead| (lead, lead.ask(offset)))
@@ -105,8 +100,4 @@ impl FileLead {
             lead.close();
         }
     }
-}
-
-fn is_off(lead: Option<&Lead>) -> bool {
-    lead.is_none_or(Lead::is_off)
 }

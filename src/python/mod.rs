@@ -79,7 +79,7 @@ mod _native {
             module.add(name, PyTuple::new(module.py(), words)?)?;
         }
         module.add("debug_build", cfg!(debug_assertions))?;
-        module.add("MAX_THREADS", crate::batching::options::MAX_GIVEN_THREADS)?;
+        module.add("MAX_THREADS", crate::fetch::crew::MAX_GIVEN_THREADS)?;
         module.add("MAX_MIXTURE_PERIOD", crate::sampling::mixture::MAX_PERIOD)?;
         module.add("MAX_MIXTURE_SOURCES", crate::sampling::mixture::MAX_SOURCES)?;
         module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;

@@ -13,7 +13,7 @@ use super::lead::FileLead;
 use super::writable::WritableBuffer;
 use crate::error::Error;
 use crate::mapped_file::Opened;
-use crate::slicing::{self, Selection, SlicePlan};
+use crate::slicing::{self, MAX_READERS, Selection, SlicePlan};
 use crate::weights::header::Header;
 
 /// A tensor, whose bytes lie inside the file. It keeps the file open, also when the `WeightFile` is closed.
@@ -85,7 +85,8 @@ impl PyStoredTensor {
         let plan = SlicePlan::new(selection);
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
-        let done = py.detach(|| slicing::fill(opened, self.offset, &plan, memory, &mut keep_going));
+        let done =
+            py.detach(|| slicing::fill(opened, self.offset, &plan, memory, MAX_READERS, &mut keep_going));
         raised.or(done)
     }
 }

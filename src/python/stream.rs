@@ -5,7 +5,7 @@ use pyo3::types::PyString;
 
 use super::checkpoint::PyCheckpoint;
 use super::export::{PyExporter, drop_detached, landed_object};
-use crate::fetch::crew::{Limits, PERIOD};
+use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::slicing::Selection;
 use crate::streaming::engine::{NextTensor, Stream, StreamLimits};
@@ -44,6 +44,7 @@ impl PyTensorStream {
         memory_bytes: Option<u64>,
         threads: Option<usize>,
     ) -> PyResult<Self> {
+        threads.map_or(Ok(()), check_threads)?;
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let stream = py.detach(|| {

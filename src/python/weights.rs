@@ -226,7 +226,7 @@ impl PyWeightFile {
         array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
     }
 
-    /// Returns memory with a tensor's bytes, None where there is none, and where they begin there.
+    /// Returns a buffer that holds a tensor's bytes, and the offset at which they begin; None where nothing is mapped.
     fn memory_of<'py>(
         &self,
         py: Python<'py>,

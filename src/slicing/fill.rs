@@ -23,7 +23,7 @@ use super::plan::{Blocks, SlicePlan};
 use super::scatter;
 
 /// Threads that read while storage is slow: at 10 ms a request, 3200 requests a second.
-const MAX_READERS: u64 = 32;
+pub const MAX_READERS: u64 = 32;
 /// Upper bound of bytes that are asked for ahead of the reads.
 const AHEAD_BYTES: u64 = 16 << 20;
 /// The least that an extent counts against [`AHEAD_BYTES`]: a request and its pages, however few bytes it
@@ -39,7 +39,8 @@ const STEP_BYTES: u64 = 256 << 10;
 const STEP_EXTENTS: usize = 64;
 
 /// Fills `out`, C-contiguous and of the result's size, with the elements that `plan` selects of a tensor,
-/// whose bytes begin at `data_offset` of the file.
+/// whose bytes begin at `data_offset` of the file. While storage is slow up to `max_readers` threads read, the calling
+/// one among them.
 ///
 /// A file that was cut or rewritten meanwhile is an error. After an error or a stop the content of `out` is
 /// undefined.
@@ -48,29 +49,7 @@ pub fn fill(
     data_offset: u64,
     plan: &SlicePlan,
     out: Uninit<'_>,
-    keep_going: &mut KeepGoing<'_>,
-) -> Result<()> {
-    let readers = plan.block_count().min(MAX_READERS) as usize;
-    fill_by(readers, opened, data_offset, plan, out, keep_going)
-}
-
-/// [`fill`] by the calling thread alone, for one of many that read parts of a tensor.
-pub fn fill_alone(
-    opened: &Opened,
-    data_offset: u64,
-    plan: &SlicePlan,
-    out: Uninit<'_>,
-    keep_going: &mut KeepGoing<'_>,
-) -> Result<()> {
-    fill_by(1, opened, data_offset, plan, out, keep_going)
-}
-
-fn fill_by(
-    readers: usize,
-    opened: &Opened,
-    data_offset: u64,
-    plan: &SlicePlan,
-    out: Uninit<'_>,
+    max_readers: u64,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<()> {
     let needed = plan.selection.result_bytes;
@@ -82,7 +61,7 @@ fn fill_by(
         return Ok(());
     }
     let reads = opened.exact_reader();
-    let crew = Crew::new(Limits { first: 1, most: readers });
+    let crew = Crew::new(Limits { first: 1, most: plan.block_count().min(max_readers) as usize });
     let work = SliceWork {
         plan,
         data_offset,

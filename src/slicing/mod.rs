@@ -35,6 +35,6 @@ mod plan;
 mod scatter;
 mod selection;
 
-pub use fill::{fill, fill_alone};
+pub use fill::{MAX_READERS, fill};
 pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;

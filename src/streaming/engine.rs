@@ -15,7 +15,7 @@ use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::memory::parts::{Part, Whole, split};
 use crate::os::process::fork;
-use crate::slicing::{SlicePlan, fill_alone};
+use crate::slicing::{SlicePlan, fill};
 
 use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
 
@@ -114,7 +114,7 @@ struct StreamWork {
     /// Signals tasks, or room for the next group.
     task_ready: Condvar,
     /// Signals that a group has landed, or that none will.
-    landed: Condvar,
+    group_landed: Condvar,
 }
 
 impl fmt::Debug for StreamWork {
@@ -143,7 +143,7 @@ impl Stream {
             memory_bytes: limits.memory_bytes,
             state: Mutex::default(),
             task_ready: Condvar::new(),
-            landed: Condvar::new(),
+            group_landed: Condvar::new(),
         });
         // Groups of empty tensors have no piece, and need a thread all the same.
         let pieces = work.groups.iter().map(|group| group.pieces.len()).sum::<usize>().max(1);
@@ -183,9 +183,6 @@ impl Stream {
         let deadline = Instant::now() + patience;
         let mut state = self.work.lock();
         loop {
-            if let Some(error) = state.failure.take() {
-                return Err(error);
-            }
             if let Some(landed) = state.landed.get_mut(&group) {
                 let memory = landed.memory.clone();
                 landed.untaken -= 1;
@@ -196,6 +193,9 @@ impl Stream {
                 }
                 let place = self.work.groups[group].places[number];
                 return Ok(NextTensor::Landed(Landed { memory, place }));
+            }
+            if let Some(error) = state.failure.take() {
+                return Err(error);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let is_given_up = group < state.begun && !state.reading.contains_key(&group);
@@ -212,7 +212,7 @@ impl Stream {
             } else if left.is_zero() {
                 return Ok(NextTensor::NotYet);
             }
-            let waited = self.work.landed.wait_timeout(state, left);
+            let waited = self.work.group_landed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -260,7 +260,7 @@ impl StreamWork {
         state.is_over = true;
         state.tasks.clear();
         self.task_ready.notify_all();
-        self.landed.notify_all();
+        self.group_landed.notify_all();
     }
 
     /// Waits for a task. Returns `None` once there will be no more.
@@ -304,7 +304,7 @@ impl StreamWork {
         state.in_flight_bytes += group.memory_bytes as u64;
         if group.pieces.is_empty() {
             state.landed.insert(number, LandedGroup::new(block, group));
-            self.landed.notify_all();
+            self.group_landed.notify_all();
             return Ok(());
         }
         let ranges: Vec<_> = group.pieces.iter().map(|(_, range)| (range.start, range.len())).collect();
@@ -336,7 +336,8 @@ impl StreamWork {
             ReadPiece::Run { offset } => opened.exact_reader().read_into(*offset, memory),
             ReadPiece::Part { data_offset, selection } => {
                 let plan = SlicePlan::new(selection.clone());
-                fill_alone(&opened, *data_offset, &plan, memory, &mut || !self.lock().is_over)
+                // Other threads read other pieces.
+                fill(&opened, *data_offset, &plan, memory, 1, &mut || !self.lock().is_over)
             }
         }
     }
@@ -361,7 +362,7 @@ impl StreamWork {
             let mut state = self.lock();
             state.reading.remove(&group);
             state.landed.insert(group, LandedGroup::new(block, &self.groups[group]));
-            self.landed.notify_all();
+            self.group_landed.notify_all();
         }
         Ok(())
     }

@@ -23,13 +23,13 @@ use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, Limits};
 use crate::fetch::ranges::{ByteRange, FileId};
 use crate::mapped_file::{Mode, Opened, page_cache};
-use crate::mix::{GAMMA, mix};
 use crate::os::process::{fork, limits};
 
 use crate::slicing::PIECE_BYTES;
 
 use super::engine::{Landed, Stream, StreamLimits};
 use super::plan::Want;
+use super::strategy::{self, drawn};
 
 /// Smaller files are read before a lead would help.
 const LEAST_FILE_BYTES: u64 = 16 << 20;
@@ -155,11 +155,9 @@ impl Lead {
     /// picks those that are probed.
     pub fn is_worth_it(opened: &Opened, limit_bytes: Option<u64>, seed: u64) -> bool {
         let size = opened.size();
-        let is_cached = |probe: u64| {
-            let drawn = mix(seed.wrapping_add(probe.wrapping_mul(GAMMA))) % size;
-            let offset = if probe == 0 { size - 1 } else { drawn };
-            // What cannot be probed (NaN) counts as missing.
-            page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0)
+        let is_cached = |probe| {
+            let offset = if probe == 0 { size - 1 } else { drawn(seed, probe, size) };
+            strategy::is_cached(opened, offset, seed)
         };
         let has_room = LEADS.load(Ordering::Relaxed) < MAX_LEADS;
         size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && has_room && !(0..PROBED_PAGES).all(is_cached)
@@ -240,7 +238,7 @@ impl Lead {
         })
     }
 
-    /// Whether requests have no effect any more.
+    /// Returns whether requests have no effect any more.
     pub fn is_off(&self) -> bool {
         self.work.is_off.load(Ordering::Relaxed)
     }
@@ -428,11 +426,13 @@ impl LeadWork {
             let want = place.checked_sub(*first)?;
             stream.has(want, NEAR_TENSORS).then(|| (stream.clone(), want))
         });
-        let was_used = !state.use_up(number);
+        if !state.use_up(number) {
+            return Ok(Answer::InFile);
+        }
         if let Some((stream, want)) = known {
             return Ok(Answer::InStream(stream, want));
         }
-        let Some(opened) = state.opened.clone().filter(|_| !was_used) else { return Ok(Answer::InFile) };
+        let Some(opened) = state.opened.clone() else { return Ok(Answer::InFile) };
         let len = self.ranges[number].1;
         if len > self.limit_bytes || (!is_next && len <= PIECE_BYTES) {
             return Ok(Answer::InFile);

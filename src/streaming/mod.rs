@@ -20,8 +20,9 @@
 //!
 //! **What it promises.** Tensors come in the order of the wants, each as soon as its bytes are there. Memory
 //! beyond what the consumer keeps is at most the budget and the largest group. The file's identity is checked after
-//! the last byte of a group was read: an error takes the place of a tensor that was cut or rewritten. After an error
-//! the stream is over. [`engine::Stream::close`] waits for threads in a read, but not for ever.
+//! the last byte of a group was read: an error takes the place of a tensor that was cut or rewritten. An error ends
+//! the reading; it comes after the tensors that have landed. [`engine::Stream::close`] waits for threads in a read,
+//! but not for ever.
 //!
 //! **Caller:** the binding.
 

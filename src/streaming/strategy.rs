@@ -32,6 +32,16 @@ pub struct Choice {
     pub reason: String,
 }
 
+/// Draws a number below `bound`, which is not 0.
+pub(super) fn drawn(seed: u64, number: u64, bound: u64) -> u64 {
+    mix(seed.wrapping_add(number.wrapping_mul(GAMMA))) % bound
+}
+
+/// Returns whether the page of a byte is cached. One that cannot be probed (NaN) counts as missing.
+pub(super) fn is_cached(opened: &Opened, offset: u64, seed: u64) -> bool {
+    page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0)
+}
+
 /// Decides between views of the mapped files and reads, unless the caller has. `seed` picks the pages that are
 /// probed: a probe may bring its page into the cache, so each decision needs pages of its own.
 pub fn choose(
@@ -44,20 +54,17 @@ pub fn choose(
     if asked != Strategy::Auto {
         return decided(asked, "as was asked for".into());
     }
-    let total: u64 = wants.iter().map(|want| want.len).sum();
-    if total == 0 {
-        return decided(Strategy::Mapped, "there is nothing to read".into());
-    }
     // The bytes of the wants, one after another: a page is drawn with its tensor's weight.
-    let ends: Vec<u64> = wants
-        .iter()
-        .scan(0, |end, want| {
-            *end += want.len;
-            Some(*end)
-        })
-        .collect();
+    let add = |end: &mut u64, want: &Want| {
+        *end = end.saturating_add(want.len);
+        Some(*end)
+    };
+    let ends: Vec<u64> = wants.iter().scan(0, add).collect();
+    let Some(&total) = ends.last().filter(|&&total| total > 0) else {
+        return decided(Strategy::Mapped, "there is nothing to read".into());
+    };
     for probe in 0..SAMPLED_PAGES {
-        let byte = mix(seed.wrapping_add(probe.wrapping_mul(GAMMA))) % total;
+        let byte = drawn(seed, probe, total);
         let index = ends.partition_point(|&end| end <= byte);
         let want = &wants[index];
         let offset = want.offset + byte - (ends[index] - want.len);
@@ -66,8 +73,7 @@ pub fn choose(
             let reason = format!("{} is not mapped", opened.path.display());
             return decided(Strategy::Pread, reason);
         }
-        // What cannot be probed (NaN) counts as missing.
-        if page_cache::residency(&opened, offset, 1, seed)?.fraction < 1.0 {
+        if !is_cached(&opened, offset, seed) {
             let path = opened.path.display();
             let reason = format!("byte {offset} of {path} is not in the page cache (sample {})", probe + 1);
             return decided(Strategy::Pread, reason);

@@ -1,6 +1,5 @@
 """`TokenLoader`: what comes out, in which order, on how many ranks, and how it ends."""
 
-import contextlib
 import gc
 import json
 import multiprocessing
@@ -22,7 +21,7 @@ import pagestream
 from pagestream import Mixture, TokenLoader, open_tokens, write_tokens
 from pagestream.errors import FileChangedError, MappedReadError, StateMismatchError
 
-from support.process import PROGRAMS, run_python
+from support.process import PROGRAMS, run_python, thread_names
 
 TOKENS = np.arange(4096, dtype="u2")
 
@@ -363,14 +362,7 @@ def test_a_file_that_is_rewritten_raises_and_the_position_stays(token_file):
 
 def test_closing_ends_the_threads_and_leaves_batches_and_corpus(token_file):
     def native_threads():
-        names = []
-        for task in os.listdir("/proc/self/task"):
-            with (
-                contextlib.suppress(OSError),  # it has ended meanwhile
-                open(f"/proc/self/task/{task}/comm", encoding="ascii") as file,
-            ):
-                names.append(file.read().strip())
-        return [name for name in names if name.startswith("pagestream")]
+        return [name for name in thread_names() if name.startswith("pagestream")]
 
     gc.collect()  # loaders of other tests that tracebacks keep
     corpus = open_tokens(token_file)

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from pagestream.safetensors.numpy import load_file
 from pagestream.safetensors.torch import load_file as load_torch
 
 from support import real
-from support.process import PROGRAMS, output_of
+from support.process import PROGRAMS, output_of, thread_names
 
 MIB = 1 << 20
 TENSORS = 48
@@ -169,14 +168,6 @@ def test_files_in_memory_have_no_lead(source):
         assert file.get_tensor("t00")[0] == 0
         assert "pagestream-lead" not in thread_names()
         assert file.mode == "private"
-
-
-def thread_names():
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found.add((task / "comm").read_text().strip())
-    return found
 
 
 @both_mounts

@@ -1,13 +1,11 @@
 """Streams of tensors: plans, order, memory, and what happens when storage fails."""
 
-import contextlib
 import errno
 import gc
 import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +20,7 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError
 from pagestream.weights import dtypes
 
 from support import real
-from support.process import PROGRAMS, output_of
+from support.process import PROGRAMS, output_of, thread_names
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
 
 MIB = 1 << 20
@@ -42,14 +40,6 @@ def readers_end():
     while "pagestream-read" in thread_names() and time.monotonic() < deadline:
         time.sleep(0.01)
     return "pagestream-read" not in thread_names()
-
-
-def thread_names():
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found.add((task / "comm").read_text().strip())
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +216,8 @@ def test_bad_plans_and_words_are_refused_before_anything_is_read(folder):
         weights.stream(order="name")
     with pytest.raises(ValueError, match='strategy must be "auto", "mapped" or "pread", not \'fast\''):
         weights.stream(strategy="fast")
+    with pytest.raises(ValueError, match="threads must be 1 to 1024, not 2000"):
+        list(weights.stream(strategy="pread", threads=2000))
     with pytest.raises(ValueError, match="memory_bytes must be at least 1"):
         weights.stream(memory_bytes=0)
     weights.close()

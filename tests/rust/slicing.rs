@@ -1,7 +1,8 @@
 //! Slices against a naive reading of what indexing means: element by element, byte by byte.
 
 use pagestream::internals::{
-    Error, GAP_BYTES, MappedFile, PIECE_BYTES, ReadCause, RequestedMode, Selection, SlicePlan, Uninit, fill,
+    Error, GAP_BYTES, MAX_READERS, MappedFile, PIECE_BYTES, ReadCause, RequestedMode, Selection, SlicePlan,
+    Uninit, fill,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,7 +90,7 @@ fn open(path: &Path, mode: RequestedMode) -> MappedFile {
 
 fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>, Error> {
     let mut out = vec![0xAA; plan.selection.result_bytes as usize];
-    fill(&*file.opened()?, data_offset, plan, Uninit::of(&mut out), &mut || true)?;
+    fill(&*file.opened()?, data_offset, plan, Uninit::of(&mut out), MAX_READERS, &mut || true)?;
     Ok(out)
 }
 
@@ -271,7 +272,7 @@ fn room_of_another_size_is_refused() {
     let file = open(&file_of(&folder, b"abc"), RequestedMode::Shared);
     let plan = SlicePlan::new(Selection::new(0, &[3], &[1], 1, 3).expect("in the tensor"));
     let opened = file.opened().expect("open");
-    let found = fill(&opened, 0, &plan, Uninit::of(&mut [0; 2]), &mut || true);
+    let found = fill(&opened, 0, &plan, Uninit::of(&mut [0; 2]), MAX_READERS, &mut || true);
     assert!(matches!(found, Err(Error::Argument { .. })));
 }
 
@@ -326,7 +327,7 @@ fn it_stops_when_it_is_told_to() {
         false
     };
     let opened = file.opened().expect("open");
-    fill(&opened, 0, &wanted.plan(0), Uninit::of(&mut out), stop).expect("no failure");
+    fill(&opened, 0, &wanted.plan(0), Uninit::of(&mut out), MAX_READERS, stop).expect("no failure");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
 }
 

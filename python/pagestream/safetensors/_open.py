@@ -58,7 +58,8 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
 
     Tensors are not copied. They can be written: a page is copied when it is first written, so that
     neither the file nor another `safe_open` of it changes. Two tensors of one name from one handle
-    share their memory, as they do upstream for torch.
+    share their memory, as they do upstream for torch; not so where they were read ahead into memory of
+    their own (see `ahead`).
 
     A page that was not written shows the present content of the file, as upstream's tensors do for torch. If
     the file is overwritten in place, it may show the new bytes; `check` notices that. If the file is cut,

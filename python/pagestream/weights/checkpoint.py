@@ -53,9 +53,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
     `open_checkpoint` makes it.
 
-    Arrays are views of the mapped files. A view takes no memory and reads nothing until it is used, and keeps
-    the mapping alive after `close`. Arrays are copies where a file cannot be mapped, and for tensors that are
-    misaligned in their file.
+    Arrays are views of the mapped files. A view takes no memory and keeps the mapping alive after `close`. It
+    reads nothing until it is used; but while tensors of a large cold file are taken one by one, the next ones
+    are read ahead (see ``ahead`` of `open_checkpoint`). Arrays are copies where a file cannot be mapped or
+    was read ahead past the page cache, and for tensors that are misaligned in their file.
 
     A view shows the present content of the file. If the file is cut, touching the view gives zeros, and soon
     a `MappedReadError` is raised in the main thread (as Ctrl-C is) and at each later use of that file. If the
@@ -145,7 +146,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         """
         if not isinstance(name, str):
             raise KeyError(name)
-        file = self._files.file_of(name)
+        return self._array(self._files.file_of(name), name)
+
+    def _array(self, file: _native.WeightFile, name: str) -> npt.NDArray[Any]:
         try:
             array = None if self._arrays.raw else file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
         except ValueError:  # a shape that NumPy does not have: the long way says so
@@ -154,6 +157,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             array = self._arrays.whole(file, name)
             array.flags.writeable = False
         return array
+
+    def _mapped(self, name: str) -> npt.NDArray[Any]:
+        """Returns a tensor without reading ahead of it."""
+        return self._array(self._files.file_of(name, reads_ahead=False), name)
 
     def read(self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Copies a tensor or a part of it. Only the bytes that are needed are read.
@@ -239,17 +246,19 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
         Yields:
-            Name and array of each tensor. Arrays that were read can be written, and stay valid. Tensors
-            smaller than 1 MiB that are neighbours in a file share memory, which is freed with the last one.
+            Name and array of each tensor: of its shape, or its part's, and of NumPy's type for its elements.
+            Arrays that were read can be written, and stay valid. Tensors below 1 MiB that are neighbours in a
+            file share memory, which is freed with the last one.
 
         Raises:
             KeyError: The plan has a name that is not there.
-            IndexError: A part is out of range, or not basic indexing.
-            FormatError: NumPy has no type for the elements of a tensor.
+            SliceError: A part is out of range, or not basic indexing; an ``IndexError``.
+            SafetensorError: NumPy has no type for the elements of a tensor.
+            TypeError: The plan is a single name.
             MappedReadError: A file was cut or its storage failed; with path and offset.
             FileChangedError: A file was rewritten since it was opened.
-            ValueError: An unknown word, or the checkpoint is closed; ``strategy="mapped"`` with a file in
-                ``"read"`` mode.
+            ValueError: An unknown word, a number out of range, or a name that the plan has twice; the
+                checkpoint is closed; ``strategy="mapped"`` with a file in ``"read"`` mode.
 
         Example:
             >>> import numpy as np
@@ -269,7 +278,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         found, _ = streaming.chosen(self._files, wanted, strategy)
         pairs: Iterator[tuple[streaming.Wanted, npt.NDArray[Any]]]
         if found == "mapped":
-            pairs = ((each, self[each.info.name][each.index]) for each in wanted)
+            pairs = ((each, self._mapped(each.info.name)[each.index]) for each in wanted)
         else:
             own = arrays.NumpyArrays(raw=self._arrays.raw)
             pairs = streaming.read(self._files, wanted, own, memory_bytes, threads)

@@ -1,5 +1,6 @@
 """Runs Python in a process of its own, whose death is a result."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -44,3 +45,12 @@ def start_python(program, *arguments, **environment):
     command = [sys.executable, str(program), *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})
+
+
+def thread_names():
+    """Returns the names of this process's threads, native ones among them."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.add((task / "comm").read_text().strip())
+    return found
