@@ -1,6 +1,7 @@
 //! Natural order of names: `model-00002` before `model-00010`, and `part2` before `part10`.
 
 use std::cmp::Ordering;
+use std::hash::{DefaultHasher, Hasher};
 
 /// Compares names with runs of digits as numbers; of names that are equal then, the bytes decide.
 pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
@@ -20,6 +21,22 @@ pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
         }
     }
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
+}
+
+/// Returns a number that names have in common if they differ in their numbers alone, as those of layers do.
+pub fn kind_of(name: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut rest = name;
+    while let Some((&first, after)) = rest.split_first() {
+        if first.is_ascii_digit() {
+            digits(&mut rest);
+            hasher.write_u8(b'0');
+        } else {
+            rest = after;
+            hasher.write_u8(first);
+        }
+    }
+    hasher.finish()
 }
 
 /// Splits the digits off the start, and returns them without leading zeros.

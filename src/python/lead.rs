@@ -11,7 +11,9 @@ use crate::fetch::crew::PERIOD;
 use crate::mapped_file::Opened;
 use crate::natural;
 use crate::os::process::fork;
+use crate::slicing::Selection;
 use crate::streaming::engine::{Landed, NextTensor};
+use crate::streaming::guess::FileTensors;
 use crate::streaming::lead::{Answer, Lead};
 use crate::weights::header::{Header, TensorEntry};
 
@@ -29,24 +31,29 @@ impl FileLead {
         Self { limit_bytes, lead: OnceLock::new(), is_closed: AtomicBool::new(false) }
     }
 
-    /// Notes that the tensor of `len` bytes at `offset` of the file is asked for. Waits for its bytes and returns them if
-    /// they are read into memory of their own.
+    /// Returns whether the file is read ahead.
+    pub fn is_on(&self) -> bool {
+        self.lead.get().is_some_and(|lead| lead.as_ref().is_some_and(|lead| !lead.is_off()))
+    }
+
+    /// Notes that the tensor of `len` bytes at `offset` of the file is asked for, or a part of it. Waits for the bytes
+    /// and returns them if they are read into memory of their own.
     pub fn follow(
         &self,
         py: Python<'_>,
         header: &Header,
         opened: impl FnOnce() -> Result<Arc<Opened>>,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
+        selection: Option<&Selection>,
     ) -> PyResult<Option<Landed>> {
-        let is_off = || self.lead.get().is_some_and(|lead| lead.as_ref().is_none_or(Lead::is_off));
-        if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off() {
+        let is_off = self.lead.get().is_some() && !self.is_on();
+        if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off {
             return Ok(None);
         }
         let opened = opened()?;
         let answer = py.detach(|| {
             let lead = fork::get_or_make(&self.lead, || self.made(header, opened));
-            lead.as_ref().map(|lead| (lead, lead.ask(offset)))
+            lead.as_ref().map(|lead| (lead, lead.ask(offset, selection)))
         });
         let Some((lead, Answer::InStream(stream, number))) = answer else { return Ok(None) };
         loop {
@@ -80,7 +87,12 @@ impl FileLead {
         let by_name = tensors.iter().map(number).collect();
         tensors.sort_by(|one, other| natural::compare(one.name.as_bytes(), other.name.as_bytes()));
         let by_layer = tensors.iter().map(number).collect();
-        Some(Lead::new(opened, ranges, vec![by_name, by_layer], self.limit_bytes))
+        let kinds = header
+            .tensors_by_offset()
+            .filter(with_bytes)
+            .map(|entry| natural::kind_of(entry.name.as_bytes()));
+        let tensors = FileTensors::new(ranges.clone(), kinds.collect(), vec![by_name, by_layer]);
+        Some(Lead::new(opened, tensors, self.limit_bytes))
     }
 
     /// Waits until the kernel was asked for all that was asked for here.

@@ -11,10 +11,17 @@ use super::error::Raised;
 use super::export::{PyExporter, drop_detached, landed_object, range_object};
 use super::lead::FileLead;
 use super::writable::WritableBuffer;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::mapped_file::Opened;
 use crate::slicing::{self, MAX_READERS, Selection, SlicePlan};
 use crate::weights::header::Header;
+
+/// A part of a tensor: first byte, shape, strides in bytes, bytes of an element.
+pub type SelectedPart = (u64, Vec<u64>, Vec<i64>, u64);
+
+pub fn selection_of((first, shape, strides, item): SelectedPart, tensor_bytes: u64) -> Result<Selection> {
+    Selection::new(first, &shape, &strides, item, tensor_bytes)
+}
 
 /// A tensor, whose bytes lie inside the file. It keeps the file open, also when the `WeightFile` is closed.
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
@@ -49,37 +56,39 @@ impl PyStoredTensor {
 
 #[pymethods]
 impl PyStoredTensor {
-    /// Returns a buffer over `length` bytes of the tensor; None where there is no mapping. With `writable` the buffer
-    /// is over copy-on-write pages.
+    /// Returns a buffer over the elements of a selection (see `read_selection`), one after another; None where there is
+    /// none. With `owned` it is never the mapping, and with `writable` it is over copy-on-write pages.
     fn view<'py>(
         &self,
         py: Python<'py>,
-        first: u64,
-        length: u64,
+        selected: SelectedPart,
         writable: bool,
+        owned: bool,
     ) -> PyResult<Option<Bound<'py, PyExporter>>> {
-        if length == self.nbytes {
-            let opened = || self.opened.clone().ok_or_else(|| Error::argument("gone"));
-            if let Some(landed) = self.lead.follow(py, &self.header, opened, self.offset, self.nbytes)? {
-                return landed_object(py, landed, writable).map(Some);
-            }
+        let opened = || self.opened.clone().ok_or_else(|| Error::argument("gone"));
+        let first = selected.0;
+        let selection = selection_of(selected, self.nbytes)?;
+        let (bytes, is_run) = (selection.result_bytes, selection.is_run());
+        let part = Some(&selection).filter(|_| !is_run || bytes < self.nbytes);
+        let range = (self.offset, self.nbytes);
+        if bytes > 0
+            && let Some(landed) = self.lead.follow(py, &self.header, opened, range, part)?
+        {
+            return landed_object(py, landed, writable).map(Some);
         }
-        range_object(py, self.opened()?, self.offset + first, length, writable)
+        // Page faults in a part of a cold tensor would come one at a time.
+        let is_left_to_reads = part.is_some() && self.lead.is_on();
+        if owned || !is_run || is_left_to_reads {
+            return Ok(None);
+        }
+        range_object(py, self.opened()?, self.offset + first, bytes, writable)
     }
 
-    /// Fills a buffer with elements of the tensor, which begin at its byte `first` and have this shape and these
-    /// strides in bytes. The buffer must have exactly their size.
-    fn read_selection(
-        &self,
-        py: Python<'_>,
-        first: u64,
-        shape: Vec<u64>,
-        strides: Vec<i64>,
-        item_bytes: u64,
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    /// Fills a buffer of exactly their size with the elements of a selection: the tensor's byte at which they begin,
+    /// their shape, strides in bytes, and bytes of an element.
+    fn read_selection(&self, py: Python<'_>, selected: SelectedPart, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let opened = self.opened()?;
-        let selection = Selection::new(first, &shape, &strides, item_bytes, self.nbytes)?;
+        let selection = selection_of(selected, self.nbytes)?;
         let mut out = WritableBuffer::of(out)?;
         let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
         let plan = SlicePlan::new(selection);

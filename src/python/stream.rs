@@ -5,15 +5,12 @@ use pyo3::types::PyString;
 
 use super::checkpoint::PyCheckpoint;
 use super::export::{PyExporter, drop_detached, landed_object};
+use super::stored_tensor::{SelectedPart, selection_of};
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
-use crate::slicing::Selection;
 use crate::streaming::engine::{NextTensor, Stream, StreamLimits};
 use crate::streaming::plan::Want;
 use crate::streaming::strategy::{Choice, Strategy, choose};
-
-/// A part of a tensor: first byte, shape, strides in bytes, bytes of an element.
-type SelectedPart = (u64, Vec<u64>, Vec<i64>, u64);
 
 #[pyclass(name = "TensorStream", module = "pagestream._native", frozen)]
 pub struct PyTensorStream {
@@ -27,9 +24,8 @@ fn wants_of(
 ) -> PyResult<Vec<Want>> {
     let want = |(name, part): (Bound<'_, PyString>, Option<SelectedPart>)| {
         let (file, offset, len) = checkpoint.byte_range(&name)?;
-        let select =
-            |(first, shape, strides, item): SelectedPart| Selection::new(first, &shape, &strides, item, len);
-        Ok(Want { file, offset, len, selection: part.map(select).transpose()? })
+        let selection = part.map(|part| selection_of(part, len)).transpose()?;
+        Ok(Want { file, offset, len, selection })
     };
     wanted.into_iter().map(want).collect()
 }

@@ -101,16 +101,19 @@ impl PyWeightFile {
         Ok(Some(buffer))
     }
 
-    /// Returns memory with a tensor's bytes: its own if it was read ahead, or else the mapping's.
+    /// Returns memory with a tensor's bytes: its own if it was read ahead, or else the mapping's unless `owned`.
     fn memory<'py>(
         &self,
         py: Python<'py>,
         entry: &TensorEntry<'_>,
         writable: bool,
+        owned: bool,
     ) -> PyResult<(Option<Bound<'py, PyExporter>>, u64)> {
         let opened = || self.weights.file.opened();
-        match self.lead.follow(py, &self.weights.header, opened, entry.offset, entry.len)? {
+        let range = (entry.offset, entry.len);
+        match self.lead.follow(py, &self.weights.header, opened, range, None)? {
             Some(landed) => Ok((Some(export::landed_object(py, landed, writable)?), 0)),
+            None if owned => Ok((None, 0)),
             None => Ok((self.buffer(py, writable)?, entry.offset)),
         }
     }
@@ -222,18 +225,20 @@ impl PyWeightFile {
             return Ok(None);
         }
         let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
-        let (Some(buffer), offset) = self.memory(py, &entry, writable)? else { return Ok(None) };
+        let (Some(buffer), offset) = self.memory(py, &entry, writable, false)? else { return Ok(None) };
         array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
     }
 
     /// Returns a buffer that holds a tensor's bytes, and the offset at which they begin; None where nothing is mapped.
+    /// With `owned` the buffer is never the mapping.
     fn memory_of<'py>(
         &self,
         py: Python<'py>,
         name: &Bound<'_, PyString>,
         writable: bool,
+        owned: bool,
     ) -> PyResult<(Option<Bound<'py, PyExporter>>, u64)> {
-        self.memory(py, &self.entry(name)?, writable)
+        self.memory(py, &self.entry(name)?, writable, owned)
     }
 
     /// Returns a tensor that can be read in parts, also after this file is closed.

@@ -100,6 +100,8 @@ struct State {
     landed: BTreeMap<usize, LandedGroup>,
     /// Bytes of the groups that were begun and are not all taken.
     in_flight_bytes: u64,
+    /// Upper bound of `in_flight_bytes`.
+    memory_bytes: u64,
     failure: Option<Error>,
     is_over: bool,
 }
@@ -109,7 +111,6 @@ struct StreamWork {
     /// The group of each want, and its number there.
     group_of: Vec<(usize, usize)>,
     files: Box<Files>,
-    memory_bytes: u64,
     state: Mutex<State>,
     /// Signals tasks, or room for the next group.
     task_ready: Condvar,
@@ -140,8 +141,7 @@ impl Stream {
             group_of: groups.iter().enumerate().flat_map(numbered).collect(),
             groups,
             files,
-            memory_bytes: limits.memory_bytes,
-            state: Mutex::default(),
+            state: Mutex::new(State { memory_bytes: limits.memory_bytes, ..State::default() }),
             task_ready: Condvar::new(),
             group_landed: Condvar::new(),
         });
@@ -217,6 +217,15 @@ impl Stream {
         }
     }
 
+    /// Doubles the bytes that are read ahead, up to `most_bytes`.
+    pub fn double(&self, most_bytes: u64) {
+        let mut state = self.work.lock();
+        if state.memory_bytes < most_bytes {
+            state.memory_bytes = state.memory_bytes.saturating_mul(2).min(most_bytes);
+            self.work.task_ready.notify_all();
+        }
+    }
+
     /// Stops reading. Threads in the middle of a read end by themselves.
     pub fn stop(&self) {
         if self.process == fork::generation() {
@@ -289,7 +298,7 @@ impl StreamWork {
     /// Returns whether the next group may begin. One always may.
     fn has_room(&self, state: &State) -> bool {
         let next = self.groups.get(state.begun).map_or(0, |group| group.memory_bytes as u64);
-        state.in_flight_bytes == 0 || state.in_flight_bytes.saturating_add(next) <= self.memory_bytes
+        state.in_flight_bytes == 0 || state.in_flight_bytes.saturating_add(next) <= state.memory_bytes
     }
 
     /// Begins the next group.

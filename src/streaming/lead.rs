@@ -5,14 +5,14 @@
 //!   reads come out of the page cache ──> advising ──(all was asked for; pages were cached)──> off
 //!                                        a thread asks the kernel for what comes next         ▲
 //!   they do not ───────────────────────> reading ──(a read failed; memory is short)───────────┘
-//!                                        a stream reads what comes next into owned memory
+//!                ▲                       a stream reads what comes next into owned memory
+//!                └─(a part of a tensor is asked for)── advising
 //! ```
 //!
-//! What comes next is guessed from what was asked for last: tensors in the order of the data, or in another one (of
-//! their names, say) as soon as that shows. The lead begins with the first right guess. Each further one doubles it, up
-//! to its limit, where a thread advises; a stream has a budget of its own. After a jump it begins anew.
+//! What comes next is guessed ([`super::guess`]). The lead begins with the first right guess. Each further one doubles
+//! it, up to its limit. After a jump it begins anew. Parts of tensors get memory of their own, so a stream reads them
+//! also where reads come out of the page cache.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,9 +25,10 @@ use crate::fetch::ranges::{ByteRange, FileId};
 use crate::mapped_file::{Mode, Opened, page_cache};
 use crate::os::process::{fork, limits};
 
-use crate::slicing::PIECE_BYTES;
+use crate::slicing::{PIECE_BYTES, Selection};
 
 use super::engine::{Landed, Stream, StreamLimits};
+use super::guess::{FileTensors, Guess, Request};
 use super::plan::Want;
 use super::strategy::{self, drawn};
 
@@ -74,12 +75,9 @@ pub struct Lead {
 
 #[derive(Debug)]
 struct LeadWork {
-    /// Offset in the file and length of each tensor, in order of the data.
-    ranges: Vec<(u64, u64)>,
-    /// The orders in which tensors may be asked for; that of the data comes first.
-    orders: Vec<TensorOrder>,
+    tensors: FileTensors,
     limit_bytes: u64,
-    /// Whether a thread advises, or else a stream reads.
+    /// Whether a thread advises, as long as whole tensors are asked for, or else a stream reads.
     is_advising: bool,
     is_off: AtomicBool,
     state: Mutex<Following>,
@@ -87,57 +85,44 @@ struct LeadWork {
     moved: Condvar,
 }
 
-/// The tensors in some order, and the place of each in it.
-#[derive(Debug)]
-struct TensorOrder {
-    numbers: Vec<u32>,
-    places: Vec<u32>,
-}
-
-impl TensorOrder {
-    fn new(numbers: Vec<u32>) -> Self {
-        let mut places = vec![0; numbers.len()];
-        for (place, &number) in numbers.iter().enumerate() {
-            places[number as usize] = place as u32;
-        }
-        Self { numbers, places }
-    }
-}
-
 #[derive(Debug)]
 struct Following {
-    /// The tensor that was asked for last.
-    last: Option<usize>,
-    /// The order that the consumer seems to follow.
-    order: usize,
+    guess: Guess,
     /// The tensor to advise on next, by its place, and how many of its bytes were advised on.
     cursor: (usize, u64),
     /// Bytes that were advised on and whose tensors were not asked for.
     budget: Budget,
     /// For each tensor the bytes that count against the budget, and since which jump.
     advised: Vec<(u32, u64)>,
-    used: Vec<bool>,
-    unused: usize,
     jumps: u32,
     /// Whether the last request was to be expected. After a jump nothing shows yet that other tensors will follow.
     guesses_right: bool,
-    /// The stream that reads, and the place of its first tensor.
-    stream: Option<(Arc<Stream>, usize)>,
+    /// The stream that reads what comes next.
+    stream: Option<Expected>,
     /// Bytes that may still be advised on once the consumer has asked for all that it wants.
     last_bytes: Option<u64>,
     /// Bytes taken since memory was looked at.
     taken_bytes: u64,
-    /// The file; `None` once the lead is off, and where a thread advises, which has it.
+    /// The file; `None` once the lead is off.
     opened: Option<Arc<Opened>>,
     is_closed: bool,
 }
 
-impl Following {
-    /// Notes that a tensor is asked for. Returns whether this is the first time.
-    fn use_up(&mut self, number: usize) -> bool {
-        let is_first = !std::mem::replace(&mut self.used[number], true);
-        self.unused -= usize::from(is_first);
-        is_first
+/// A stream of tensors that are expected.
+#[derive(Debug)]
+struct Expected {
+    stream: Arc<Stream>,
+    wants: Vec<Want>,
+    /// The place of each want in the order that is followed; they ascend.
+    places: Vec<usize>,
+}
+
+impl Expected {
+    /// Returns the number of a want, if it is the one that is asked for and there or about to come.
+    fn find(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {
+        let number = self.places.binary_search(&place).ok()?;
+        let is_it = self.wants[number].selection.as_ref() == selection;
+        (is_it && self.stream.has(number, NEAR_TENSORS)).then_some(number)
     }
 }
 
@@ -163,17 +148,8 @@ impl Lead {
         size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && has_room && !(0..PROBED_PAGES).all(is_cached)
     }
 
-    /// Makes a lead for the tensors of a file, none of them empty, which have offset and length each and come in order
-    /// of the data. `orders` has their numbers in other orders in which they may be asked for. Nothing is read before one
-    /// is.
-    pub fn new(
-        opened: Arc<Opened>,
-        ranges: Vec<(u64, u64)>,
-        orders: Vec<Vec<u32>>,
-        limit_bytes: Option<u64>,
-    ) -> Self {
-        let by_offset = (0..ranges.len() as u32).collect();
-        let orders = std::iter::once(by_offset).chain(orders).map(TensorOrder::new).collect();
+    /// Makes a lead for the tensors of a file. Nothing is read before one is asked for.
+    pub fn new(opened: Arc<Opened>, tensors: FileTensors, limit_bytes: Option<u64>) -> Self {
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
         // A private mapping that was asked for says nothing about the page cache.
@@ -181,25 +157,21 @@ impl Lead {
         let is_advising =
             opened.reads_from_cache() || (facts.mode == Mode::Private && facts.reason.is_none());
         let state = Following {
-            last: None,
-            order: 0,
+            guess: Guess::new(&tensors),
             cursor: (0, 0),
             budget: Budget::new(FIRST_LEAD_BYTES.min(limit_bytes), limit_bytes),
-            advised: vec![(0, 0); ranges.len()],
-            used: vec![false; ranges.len()],
-            unused: ranges.len(),
+            advised: vec![(0, 0); tensors.ranges.len()],
             jumps: 0,
             guesses_right: false,
             last_bytes: None,
             stream: None,
             taken_bytes: 0,
-            opened: (!is_advising).then(|| opened.clone()),
+            opened: Some(opened.clone()),
             is_closed: false,
         };
         let work = LeadWork {
             is_advising,
-            ranges,
-            orders,
+            tensors,
             limit_bytes,
             is_off: AtomicBool::new(false),
             state: Mutex::new(state),
@@ -220,19 +192,15 @@ impl Lead {
         lead
     }
 
-    /// Notes that the tensor at `offset` of the file, which is not empty, is asked for.
-    pub fn ask(&self, offset: u64) -> Answer {
+    /// Notes that the tensor at `offset` of the file, which is not empty, is asked for, or a part of it.
+    pub fn ask(&self, offset: u64, selection: Option<&Selection>) -> Answer {
         let work = &self.work;
-        let found = work.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
+        let found = work.tensors.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
         let (Ok(number), false, true) = (found, self.is_off(), self.process == fork::generation()) else {
             return Answer::InFile;
         };
-        if work.is_advising {
-            work.note(number);
-            return Answer::InFile;
-        }
         // Where no thread can be started, say, tensors are used as without a lead.
-        work.find(number).unwrap_or_else(|_| {
+        work.follow(number, selection).unwrap_or_else(|_| {
             work.turn_off();
             Answer::InFile
         })
@@ -253,8 +221,8 @@ impl Lead {
             state.taken_bytes = if is_time { 0 } else { state.taken_bytes };
             is_time
         };
-        let least_bytes = 2 * self.work.limit_bytes.min(STREAM_BYTES);
-        if self.work.lock().unused == 0 || (is_time && limits::available_memory_bytes() < least_bytes) {
+        let least_bytes = 2 * self.work.stream_bytes();
+        if self.work.lock().guess.unused == 0 || (is_time && limits::available_memory_bytes() < least_bytes) {
             self.work.turn_off();
         }
     }
@@ -305,45 +273,44 @@ impl LeadWork {
             (state.stream.take(), state.opened.take())
         };
         self.moved.notify_all();
-        if let (Some((stream, _)), _) = &released {
-            stream.stop();
+        if let (Some(expected), _) = &released {
+            expected.stream.stop();
         }
         drop(released);
     }
 
-    fn place_of(&self, number: usize, order: usize) -> usize {
-        self.orders[order].places[number] as usize
-    }
-
-    fn number_at(&self, place: usize, order: usize) -> usize {
-        self.orders[order].numbers[place] as usize
-    }
-
-    /// Notes which tensor is asked for. Returns its place, and whether it was to be expected.
-    fn guess(&self, state: &mut Following, number: usize) -> (usize, bool) {
-        let last = state.last.replace(number);
-        let follows = |order: usize| {
-            last.is_some_and(|last| self.place_of(number, order) == self.place_of(last, order) + 1)
-        };
-        let is_next = follows(state.order);
-        if let (false, Some(other)) = (is_next, (0..self.orders.len()).find(|&order| follows(order))) {
-            state.order = other;
-            state.cursor = (self.place_of(number, other), 0);
-            return (state.cursor.0, true);
+    /// Follows the consumer.
+    fn follow(&self, number: usize, selection: Option<&Selection>) -> Result<Answer> {
+        let mut state = self.lock();
+        let had_parts = state.guess.has_parts;
+        let request = state.guess.note(&self.tensors, number, selection);
+        if self.is_advising && !state.guess.has_parts {
+            self.lengthen(&mut state, number, request);
+            drop(state);
+            self.moved.notify_one();
+            return Ok(Answer::InFile);
         }
-        (self.place_of(number, state.order), is_next)
+        // What was expected before is not what comes next.
+        let is_over = request.has_turned || state.guess.has_parts != had_parts;
+        let dropped = if is_over { state.stream.take() } else { None };
+        let answer = self.find(&mut state, number, request, selection);
+        drop(state);
+        drop(dropped);
+        self.moved.notify_one();
+        answer
     }
 
     /// Follows a consumer that uses the file's pages.
-    fn note(&self, number: usize) {
-        let mut state = self.lock();
-        let (place, is_next) = self.guess(&mut state, number);
+    fn lengthen(&self, state: &mut Following, number: usize, request: Request) {
+        let Request { place, is_next, is_first, has_turned } = request;
+        if has_turned {
+            state.cursor = (place, 0);
+        }
         let (since, bytes) = state.advised[number];
         let was_advised = bytes > 0 && since == state.jumps;
-        if was_advised && !state.used[number] {
+        if was_advised && is_first {
             state.budget.give_back(bytes);
         }
-        state.use_up(number);
         let is_near = (state.cursor.0..state.cursor.0 + NEAR_TENSORS).contains(&place);
         if was_advised || is_next || (is_near && state.cursor != (0, 0)) {
             state.budget.double();
@@ -354,13 +321,11 @@ impl LeadWork {
             state.budget = Budget::new(FIRST_LEAD_BYTES.min(self.limit_bytes), self.limit_bytes);
             state.cursor = (place, 0);
         }
-        drop(state);
-        self.moved.notify_one();
     }
 
     /// Asks the kernel for what comes next, as long as the consumer is near.
     fn advise(&self, opened: &Opened) {
-        let _off = TurnOff(self);
+        let off = TurnOff(self);
         let mut ahead = Ahead::default();
         ahead.prefetcher = page_cache::Prefetcher::new(opened);
         while let Some(range) = self.next_range() {
@@ -370,42 +335,46 @@ impl LeadWork {
                 break;
             }
         }
+        if self.lock().guess.has_parts {
+            std::mem::forget(off); // streams read on
+        }
     }
 
     /// Waits until the lead is too short. Returns what to ask for next; `None` at the end.
     fn next_range(&self) -> Option<ByteRange> {
         let mut state = self.lock();
         loop {
-            if state.is_closed {
+            if state.is_closed || state.guess.has_parts {
                 return None;
             }
             let (place, done) = state.cursor;
-            if place >= self.ranges.len() {
-                if state.unused == 0 || state.last_bytes.is_some() {
+            if place >= self.tensors.ranges.len() {
+                if state.guess.unused == 0 || state.last_bytes.is_some() {
                     return None;
                 }
                 // The consumer may have begun in the middle.
                 state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            let number = self.number_at(place, state.order);
-            let (offset, len) = self.ranges[number];
+            let number = self.tensors.number_at(place, state.guess.order);
+            let (offset, len) = self.tensors.ranges[number];
+            let is_used = state.guess.is_used(number);
             let is_done = done == 0 && state.advised[number].1 > 0 && state.advised[number].0 == state.jumps;
             if done >= len || is_done {
                 state.cursor = (place + 1, 0);
                 continue;
             }
             let may_lead = state.guesses_right && state.budget.has_room();
-            if !state.used[number] && !may_lead && state.last_bytes.is_none() {
+            if !is_used && !may_lead && state.last_bytes.is_none() {
                 state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             let bytes = STEP_BYTES.min(len - done);
             if let Some(left) = state.last_bytes {
-                state.last_bytes = Some(left.checked_sub(bytes).filter(|_| state.used[number])?);
+                state.last_bytes = Some(left.checked_sub(bytes).filter(|_| is_used)?);
             }
             state.cursor.1 += bytes;
-            if !state.used[number] {
+            if !is_used {
                 state.budget.take(bytes);
             }
             let jumps = state.jumps;
@@ -415,45 +384,76 @@ impl LeadWork {
         }
     }
 
-    /// Finds a tensor in the stream that reads what comes next, or starts another one.
-    fn find(&self, number: usize) -> Result<Answer> {
-        let mut state = self.lock();
-        let order = state.order;
-        let (place, is_next) = self.guess(&mut state, number);
-        // After a change of order the stream does not have what comes next.
-        let stream = state.stream.as_ref().filter(|_| state.order == order);
-        let known = stream.and_then(|(stream, first)| {
-            let want = place.checked_sub(*first)?;
-            stream.has(want, NEAR_TENSORS).then(|| (stream.clone(), want))
-        });
-        if !state.use_up(number) {
+    /// Finds what is asked for in the stream that reads what comes next, or starts another one.
+    fn find(
+        &self,
+        state: &mut Following,
+        number: usize,
+        request: Request,
+        selection: Option<&Selection>,
+    ) -> Result<Answer> {
+        let Request { place, is_next, is_first, .. } = request;
+        let Some(opened) = state.opened.clone().filter(|_| is_first) else { return Ok(Answer::InFile) };
+        let found =
+            state.stream.as_ref().and_then(|expected| Some((expected, expected.find(place, selection)?)));
+        if let Some((expected, want)) = found {
+            expected.stream.double(self.stream_bytes());
+            return Ok(Answer::InStream(expected.stream.clone(), want));
+        }
+        let (offset, len) = self.tensors.ranges[number];
+        let is_large = selection.is_none() && len > PIECE_BYTES;
+        if selection.is_none() && len > self.limit_bytes {
             return Ok(Answer::InFile);
         }
-        if let Some((stream, want)) = known {
-            return Ok(Answer::InStream(stream, want));
+        if is_next && !state.guess.has_parts {
+            let expected = self.start_stream(&opened, state, place)?;
+            let stream = state.stream.insert(expected).stream.clone();
+            return Ok(Answer::InStream(stream, 0));
         }
-        let Some(opened) = state.opened.clone() else { return Ok(Answer::InFile) };
-        let len = self.ranges[number].1;
-        if len > self.limit_bytes || (!is_next && len <= PIECE_BYTES) {
-            return Ok(Answer::InFile);
+        // A part is read by several threads as it is. The stream goes on behind it once the next one is known.
+        let goes_on = |next: usize| {
+            let next_number = self.tensors.number_at(next, state.guess.order);
+            let wanted = state.guess.expected(&self.tensors, next_number)?;
+            let is_there =
+                state.stream.as_ref().is_some_and(|it| it.find(next, wanted.selection.as_ref()).is_some());
+            (!is_there).then_some(next)
+        };
+        let next = Some(place + 1).filter(|&next| is_next && next < self.tensors.ranges.len());
+        if let Some(next) = next.and_then(goes_on) {
+            let expected = self.start_stream(&opened, state, next)?;
+            state.stream = Some(expected);
         }
-        if !is_next {
+        if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
-            drop(state);
-            return Ok(Answer::InStream(Arc::new(self.start_stream(opened, place..place + 1, order)?), 0));
+            let alone = Want { file: 0, offset, len, selection: None };
+            return Ok(Answer::InStream(Arc::new(self.stream_of(&opened, &[alone])?), 0));
         }
-        let stream = Arc::new(self.start_stream(opened, place..self.ranges.len(), state.order)?);
-        state.stream = Some((stream.clone(), place));
-        Ok(Answer::InStream(stream, 0))
+        Ok(Answer::InFile)
     }
 
-    fn start_stream(&self, opened: Arc<Opened>, places: Range<usize>, order: usize) -> Result<Stream> {
-        let wants = places.map(|place| {
-            let (offset, len) = self.ranges[self.number_at(place, order)];
-            Want { file: 0, offset, len, selection: None }
+    /// The longest lead of a stream.
+    fn stream_bytes(&self) -> u64 {
+        self.limit_bytes.min(STREAM_BYTES)
+    }
+
+    /// Starts to read what is expected from a place on.
+    fn start_stream(&self, opened: &Arc<Opened>, state: &Following, first: usize) -> Result<Expected> {
+        let expected = (first..self.tensors.ranges.len()).filter_map(|place| {
+            let number = self.tensors.number_at(place, state.guess.order);
+            // The first one is being asked for.
+            let is_wanted = place == first || !state.guess.is_used(number);
+            let want = state.guess.expected(&self.tensors, number)?;
+            let bytes = want.selection.as_ref().map_or(want.len, |selection| selection.result_bytes);
+            (is_wanted && bytes <= self.limit_bytes).then_some((place, want))
         });
-        let limits =
-            StreamLimits { memory_bytes: self.limit_bytes.min(STREAM_BYTES), ..StreamLimits::default() };
-        Stream::start(&wants.collect::<Vec<_>>(), Box::new(move |_| Ok(opened.clone())), limits)
+        let (places, wants): (Vec<_>, Vec<_>) = expected.unzip();
+        Ok(Expected { stream: Arc::new(self.stream_of(opened, &wants)?), wants, places })
+    }
+
+    fn stream_of(&self, opened: &Arc<Opened>, wants: &[Want]) -> Result<Stream> {
+        let memory_bytes = FIRST_LEAD_BYTES.min(self.stream_bytes());
+        let limits = StreamLimits { memory_bytes, ..StreamLimits::default() };
+        let opened = opened.clone();
+        Stream::start(wants, Box::new(move |_| Ok(opened.clone())), limits)
     }
 }

@@ -27,6 +27,7 @@
 //! **Caller:** the binding.
 
 pub mod engine;
+pub mod guess;
 pub mod lead;
 pub mod plan;
 pub mod strategy;

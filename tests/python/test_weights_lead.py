@@ -246,3 +246,56 @@ def test_install_passes_it_on(source, tmp_path):
             assert found == str(sum(range(TENSORS)) * MIB)
         assert least <= slow.counts["most_in_flight"] <= most
         os.rmdir(tmp_path / "slow")
+
+
+LAYERS = 16
+SIDE = 1024
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory):
+    """A model of layers with two matrices and a vector each, and a table that comes once."""
+    folder = tmp_path_factory.mktemp("layers")
+    rng = np.random.default_rng(5)
+    tensors = {"embed": rng.integers(0, 9, (4 * SIDE, SIDE), "u1")}
+    for layer in range(LAYERS):
+        tensors[f"layers.{layer}.by_columns"] = rng.integers(0, 9, (SIDE, SIDE), "u1")
+        tensors[f"layers.{layer}.by_rows"] = rng.integers(0, 9, (2 * SIDE, SIDE), "u1")
+        tensors[f"layers.{layer}.norm"] = rng.integers(0, 9, SIDE, "u1")
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder, tensors
+
+
+def part_of_rank(name):
+    """Returns half of the columns, a quarter of the rows, or all of a vector."""
+    if name.endswith("norm"):
+        return np.s_[:]
+    return np.s_[:, SIDE // 2 :] if name.endswith("by_columns") else np.s_[SIDE // 4 : SIDE // 2]
+
+
+@both_mounts
+@pytest.mark.parametrize("copy", [False, True])
+def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, direct, copy):
+    folder, tensors = layers
+    needed = 0
+    with slow_mount(folder, tmp_path, direct_io=direct) as slow:
+        file = safe_open(slow.path / "model.safetensors", "np", copy=copy)
+        for name in file.offset_keys():
+            expected = tensors[name][part_of_rank(name)]
+            found = file.get_slice(name)[part_of_rank(name)]
+            np.testing.assert_array_equal(found, expected)
+            assert found.flags.writeable
+            needed += expected.nbytes
+        file.close()
+    # Columns are runs of 512 bytes. What lies between them comes, too.
+    between = LAYERS * SIDE * SIDE // 2
+    assert slow.counts["most_in_flight"] >= 8
+    assert needed <= slow.counts["read_bytes"] <= 1.2 * (needed + between) + MIB
+
+
+@both_mounts
+def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+        one_by_one(slow.path / "model.safetensors", copy=True)
+    assert slow.counts["most_in_flight"] >= 12
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE

@@ -88,8 +88,9 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             16 MiB that is not in memory; False for none. None means the argument of the last `install`, or
             ``PAGESTREAM_AHEAD``, or a quarter of the available memory and at most 1 GiB. Bytes go to the page
             cache; where reads bypass it (FUSE with ``direct_io``, ``"read"`` mode), tensors get memory of
-            their own instead, each time that they are asked for. Whole tensors are read ahead, parts and
-            copies are not; and eight files of a process at a time.
+            their own instead, each time that they are asked for. So do parts of tensors: the part is
+            expected that was taken of the last tensor whose name differs in its numbers alone. Eight files
+            of a process are read ahead at a time.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.

@@ -43,7 +43,7 @@ class Framework:
         """Keeps the options."""
         self.align = align
         self.copies = copies
-        self.read_only = read_only
+        self.read_only = read_only and not copies
         self.raw = raw
 
     def over(
@@ -107,7 +107,7 @@ class Framework:
         dtype, shape, nbytes, offset = file.info(name)
         if self.raw:
             dtype, shape = self.described(dtype, shape, nbytes)
-        buffer, first = (None, 0) if self.copies else file.memory_of(name, not self.read_only)
+        buffer, first = file.memory_of(name, not self.read_only, self.copies)
         try:
             return self.make(dtype, shape, nbytes, first, buffer, partial(file.read_into, name))
         except errors.SafetensorError as error:
@@ -129,8 +129,8 @@ class Framework:
         found = indexing.select(shape, index)
         nbytes, fill = found.count * item_bytes, reader(stored, found, item_bytes)
         buffer = None
-        if found.is_run and nbytes and not self.copies:
-            buffer = stored.view(found.first * item_bytes, nbytes, not self.read_only)
+        if nbytes:
+            buffer = stored.view(found.in_bytes(item_bytes), not self.read_only, self.copies)
         return self.make(dtype, found.shape, nbytes, 0, buffer, fill)
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
@@ -203,7 +203,6 @@ def reader(stored: _native.StoredTensor, part: indexing.Selection, item_bytes: i
     """Returns the function that fills memory with a part of a tensor."""
 
     def read(memory: Any) -> None:  # noqa: ANN401
-        strides = [stride * item_bytes for stride in part.strides]
-        stored.read_selection(part.first * item_bytes, part.shape, strides, item_bytes, memory)
+        stored.read_selection(part.in_bytes(item_bytes), memory)
 
     return read

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from types import EllipsisType
     from typing import SupportsIndex, TypeAlias
 
+    from pagestream import _native
+
     # One part of an index, and an index.
     Part: TypeAlias = "SupportsIndex | slice | EllipsisType | None"
     Index: TypeAlias = "Part | tuple[Part, ...] | list[Any]"
@@ -46,17 +48,10 @@ class Selection:
         """The number of elements."""
         return math.prod(self.shape)
 
-    @property
-    def is_run(self) -> bool:
-        """Whether the elements follow each other in the tensor. Those of an empty selection do."""
-        if 0 in self.shape:
-            return True
-        expected = 1
-        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if length > 1 and stride != expected:
-                return False
-            expected *= length
-        return True
+    def in_bytes(self, item_bytes: int) -> _native.SelectedPart:
+        """Returns first byte, shape, strides in bytes, and bytes of an element."""
+        strides = [stride * item_bytes for stride in self.strides]
+        return self.first * item_bytes, self.shape, strides, item_bytes
 
 
 def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Selection:

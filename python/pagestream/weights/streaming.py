@@ -55,13 +55,9 @@ class Wanted:
         """The bytes that are read."""
         return self.info.nbytes if self.part is None else self.part.count * itemsize(self.dtype)
 
-    def native(self) -> tuple[str, tuple[int, tuple[int, ...], list[int], int] | None]:
+    def native(self) -> tuple[str, _native.SelectedPart | None]:
         """Returns the name and the part in bytes."""
-        if self.part is None:
-            return self.info.name, None
-        size = itemsize(self.dtype)
-        strides = [stride * size for stride in self.part.strides]
-        return self.info.name, (self.part.first * size, self.part.shape, strides, size)
+        return self.info.name, None if self.part is None else self.part.in_bytes(itemsize(self.dtype))
 
     def made(self, framework: Framework, buffer: _native.Exporter) -> Any:  # noqa: ANN401
         """Returns the tensor over memory that holds its bytes."""
