@@ -17,6 +17,7 @@ import mounts
 import opens
 import passes
 import reads
+import reopens
 import slices
 import staging
 import starts
@@ -34,6 +35,7 @@ MODULES = {
     "loads": loads,
     "starts": starts,
     "opens": opens,
+    "reopens": reopens,
     "checkpoints": checkpoints,
     "reads": reads,
     "slices": slices,

@@ -169,7 +169,7 @@ impl MappedFile {
     /// Refuses a file that changed otherwise. An unchanged file whose storage failed is mapped again.
     pub fn refresh(&self) -> Result<u64> {
         let before = self.guarded()?;
-        let (known, now) = (before.facts.identity, before.identity_now()?);
+        let (known, now) = (before.facts.identity, before.identity_of_server()?);
         let is_same = is_unchanged(&known, &now);
         if is_same && before.check_damage().is_ok() {
             return Ok(known.size);

@@ -144,9 +144,10 @@ pub(super) fn open_regular(path: &Path) -> Result<(OwnedFd, Identity)> {
     regular(file, path)
 }
 
-/// Refuses an open file that is not a regular one, or that reports a wrong size.
+/// Refuses an open file that is not a regular one, or that reports a wrong size. Its identity is what the server says,
+/// and not what the kernel may have remembered from before a rewrite.
 pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)> {
-    let identity = open::identity(file.as_fd())
+    let identity = open::identity_now(file.as_fd())
         .map_err(|errno| system("cannot stat", path, errno, open_advice(path, errno)))?;
     match identity.kind {
         Kind::RegularFile => {}

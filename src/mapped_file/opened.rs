@@ -84,18 +84,11 @@ impl Opened {
     pub(super) fn new(
         path: &Path,
         file: Arc<OwnedFd>,
-        mut identity: Identity,
+        identity: Identity,
         requested: RequestedMode,
         hints: Arc<Mutex<Hints>>,
     ) -> Result<Self> {
         let found = mode::find(file.as_fd(), path, identity.size, requested)?;
-        // Files that are read are later compared with what the server says, so not with what the kernel may have
-        // remembered from before a rewrite.
-        if found.mode == Mode::Read
-            && let Ok((size, modified)) = open::size_and_change_now(file.as_fd())
-        {
-            (identity.size, identity.modified) = (size, modified);
-        }
         Ok(Self {
             path: path.into(),
             file,
@@ -226,6 +219,11 @@ impl Opened {
     /// Returns the identity of what the descriptor refers to.
     pub(super) fn identity_now(&self) -> Result<Identity> {
         open::identity(self.file()).map_err(|errno| self.cannot_stat(errno))
+    }
+
+    /// Likewise, as the server knows it.
+    pub(super) fn identity_of_server(&self) -> Result<Identity> {
+        open::identity_now(self.file()).map_err(|errno| self.cannot_stat(errno))
     }
 
     /// The error of a file that is known to have changed.

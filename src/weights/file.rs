@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::mapped_file::{MappedFile, RequestedMode};
 
 use super::header::{self, Header, HeaderError, LENGTH_BYTES};
+use super::header_cache;
 use super::mistaken::{self, SNIFFED_BYTES};
 use super::strictness::Strictness;
 
@@ -41,8 +42,8 @@ impl WeightFile {
 
     /// Reads the header of an open file.
     pub fn of(file: MappedFile, strictness: Strictness) -> Result<Self> {
-        let header = read_header(&file, strictness)?;
-        Ok(Self { file: Arc::new(file), header: Arc::new(header) })
+        let header = header_of(&file, strictness)?;
+        Ok(Self { file: Arc::new(file), header })
     }
 
     /// Returns whether this is the only owner of the open file.
@@ -51,9 +52,15 @@ impl WeightFile {
     }
 }
 
+/// Returns the header of an open file: that of an earlier opening, or else it is read.
+pub fn header_of(file: &MappedFile, strictness: Strictness) -> Result<Arc<Header>> {
+    let identity = file.opened()?.facts.identity;
+    header_cache::get_or_read(&identity, strictness, || read_header(file, strictness))
+}
+
 /// Reads the header into a private copy: what is checked is what is used, whatever others do to the file
 /// meanwhile.
-pub fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
+fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     let opened = file.opened()?;
     let size = opened.size();
     // Nothing is read ahead: perhaps only a few rows of the tensors, or none, will be wanted.

@@ -7,6 +7,8 @@
 //!                   |                                 |        (index: JSON -> names and shards)
 //!                  file  <----------------------- open         each file's header, in parallel
 //!                   |                                 |
+//!              header_cache                           |         headers of files that were opened before
+//!                   |                                 |
 //!    header: bytes -> checked entries              catalog     which file has which name
 //!                   |                                 |
 //!                   |                              report      all problems in one error, oddities as warnings
@@ -18,6 +20,7 @@
 //!
 //! * Opening reads headers and the index, and nothing else. Their lengths are bounded before they are read (100 MB,
 //!   256 MiB); an index may name at most 65,536 files; opening stops after 100 files that fail.
+//! * A header is kept after its file is closed, and serves the next opening if the file has not changed since.
 //! * A header is parsed from a private copy. Strict, it is refused where the format's text disallows it; with
 //!   upstream's rules it is judged as the `safetensors` crate judges it, file by file (a differential test holds that).
 //! * Every tensor of a header lies inside its file, so that offsets need no check later.
@@ -33,6 +36,7 @@ mod catalog;
 pub mod checkpoint;
 pub mod file;
 pub mod header;
+mod header_cache;
 pub mod index;
 mod json;
 mod last_wins;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::file::read_header;
+use super::file::header_of;
 use super::header::Header;
 use super::locate::ShardPath;
 use super::strictness::Strictness;
@@ -43,7 +43,7 @@ pub fn open_shards(
 ) -> Result<Vec<Option<Result<OpenedShard>>>> {
     let open = |shard: &ShardPath| {
         let file = MappedFile::open_again(&shard.origin, mode)?;
-        let header = Arc::new(read_header(&file, strictness)?);
+        let header = header_of(&file, strictness)?;
         Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header })
     };
     let failed = AtomicUsize::new(0);

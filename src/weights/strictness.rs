@@ -1,7 +1,7 @@
 //! [`Strictness`]: whether files that only upstream's code accepts are refused.
 
 /// What to do with files that the format disallows and upstream's code accepts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Strictness {
     /// Refuses them: duplicate keys, `null` metadata, NUL in names, serde's other spellings.
     #[default]

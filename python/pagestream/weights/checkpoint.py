@@ -325,6 +325,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Opens the safetensors files of a checkpoint. Only their headers are read, in parallel.
 
+    Headers of files that were opened before and have not changed are not read again; see `safe_open`.
+
     Formats: https://github.com/huggingface/safetensors#format and
     https://huggingface.co/docs/transformers/big_models#shard-metadata
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use rustix::fs::FileType as Kind;
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 
 /// Upper bound of tries of a call that is interrupted (EINTR) each time; then the error is raised.
@@ -74,16 +74,41 @@ pub struct Identity {
     pub device: u64,
     pub inode: u64,
     pub size: u64,
-    /// Time of the last change of its bytes, in seconds and nanoseconds.
-    pub modified: (i64, i64),
+    /// Time of the last change of its bytes. Programs can set it.
+    pub modified: Time,
+    /// Time of the last change of anything: bytes, times, name, owner. Programs cannot set it, but not every file
+    /// system has it.
+    pub changed: Time,
     pub links: u64,
     pub kind: Kind,
+}
+
+/// Seconds and nanoseconds since 1970.
+pub type Time = (i64, i64);
+
+impl Identity {
+    /// Returns whether the file is on a disk of this machine, so that its times come from the clock of this machine and
+    /// the kernel knows them without asking. False for some files of which that is true as well: in memory, on btrfs,
+    /// under an overlay.
+    pub fn is_on_block_device(&self) -> bool {
+        rustix::fs::major(self.device) != 0
+    }
 }
 
 /// Returns the present identity of an open file. On FUSE and NFS this asks the server once the file was read: fstat(2)
 /// also wants the time of access, which is out of date then.
 pub fn identity(file: BorrowedFd<'_>) -> Result<Identity, Errno> {
     retry(|| rustix::fs::fstat(file)).map(from_stat)
+}
+
+/// Returns the present identity of an open file. FUSE and NFS ask the server, however fresh their own knowledge is.
+pub fn identity_now(file: BorrowedFd<'_>) -> Result<Identity, Errno> {
+    let known = identity(file)?;
+    if known.kind != Kind::RegularFile || known.is_on_block_device() {
+        return Ok(known);
+    }
+    let (size, modified, changed) = size_and_times(file, AtFlags::STATX_FORCE_SYNC)?;
+    Ok(Identity { size, modified, changed, ..known })
 }
 
 /// Returns the identity of what `path` names now.
@@ -93,22 +118,26 @@ pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
 
 /// Returns size and time of change as the kernel knows them: without a request to a server, and on FUSE and NFS up to
 /// some seconds old.
-pub fn known_size_and_change(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
-    size_and_change(file, AtFlags::empty())
+pub fn known_size_and_change(file: BorrowedFd<'_>) -> Result<(u64, Time), Errno> {
+    size_and_times(file, AtFlags::empty()).map(|(size, modified, _)| (size, modified))
 }
 
 /// Returns size and time of change as the server knows them: FUSE and NFS ask it, however fresh their own knowledge
 /// is.
-pub fn size_and_change_now(file: BorrowedFd<'_>) -> Result<(u64, (i64, i64)), Errno> {
-    size_and_change(file, AtFlags::STATX_FORCE_SYNC)
+pub fn size_and_change_now(file: BorrowedFd<'_>) -> Result<(u64, Time), Errno> {
+    size_and_times(file, AtFlags::STATX_FORCE_SYNC).map(|(size, modified, _)| (size, modified))
 }
 
-fn size_and_change(file: BorrowedFd<'_>, sync: AtFlags) -> Result<(u64, (i64, i64)), Errno> {
-    let asked = StatxFlags::SIZE | StatxFlags::MTIME;
+/// Returns size, time of the last change of bytes, and time of the last change of anything.
+fn size_and_times(file: BorrowedFd<'_>, sync: AtFlags) -> Result<(u64, Time, Time), Errno> {
+    let asked = StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
     match retry(|| rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH | sync, asked)) {
-        Ok(found) => Ok((found.stx_size, (found.stx_mtime.tv_sec, i64::from(found.stx_mtime.tv_nsec)))),
+        Ok(found) => {
+            let time = |of: StatxTimestamp| (of.tv_sec, i64::from(of.tv_nsec));
+            Ok((found.stx_size, time(found.stx_mtime), time(found.stx_ctime)))
+        }
         // Before Linux 4.11, or forbidden by a sandbox.
-        Err(Errno::NOSYS) => identity(file).map(|now| (now.size, now.modified)),
+        Err(Errno::NOSYS) => identity(file).map(|now| (now.size, now.modified, now.changed)),
         Err(errno) => Err(errno),
     }
 }
@@ -121,6 +150,7 @@ fn from_stat(stat: Stat) -> Identity {
         inode: stat.st_ino as u64,
         size: u64::try_from(stat.st_size).unwrap_or(0),
         modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+        changed: (stat.st_ctime as i64, stat.st_ctime_nsec as i64),
         links: stat.st_nlink as u64,
         kind: Kind::from_raw_mode(stat.st_mode),
     }

@@ -54,6 +54,14 @@ impl Header {
         self.table.records.len()
     }
 
+    /// Returns how much memory the header takes. Its JSON is not kept.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.table.memory_bytes()
+            + self.by_name.memory_bytes()
+            + self.by_offset.capacity() * size_of::<u32>()
+    }
+
     /// The tensors in order of their names.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> + DoubleEndedIterator {
         self.by_name.indices.iter().map(|&index| self.entry(index))

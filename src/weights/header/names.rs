@@ -25,6 +25,11 @@ impl NameOrder {
         Self { shared_bytes, leading, indices }
     }
 
+    /// Returns how much memory the order takes, beside itself.
+    pub fn memory_bytes(&self) -> usize {
+        self.leading.capacity() * size_of::<u64>() + self.indices.capacity() * size_of::<u32>()
+    }
+
     /// Returns the position of a key in the order; `name_of` returns the key of an index.
     pub fn rank<'t>(&self, name: &str, name_of: impl Fn(u32) -> &'t str) -> Option<usize> {
         let first = name_of(*self.indices.first()?).as_bytes();

@@ -88,9 +88,22 @@ impl HeaderTable {
         &self.shapes[record.shape.range()]
     }
 
+    /// Returns how much memory the table takes, beside itself.
+    pub fn memory_bytes(&self) -> usize {
+        let warnings = self.warnings.iter().map(|warning| warning.capacity() + size_of::<String>());
+        self.text.capacity()
+            + self.shapes.capacity() * size_of::<u64>()
+            + self.records.capacity() * size_of::<Record>()
+            + self.metadata.as_ref().map_or(0, |pairs| pairs.capacity() * size_of::<Pair>())
+            + warnings.sum::<usize>()
+    }
+
     pub fn shrink(&mut self) {
         self.text.shrink_to_fit();
         self.shapes.shrink_to_fit();
         self.records.shrink_to_fit();
+        if let Some(pairs) = &mut self.metadata {
+            pairs.shrink_to_fit();
+        }
     }
 }
