@@ -31,6 +31,7 @@ __all__ = [
     "Exporter",
     "MappedFile",
     "PipelineBatch",
+    "StagedStream",
     "StagingBuffer",
     "StoredTensor",
     "TensorStream",
@@ -142,6 +143,19 @@ class TensorStream:
         seed: int,
     ) -> tuple[str, str]: ...
     def next(self) -> tuple[int, Exporter] | None: ...
+    def close(self) -> None: ...
+
+@final
+class StagedStream:
+    def __new__(
+        cls,
+        checkpoint: Checkpoint,
+        wanted: Sequence[tuple[str, SelectedPart | None]],
+        staging: Buffer,
+        threads: int | None,
+    ) -> Self: ...
+    def next(self, wait: bool) -> list[tuple[int, int, int]] | None: ...
+    def give_back(self) -> None: ...
     def close(self) -> None: ...
 
 @disjoint_base

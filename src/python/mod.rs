@@ -14,6 +14,7 @@ mod files;
 mod lead;
 mod loader;
 mod sampling;
+mod staged_stream;
 mod staging;
 mod stored_tensor;
 mod stream;
@@ -30,6 +31,7 @@ mod _native {
         files::PyMappedFile,
         loader::{PyPipelineBatch, PyTokenPipeline},
         sampling::{drawn, permuted},
+        staged_stream::PyStagedStream,
         staging::PyStagingBuffer,
         stored_tensor::PyStoredTensor,
         stream::PyTensorStream,

@@ -8,9 +8,12 @@ use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::{SelectedPart, selection_of};
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
-use crate::streaming::engine::{NextTensor, Stream, StreamLimits};
+use crate::streaming::engine::{NextTensor, READERS, Stream, StreamLimits};
 use crate::streaming::plan::Want;
 use crate::streaming::strategy::{Choice, Strategy, choose};
+
+/// A tensor by its name; `None` for all of it.
+pub type WantedTensor<'py> = (Bound<'py, PyString>, Option<SelectedPart>);
 
 #[pyclass(name = "TensorStream", module = "pagestream._native", frozen)]
 pub struct PyTensorStream {
@@ -18,11 +21,14 @@ pub struct PyTensorStream {
     stream: Option<Stream>,
 }
 
-fn wants_of(
-    checkpoint: &PyCheckpoint,
-    wanted: Vec<(Bound<'_, PyString>, Option<SelectedPart>)>,
-) -> PyResult<Vec<Want>> {
-    let want = |(name, part): (Bound<'_, PyString>, Option<SelectedPart>)| {
+/// Returns the threads that a caller allows.
+pub fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
+    threads.map_or(Ok(()), check_threads)?;
+    Ok(threads.map_or(READERS, |given| Limits { first: given, most: given }))
+}
+
+pub fn wants_of(checkpoint: &PyCheckpoint, wanted: Vec<WantedTensor<'_>>) -> PyResult<Vec<Want>> {
+    let want = |(name, part): WantedTensor<'_>| {
         let (file, offset, len) = checkpoint.byte_range(&name)?;
         let selection = part.map(|part| selection_of(part, len)).transpose()?;
         Ok(Want { file, offset, len, selection })
@@ -36,17 +42,16 @@ impl PyTensorStream {
     fn new(
         py: Python<'_>,
         checkpoint: &PyCheckpoint,
-        wanted: Vec<(Bound<'_, PyString>, Option<SelectedPart>)>,
+        wanted: Vec<WantedTensor<'_>>,
         memory_bytes: Option<u64>,
         threads: Option<usize>,
     ) -> PyResult<Self> {
-        threads.map_or(Ok(()), check_threads)?;
+        let readers = readers_of(threads)?;
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let stream = py.detach(|| {
-            let mut limits = StreamLimits::default();
-            limits.memory_bytes = memory_bytes.unwrap_or(limits.memory_bytes);
-            limits.readers = threads.map_or(limits.readers, |given| Limits { first: given, most: given });
+            let memory_bytes = memory_bytes.unwrap_or_else(|| StreamLimits::default().memory_bytes);
+            let limits = StreamLimits { memory_bytes, readers };
             Stream::start(&wants, Box::new(move |number| files.file(number)?.file.opened()), limits)
         })?;
         Ok(Self { stream: Some(stream) })
@@ -57,7 +62,7 @@ impl PyTensorStream {
     fn choose(
         py: Python<'_>,
         checkpoint: &PyCheckpoint,
-        wanted: Vec<(Bound<'_, PyString>, Option<SelectedPart>)>,
+        wanted: Vec<WantedTensor<'_>>,
         strategy: &str,
         seed: u64,
     ) -> PyResult<(&'static str, String)> {

@@ -1,7 +1,8 @@
 //! Memory of Python's to write to: its writable buffers, and fresh `bytes`. Unsafe island 3.
 #![allow(unsafe_code)] // Island 3: the buffer protocol is made of raw pointers.
 
-use std::mem::MaybeUninit;
+use std::fmt;
+use std::mem::{MaybeUninit, forget};
 
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::ffi;
@@ -9,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::os::memory::Uninit;
+use crate::os::memory::parts::WritableMemory;
 
 /// Bytes that are copied between two checks for Python's signals.
 const COPY_CHUNK_BYTES: usize = 4 << 20;
@@ -101,9 +103,56 @@ impl WritableBuffer {
 
 impl Drop for WritableBuffer {
     fn drop(&mut self) {
-        // SAFETY: it was got by `PyObject_GetBuffer` and is released once. It is never moved to another
-        // thread (raw pointers are not Send), so the interpreter's lock is held.
+        // SAFETY: it was got by `PyObject_GetBuffer` and is released once. It is moved to no other thread (raw
+        // pointers are not Send) but by `GivenMemory`, which attaches: the interpreter's lock is held.
         unsafe { ffi::PyBuffer_Release(&raw mut *self.request) };
+    }
+}
+
+/// A caller's buffer that threads of ours write to. It is released once the last of them has let go.
+pub struct GivenMemory {
+    address: *mut u8,
+    len: usize,
+    /// `None` only during `drop`.
+    buffer: Option<WritableBuffer>,
+}
+
+// SAFETY: only `drop` touches the buffer's request, with the interpreter's lock held.
+unsafe impl Send for GivenMemory {}
+// SAFETY: `&GivenMemory` gives out an address and a length.
+unsafe impl Sync for GivenMemory {}
+
+// SAFETY: the exporter promised this many contiguous, writable bytes until the release in `drop`. A caller that uses the
+// memory meanwhile races with itself only.
+unsafe impl WritableMemory for GivenMemory {
+    fn as_ptr(&self) -> *mut u8 {
+        self.address
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl fmt::Debug for GivenMemory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("GivenMemory").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl GivenMemory {
+    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = WritableBuffer::of(object)?;
+        Ok(Self { address: buffer.request.buf.cast(), len: buffer.len(), buffer: Some(buffer) })
+    }
+}
+
+impl Drop for GivenMemory {
+    fn drop(&mut self) {
+        let mut buffer = self.buffer.take();
+        Python::try_attach(|_| drop(buffer.take()));
+        // The interpreter is gone, and with it whoever would have to know.
+        forget(buffer);
     }
 }
 

@@ -13,17 +13,19 @@ use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
-use crate::os::memory::parts::{Part, Whole, split};
+use crate::os::memory::arena::Arena;
+use crate::os::memory::parts::{Part, Whole, WritableMemory, split};
 use crate::os::process::fork;
 use crate::slicing::{SlicePlan, fill};
 
 use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
+use super::staging::StagingPlaces;
 
 /// How long closing waits for threads that are in the middle of a read.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Threads that read at first, and while storage is slow.
-const READERS: Limits = Limits { first: 4, most: 64 };
+pub const READERS: Limits = Limits { first: 4, most: 64 };
 
 /// Opens the file of a number.
 pub type Files = dyn Fn(usize) -> Result<Arc<Opened>> + Send + Sync;
@@ -45,7 +47,7 @@ impl Default for StreamLimits {
 /// A tensor whose bytes are there. Tensors of one group share its memory.
 #[derive(Debug, Clone)]
 pub struct Landed {
-    pub memory: Arc<Anonymous>,
+    pub memory: Arc<dyn WritableMemory>,
     pub place: TensorPlace,
 }
 
@@ -71,7 +73,7 @@ pub struct Stream {
 #[derive(Debug)]
 struct Reading {
     /// Taken by the thread that read the last piece.
-    whole: Option<Whole>,
+    whole: Option<Whole<Box<dyn WritableMemory>>>,
     pieces_left: usize,
     opened: Option<Arc<Opened>>,
 }
@@ -87,7 +89,7 @@ struct Task {
 /// A group whose bytes are there.
 #[derive(Debug)]
 struct LandedGroup {
-    memory: Arc<Anonymous>,
+    memory: Arc<dyn WritableMemory>,
     untaken: usize,
 }
 
@@ -111,6 +113,8 @@ struct StreamWork {
     /// The group of each want, and its number there.
     group_of: Vec<(usize, usize)>,
     files: Box<Files>,
+    /// Where groups have no memory of their own.
+    staging: Option<StagingPlaces>,
     state: Mutex<State>,
     /// Signals tasks, or room for the next group.
     task_ready: Condvar,
@@ -125,15 +129,31 @@ impl fmt::Debug for StreamWork {
 }
 
 impl LandedGroup {
-    fn new(memory: Anonymous, of: &TensorGroup) -> Self {
-        Self { memory: Arc::new(memory), untaken: of.places.len() }
+    fn new(memory: Box<dyn WritableMemory>, of: &TensorGroup) -> Self {
+        Self { memory: Arc::from(memory), untaken: of.places.len() }
     }
 }
 
 impl Stream {
-    /// Starts to read the wanted tensors.
+    /// Starts to read the wanted tensors into memory of their own.
     pub fn start(wants: &[Want], files: Box<Files>, limits: StreamLimits) -> Result<Self> {
+        Self::begin(groups(wants), files, limits, None)
+    }
+
+    /// Starts to read the wanted tensors into the caller's memory, which is all that they take.
+    pub fn start_in(arena: Arc<Arena>, wants: &[Want], files: Box<Files>, readers: Limits) -> Result<Self> {
         let groups = groups(wants);
+        let limits = StreamLimits { memory_bytes: u64::MAX, readers };
+        let staging = StagingPlaces::new(arena, &groups)?;
+        Self::begin(groups, files, limits, Some(staging))
+    }
+
+    fn begin(
+        groups: Vec<TensorGroup>,
+        files: Box<Files>,
+        limits: StreamLimits,
+        staging: Option<StagingPlaces>,
+    ) -> Result<Self> {
         let numbered = |(group, of): (usize, &TensorGroup)| {
             (0..of.places.len()).map(move |number| (group, number)).collect::<Vec<_>>()
         };
@@ -141,6 +161,7 @@ impl Stream {
             group_of: groups.iter().enumerate().flat_map(numbered).collect(),
             groups,
             files,
+            staging,
             state: Mutex::new(State { memory_bytes: limits.memory_bytes, ..State::default() }),
             task_ready: Condvar::new(),
             group_landed: Condvar::new(),
@@ -161,6 +182,22 @@ impl Stream {
             self.next.fetch_add(1, Ordering::Relaxed);
         }
         Ok(taken)
+    }
+
+    /// Returns the number of wants that lie in the memory of the next tensor and are not taken.
+    pub fn untaken_beside_next(&self) -> usize {
+        let Some(&(group, number)) = self.work.group_of.get(self.next.load(Ordering::Relaxed)) else {
+            return 0;
+        };
+        self.work.groups[group].places.len() - number
+    }
+
+    /// Goes on after the caller has dropped tensors that lay in its memory.
+    pub fn wake(&self) {
+        if self.process == fork::generation() {
+            let _state = self.work.lock();
+            self.work.task_ready.notify_all();
+        }
     }
 
     /// Returns whether a tensor is there or on its way, or will be after `near` others at most. One that was taken or
@@ -283,14 +320,15 @@ impl StreamWork {
                 return Some(task);
             }
             let group = self.groups.get(state.begun)?;
-            if !self.has_room(&state) {
-                state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            if let Err(error) = self.begin(&mut state, group) {
-                drop(state);
-                self.end(Some(error));
-                return None;
+            let begun = if self.has_room(&state) { self.begin(&mut state, group) } else { Ok(false) };
+            match begun {
+                Ok(true) => {}
+                Ok(false) => state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Err(error) => {
+                    drop(state);
+                    self.end(Some(error));
+                    return None;
+                }
             }
         }
     }
@@ -301,28 +339,36 @@ impl StreamWork {
         state.in_flight_bytes == 0 || state.in_flight_bytes.saturating_add(next) <= state.memory_bytes
     }
 
-    /// Begins the next group.
-    fn begin(&self, state: &mut State, group: &TensorGroup) -> Result<()> {
+    /// Begins the next group. Returns false if others still have its place in the caller's memory.
+    fn begin(&self, state: &mut State, group: &TensorGroup) -> Result<bool> {
         let no_memory = |errno: Code| {
             let advice = format!("{} bytes were asked for; give a lower memory_bytes", group.memory_bytes);
             Error::system("cannot allocate a tensor", Path::new(""), errno.raw_os_error(), advice)
         };
         let number = state.begun;
-        let block = Anonymous::private(group.memory_bytes, HugePages::Auto).map_err(no_memory)?;
-        state.begun += 1;
-        state.in_flight_bytes += group.memory_bytes as u64;
-        if group.pieces.is_empty() {
-            state.landed.insert(number, LandedGroup::new(block, group));
-            self.group_landed.notify_all();
-            return Ok(());
-        }
+        let block: Box<dyn WritableMemory> = match &self.staging {
+            None => Box::new(Anonymous::private(group.memory_bytes, HugePages::Auto).map_err(no_memory)?),
+            Some(staging) => match staging.lend(number) {
+                Some(loan) => Box::new(loan),
+                None => return Ok(false),
+            },
+        };
         let ranges: Vec<_> = group.pieces.iter().map(|(_, range)| (range.start, range.len())).collect();
         let (whole, parts) = split(block, &ranges).map_err(no_memory)?;
+        state.begun += 1;
+        state.in_flight_bytes += group.memory_bytes as u64;
+        if parts.is_empty() {
+            if let Ok(block) = whole.join() {
+                state.landed.insert(number, LandedGroup::new(block, group));
+            }
+            self.group_landed.notify_all();
+            return Ok(true);
+        }
         state.reading.insert(number, Reading { whole: Some(whole), pieces_left: parts.len(), opened: None });
         let tasks = parts.into_iter().enumerate().map(|(piece, part)| Task { group: number, piece, part });
         state.tasks.extend(tasks);
         self.task_ready.notify_all();
-        Ok(())
+        Ok(true)
     }
 
     /// Returns the file of a group, which is opened by the first piece.

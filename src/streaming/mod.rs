@@ -24,10 +24,14 @@
 //! the reading; it comes after the tensors that have landed. [`engine::Stream::close`] waits for threads in a read,
 //! but not for ever.
 //!
+//! Groups have memory of their own, or, where the bytes are on their way to a device, lie in memory that the caller gave
+//! ([`staging`]): there the next ones are read once the caller has given room back.
+//!
 //! **Caller:** the binding.
 
 pub mod engine;
 pub mod guess;
 pub mod lead;
 pub mod plan;
+pub mod staging;
 pub mod strategy;

@@ -10,7 +10,7 @@ pub const GROUP_BYTES: u64 = 1 << 20;
 
 /// The kernel reads whole pages, and direct I/O nothing else. A group's memory lies to the page as its bytes lie in
 /// the file.
-const PAGE_BYTES: u64 = 4096;
+pub const PAGE_BYTES: u64 = 4096;
 
 /// A wanted tensor of a file, or a part of it.
 #[derive(Debug, Clone)]

@@ -269,11 +269,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             >>> [array.shape for _, array in weights.stream({"weight": np.s_[:, :2]})]
             [(2, 2)]
         """
-        checks.one_of("strategy", strategy, _native.STRATEGIES)
         memory_bytes, threads = environment.memory_bytes(memory_bytes), environment.threads(threads)
-        if strategy == "mapped" and self.mode == "read":
-            message = f'strategy="mapped" needs a mapping; a file is in "read" mode: {self.reason}'
-            raise ValueError(message)
         wanted = streaming.planned(list(self), self.info, plan, order, self._arrays)
         found, _ = streaming.chosen(self._files, wanted, strategy)
         pairs: Iterator[tuple[streaming.Wanted, npt.NDArray[Any]]]
@@ -307,6 +303,11 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         paths = self._files.paths
         what = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
         return f"<{type(self).__name__} {what} {len(self)} tensors>"
+
+
+def native_files(weights: Checkpoint) -> _native.Checkpoint:
+    """Returns the native object of a checkpoint, for the packages above."""
+    return weights._files  # noqa: SLF001 - of this module's class
 
 
 def _absolute(path: str) -> str:

@@ -136,7 +136,15 @@ def _wanted(info: TensorInfo, part: Index | None, framework: Framework) -> Wante
 
 
 def chosen(files: _native.Checkpoint, wanted: list[Wanted], strategy: Strategy) -> tuple[str, str]:
-    """Returns the strategy to use, and why."""
+    """Returns the strategy to use, and why.
+
+    Raises:
+        ValueError: An unknown word; or ``"mapped"`` where a file is not mapped.
+    """
+    checks.one_of("strategy", strategy, _native.STRATEGIES)
+    if strategy == "mapped" and files.mode == "read":
+        message = f'strategy="mapped" needs a mapping; a file is in "read" mode: {files.reason}'
+        raise ValueError(message)
     seed = random.getrandbits(64)
     return _native.TensorStream.choose(files, [each.native() for each in wanted], strategy, seed)
 

@@ -6,6 +6,7 @@
 
 pub mod advise;
 pub mod anonymous;
+pub mod arena;
 pub mod map;
 mod page;
 pub mod parts;

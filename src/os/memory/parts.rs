@@ -1,5 +1,7 @@
 //! A block of memory that several threads fill at once, each a part of its own.
 
+use std::fmt::Debug;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -7,20 +9,55 @@ use rustix::io::Errno;
 use super::anonymous::Anonymous;
 use super::uninit::Uninit;
 
+/// Memory that can be split.
+///
+/// # Safety
+/// As long as the value is neither borrowed mutably nor dropped, `len` bytes at `as_ptr` stay where they are and can be
+/// written, and no other code of this crate writes there.
+pub unsafe trait WritableMemory: Debug + Send + Sync {
+    fn as_ptr(&self) -> *mut u8;
+    fn len(&self) -> usize;
+}
+
+// SAFETY: the mapping belongs to the block alone, and only a mutable borrow moves it or makes it read-only.
+unsafe impl WritableMemory for Anonymous {
+    fn as_ptr(&self) -> *mut u8 {
+        self.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+}
+
+// SAFETY: that of what is in the box.
+unsafe impl WritableMemory for Box<dyn WritableMemory> {
+    fn as_ptr(&self) -> *mut u8 {
+        self.as_ref().as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.as_ref().len()
+    }
+}
+
 /// A block that is split. It comes back once its parts are gone.
 #[derive(Debug)]
-pub struct Whole(Arc<Anonymous>);
+pub struct Whole<M = Anonymous>(Arc<M>);
 
 /// One range of a split block: the only way to write there.
 #[derive(Debug)]
 pub struct Part {
-    block: Arc<Anonymous>,
+    block: Arc<dyn WritableMemory>,
     offset: usize,
     len: usize,
 }
 
-/// Splits a private, writable block into `ranges` of (offset, length), which ascend and do not overlap.
-pub fn split(block: Anonymous, ranges: &[(usize, usize)]) -> Result<(Whole, Vec<Part>), Errno> {
+/// Splits a block into `ranges` of (offset, length), which ascend and do not overlap.
+pub fn split<M: WritableMemory + 'static>(
+    block: M,
+    ranges: &[(usize, usize)],
+) -> Result<(Whole<M>, Vec<Part>), Errno> {
     let mut free_from = 0;
     for &(offset, len) in ranges {
         let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
@@ -30,13 +67,14 @@ pub fn split(block: Anonymous, ranges: &[(usize, usize)]) -> Result<(Whole, Vec<
         free_from = end;
     }
     let block = Arc::new(block);
-    let parts = ranges.iter().map(|&(offset, len)| Part { block: block.clone(), offset, len }).collect();
+    let part = |&(offset, len): &(usize, usize)| Part { block: block.clone(), offset, len };
+    let parts = ranges.iter().map(part).collect();
     Ok((Whole(block), parts))
 }
 
-impl Whole {
+impl<M> Whole<M> {
     /// Returns the block, if no part is left.
-    pub fn join(self) -> Result<Anonymous, Self> {
+    pub fn join(self) -> Result<M, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
     }
 }
@@ -44,9 +82,10 @@ impl Whole {
 impl Part {
     pub fn memory(&mut self) -> Uninit<'_> {
         let start = self.block.as_ptr().wrapping_add(self.offset);
-        // SAFETY: the kernel initialises anonymous memory. `split` checked that the range lies inside the block and
-        // overlaps no other part, and took the block from its owner until `join`; `&mut self` excludes a second borrow.
-        Uninit::of(unsafe { std::slice::from_raw_parts_mut(start, self.len) })
+        // SAFETY: `split` checked that the range lies inside the block and overlaps no other part, and took the block
+        // from its owner until `join`; `&mut self` excludes a second borrow.
+        let memory = unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), self.len) };
+        Uninit::spare(memory)
     }
 }
 
@@ -67,10 +106,10 @@ mod tests {
                 scope.spawn(move || part.memory().fill(number as u8 + 1));
             }
         });
-        let (_, mut parts) = split(whole.join().expect("no part is out"), &[(0, 10_000)]).expect("valid");
-        let start = parts[0].memory().as_mut_ptr();
+        let block = whole.join().expect("no part is out");
+        let start = block.as_ptr();
         let mut bytes = vec![0; 10_000];
-        // SAFETY: the one part is the whole block, which is as long, and nobody else uses either.
+        // SAFETY: the block is as long, and nobody else uses either.
         unsafe { start.copy_to(bytes.as_mut_ptr(), bytes.len()) };
         assert!(bytes[..100].iter().all(|&byte| byte == 1) && bytes[100..128].iter().all(|&byte| byte == 0));
         assert!(bytes[128..].iter().all(|&byte| byte == 3));

@@ -1,0 +1,100 @@
+//! `StagedStream`: tensors that are read into the caller's memory, from where they go to a device. The Python package
+//! `torch/` uses it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use super::checkpoint::PyCheckpoint;
+use super::export::drop_detached;
+use super::stream::{WantedTensor, readers_of, wants_of};
+use super::writable::GivenMemory;
+use crate::fetch::crew::PERIOD;
+use crate::os::fault;
+use crate::os::memory::arena::Arena;
+use crate::os::memory::parts::WritableMemory;
+use crate::streaming::engine::{NextTensor, Stream};
+
+/// A tensor in the caller's memory: its number, its place there, its bytes.
+type StagedTensor = (usize, usize, usize);
+
+#[pyclass(name = "StagedStream", module = "pagestream._native", frozen)]
+pub struct PyStagedStream {
+    /// `None` only during `drop`.
+    stream: Option<Stream>,
+    arena: Arc<Arena>,
+    /// The memory of the groups that were returned and not given back, in order.
+    handed_out: Mutex<VecDeque<Arc<dyn WritableMemory>>>,
+}
+
+#[pymethods]
+impl PyStagedStream {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        checkpoint: &PyCheckpoint,
+        wanted: Vec<WantedTensor<'_>>,
+        staging: &Bound<'_, PyAny>,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let readers = readers_of(threads)?;
+        let wants = wants_of(checkpoint, wanted)?;
+        let files = checkpoint.shared();
+        let arena = Arc::new(Arena::new(GivenMemory::of(staging)?));
+        let stream = py.detach(|| {
+            let open = Box::new(move |number| files.file(number)?.file.opened());
+            Stream::start_in(arena.clone(), &wants, open, readers)
+        })?;
+        Ok(Self { stream: Some(stream), arena, handed_out: Mutex::default() })
+    }
+
+    /// Returns the next tensors in the order of the wants, whose bytes lie side by side; None at the end. Without `wait` the
+    /// list is empty while there are none.
+    fn next(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Vec<StagedTensor>>> {
+        fault::reinstall();
+        let Some(stream) = &self.stream else { return Ok(None) };
+        let patience = if wait { PERIOD } else { Duration::ZERO };
+        let mut left = stream.untaken_beside_next();
+        let mut found = Vec::with_capacity(left);
+        loop {
+            match py.detach(|| stream.next(patience))? {
+                NextTensor::Landed(landed) => {
+                    let start = self.arena.offset_of(landed.memory.as_ptr());
+                    found.push((landed.place.want, start + landed.place.offset, landed.place.len));
+                    left -= 1;
+                    if left == 0 {
+                        self.handed_out
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .push_back(landed.memory);
+                        return Ok(Some(found));
+                    }
+                }
+                NextTensor::End => return Ok(None),
+                NextTensor::NotYet if wait => py.check_signals()?,
+                NextTensor::NotYet => return Ok(Some(found)),
+            }
+        }
+    }
+
+    /// Gives the memory back in which the tensors of the oldest call of `next` lie.
+    fn give_back(&self, py: Python<'_>) {
+        let oldest = self.handed_out.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        py.detach(|| {
+            drop(oldest);
+            self.stream.as_ref().map(Stream::wake);
+        });
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.stream.as_ref().map(Stream::close));
+    }
+}
+
+impl Drop for PyStagedStream {
+    fn drop(&mut self) {
+        drop_detached(self.stream.take());
+    }
+}

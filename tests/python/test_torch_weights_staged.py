@@ -1,0 +1,112 @@
+"""Tensors that are read into given memory, of which each part is used again once it was given back."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from pagestream import StagingBuffer, _native, open_checkpoint
+from pagestream.errors import MappedReadError
+from pagestream.weights.checkpoint import native_files
+
+MIB = 1 << 20
+SIZES = [100, 3, 5 * MIB, 700_001, 1, 2 * MIB, 3 * MIB + 5, *[4000] * 300, 6 * MIB]
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    rng = np.random.default_rng(3)
+    return {f"t{number:03}": rng.integers(0, 256, size, "u1") for number, size in enumerate(SIZES)}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, tensors):
+    path = tmp_path_factory.mktemp("staged") / "model.safetensors"
+    safetensors.numpy.save_file(tensors, path)
+    with open_checkpoint(path) as opened:
+        yield opened
+
+
+def staging(nbytes):
+    return np.frombuffer(StagingBuffer(nbytes), np.uint8)
+
+
+def test_all_tensors_pass_through_memory_that_is_far_smaller(weights, tensors):
+    memory = staging(7 * MIB)
+    stream = _native.StagedStream(native_files(weights), [(name, None) for name in tensors], memory, None)
+    found = {}
+    while (lot := stream.next(True)) is not None:
+        spans = [(offset, offset + nbytes) for _, offset, nbytes in lot]
+        assert spans == sorted(spans)
+        for number, offset, nbytes in lot:
+            found[list(tensors)[number]] = memory[offset : offset + nbytes].copy()
+        stream.give_back()
+    stream.close()
+    assert list(found) == list(tensors)
+    assert all(np.array_equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_memory_that_is_not_given_back_is_not_written(weights, tensors):
+    memory = staging(8 * MIB)
+    stream = _native.StagedStream(native_files(weights), [(name, None) for name in tensors], memory, 4)
+    kept, lots = [], 0
+    deadline = time.monotonic() + 0.5  # readers have long done what they may
+    while time.monotonic() < deadline:
+        lot = stream.next(False)
+        kept, lots = kept + lot, lots + bool(lot)
+    assert 0 < len(kept) < len(tensors)
+    for number, offset, nbytes in kept:
+        assert np.array_equal(memory[offset : offset + nbytes], list(tensors.values())[number])
+    for _ in range(lots):
+        stream.give_back()
+    assert stream.next(True)
+    stream.close()
+
+
+def test_parts_have_their_place_as_well(weights, tensors):
+    memory = staging(2 * MIB)
+    name = "t008"
+    wanted = [(name, (first, [100], [1], 1)) for first in range(0, 4000, 100)] + [
+        (name, (3999, [1000], [-4], 1))
+    ]
+    stream = _native.StagedStream(native_files(weights), wanted, memory, None)
+    found = []
+    while (lot := stream.next(True)) is not None:
+        [(_, offset, nbytes)] = lot
+        found.append(memory[offset : offset + nbytes].copy())
+        stream.give_back()
+    assert np.array_equal(np.concatenate(found[:-1]), tensors[name])
+    assert np.array_equal(found[-1], tensors[name][3999::-4])
+
+
+def test_what_does_not_fit_and_what_cannot_be_written_is_refused(weights, tensors):
+    files = native_files(weights)
+    with pytest.raises(ValueError, match=r"staging has 1048576 bytes, and 62\d* are needed at once"):
+        _native.StagedStream(files, [(list(tensors)[-1], None)], staging(MIB), None)
+    read_only = staging(MIB)
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError, match="writable"):
+        _native.StagedStream(files, [("t000", None)], read_only, None)
+    with pytest.raises(ValueError, match="threads must be"):
+        _native.StagedStream(files, [("t000", None)], staging(MIB), 0)
+
+
+def test_failures_come_after_what_has_landed(tmp_path, tensors):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(tensors, path)
+    weights = open_checkpoint(path)
+    stream = _native.StagedStream(native_files(weights), [(n, None) for n in weights], staging(7 * MIB), 1)
+    assert stream.next(True)
+    stream.give_back()
+    os.truncate(path, 1000)
+
+    def use_up():
+        while stream.next(True):
+            stream.give_back()
+
+    with pytest.raises(MappedReadError, match="truncated"):
+        use_up()
+    assert stream.next(True) is None
+    stream.close()
