@@ -63,12 +63,7 @@ class TorchTensors(Framework):
     ) -> torch.Tensor:
         """Makes a tensor on the CPU. Memory of a file must be writable."""
         kind = TYPES.get(dtype) or dtype_named(dtype)
-        if dtype == "F4":
-            if not shape or shape[-1] % 2:
-                message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
-                raise SafetensorError(message)
-            # Two elements a byte, of which torch counts the pairs.
-            shape = (*shape[:-1], shape[-1] // 2)
+        shape = shape_in_torch(dtype, shape)
         try:
             if buffer is None or not nbytes:
                 # Whatever the default device is.
@@ -123,6 +118,20 @@ class TorchTensors(Framework):
             raise SafetensorError(message)
         pairs = self.basic_part(stored, "U8", (*shape[:-1], shape[-1] // 2), index)
         return pairs.view(kind)  # type: ignore[no-any-return]
+
+
+def shape_in_torch(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape that torch has for a tensor: it counts F4 elements, two a byte, in pairs.
+
+    Raises:
+        SafetensorError: The last dimension has half a pair.
+    """
+    if dtype != "F4":
+        return shape
+    if not shape or shape[-1] % 2:
+        message = f"torch counts F4 elements in pairs; the last dimension of {list(shape)} is odd"
+        raise SafetensorError(message)
+    return (*shape[:-1], shape[-1] // 2)
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+def shares_memory(device: torch.device) -> bool:
+    """Returns whether a device works in the host's memory: the CPU, Apple's GPUs, integrated GPUs."""
+    if device.type == "cuda":
+        return bool(torch.cuda.get_device_properties(device).is_integrated)
+    return device.type in ("cpu", "mps")
+
+
 class CopyDevice:
     """Copies to a CUDA device on a stream of its own; ``"cpu"`` goes through the same motions.
 
@@ -45,6 +52,14 @@ class CopyDevice:
         """Queues the copy of an array; the array must stay as it is until an event recorded later is done."""
         return torch.from_numpy(array).to(self.device, non_blocking=True, copy=True)
 
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Returns bytes on the device, as yet without content."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def copy_into(self, target: torch.Tensor, array: npt.NDArray[np.uint8]) -> None:
+        """Queues the copy of an array to bytes on the device; see `copy`."""
+        target.copy_(torch.from_numpy(array), non_blocking=True)
+
     def record(self) -> Any:  # noqa: ANN401 - an event, with `query` and `synchronize`
         """Returns an event that is done once everything queued so far is."""
         event = self._module.Event()
@@ -73,6 +88,15 @@ class CopyDevice:
                 with contextlib.suppress(RuntimeError):
                     torch.zeros(1, device=self.device)
         return failed
+
+    def allocate_pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Returns host memory that the runtime has page-locked.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        with torch.cuda.device(self.device):
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu").numpy()
 
     def unregister(self, address: int) -> None:
         """Ends the page-locking of host memory that nothing reads any more."""

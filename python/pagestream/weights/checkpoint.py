@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -272,7 +272,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         memory_bytes, threads = environment.memory_bytes(memory_bytes), environment.threads(threads)
         wanted = streaming.planned(list(self), self.info, plan, order, self._arrays)
         found, _ = streaming.chosen(self._files, wanted, strategy)
-        pairs: Iterator[tuple[streaming.Wanted, npt.NDArray[Any]]]
+        pairs: Generator[tuple[streaming.Wanted, npt.NDArray[Any]], None, None]
         if found == "mapped":
             pairs = ((each, self._mapped(each.info.name)[each.index]) for each in wanted)
         else:

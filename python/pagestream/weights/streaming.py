@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -155,7 +156,7 @@ def read(
     framework: Framework,
     memory_bytes: int | None,
     threads: int | None,
-) -> Iterator[tuple[Wanted, Any]]:
+) -> Generator[tuple[Wanted, Any], None, None]:
     """Yields the tensors of a plan as their bytes land in memory of their own."""
     stream = _native.TensorStream(files, [each.native() for each in wanted], memory_bytes, threads)
     try:
@@ -167,10 +168,12 @@ def read(
 
 
 def reported(
-    pairs: Iterable[tuple[Wanted, Any]], wanted: list[Wanted], progress: Progress
+    pairs: Generator[tuple[Wanted, Any], None, None], wanted: list[Wanted], progress: Progress
 ) -> Iterator[tuple[str, Any]]:
     """Yields names and tensors, and reports the bytes that the consumer has used."""
-    with reporting(progress, sum(each.nbytes for each in wanted), "tensors") as report:
+    total_bytes = sum(each.nbytes for each in wanted)
+    # Closed here, and not by whoever drops it last: an interrupt meanwhile would be lost.
+    with closing(pairs), reporting(progress, total_bytes, "tensors") as report:
         done_bytes = 0
         for each, tensor in pairs:
             yield each.info.name, tensor

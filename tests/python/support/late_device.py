@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 
+import numpy as np
 import torch
 
 from pagestream.torch import TokenLoader
@@ -29,13 +30,17 @@ class LateEvent:
 
 
 class LateDevice:
-    """In place of `CopyDevice`. One thread does the copies, in order, each `delay` seconds after the last."""
+    """In place of `CopyDevice`. One thread does the copies, in order, each `delay` seconds after the last.
+
+    `registered` has the memory that is page-locked; more than `most_registered` bytes at once are refused.
+    """
 
     is_cuda = True
     device = torch.device("cpu")
 
-    def __init__(self, delay=0.01):
+    def __init__(self, delay=0.01, most_registered=None):
         self.delay = delay
+        self.most_registered = most_registered
         self.registered = {}
         self.unregistered_while_read = []
         self.fail_copy = None
@@ -52,19 +57,29 @@ class LateDevice:
         return contextlib.nullcontext()
 
     def copy(self, array):
+        out = torch.zeros(array.shape, dtype=torch.from_numpy(array).dtype)
+        self.copy_into(out, array)
+        return out
+
+    def empty(self, nbytes):
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def copy_into(self, target, array):
         if self.fail_copy is not None:
             self.fail_copy()
-        source, nbytes = array.__array_interface__["data"][0], array.nbytes
-        out = torch.zeros(array.shape, dtype=torch.from_numpy(array).dtype)
+        source = array.__array_interface__["data"][0]
         self._reading.append(source)
 
         def transfer():
             time.sleep(self.delay)
-            ctypes.memmove(out.data_ptr(), source, nbytes)
+            self.move(target, source, array.nbytes)
             self._reading.remove(source)
 
         self._work.put(transfer)
-        return out
+
+    def move(self, target, source, nbytes):
+        """Touches the host's memory."""
+        ctypes.memmove(target.data_ptr(), source, nbytes)
 
     def record(self):
         event = LateEvent()
@@ -82,8 +97,13 @@ class LateDevice:
 
     def register(self, address, nbytes):
         assert address not in self.registered
+        if self.most_registered is not None and nbytes > self.most_registered:
+            return 1
         self.registered[address] = nbytes
         return 0
+
+    def allocate_pinned(self, nbytes):
+        return np.zeros(nbytes, np.uint8)
 
     def unregister(self, address):
         first, last = address, address + self.registered.pop(address)

@@ -1,0 +1,103 @@
+"""Host memory from which a device copies, page-locked in the first of three ways that the driver allows."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pagestream.files.staging import StagingBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from pagestream.torch._device import CopyDevice
+
+_log = logging.getLogger("pagestream.torch")
+# Registering 2 GiB at once fails on some drivers; so much does not.
+PIECE_BYTES = 256 << 20
+
+
+class PinnedMemory:
+    """Staging for copies to a device.
+
+    `pin` allocates it, and page-locks it by the first way that works: one registration; registrations of
+    pieces; memory that the runtime allocates. Memory that is not page-locked serves as well, and copies from
+    it wait for each other.
+
+    Attributes:
+        array: The memory; empty before `pin` and after `close`.
+        way: How it is page-locked.
+    """
+
+    def __init__(self, device: CopyDevice) -> None:
+        self._device = device
+        self._registered: list[int] = []
+        self._span_bytes = 0
+        self.array: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.way = "not page-locked"
+
+    def pin(self, nbytes: int) -> None:
+        """Allocates the memory and page-locks it, and reports how."""
+        self.array, self._span_bytes = np.frombuffer(StagingBuffer(nbytes), np.uint8), nbytes
+        if not self._device.is_cuda:
+            return
+        failures = []
+        for way, span_bytes in (("one registration", nbytes), ("registrations of 256 MiB", PIECE_BYTES)):
+            if span_bytes > nbytes:
+                continue
+            failed = self._register(span_bytes)
+            if not failed:
+                self.way, self._span_bytes = way, span_bytes
+                break
+            failures.append(f"{way}: CUDA error {failed}")
+        else:
+            try:
+                self.array = self._device.allocate_pinned(nbytes)
+                self.way = "allocated by the runtime"
+            except RuntimeError as error:
+                failures.append(f"allocated by the runtime: {error}")
+        why = f" ({'; '.join(failures)})" if failures else ""
+        _log.info("%d bytes of staging for %s: %s%s", nbytes, self._device.device, self.way, why)
+        if self.way == "not page-locked":
+            # Containers limit locked memory.
+            message = f"{nbytes} bytes cannot be page-locked{why}: copies wait for each other"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+    def _register(self, span_bytes: int) -> int:
+        """Registers the memory in spans, all or none; returns CUDA's error, or 0."""
+        address = self.array.__array_interface__["data"][0]
+        for first in range(0, self.array.size, span_bytes):
+            # Noted first: an interrupt in between leaves an address too many, not a registration.
+            self._registered.append(address + first)
+            failed = self._device.register(address + first, min(span_bytes, self.array.size - first))
+            if failed:
+                self._registered.pop()
+                self._unregister()
+                return failed
+        return 0
+
+    def spans(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Cuts a range where a registration ends: no copy may cross two of them."""
+        while first < end:
+            until = min(end, first - first % self._span_bytes + self._span_bytes)
+            yield first, until
+            first = until
+
+    def _unregister(self) -> None:
+        """Ends all registrations, also where one fails; the last failure is raised."""
+        with ExitStack() as stack:
+            while self._registered:
+                stack.callback(self._device.unregister, self._registered.pop())
+
+    def close(self) -> None:
+        """Unlocks and frees the memory, which nothing reads any more."""
+        try:
+            self._unregister()
+        finally:
+            self.array = np.empty(0, np.uint8)

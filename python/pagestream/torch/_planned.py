@@ -1,0 +1,81 @@
+"""Plans for torch: which tensors are wanted, as what, and what is made of their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagestream.errors import SafetensorError
+from pagestream.safetensors._torch_tensors import TorchTensors, dtype_named, shape_in_torch
+from pagestream.weights import indexing, streaming
+from pagestream.weights.dtypes import SUB_BYTE_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pagestream.weights.checkpoint import Checkpoint
+    from pagestream.weights.streaming import Plan, StreamOrder, Wanted
+
+    # The type that a tensor is to have; None for its own.
+    CastOf = Callable[[Wanted], torch.dtype | None]
+
+# Types that `dtype` casts. Those of 8 bits and less hold numbers that mean something only with their scales.
+_CAST = frozenset({"F16", "BF16", "F32", "F64"})
+
+
+def planned(weights: Checkpoint, plan: Plan, order: StreamOrder) -> list[Wanted]:
+    """Returns the tensors of a plan, all of types and shapes that torch has.
+
+    Raises:
+        SafetensorError: torch lacks a type or shape.
+        KeyError: As `streaming.planned`, like what else it raises.
+    """
+    found = streaming.planned(list(weights), weights.info, plan, order, TorchTensors(None))
+    return [_in_torch(each) for each in found]
+
+
+def _in_torch(each: Wanted) -> Wanted:
+    info = each.info
+    try:
+        dtype_named(info.dtype)
+        shape = shape_in_torch(each.dtype, each.shape)
+    except SafetensorError as error:
+        message = f"{info.path}: tensor {info.name!r} at byte {info.offset}: {error}"
+        raise SafetensorError(message) from error
+    if each.index is ... or info.dtype not in SUB_BYTE_BITS:
+        return each
+    # A part of pairs, which are bytes.
+    part = indexing.select(shape, each.index, name=repr(info.name))
+    return replace(each, dtype="U8", shape=shape, part=part)
+
+
+def shape_of(each: Wanted) -> tuple[int, ...]:
+    """Returns the shape of the torch tensor."""
+    return shape_in_torch(each.dtype, each.shape) if each.part is None else each.part.shape
+
+
+def cast_to(dtype: torch.dtype | None) -> CastOf:
+    """Returns the function that names the type of each tensor, where the user asked for `dtype`.
+
+    Raises:
+        TypeError: `dtype` is no torch type.
+        ValueError: It is no floating-point type.
+    """
+    if dtype is None:
+        return lambda _: None
+    if not isinstance(dtype, torch.dtype):
+        message = f"dtype must be a torch.dtype, not {dtype!r}"  # type: ignore[unreachable]
+        raise TypeError(message)
+    if not dtype.is_floating_point:
+        message = f"dtype must be a floating-point type, not {dtype}: only such tensors are cast"
+        raise ValueError(message)
+    return lambda each: dtype if each.info.dtype in _CAST else None
+
+
+def finished(each: Wanted, tensor: torch.Tensor, cast_of: CastOf) -> torch.Tensor:
+    """Returns a tensor with the type that it is to have."""
+    kind = dtype_named(each.info.dtype)
+    tensor = tensor if tensor.dtype == kind else tensor.view(kind)
+    return tensor.to(cast_of(each) or kind)

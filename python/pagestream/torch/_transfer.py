@@ -1,0 +1,238 @@
+"""Tensors on their way from files to a device, through page-locked memory of a fixed size."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pagestream import _native
+from pagestream.safetensors._torch_tensors import dtype_named
+from pagestream.torch._pinned import PinnedMemory
+from pagestream.torch._planned import finished, shape_of
+from pagestream.weights.dtypes import itemsize
+from pagestream.weights.indexing import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from pagestream.torch._device import CopyDevice
+    from pagestream.torch._planned import CastOf
+    from pagestream.weights.streaming import Wanted
+
+# Staging, where the user says nothing: the reads of a slow mount, and of a fast one those of a few
+# milliseconds. More takes longer to page-lock than it saves.
+_STAGING_BYTES = 256 << 20
+# The least: a few lots of neighbours.
+LEAST_STAGING_BYTES = 4 << 20
+# Staging holds this many of the largest pieces: while one is copied others are read.
+_PIECES_IN_STAGING = 4
+# Kernels read vectors of this size. A tensor that begins elsewhere is moved.
+_ALIGNMENT_BYTES = 16
+
+
+class _Piece(NamedTuple):
+    """The bytes of a tensor that cross at a time.
+
+    Attributes:
+        number: That of the tensor in the plan.
+        first: The first of the tensor's bytes.
+    """
+
+    number: int
+    first: int
+
+
+def transferred(
+    files: _native.Checkpoint,
+    wanted: list[Wanted],
+    device: CopyDevice,
+    cast_of: CastOf,
+    memory_bytes: int | None,
+) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
+    """Yields the tensors of a plan on a device, in order.
+
+    ```text
+    read into staging ──> copy queued, event recorded ──> handed out: the consumer's stream waits for it
+          ▲                          └── event done ──> given back ──┐
+          └──────────────────────────────────────────────────────────┘
+    ```
+
+    Threads of the native stream read into staging. All else is done by the consumer's thread when it asks
+    for the next tensor. When this generator ends, in whatever way, no thread reads, no copy is under way, and
+    no memory is page-locked.
+
+    Args:
+        files: The checkpoint.
+        wanted: The plan.
+        device: Where tensors go.
+        cast_of: The types that they get there.
+        memory_bytes: The size of staging; at least 4 MiB are taken. None for a default.
+    """
+    total_bytes = sum(each.nbytes for each in wanted)
+    nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or _STAGING_BYTES, total_bytes))
+    pieces, ranges = _cut(wanted, nbytes // _PIECES_IN_STAGING)
+    process = os.getpid()
+    with ExitStack() as stack:
+        staging = PinnedMemory(device)
+        stack.callback(staging.close)
+        staging.pin(nbytes)
+        stream = _native.StagedStream(files, ranges, staging.array, None)
+        stack.callback(device.synchronize)
+        stack.callback(stream.close)
+        try:
+            arrivals = _Arrivals(wanted, pieces, device, staging, cast_of)
+            yield from _in_order(wanted, _arriving(stream, arrivals, device), device, cast_of)
+        finally:
+            if os.getpid() != process:
+                # The threads, the copies and the registrations are the parent's.
+                stack.pop_all()
+
+
+def _arriving(
+    stream: _native.StagedStream, arrivals: _Arrivals, device: CopyDevice
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields numbers and tensors, once their copies are queued."""
+    # Events after which the oldest lots may be overwritten.
+    copying: deque[Any] = deque()
+    while (lot := stream.next(not copying)) is not None:
+        if lot:
+            with device.stream():
+                found = arrivals.take(lot)
+                copying.append(device.record())
+            device.hand_over(tuple(tensor for _, tensor in found), copying[-1])
+            yield from found
+        else:
+            copying[0].synchronize()
+        while copying and copying[0].query():
+            copying.popleft()
+            stream.give_back()
+
+
+def _in_order(
+    wanted: list[Wanted],
+    found: Iterator[tuple[int, torch.Tensor]],
+    device: CopyDevice,
+    cast_of: CastOf,
+) -> Iterator[tuple[Wanted, torch.Tensor]]:
+    """Adds tensors without elements, of which nothing crosses."""
+    following = 0
+
+    def empty_until(number: int) -> Iterator[tuple[Wanted, torch.Tensor]]:
+        for each in wanted[following:number]:
+            yield each, _made(each, device.empty(0), cast_of)
+
+    for number, tensor in found:
+        yield from empty_until(number)
+        yield wanted[number], tensor
+        following = number + 1
+    yield from empty_until(len(wanted))
+
+
+class _Arrivals:
+    """Makes tensors of what has been read, by copies on the device's stream.
+
+    Args:
+        wanted: The plan.
+        pieces: What crosses at a time, by the numbers of the native stream.
+        device: Where tensors go.
+        staging: Where they are read to.
+        cast_of: The types that they get.
+    """
+
+    def __init__(
+        self,
+        wanted: list[Wanted],
+        pieces: list[_Piece],
+        device: CopyDevice,
+        staging: PinnedMemory,
+        cast_of: CastOf,
+    ) -> None:
+        self._wanted = wanted
+        self._pieces = pieces
+        self._device = device
+        self._staging = staging
+        self._cast_of = cast_of
+        # The bytes of the tensor that crosses in pieces.
+        self._large = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def take(self, lot: list[tuple[int, int, int]]) -> list[tuple[int, torch.Tensor]]:
+        """Queues the copy of what lies side by side in staging; returns the tensors that are then whole."""
+        (piece, first, nbytes), (_, last, last_bytes) = lot[0], lot[-1]
+        number, begin = self._pieces[piece]
+        each = self._wanted[number]
+        if nbytes < each.nbytes:
+            return self._take_piece(number, begin, first, nbytes)
+        block = self._device.empty(last + last_bytes - first)
+        self._copy(block, first)
+        found = []
+        for piece, offset, nbytes in lot:
+            number = self._pieces[piece].number
+            flat = block[offset - first : offset - first + nbytes]
+            if (offset - first) % _ALIGNMENT_BYTES:
+                flat = flat.clone()
+            found.append((number, _made(self._wanted[number], flat, self._cast_of)))
+        return found
+
+    def _take_piece(self, number: int, begin: int, first: int, nbytes: int) -> list[tuple[int, torch.Tensor]]:
+        each = self._wanted[number]
+        if begin == 0:
+            self._large = self._device.empty(each.nbytes)
+        self._copy(self._large[begin : begin + nbytes], first)
+        if begin + nbytes < each.nbytes:
+            return []
+        flat, self._large = self._large, self._device.empty(0)
+        return [(number, _made(each, flat, self._cast_of))]
+
+    def _copy(self, target: torch.Tensor, first: int) -> None:
+        """Queues the copy of as many bytes as `target` has, which begin at `first` in staging."""
+        for begin, end in self._staging.spans(first, first + target.numel()):
+            self._device.copy_into(target[begin - first : end - first], self._staging.array[begin:end])
+
+
+def _made(each: Wanted, flat: torch.Tensor, cast_of: CastOf) -> torch.Tensor:
+    """Makes a tensor of its bytes on the device."""
+    return finished(each, flat.view(dtype_named(each.dtype)).view(shape_of(each)), cast_of)
+
+
+def _cut(
+    wanted: list[Wanted], most_bytes: int
+) -> tuple[list[_Piece], list[tuple[str, _native.SelectedPart | None]]]:
+    """Returns the pieces, of at most `most_bytes`, and for each what the native stream is to read."""
+    pieces: list[_Piece] = []
+    ranges: list[tuple[str, _native.SelectedPart | None]] = []
+    for number, each in enumerate(wanted):
+        if 0 < each.nbytes <= most_bytes:
+            pieces.append(_Piece(number, 0))
+            ranges.append(each.native())
+            continue
+        size = 1 if each.part is None else itemsize(each.dtype)
+        whole = each.part or Selection(0, (each.nbytes,), (1,))
+        first = 0
+        for part in _parts(whole, most_bytes // size):
+            pieces.append(_Piece(number, first))
+            ranges.append((each.info.name, part.in_bytes(size)))
+            first += part.count * size
+    return pieces, ranges
+
+
+def _parts(selection: Selection, most: int) -> Iterator[Selection]:
+    """Cuts a selection into parts of at most `most` elements, which follow each other in the result."""
+    if 0 < selection.count <= most:
+        yield selection
+    if selection.count <= most:
+        return
+    length, stride = selection.shape[0], selection.strides[0]
+    inner = math.prod(selection.shape[1:])
+    step = max(1, most // inner)
+    for index in range(0, length, step):
+        first, count = selection.first + index * stride, min(step, length - index)
+        if inner <= most:
+            yield replace(selection, first=first, shape=(count, *selection.shape[1:]))
+        else:
+            yield from _parts(Selection(first, selection.shape[1:], selection.strides[1:]), most)

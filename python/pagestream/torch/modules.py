@@ -1,0 +1,281 @@
+"""Weights in the place of a module's parameters: `load_into`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parameter import Parameter, is_lazy
+
+from pagestream._common import checks
+from pagestream._common.progress import reporting
+from pagestream.safetensors._torch_tensors import dtype_named
+from pagestream.torch._planned import planned, shape_of
+from pagestream.torch.weights import tensors_on, usable
+from pagestream.weights.checkpoint import open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeAlias
+
+    from pagestream._common.progress import Progress
+    from pagestream._common.types import StrPath
+    from pagestream.weights.checkpoint import Checkpoint
+    from pagestream.weights.streaming import Plan, Wanted
+
+__all__ = ["LoadReport", "Rename", "load_into"]
+
+# From a checkpoint's name to the module's; None to leave the tensor out.
+Rename: TypeAlias = "Mapping[str, str | None] | Callable[[str], str | None] | None"
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `load_into` did.
+
+    Attributes:
+        missing: Names that only the module has.
+        unexpected: Names that only the checkpoint has, as they are in the module where they were renamed.
+        tied: Names of the module that share their tensor with another one, which was loaded, by name.
+        nbytes: Bytes that were read.
+
+    Example:
+        >>> from pagestream.torch import LoadReport
+        >>> LoadReport([], ["rope.inv_freq"], {}, 96).unexpected
+        ['rope.inv_freq']
+    """
+
+    missing: list[str]
+    unexpected: list[str]
+    tied: dict[str, str]
+    nbytes: int
+
+
+@dataclass(eq=False)
+class _Target:
+    """A parameter or buffer, perhaps of several modules.
+
+    Attributes:
+        tensor: What the modules have now.
+        names: Its names, the first one first.
+        places: Each module that has it, with its name there.
+    """
+
+    tensor: torch.Tensor
+    names: list[str] = field(default_factory=list)
+    places: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+
+    def put(self, tensor: torch.Tensor, *, assign: bool) -> None:
+        """Copies a tensor into the present one, or takes it in its place."""
+        if not assign and not self.tensor.is_meta:
+            self.tensor.detach().copy_(tensor)
+            return
+        if not assign:
+            tensor = tensor.to(self.tensor.dtype)
+        if isinstance(self.tensor, Parameter):
+            tensor = Parameter(tensor, requires_grad=self.tensor.requires_grad)
+        for module, name in self.places:
+            setattr(module, name, tensor)
+
+    def device(self) -> torch.device:
+        """Returns where its content belongs."""
+        return torch.get_default_device() if self.tensor.is_meta else self.tensor.device
+
+
+def load_into(
+    module: torch.nn.Module,
+    path: StrPath | Iterable[StrPath],
+    *,
+    plan: Plan = None,
+    rename: Rename = None,
+    strict: bool = True,
+    assign: bool = False,
+    progress: Progress = False,
+) -> LoadReport:
+    """Fills a module from a checkpoint, tensor by tensor, without a second copy of it in memory.
+
+    By default, tensors are copied into those that the module has, which keep their types and devices.
+    Parameters and buffers on ``meta`` get memory one at a time, of the type that they have there, on torch's
+    default device: ``with torch.device("cuda"): load_into(…)`` fills a module that has no memory yet. A
+    tensor that several modules share is read once and stays shared; of its names the first that the
+    checkpoint has counts. Buffers that are not persistent are left alone.
+
+    Names and shapes are compared before any tensor is read: then the module is as it was. After a failure
+    that comes later some tensors are loaded and others are not.
+
+    Args:
+        module: What to fill.
+        path: A file, a folder, an index or a list of files; see `open_checkpoint`.
+        plan: Which tensors to load, and which parts of them, by the names of the checkpoint; see
+            `Checkpoint.stream`.
+        rename: The module's name for a checkpoint's name: a mapping, which changes only the names that it
+            has, or a function of every name. None in the place of a name leaves that tensor out.
+        strict: Whether it is an error if a name is missing in the checkpoint, or unexpected. With False the
+            report lists such names, and what is missing stays as it is.
+        assign: Whether the module gets the loaded tensors themselves, of the types in the files, on the
+            devices of those that they replace. On the CPU, those of files in the page cache are views of the
+            files, as `load_state_dict` says.
+        progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+
+    Returns:
+        The report.
+
+    Raises:
+        RuntimeError: Names are missing or unexpected, with `strict`; or shapes differ. All of them are
+            listed, in the words of ``torch.nn.Module.load_state_dict``.
+        ValueError: Two tensors of the checkpoint get one name; or a parameter is not initialised
+            (``torch.nn.LazyLinear`` and its like).
+        OSError: A file cannot be opened; with ``errno`` and ``filename``.
+        SafetensorError: Not a valid checkpoint, or a type that torch does not have.
+        KeyError: The plan has a name that is not there.
+        MappedReadError: A file was cut or its storage failed.
+        FileChangedError: A file was rewritten meanwhile.
+
+    Example:
+        >>> import torch
+        >>> from pagestream.torch import load_into
+        >>> with torch.device("meta"):
+        ...     layer = torch.nn.Linear(3, 2)
+        >>> load_into(layer, "model.safetensors", plan=["weight"], strict=False).missing
+        ['bias']
+        >>> layer.weight.device, layer.weight.dtype
+        (device(type='cpu'), torch.float32)
+    """
+    checks.check_bool("strict", strict)
+    checks.check_bool("assign", assign)
+    with open_checkpoint(path) as weights:
+        wanted = planned(weights, plan, "file")
+        names = _renamed(wanted, rename)
+        targets = _targets(module)
+        chosen, report = _matched(names, targets)
+        problems = _problems(report, strict=strict) + _misfits(names, targets, assign=assign)
+        if problems:
+            message = f"Error(s) in loading state_dict for {type(module).__name__}:"
+            raise RuntimeError("\n\t".join([message, *problems]))
+        _load(weights, chosen, assign=assign, progress=progress)
+        return report
+
+
+def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
+    """Returns the tensors by their names in the module."""
+    found: dict[str, Wanted] = {}
+    for each in wanted:
+        name: str | None = each.info.name
+        if isinstance(rename, Mapping):
+            name = rename.get(each.info.name, each.info.name)
+        elif rename is not None:
+            name = rename(each.info.name)
+        if name in found:
+            message = f"rename gives {each.info.name!r} and {found[name].info.name!r} one name: {name!r}"
+            raise ValueError(message)
+        if name is not None:
+            found[name] = each
+    return found
+
+
+def _targets(module: torch.nn.Module) -> dict[str, _Target]:
+    """Returns the parameters and persistent buffers of a module. Names of one tensor have one target.
+
+    Raises:
+        ValueError: A parameter is not initialised.
+    """
+    found: dict[str, _Target] = {}
+    by_memory: dict[Any, _Target] = {}
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        transient = owner._non_persistent_buffers_set  # noqa: SLF001 - torch has no public name for it
+        buffers = owner.named_buffers(recurse=False, remove_duplicate=False)
+        kept = [(name, buffer) for name, buffer in buffers if name not in transient]
+        for name, tensor in [*owner.named_parameters(recurse=False, remove_duplicate=False), *kept]:
+            full_name = f"{prefix}.{name}" if prefix else name
+            if is_lazy(tensor):
+                message = f"{full_name} is not initialised: its shape is not known before the first forward"
+                raise ValueError(message)
+            target = by_memory.setdefault(_memory_of(tensor), _Target(tensor))
+            target.names.append(full_name)
+            target.places.append((owner, name))
+            found[full_name] = target
+    return found
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - hashable
+    """Returns what two tensors have in common if they are one, or views of the same elements."""
+    if tensor.is_meta or not tensor.numel():
+        return id(tensor)
+    kind = (type(tensor), tensor.device, tensor.dtype)
+    return *kind, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def _matched(
+    names: dict[str, Wanted], targets: dict[str, _Target]
+) -> tuple[list[tuple[Wanted, _Target]], LoadReport]:
+    """Returns what goes where, in the order of the plan, and the report."""
+    chosen: dict[str, _Target] = {}
+    missing: list[str] = []
+    tied: dict[str, str] = {}
+    for target in dict.fromkeys(targets.values()):
+        source = next((name for name in target.names if name in names), None)
+        if source is None:
+            missing += target.names
+            continue
+        chosen[source] = target
+        tied |= {name: source for name in target.names if name != source}
+    pairs = [(each, chosen[name]) for name, each in names.items() if name in chosen]
+    unexpected = [name for name in names if name not in targets]
+    return pairs, LoadReport(missing, unexpected, tied, sum(each.nbytes for each, _ in pairs))
+
+
+def _problems(report: LoadReport, *, strict: bool) -> list[str]:
+    """Returns torch's words for names that are in one place only."""
+    kinds = (("Missing", report.missing), ("Unexpected", report.unexpected))
+    return [
+        f"{kind} key(s) in state_dict: {', '.join(map(_quoted, found))}. "
+        for kind, found in kinds
+        if strict and found
+    ]
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _misfits(names: dict[str, Wanted], targets: dict[str, _Target], *, assign: bool) -> list[str]:
+    """Returns torch's words for tensors that differ in shape, and words for types that have no gradient."""
+    found = []
+    for name, each in names.items():
+        if name not in targets:
+            continue
+        tensor = targets[name].tensor
+        shape = torch.Size(shape_of(each))
+        if shape != tensor.shape:
+            found.append(
+                f"size mismatch for {name}: copying a param with shape {shape} from checkpoint, "
+                f"the shape in current model is {tensor.shape}."
+            )
+        kind = dtype_named(each.info.dtype)
+        if assign and tensor.requires_grad and not (kind.is_floating_point or kind.is_complex):
+            found.append(f"type mismatch for {name}: {kind} of the checkpoint has no gradient.")
+    return found
+
+
+def _load(
+    weights: Checkpoint, chosen: list[tuple[Wanted, _Target]], *, assign: bool, progress: Progress
+) -> None:
+    """Streams the tensors to each device in turn, and puts them in their places."""
+    by_device: dict[torch.device, dict[str, tuple[Wanted, _Target]]] = {}
+    for each, target in chosen:
+        by_device.setdefault(usable(target.device()), {})[each.info.name] = each, target
+    done_bytes, total_bytes = 0, sum(each.nbytes for each, _ in chosen)
+    with torch.no_grad(), reporting(progress, total_bytes, "tensors") as report:
+        for device, here in by_device.items():
+            wanted = [each for each, _ in here.values()]
+            with closing(tensors_on(device, weights, wanted, cast_of=lambda _: None)) as pairs:
+                for each, tensor in pairs:
+                    here[each.info.name][1].put(tensor, assign=assign)
+                    done_bytes += each.nbytes
+                    if report is not None:
+                        report(done_bytes)
+    # Views of a file that was cut meanwhile would have been zeros.
+    weights.check()

@@ -1,0 +1,199 @@
+"""Weights as tensors on a device: `load_state_dict`, `stream_checkpoint`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagestream._common import environment
+from pagestream.safetensors._torch_tensors import TorchTensors
+from pagestream.torch._device import CopyDevice, shares_memory
+from pagestream.torch._planned import cast_to, finished, planned
+from pagestream.torch._transfer import transferred
+from pagestream.weights import streaming
+from pagestream.weights.checkpoint import native_files, open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+    from pagestream import _native
+    from pagestream._common.progress import Progress
+    from pagestream._common.types import Mode, StrPath
+    from pagestream.torch._planned import CastOf
+    from pagestream.weights.checkpoint import Checkpoint
+    from pagestream.weights.streaming import Plan, Strategy, StreamOrder, Wanted
+
+__all__ = ["load_state_dict", "stream_checkpoint"]
+
+
+def load_state_dict(
+    path: StrPath | Iterable[StrPath],
+    device: torch.device | str | int = "cpu",
+    *,
+    mmap_mode: Mode | None = None,
+    dtype: torch.dtype | None = None,
+    plan: Plan = None,
+) -> dict[str, torch.Tensor]:
+    """Loads a checkpoint as a dict of tensors.
+
+    On the CPU, tensors of files that are in the page cache are not copied: they lie on copy-on-write pages of
+    the file, as those of `pagestream.safetensors.torch.load_file` do. Writing to them changes the tensor,
+    not the file. Tensors of other files are read, many reads at a time, and own their memory.
+    `stream_checkpoint` says how tensors get to other devices.
+
+    Args:
+        path: A file, a folder, an index or a list of files; see `open_checkpoint`.
+        device: Where the tensors go.
+        mmap_mode: How to open the files; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
+        dtype: Type of the floating-point tensors; see `stream_checkpoint`.
+        plan: Which tensors to load, and which parts of them; see `Checkpoint.stream`.
+
+    Returns:
+        The tensors, in the order of the files.
+
+    Raises:
+        OSError: A file cannot be opened; with ``errno`` and ``filename``.
+        SafetensorError: Not a valid checkpoint, or a type that torch does not have.
+        ValueError: `device` is no such device; `dtype` is no floating-point type.
+        KeyError: The plan has a name that is not there.
+        MappedReadError: A file was cut or its storage failed.
+        FileChangedError: A file was rewritten meanwhile.
+
+    Example:
+        >>> import torch
+        >>> from pagestream.torch import load_state_dict
+        >>> tensors = load_state_dict("model.safetensors", dtype=torch.bfloat16)
+        >>> tensors["bias"]
+        tensor([0., 0., 0.], dtype=torch.bfloat16)
+        >>> list(load_state_dict("model.safetensors", plan=["weight"]))
+        ['weight']
+    """
+    with open_checkpoint(path, mmap_mode=mmap_mode) as weights:
+        cast_of, where = cast_to(dtype), usable(device)
+        wanted = planned(weights, plan, "file")
+        return {each.info.name: made for each, made in tensors_on(where, weights, wanted, cast_of=cast_of)}
+
+
+def stream_checkpoint(
+    path: StrPath | Iterable[StrPath],
+    *,
+    device: torch.device | str | int,
+    plan: Plan = None,
+    dtype: torch.dtype | None = None,
+    strategy: Strategy = "auto",
+    memory_bytes: int | None = None,
+    order: StreamOrder = "file",
+    progress: Progress = False,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Streams the tensors of a checkpoint to a device, as their bytes arrive.
+
+    For a GPU, threads read into page-locked memory of a fixed size, from where copies run on a separate
+    stream while others are read. A tensor can be used at once: the caller's current stream waits for its
+    copy, the caller does not. Tensors that are larger than that memory cross in pieces; neighbours in a file
+    that are smaller than 1 MiB cross together, and share memory on the device. The mapping of a file is
+    never handed to a device, whose driver would wait for storage with its locks held.
+
+    Where the device works in the host's memory (integrated and Apple GPUs), nothing is page-locked, and each
+    tensor is copied from where it was read, one at a time. For the CPU nothing is copied.
+
+    Args:
+        path: A file, a folder, an index or a list of files; see `open_checkpoint`.
+        device: Where the tensors go: ``"cpu"``, a GPU of CUDA, or ``"mps"``.
+        plan: Which tensors to stream, and which parts of them; see `Checkpoint.stream`.
+        dtype: Type of the tensors that the files hold as float16, bfloat16, float32 or float64. Integers,
+            bools and complex numbers keep their type, and so do floats of 8 bits and less, which need their
+            scales. Tensors are cast one at a time, those for a GPU on the GPU. None for the files' types.
+        strategy: For the CPU as in `Checkpoint.stream`, with tensors on copy-on-write pages for views. For
+            other devices all is read: ``"mapped"`` is refused.
+        memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
+            size of the page-locked memory: at least 4 MiB, and 256 MiB by default.
+        order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
+        progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+
+    Yields:
+        Name and tensor. A generator that is closed, or left by an exception, ends reads and copies and
+        unlocks its memory first.
+
+    Raises:
+        OSError: A file cannot be opened; with ``errno`` and ``filename``.
+        SafetensorError: Not a valid checkpoint, or a type that torch does not have.
+        ValueError: `device` is no such device; `dtype` is no floating-point type; a word or number is wrong;
+            ``strategy="mapped"`` for a device, or with files that are not mapped.
+        KeyError: The plan has a name that is not there.
+        MappedReadError: A file was cut or its storage failed; while it is streamed.
+        FileChangedError: A file was rewritten meanwhile; while it is streamed.
+
+    Example:
+        >>> from pagestream.torch import stream_checkpoint
+        >>> for name, tensor in stream_checkpoint("model.safetensors", device="cpu"):
+        ...     print(name, tensor.dtype, tuple(tensor.shape))
+        weight torch.float64 (2, 3)
+        bias torch.float32 (3,)
+    """
+    weights = open_checkpoint(path)
+    cast_of, where = cast_to(dtype), usable(device)
+    wanted = planned(weights, plan, order)
+    pairs = tensors_on(where, weights, wanted, strategy=strategy, memory_bytes=memory_bytes, cast_of=cast_of)
+    return streaming.reported(pairs, wanted, progress)
+
+
+def usable(device: torch.device | str | int) -> torch.device:
+    """Returns the device.
+
+    Raises:
+        ValueError: There is none, or one that tensors cannot be streamed to.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        message = f"device {device!r} is invalid: {error}"
+        raise ValueError(message) from error
+    is_there = {"cpu": True, "mps": torch.backends.mps.is_available()}
+    is_there["cuda"] = (found.index or 0) < torch.cuda.device_count()
+    if not is_there.get(found.type, False):
+        message = f'device must be "cpu", or "cuda" or "mps" where PyTorch finds such a GPU, not \'{found}\''
+        raise ValueError(message)
+    return found
+
+
+def copy_device(device: torch.device) -> CopyDevice | None:
+    """Returns the device that tensors are staged for; None where it works in the host's memory."""
+    return None if shares_memory(device) else CopyDevice(device)
+
+
+def tensors_on(
+    device: torch.device,
+    weights: Checkpoint,
+    wanted: list[Wanted],
+    *,
+    cast_of: CastOf,
+    strategy: Strategy = "auto",
+    memory_bytes: int | None = None,
+) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
+    """Returns an iterator over the tensors of a plan, on a device. The arguments are checked at once.
+
+    Raises:
+        ValueError: The strategy is not possible, or a number is out of range.
+    """
+    files, memory_bytes = native_files(weights), environment.memory_bytes(memory_bytes)
+    tensors, staged_for = TorchTensors(None), copy_device(device)
+    is_cpu = staged_for is None and device.type == "cpu"
+    if strategy == "mapped" and not is_cpu:
+        message = f'strategy="mapped" is for the CPU: pages of a file must not be copied to {device}'
+        raise ValueError(message)
+    means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy)
+    if staged_for is not None:
+        return transferred(files, wanted, staged_for, cast_of, memory_bytes)
+    if is_cpu and means == "mapped":
+        return ((each, finished(each, _on_file(files, tensors, each), cast_of)) for each in wanted)
+    pairs = streaming.read(files, wanted, tensors, memory_bytes, None)
+    return ((each, finished(each, tensor, cast_of).to(device)) for each, tensor in pairs)
+
+
+def _on_file(files: _native.Checkpoint, tensors: TorchTensors, each: Wanted) -> torch.Tensor:
+    """Returns a tensor over copy-on-write pages of its file."""
+    file = files.file_of(each.info.name, reads_ahead=False)
+    if each.index is ...:
+        return tensors.whole(file, each.info.name)  # type: ignore[no-any-return]
+    return tensors.part(file.stored(each.info.name), each.index)

@@ -1,0 +1,34 @@
+"""Forks in the middle of a stream to a device: the child's use of it is refused, and the parent's goes on."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+
+from pagestream.safetensors.torch import load_file
+from pagestream.torch import stream_checkpoint, weights
+
+from support.late_device import LateDevice
+
+late = LateDevice(delay=0.001)
+weights.copy_device = lambda _: late
+stream = stream_checkpoint(sys.argv[1], device="cpu", memory_bytes=4 << 20)
+found = dict([next(stream)])
+child = os.fork()
+if child == 0:
+    # The simulated device has no thread here: nothing of it may be waited for.
+    try:
+        next(stream)
+    except ValueError as error:
+        print("told" if "forked" in str(error) else error, flush=True)
+    stream.close()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+found.update(stream)
+late.synchronize()
+expected = load_file(sys.argv[1])
+print("same" if all(torch.equal(found[name], expected[name]) for name in expected) else "different")

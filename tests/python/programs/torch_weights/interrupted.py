@@ -1,0 +1,31 @@
+"""Interrupts a stream to a device whose first reads hang."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from pagestream.torch import stream_checkpoint, weights
+
+from support.late_device import LateDevice
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+late = LateDevice()
+weights.copy_device = lambda _: late
+
+
+def interrupt():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+threading.Thread(target=interrupt).start()
+try:
+    for _ in stream_checkpoint(sys.argv[1], device="cpu"):
+        print("a tensor", flush=True)
+except KeyboardInterrupt:
+    print(f"heard; {len(late.registered)} registered", flush=True)

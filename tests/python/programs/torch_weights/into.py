@@ -1,0 +1,23 @@
+"""Fills a model of 24 tensors of 8 MiB, and prints the memory that it took at most beside what was there."""
+
+import json
+import sys
+
+import torch
+from memory import Peak
+from torch import nn
+
+from pagestream.safetensors.torch import save_file
+from pagestream.torch import load_into
+
+path, way = sys.argv[1:]
+COUNT, WIDTH = 24, 1448
+held = {f"{number}.weight": torch.full((WIDTH, WIDTH), float(number)) for number in range(COUNT)}
+save_file(held, path)
+del held
+with torch.device("meta" if way != "in place" else "cpu"):
+    model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(COUNT))
+with Peak() as peak:
+    load_into(model, path, assign=way == "assign")
+is_right = all(bool((layer.weight == number).all()) for number, layer in enumerate(model))
+print(json.dumps({"extra_bytes": peak.extra_bytes, "is_right": is_right}))

@@ -1,0 +1,320 @@
+"""`load_state_dict` and `stream_checkpoint` on the CPU: types, shards, parts, casts, mounts, failures."""
+
+import errno
+import gc
+import json
+import os
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from pagestream import MappedFile
+from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
+from pagestream.torch import _device, load_state_dict, stream_checkpoint, weights
+from pagestream.weights.dtypes import NAMES
+
+from support import real
+from support.checkpoints import shard_name, write_index
+from support.process import PROGRAMS, output_of
+from support.weight_files import ELEMENT_TYPES, entry, odd_file, weight_file, write
+
+MIB = 1 << 20
+STRATEGIES = ["auto", "mapped", "pread"]
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def same(found, expected):
+    """Compares bit for bit, whatever torch can compare."""
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert bits(found[name]) == bits(tensor), name
+
+
+def bits(tensor):
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def evict(path):
+    gc.collect()
+    with MappedFile(path) as file:
+        file.evict()
+        assert file.residency().fraction == 0.0
+
+
+@pytest.fixture(scope="module")
+def every_type(tmp_path_factory):
+    """A file with a tensor of each type, with all patterns of its bits where they are few."""
+    rng = np.random.default_rng(5)
+    header, data = {}, b""
+    for code, _, kind in sorted(ELEMENT_TYPES, key=lambda each: -np.dtype(each[2]).itemsize):
+        content = rng.integers(0, 2 if code == "BOOL" else 256, 256 * np.dtype(kind).itemsize, "u1").tobytes()
+        header[code] = entry(code, [16, 16], len(data), len(data) + len(content))
+        data += content
+    header["F4"] = entry("F4", [3, 8], len(data), len(data) + 12)
+    data += rng.integers(0, 256, 12, "u1").tobytes()
+    return write(tmp_path_factory.mktemp("types") / "types.safetensors", weight_file(header, data))
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    torch.manual_seed(3)
+    return {
+        "embed": torch.randn(700, 301),
+        "layers.0.w": torch.randn(1500, 512, dtype=torch.bfloat16),
+        "layers.0.b": torch.randn(17).half(),
+        "layers.10.w": torch.randn(64, 3, 5, dtype=torch.float64),
+        "layers.2.w": torch.randint(-99, 99, (1000, 33)),
+        "mask": torch.rand(1001) > 0.5,
+        "nothing": torch.empty(0, 4),
+        "scale": torch.tensor(2.5),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tensors):
+    """The tensors in three shards, with an index."""
+    folder = tmp_path_factory.mktemp("sharded")
+    names, weight_map = list(tensors), {}
+    for number in range(3):
+        part = {name: tensors[name] for name in names[number::3]}
+        safetensors.torch.save_file(part, folder / shard_name(number + 1, 3))
+        weight_map |= dict.fromkeys(part, shard_name(number + 1, 3))
+    write_index(folder, weight_map)
+    return folder
+
+
+def loaded(folder):
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(file, "pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.offset_keys()}
+    return found
+
+
+# --- tensors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mmap_mode", ["auto", "shared", "private", "read"])
+def test_every_type_is_that_of_safetensors_bit_for_bit(every_type, mmap_mode):
+    with safetensors.safe_open(every_type, "pt") as opened:
+        expected = {name: opened.get_tensor(name) for name in opened.offset_keys()}
+    assert len(expected) == len(ELEMENT_TYPES) + 1 == sum(hasattr(torch, name) for name in NAMES.values()) + 1
+    same(load_state_dict(every_type, mmap_mode=mmap_mode), expected)
+    for strategy in ["auto", "pread"]:
+        same(dict(stream_checkpoint(every_type, device="cpu", strategy=strategy)), expected)
+
+
+@every_strategy
+def test_shards_come_as_one_in_the_order_of_the_files(folder, strategy):
+    expected = loaded(folder)
+    same(dict(stream_checkpoint(folder, device="cpu", strategy=strategy)), expected)
+    files = sorted(folder.glob("*.safetensors"))
+    for path in (folder, folder / "model.safetensors.index.json", files):
+        same(load_state_dict(path), expected)
+    same(load_state_dict(str(files[0])), {name: expected[name] for name in load_state_dict(files[0])})
+
+
+@every_strategy
+def test_plans_parts_and_orders(folder, tensors, strategy):
+    plan = {
+        "layers.10.w": np.s_[5:60:7, :, 1],
+        "scale": None,
+        "embed": np.s_[:, 100:103],
+        "layers.2.w": (None, 3),
+    }
+    expected = {name: tensors[name][... if index is None else index] for name, index in plan.items()}
+    found = dict(stream_checkpoint(folder, device="cpu", plan=plan, order="plan", strategy=strategy))
+    same(found, expected)
+    in_layers = stream_checkpoint(folder, device="cpu", order="layer", strategy=strategy)
+    names = [name for name, _ in in_layers if name.startswith("layers")]
+    assert sorted(names[:2]) == ["layers.0.b", "layers.0.w"]
+    assert names[2:] == ["layers.2.w", "layers.10.w"]
+    same(load_state_dict(folder, plan=["mask"]), {"mask": tensors["mask"]})
+
+
+@every_strategy
+def test_parts_of_pairs_count_pairs(every_type, strategy):
+    whole = load_state_dict(every_type)["F4"]
+    assert whole.shape == (3, 4)
+    plan = {"F4": np.s_[1:, 1:3]}
+    [(_, part)] = stream_checkpoint(every_type, device="cpu", plan=plan, strategy=strategy)
+    assert (part.dtype, part.shape) == (torch.float4_e2m1fn_x2, (2, 2))
+    assert bits(part) == bits(whole.view(torch.uint8)[1:, 1:3])
+
+
+@every_strategy
+def test_a_type_is_cast_and_others_stay(every_type, strategy):
+    expected = {
+        name: tensor.to(torch.bfloat16) if name in ("F16", "BF16", "F32", "F64") else tensor
+        for name, tensor in load_state_dict(every_type).items()
+    }
+    same(dict(stream_checkpoint(every_type, device="cpu", dtype=torch.bfloat16, strategy=strategy)), expected)
+    same(load_state_dict(every_type, dtype=torch.bfloat16), expected)
+
+
+def test_a_type_is_not_cast_to_what_loses_it(every_type):
+    with pytest.raises(ValueError, match=r"dtype must be a floating-point type, not torch.int8"):
+        load_state_dict(every_type, dtype=torch.int8)
+    with pytest.raises(TypeError, match=r"dtype must be a torch.dtype, not 'bfloat16'"):
+        stream_checkpoint(every_type, device="cpu", dtype="bfloat16")
+
+
+def test_a_type_that_torch_lacks_is_refused_before_anything_is_read(tmp_path):
+    header = {"a": entry("F32", [2], 0, 8), "b": entry("F6_E2M3", [4], 8, 11)}
+    path = write(tmp_path / "six.safetensors", weight_file(header, 11))
+    with pytest.raises(SafetensorError, match=r"tensor 'b' at byte \d+: torch .* has no type for F6_E2M3"):
+        stream_checkpoint(path, device="cpu")
+    assert list(load_state_dict(path, plan=["a"])) == ["a"]
+    header = {"odd": entry("F4", [2, 3], 0, 3)}
+    path = write(tmp_path / "odd.safetensors", weight_file(header, 3))
+    with pytest.raises(FormatError, match=r"tensor 'odd' .* F4 elements in pairs"):
+        stream_checkpoint(path, device="cpu")
+
+
+@every_strategy
+def test_misaligned_tensors_are_aligned_copies(tmp_path, strategy):
+    path = odd_file(tmp_path / "odd.safetensors")
+    found = dict(stream_checkpoint(path, device="cpu", strategy=strategy))["floats"]
+    assert found.tolist() == [0, 1, 2, 3, 4]
+    assert found.data_ptr() % 4 == 0
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+
+def anonymous_bytes():
+    with open("/proc/self/smaps_rollup") as rollup:
+        return next(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:")) * 1024
+
+
+def test_what_is_cached_is_not_copied_and_can_be_written(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.zeros(32 * MIB, dtype=torch.uint8)}, path)
+    evict(path)
+    path.read_bytes()
+    before = anonymous_bytes()
+    found = load_state_dict(path)
+    assert found["a"].sum() == 0
+    assert anonymous_bytes() - before < 4 * MIB
+    found["a"][5] = 7
+    assert load_state_dict(path)["a"][5] == 0
+    assert found["a"][5] == 7
+
+
+def test_what_is_not_cached_is_read_into_memory_of_its_own(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.full((8 * MIB,), 3, dtype=torch.uint8)}, path)
+    evict(path)
+    found = load_state_dict(path)
+    os.truncate(path, 1000)
+    assert found["a"].sum() == 3 * 8 * MIB
+
+
+def test_a_cast_makes_no_second_copy_of_the_whole(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({f"t{n:02}": torch.ones(2 * MIB) for n in range(24)}, path)
+    program = PROGRAMS / "torch_weights" / "cast.py"
+    facts = json.loads(output_of(program, path, PAGESTREAM_MEMORY_BYTES=str(16 * MIB)))
+    # 96 MiB of bfloat16; beside them the budget, a tensor of 8 MiB in both types, and what torch takes.
+    assert facts["kept_bytes"] == 96 * MIB
+    assert facts["peak_bytes"] <= 96 * MIB + 16 * MIB + 3 * 8 * MIB + 16 * MIB, facts
+
+
+# --- mounts and failures ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {f"t{number:02}": torch.full((MIB,), number, dtype=torch.uint8) for number in range(64)}
+    safetensors.torch.save_file(tensors, source / "model.safetensors")
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, direct_io=direct) as slow:
+        same(load_state_dict(slow.path / "model.safetensors"), tensors)
+        gc.collect()
+    # Cached FUSE allows 12 of the kernel's own requests (max_background).
+    assert slow.counts["most_in_flight"] >= (32 if direct else 10)
+    assert 64 * MIB <= slow.counts["read_bytes"] <= 1.02 * 64 * MIB
+
+
+def test_storage_that_fails_and_files_that_change_are_errors(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    path = source / "m.safetensors"
+    safetensors.torch.save_file({f"t{n:02}": torch.ones(MIB, dtype=torch.uint8) for n in range(32)}, path)
+    failing = real.slow_fuse(source, tmp_path / "slow", direct_io=True, fail_range=(20 * MIB, 21 * MIB))
+    with failing as slow:
+        with pytest.raises(MappedReadError) as caught:
+            load_state_dict(slow.path / "m.safetensors")
+        assert caught.value.errno == errno.EIO
+        del caught
+        gc.collect()
+    stream = stream_checkpoint(path, device="cpu", strategy="pread", memory_bytes=MIB)
+    assert next(stream)[0] == "t00"
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"changed!")
+    with pytest.raises(FileChangedError):
+        list(stream)
+
+
+def test_wrong_arguments_are_refused_at_once(folder):
+    with pytest.raises(ValueError, match=r'device must be "cpu", or "cuda" or "mps" .*, not \'meta\''):
+        stream_checkpoint(folder, device="meta")
+    with pytest.raises(ValueError, match="device 'gpu' is invalid"):
+        load_state_dict(folder, "gpu")
+    beyond = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(ValueError, match=f"not '{beyond}'"):
+        load_state_dict(folder, beyond)
+    with pytest.raises(ValueError, match='strategy must be "auto", "mapped" or "pread"'):
+        stream_checkpoint(folder, device="cpu", strategy="fast")
+    with pytest.raises(ValueError, match='order must be "file", "plan" or "layer"'):
+        stream_checkpoint(folder, device="cpu", order="name")
+    with pytest.raises(ValueError, match="memory_bytes must be at least 1"):
+        stream_checkpoint(folder, device="cpu", memory_bytes=0)
+    with pytest.raises(KeyError, match="absent"):
+        stream_checkpoint(folder, device="cpu", plan=["absent"])
+    with pytest.raises(IndexError, match="out of bounds"):
+        load_state_dict(folder, plan={"scale": None, "embed": 700})
+    with pytest.raises(FileNotFoundError):
+        load_state_dict(folder / "none.safetensors")
+
+
+def test_progress_counts_the_bytes_of_the_plan(folder):
+    seen = []
+    plan = {"embed": np.s_[:2], "scale": None}
+    list(stream_checkpoint(folder, device="cpu", plan=plan, progress=lambda *counts: seen.append(counts)))
+    assert seen[-1] == (2 * 301 * 4 + 4, 2 * 301 * 4 + 4)
+
+
+# --- devices that work in the host's memory ----------------------------------------------------------
+
+
+def test_a_device_in_the_hosts_memory_gets_each_tensor_from_where_it_was_read(folder, monkeypatch):
+    """With `meta` for the device: types and shapes are those of the files, and nothing is staged."""
+    monkeypatch.setattr(weights, "usable", lambda _: torch.device("meta"))
+    monkeypatch.setattr(weights, "shares_memory", lambda _: True)
+    expected = loaded(folder)
+    found = dict(stream_checkpoint(folder, device="mps"))
+    assert list(found) == list(expected)
+    assert all(tensor.is_meta for tensor in found.values())
+    facts = {name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()}
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == facts
+    with pytest.raises(ValueError, match='strategy="mapped" is for the CPU'):
+        stream_checkpoint(folder, device="mps", strategy="mapped")
+    with pytest.raises(ValueError, match="strategy must be"):
+        stream_checkpoint(folder, device="mps", strategy="fast")
+
+
+def test_integrated_gpus_work_in_the_hosts_memory(monkeypatch):
+    class Properties:
+        is_integrated = 1
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    assert _device.shares_memory(torch.device("cuda", 0))
+    assert _device.shares_memory(torch.device("mps"))
+    Properties.is_integrated = 0
+    assert not _device.shares_memory(torch.device("cuda", 0))
