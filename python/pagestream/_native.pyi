@@ -81,7 +81,7 @@ def permuted(length: int, seed: int, epoch: int, start: int, step: int, count: i
 def set_fault_guard(guard: str) -> None: ...
 
 # Of one tensor: the element type, the shape, the size in bytes, and the offset in the file.
-SelectedPart: TypeAlias = tuple[int, Sequence[int], Sequence[int], int]
+_SelectedPart: TypeAlias = tuple[int, Sequence[int], Sequence[int], int]
 _TensorFacts: TypeAlias = tuple[str, tuple[int, ...], int, int]
 
 def parse_weights(head: bytes, size: int, strict: bool) -> list[tuple[str, _TensorFacts]]: ...
@@ -131,14 +131,14 @@ class TensorStream:
     def __new__(
         cls,
         checkpoint: Checkpoint,
-        wanted: Sequence[tuple[str, SelectedPart | None]],
+        wanted: Sequence[tuple[str, _SelectedPart | None]],
         memory_bytes: int | None,
         threads: int | None,
     ) -> Self: ...
     @staticmethod
     def choose(
         checkpoint: Checkpoint,
-        wanted: Sequence[tuple[str, SelectedPart | None]],
+        wanted: Sequence[tuple[str, _SelectedPart | None]],
         strategy: str,
         seed: int,
     ) -> tuple[str, str]: ...
@@ -314,5 +314,5 @@ class StoredTensor:
     def nbytes(self) -> int: ...
     @property
     def path(self) -> str: ...
-    def view(self, selected: SelectedPart, writable: bool, owned: bool) -> Exporter | None: ...
-    def read_selection(self, selected: SelectedPart, out: Buffer) -> None: ...
+    def view(self, selected: _SelectedPart, writable: bool, owned: bool) -> Exporter | None: ...
+    def read_selection(self, selected: _SelectedPart, out: Buffer) -> None: ...

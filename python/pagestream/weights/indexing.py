@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from types import EllipsisType
     from typing import SupportsIndex, TypeAlias
 
-    from pagestream import _native
-
+    # First byte, shape, strides in bytes, bytes of an element.
+    SelectedBytes: TypeAlias = "tuple[int, tuple[int, ...], list[int], int]"
     # One part of an index, and an index.
     Part: TypeAlias = "SupportsIndex | slice | EllipsisType | None"
     Index: TypeAlias = "Part | tuple[Part, ...] | list[Any]"
@@ -48,8 +48,8 @@ class Selection:
         """The number of elements."""
         return math.prod(self.shape)
 
-    def in_bytes(self, item_bytes: int) -> _native.SelectedPart:
-        """Returns first byte, shape, strides in bytes, and bytes of an element."""
+    def in_bytes(self, item_bytes: int) -> SelectedBytes:
+        """Returns the selection as the native module takes it."""
         strides = [stride * item_bytes for stride in self.strides]
         return self.first * item_bytes, self.shape, strides, item_bytes
 
