@@ -150,7 +150,7 @@ class StagedStream:
     def __new__(
         cls,
         checkpoint: Checkpoint,
-        wanted: Sequence[tuple[str, SelectedPart | None]],
+        wanted: Sequence[tuple[str, _SelectedPart | None]],
         staging: Buffer,
         threads: int | None,
     ) -> Self: ...

@@ -190,6 +190,25 @@ impl MappedFile {
         Ok(current.facts.identity.size)
     }
 
+    /// Closes this file, and returns another one that goes on with its descriptor and read-only mapping; `None` if it is
+    /// closed.
+    pub fn hand_over(&self) -> Option<Self> {
+        let (opened, facts) = {
+            let _section = fork::section();
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+            (current.opened.take()?, current.facts.clone())
+        };
+        Some(Self {
+            path: self.path.clone(),
+            absolute: self.absolute.clone(),
+            origin: self.origin.clone(),
+            is_named: self.is_named,
+            requested: self.requested,
+            current: RwLock::new(Current { opened: Some(Arc::new(opened.for_another())), facts }),
+            file_system: self.file_system.clone(),
+        })
+    }
+
     /// Closes the descriptor, and unmaps unless views exist. Calls in progress finish.
     pub fn close(&self) {
         let last = {

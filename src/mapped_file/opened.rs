@@ -105,6 +105,19 @@ impl Opened {
         Self::new(&self.path, self.file.clone(), identity, requested, self.hints.clone())
     }
 
+    /// The same file for another user, with copy-on-write pages of its own.
+    pub(super) fn for_another(&self) -> Self {
+        Self {
+            path: self.path.clone(),
+            file: self.file.clone(),
+            facts: self.facts.clone(),
+            region: self.region.clone(),
+            copy_on_write: OnceLock::new(),
+            hints: self.hints.clone(),
+            residency_is_told: self.residency_is_told.clone(),
+        }
+    }
+
     pub fn size(&self) -> u64 {
         self.facts.identity.size
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -10,10 +10,12 @@ use pyo3::types::{IntoPyDict, PyDict, PyString};
 
 use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
-use super::lead::FileLead;
+use super::lead::{FileLead, NextFile};
 use super::weights::{PyWeightFile, TensorFacts, tensor_facts};
 use crate::mapped_file::{Mode, RequestedMode};
+use crate::streaming::guess::Guess;
 use crate::weights::checkpoint::Checkpoint;
+use crate::weights::file::WeightFile;
 use crate::weights::header::TensorEntry;
 use crate::weights::locate::{AccessRequest, CheckpointPath};
 use crate::weights::strictness::Strictness;
@@ -49,6 +51,28 @@ impl PyCheckpoint {
         let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
         found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
     }
+}
+
+/// Makes the lead of each file, which goes on to the next one.
+fn leads_of(
+    checkpoint: &Arc<Checkpoint>,
+    mode: RequestedMode,
+    ahead_bytes: Option<u64>,
+) -> Vec<Arc<FileLead>> {
+    let mut leads: Vec<Arc<FileLead>> = Vec::with_capacity(checkpoint.paths.len());
+    for number in (0..checkpoint.paths.len()).rev() {
+        let next = leads.last().map(|lead| {
+            let (files, lead, next) = (checkpoint.clone(), lead.clone(), number + 1);
+            let go_on = move |guess: &Guess, _: &Weak<FileLead>| {
+                let WeightFile { file, header } = files.file(next)?;
+                lead.begin(&header, file.opened()?, guess)
+            };
+            NextFile::new(checkpoint.paths[next].clone(), mode, go_on)
+        });
+        leads.push(Arc::new(FileLead::new(ahead_bytes, next)));
+    }
+    leads.reverse();
+    leads
 }
 
 #[pymethods]
@@ -92,7 +116,7 @@ impl PyCheckpoint {
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let opened = py.detach(|| Checkpoint::open(list, mode, strictness, &mut keep_going));
         let checkpoint = Arc::new(raised.or(opened)?);
-        let leads = checkpoint.paths.iter().map(|_| Arc::new(FileLead::new(ahead_bytes))).collect();
+        let leads = leads_of(&checkpoint, mode, ahead_bytes);
         Ok(Self { checkpoint, leads })
     }
 
@@ -169,7 +193,8 @@ impl PyCheckpoint {
             Some(file) => file,
             None => py.detach(|| self.checkpoint.file(number))?,
         };
-        let lead = if reads_ahead { self.leads[number].clone() } else { Arc::new(FileLead::new(Some(0))) };
+        let lead =
+            if reads_ahead { self.leads[number].clone() } else { Arc::new(FileLead::new(Some(0), None)) };
         Ok(PyWeightFile::of(file, lead))
     }
 

@@ -1,34 +1,100 @@
 //! The read-ahead under `WeightFile` and `Checkpoint`: made when the first tensor of a file is asked for.
 
 use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::Builder;
 
 use pyo3::prelude::*;
 
+use super::files::audit_open;
 use crate::error::Result;
 use crate::fetch::crew::PERIOD;
-use crate::mapped_file::Opened;
+use crate::mapped_file::{Opened, RequestedMode};
 use crate::natural;
 use crate::os::process::fork;
 use crate::slicing::Selection;
 use crate::streaming::engine::{Landed, NextTensor};
-use crate::streaming::guess::FileTensors;
+use crate::streaming::guess::{FileTensors, Guess};
 use crate::streaming::lead::{Answer, Lead};
 use crate::weights::header::{Header, TensorEntry};
 
-/// The lead of one file; `None` inside if the file is not worth one.
-#[derive(Debug)]
+/// Opens the file that comes next and begins to read it, for a consumer that goes on as in the file of this lead. Runs in
+/// a thread of its own. What fails is left to the consumer.
+pub type GoOn = dyn Fn(&Guess, &Weak<FileLead>) -> Result<()> + Send + Sync;
+
+/// The lead of one file.
 pub struct FileLead {
     limit_bytes: Option<u64>,
+    /// `None` inside if the file is not worth one.
     lead: OnceLock<Option<Lead>>,
     is_closed: AtomicBool,
+    /// Whether the file is open for a consumer.
+    is_used: AtomicBool,
+    next: Option<NextFile>,
+}
+
+/// The file that comes after another one.
+pub struct NextFile {
+    path: PathBuf,
+    mode: RequestedMode,
+    go_on: Arc<GoOn>,
+    is_begun: AtomicBool,
+}
+
+impl std::fmt::Debug for FileLead {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("FileLead").field("lead", &self.lead).finish_non_exhaustive()
+    }
+}
+
+impl NextFile {
+    pub fn new(
+        path: PathBuf,
+        mode: RequestedMode,
+        go_on: impl Fn(&Guess, &Weak<FileLead>) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self { path, mode, go_on: Arc::new(go_on), is_begun: AtomicBool::new(false) }
+    }
+
+    /// Begins to read the file, once. An audit hook can refuse that.
+    fn begin(&self, py: Python<'_>, guess: Guess, before: Weak<FileLead>) {
+        if self.is_begun.swap(true, Ordering::Relaxed) || audit_open(py, &self.path, self.mode).is_err() {
+            return;
+        }
+        let go_on = self.go_on.clone();
+        let thread = Builder::new().name("pagestream-next".into());
+        // Best effort: without a thread, or where this fails, the consumer opens the file itself.
+        drop(thread.spawn(move || go_on(&guess, &before)));
+    }
 }
 
 impl FileLead {
-    /// `limit_bytes` is the longest lead, `None` for one that follows the free memory, 0 for none.
-    pub fn new(limit_bytes: Option<u64>) -> Self {
-        Self { limit_bytes, lead: OnceLock::new(), is_closed: AtomicBool::new(false) }
+    /// `limit_bytes` is the longest lead, `None` for one that follows the free memory, 0 for none. The lead goes on to
+    /// `next`.
+    pub fn new(limit_bytes: Option<u64>, next: Option<NextFile>) -> Self {
+        Self {
+            limit_bytes,
+            lead: OnceLock::new(),
+            is_closed: AtomicBool::new(false),
+            is_used: AtomicBool::new(true),
+            next,
+        }
+    }
+
+    /// Returns whether tensors are left to read ahead.
+    pub fn has_more(&self) -> bool {
+        self.lead.get().is_some_and(|lead| lead.as_ref().is_some_and(Lead::has_more))
+    }
+
+    pub fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the file is open for a consumer.
+    pub fn set_used(&self, is_used: bool) {
+        self.is_used.store(is_used, Ordering::Relaxed);
     }
 
     /// Returns whether the file is read ahead.
@@ -39,7 +105,7 @@ impl FileLead {
     /// Notes that the tensor of `len` bytes at `offset` of the file is asked for, or a part of it. Waits for the bytes
     /// and returns them if they are read into memory of their own.
     pub fn follow(
-        &self,
+        self: &Arc<Self>,
         py: Python<'_>,
         header: &Header,
         opened: impl FnOnce() -> Result<Arc<Opened>>,
@@ -53,9 +119,16 @@ impl FileLead {
         let opened = opened()?;
         let answer = py.detach(|| {
             let lead = fork::get_or_make(&self.lead, || self.made(header, opened));
-            lead.as_ref().map(|lead| (lead, lead.ask(offset, selection)))
+            let lead = lead.as_ref()?;
+            let answer = lead.ask(offset, selection);
+            let next = self.next.as_ref().filter(|next| !next.is_begun.load(Ordering::Relaxed));
+            Some((lead, answer, next.and_then(|next| Some((next, lead.at_end()?)))))
         });
-        let Some((lead, Answer::InStream(stream, number))) = answer else { return Ok(None) };
+        let Some((lead, answer, next)) = answer else { return Ok(None) };
+        if let Some((next, guess)) = next {
+            next.begin(py, guess, Arc::downgrade(self));
+        }
+        let Answer::InStream(stream, number) = answer else { return Ok(None) };
         loop {
             match py.detach(|| stream.take(number, PERIOD)) {
                 Ok(NextTensor::Landed(landed)) => {
@@ -70,6 +143,14 @@ impl FileLead {
                     return Ok(None);
                 }
             }
+        }
+    }
+
+    /// Reads ahead for a consumer that is expected to come from another file.
+    pub fn begin(&self, header: &Header, opened: Arc<Opened>, guess: &Guess) -> Result<()> {
+        match fork::get_or_make(&self.lead, || self.made(header, opened)) {
+            Some(lead) => lead.begin(guess),
+            None => Ok(()),
         }
     }
 

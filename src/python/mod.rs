@@ -11,6 +11,7 @@ mod damage;
 mod error;
 mod export;
 mod files;
+mod idle;
 mod lead;
 mod loader;
 mod sampling;

@@ -11,6 +11,7 @@ use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
 use super::error::text;
 use super::export::{self, PyExporter};
 use super::files::{audit_open, path_of};
+use super::idle::IdleKey;
 use super::lead::FileLead;
 use super::stored_tensor::PyStoredTensor;
 use super::writable::WritableBuffer;
@@ -49,6 +50,9 @@ pub fn tensor_facts<'py>(py: Python<'py>, entry: &TensorEntry<'_>) -> PyResult<T
 pub struct PyWeightFile {
     weights: WeightFile,
     lead: Arc<FileLead>,
+    /// Under which the file is kept for a moment once it is closed; `None` for one of a checkpoint, and one that was
+    /// opened by its descriptor.
+    key: Option<IdleKey>,
     /// The results of `buffer`: all tensors of a file use one object per protection.
     buffers: Mutex<Buffers>,
 }
@@ -58,24 +62,30 @@ type Buffers = [Option<Py<PyExporter>>; 2];
 
 impl Drop for PyWeightFile {
     fn drop(&mut self) {
-        // The checkpoint closes a file of its own.
+        // A checkpoint closes its files itself.
         if self.weights.is_last() {
-            Python::try_attach(|py| {
-                py.detach(|| {
-                    // The lead of a checkpoint's file serves the file when it is opened again.
-                    if Arc::strong_count(&self.lead) == 1 {
-                        self.lead.close();
-                    }
-                    self.weights.file.close();
-                });
-            });
+            Python::try_attach(|py| py.detach(|| self.let_go()));
         }
     }
 }
 
 impl PyWeightFile {
+    /// Makes one of a checkpoint's files.
     pub fn of(weights: WeightFile, lead: Arc<FileLead>) -> Self {
-        Self { weights, lead, buffers: Mutex::default() }
+        Self { weights, lead, key: None, buffers: Mutex::default() }
+    }
+
+    /// Closes the file. One that is being read ahead is kept for a moment: programs open a file for each tensor, and
+    /// FUSE drops a file from the page cache whenever it is opened.
+    fn let_go(&self) {
+        if let Some(key) = &self.key {
+            return key.let_go(&self.weights, &self.lead);
+        }
+        // The lead of a checkpoint's file serves the file when it is opened again.
+        if Arc::strong_count(&self.lead) == 1 {
+            self.lead.close();
+        }
+        self.weights.file.close();
     }
 
     fn buffers(&self) -> MutexGuard<'_, Buffers> {
@@ -157,14 +167,16 @@ impl PyWeightFile {
         let path = path_of(path)?;
         let mode = RequestedMode::from_word(mode)?;
         audit_open(py, path, mode)?;
-        let weights = py.detach(|| {
-            let file = match descriptor {
-                Some(descriptor) => MappedFile::from_descriptor(descriptor, path, mode),
-                None => MappedFile::open(path, mode),
-            };
-            WeightFile::of(file?, strict.into())
-        })?;
-        Ok(Self::of(weights, Arc::new(FileLead::new(ahead_bytes))))
+        let strictness = strict.into();
+        if let Some(descriptor) = descriptor {
+            let file = py.detach(|| {
+                WeightFile::of(MappedFile::from_descriptor(descriptor, path, mode)?, strictness)
+            })?;
+            return Ok(Self::of(file, Arc::new(FileLead::new(ahead_bytes, None))));
+        }
+        let key = IdleKey { path: path.into(), mode, strictness, ahead_bytes };
+        let (weights, lead) = py.detach(|| key.open())?;
+        Ok(Self { weights, lead, key: Some(key), buffers: Mutex::default() })
     }
 
     #[getter]
@@ -279,10 +291,7 @@ impl PyWeightFile {
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| {
-            self.lead.close();
-            self.weights.file.close();
-        });
+        py.detach(|| self.let_go());
         let let_go = std::mem::take(&mut *self.buffers());
         drop(let_go);
     }

@@ -209,6 +209,11 @@ impl Stream {
         !state.is_over && (is_live || (state.begun..state.begun + near).contains(&group))
     }
 
+    /// Returns whether all tensors are there, or on their way.
+    pub fn is_all_begun(&self) -> bool {
+        self.work.lock().begun == self.work.groups.len()
+    }
+
     /// Takes the tensor of a want, waiting for it for at most `patience`. Each is taken once. Groups that keep it
     /// from being read are given up.
     pub fn take(&self, want: usize, patience: Duration) -> Result<NextTensor> {

@@ -72,7 +72,7 @@ pub struct Request {
 }
 
 /// What a consumer asked for.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Guess {
     /// The order that the consumer seems to follow.
     pub order: usize,
@@ -97,6 +97,12 @@ impl Guess {
             used: vec![false; count],
             habits: HashMap::new(),
         }
+    }
+
+    /// What is expected of a consumer that goes on in another file as it did here.
+    pub fn in_next_file(&self, tensors: &FileTensors) -> Self {
+        let habits = self.habits.clone();
+        Self { order: self.order, has_parts: self.has_parts, habits, ..Self::new(tensors) }
     }
 
     pub fn is_used(&self, number: usize) -> bool {

@@ -206,6 +206,39 @@ impl Lead {
         })
     }
 
+    /// Returns what a consumer is expected to do in the next file, once all that it will ask for in this one was asked
+    /// for here.
+    pub fn at_end(&self) -> Option<Guess> {
+        if self.process != fork::generation() {
+            return None;
+        }
+        let state = self.work.lock();
+        let is_read = state.stream.as_ref().is_some_and(|expected| expected.stream.is_all_begun());
+        let is_advised = state.guesses_right && state.cursor.0 >= self.work.tensors.ranges.len();
+        (is_read || is_advised).then(|| state.guess.clone())
+    }
+
+    /// Returns whether tensors are left that were not asked for.
+    pub fn has_more(&self) -> bool {
+        !self.is_off() && self.process == fork::generation() && self.work.lock().guess.unused > 0
+    }
+
+    /// Begins to read for a consumer that is expected to go on from another file.
+    pub fn begin(&self, guess: &Guess) -> Result<()> {
+        let work = &self.work;
+        let mut state = work.lock();
+        state.guess = guess.in_next_file(&work.tensors);
+        if work.is_advising && !state.guess.has_parts {
+            state.guesses_right = true;
+        } else if let Some(opened) = state.opened.clone() {
+            let expected = work.start_stream(&opened, &state, 0)?;
+            state.stream = Some(expected);
+        }
+        drop(state);
+        work.moved.notify_one();
+        Ok(())
+    }
+
     /// Returns whether requests have no effect any more.
     pub fn is_off(&self) -> bool {
         self.work.is_off.load(Ordering::Relaxed)

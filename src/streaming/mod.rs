@@ -31,6 +31,7 @@
 
 pub mod engine;
 pub mod guess;
+pub mod idle;
 pub mod lead;
 pub mod plan;
 pub mod staging;

@@ -42,6 +42,7 @@ mod json;
 mod last_wins;
 pub mod locate;
 mod mistaken;
+pub mod next_shard;
 mod open;
 mod report;
 pub mod strictness;

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -299,3 +300,128 @@ def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
         one_by_one(slow.path / "model.safetensors", copy=True)
     assert slow.counts["most_in_flight"] >= 12
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
+def open_descriptors(path):
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(link) == str(path)
+    return found
+
+
+def until(condition):
+    """Waits for something that happens by itself."""
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@both_mounts
+def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+        path = slow.path / "model.safetensors"
+        for number in range(TENSORS):
+            with safe_open(path, "np") as file:
+                found = file.get_tensor(f"t{number:02}")
+            assert int(found.sum()) == number * MIB
+        del found
+        assert until(lambda: open_descriptors(path) == 0)
+    assert slow.counts["most_in_flight"] >= 12
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
+@both_mounts
+def test_what_one_opening_writes_the_next_one_does_not_see(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        path = slow.path / "model.safetensors"
+        for _ in range(3):
+            with safe_open(path, "np") as file:
+                for name in ("t05", "t06", "t07"):
+                    found = file.get_tensor(name)
+                    assert (found == int(name[1:])).all()
+                    found[:] = 99
+        del found
+
+
+@both_mounts
+def test_a_file_that_was_let_go_of_and_rewritten_is_opened_anew(source, tmp_path, direct):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    target = folder / "model.safetensors"
+    target.write_bytes((source / "model.safetensors").read_bytes())
+    safetensors.numpy.save_file({"t00": np.full(7, 7, "u1")}, folder / "new")
+    with slow_mount(folder, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        path = slow.path / "model.safetensors"
+        with safe_open(path, "np") as file:
+            assert file.get_tensor("t00").size == MIB
+            assert file.get_tensor("t01").size == MIB
+        (folder / "new").rename(target)
+        time.sleep(1.1)  # what the kernel knows of a name may be a second old
+        with safe_open(path, "np") as file:
+            assert file.get_tensor("t00").tolist() == [7] * 7
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    for shard in range(1, 4):
+        tensors = {f"layers.{shard}.{number:02}": tensor(shard * 16 + number) for number in range(16)}
+        safetensors.numpy.save_file(tensors, folder / f"model-0000{shard}-of-00003.safetensors")
+    return folder
+
+
+def sums(file, names):
+    return [int(file.get_tensor(name).sum()) // MIB for name in names]
+
+
+@contextlib.contextmanager
+def slow_shards(folder, tmp_path, **options):
+    for path in folder.iterdir():
+        with MappedFile(path) as file:
+            file.evict()
+    with real.slow_fuse(folder, tmp_path / "slow", **{"delay_ms": 20, **options}) as slow:
+        yield slow
+
+
+@both_mounts
+def test_the_lead_goes_on_to_the_next_shard(shards, tmp_path, direct):
+    with slow_shards(shards, tmp_path, direct_io=direct) as slow:
+        first, second, third = sorted(slow.path.iterdir())
+        with safe_open(first, "np") as file:
+            assert sums(file, file.keys()) == list(range(16, 32))
+            is_open = lambda: open_descriptors(second) > 0 and "pagestream-next" not in thread_names()  # noqa: E731
+            assert until(is_open), "nobody has asked for it"
+            with safe_open(second, "np") as following:
+                assert sums(following, following.keys()) == list(range(32, 48))
+        with safe_open(third, "np") as file:
+            assert sums(file, file.keys()) == list(range(48, 64))
+        del file, following
+        assert until(lambda: not any(map(open_descriptors, (first, second, third))))
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
+@both_mounts
+def test_the_next_shard_is_let_go_of_where_nobody_wants_it(shards, tmp_path, direct):
+    with slow_shards(shards, tmp_path, direct_io=direct) as slow:
+        first, second, _ = sorted(slow.path.iterdir())
+        with safe_open(first, "np") as file:
+            sums(file, file.keys())
+            assert until(lambda: open_descriptors(second) >= 1)
+        assert until(lambda: open_descriptors(second) == 0)
+
+
+@both_mounts
+def test_the_files_of_a_checkpoint_are_one_lead(shards, tmp_path, direct):
+    with slow_shards(shards, tmp_path, direct_io=direct) as slow:
+        with open_checkpoint(slow.path) as weights:
+            found = [int(array.sum()) // MIB for array in weights.values()]
+        assert found == list(range(16, 64))
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
+def test_an_audit_hook_can_keep_the_lead_from_the_next_shard(shards, tmp_path):
+    with slow_shards(shards, tmp_path) as slow:
+        output = output_of(PROGRAMS / "weights_lead/audit_refuses_the_next_shard.py", slow.path)
+    assert output == "refused, and read"

@@ -92,8 +92,10 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             ``PAGESTREAM_AHEAD``, or a quarter of the available memory and at most 1 GiB. Bytes go to the page
             cache; where reads bypass it (FUSE with ``direct_io``, ``"read"`` mode), tensors get memory of
             their own instead, each time that they are asked for. So do parts of tensors: the part is
-            expected that was taken of the last tensor whose name differs in its numbers alone. Eight files
-            of a process are read ahead at a time.
+            expected that was taken of the last tensor whose name differs in its numbers alone. At the end
+            of ``model-00001-of-00004.safetensors`` the lead goes on to the next file. It stops, and lets go
+            of the file, half a second after the file was closed; until then a program that opens the file
+            for each tensor goes on with it. Eight files of a process are read ahead at a time.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.

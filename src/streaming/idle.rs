@@ -1,0 +1,237 @@
+//! [`IdleStore`]: what was let go of a moment ago, in case that it is wanted again.
+//!
+//! ```text
+//!   hold ──> held ──(no longer likely)──> kept ──take──> its new owner
+//!   put ──────────────────────────────────┘ │ └──(half a second)──────┐
+//!                                           └──(too many: the oldest)─┴──> dropped
+//! ```
+//!
+//! A thread drops what nobody takes. It runs only while there is something. What is held can be taken, too.
+
+use std::sync::Mutex;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use crate::os::process::fork;
+
+/// How long something is kept.
+const KEPT_FOR: Duration = Duration::from_millis(500);
+/// How long a value is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two looks at what is held.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Values that are held or kept at a time.
+const MAX_VALUES: usize = 8;
+const STACK_BYTES: usize = 128 << 10;
+
+/// Returns whether a value is still likely to be wanted.
+pub type IsLikely = dyn Fn() -> bool + Send;
+
+/// Values by key, each for a moment.
+pub struct IdleStore<K, V> {
+    state: Mutex<IdleState<K, V>>,
+}
+
+struct IdleState<K, V> {
+    /// The oldest first.
+    values: Vec<IdleValue<K, V>>,
+    /// Keys whose values are on their way, and the process, as a number of forks, that brings them.
+    expected: Vec<(K, u64)>,
+    /// The process whose thread drops values.
+    dropper: Option<u64>,
+}
+
+/// A value that is on its way, until this is dropped.
+pub struct ExpectedValue<K: PartialEq + Send + 'static, V: Send + 'static> {
+    store: &'static IdleStore<K, V>,
+    key: K,
+}
+
+impl<K: PartialEq + Send, V: Send> Drop for ExpectedValue<K, V> {
+    fn drop(&mut self) {
+        fork::with_lock(&self.store.state, |state| state.expected.retain(|(key, _)| *key != self.key));
+    }
+}
+
+struct IdleValue<K, V> {
+    key: K,
+    value: V,
+    until: Until,
+}
+
+enum Until {
+    Held(Box<IsLikely>),
+    Kept(Instant),
+}
+
+impl Until {
+    fn in_a_moment() -> Self {
+        Self::Kept(Instant::now() + KEPT_FOR)
+    }
+}
+
+impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
+    pub const fn new() -> Self {
+        Self { state: Mutex::new(IdleState { values: Vec::new(), expected: Vec::new(), dropper: None }) }
+    }
+
+    /// Keeps a value. Where no thread can be started, it is dropped at once.
+    pub fn put(&'static self, key: K, value: V) {
+        self.add(IdleValue { key, value, until: Until::in_a_moment() });
+    }
+
+    /// Keeps a value for a moment after `is_likely` has become false. That is called often, under a lock.
+    pub fn hold(&'static self, key: K, value: V, is_likely: Box<IsLikely>) {
+        self.add(IdleValue { key, value, until: Until::Held(is_likely) });
+    }
+
+    fn add(&'static self, value: IdleValue<K, V>) {
+        let oldest = fork::with_lock(&self.state, |state| {
+            let oldest = (state.values.len() >= MAX_VALUES).then(|| state.values.remove(0));
+            state.values.push(value);
+            oldest
+        });
+        drop(oldest);
+        self.start_dropper();
+    }
+
+    /// Takes a value out. Waits for one that is on its way, but not for ever.
+    pub fn take(&self, key: &K) -> Option<V> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (found, is_expected) = fork::with_lock(&self.state, |state| {
+                let place = state.values.iter().position(|value| value.key == *key);
+                let found = place.map(|place| state.values.remove(place).value);
+                (found, state.expected.iter().any(|(known, by)| known == key && *by == fork::generation()))
+            });
+            if found.is_some() || !is_expected || Instant::now() > deadline {
+                return found;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Tells those that will ask for a value that it is on its way.
+    pub fn expect(&'static self, key: K) -> ExpectedValue<K, V>
+    where
+        K: Clone,
+    {
+        fork::with_lock(&self.state, |state| state.expected.push((key.clone(), fork::generation())));
+        ExpectedValue { store: self, key }
+    }
+
+    fn start_dropper(&'static self) {
+        let generation = fork::generation();
+        let is_running =
+            fork::with_lock(&self.state, |state| state.dropper.replace(generation) == Some(generation));
+        let thread = Builder::new().name("pagestream-idle".into()).stack_size(STACK_BYTES);
+        if !is_running && thread.spawn(|| self.drop_in_time()).is_err() {
+            let values = fork::with_lock(&self.state, |state| {
+                state.dropper = None;
+                std::mem::take(&mut state.values)
+            });
+            drop(values);
+        }
+    }
+
+    fn drop_in_time(&self) {
+        loop {
+            let now = Instant::now();
+            let (over, next) = fork::with_lock(&self.state, |state| {
+                for value in &mut state.values {
+                    if matches!(&value.until, Until::Held(is_likely) if !is_likely()) {
+                        value.until = Until::in_a_moment();
+                    }
+                }
+                let is_over =
+                    |value: &mut IdleValue<K, V>| matches!(value.until, Until::Kept(until) if until <= now);
+                let over: Vec<_> = state.values.extract_if(.., is_over).collect();
+                let look = |value: &IdleValue<K, V>| match value.until {
+                    Until::Held(_) => now + LOOK_EVERY,
+                    Until::Kept(until) => until,
+                };
+                let next = state.values.iter().map(look).min();
+                if next.is_none() {
+                    state.dropper = None;
+                }
+                (over, next)
+            });
+            drop(over);
+            let Some(next) = next else { return };
+            std::thread::sleep(next.saturating_duration_since(now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    type Store = IdleStore<u32, Arc<()>>;
+
+    #[test]
+    fn a_value_is_taken_once() {
+        static STORE: Store = Store::new();
+        STORE.put(1, Arc::default());
+        assert!(STORE.take(&2).is_none());
+        assert!(STORE.take(&1).is_some());
+        assert!(STORE.take(&1).is_none());
+    }
+
+    #[test]
+    fn what_nobody_takes_is_dropped_and_what_is_too_much() {
+        static STORE: Store = Store::new();
+        let values: Vec<_> = (0..=MAX_VALUES as u32).map(|_| Arc::new(())).collect();
+        for (key, value) in values.iter().enumerate() {
+            STORE.put(key as u32, value.clone());
+        }
+        assert_eq!(Arc::strong_count(&values[0]), 1, "the oldest makes room");
+        assert_eq!(Arc::strong_count(&values[1]), 2);
+        let deadline = Instant::now() + 60 * KEPT_FOR;
+        while values.iter().any(|value| Arc::strong_count(value) > 1) {
+            assert!(Instant::now() < deadline, "still kept");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // The thread has gone, or goes; another one drops what comes later.
+        STORE.put(9, values[0].clone());
+        while Arc::strong_count(&values[0]) > 1 {
+            assert!(Instant::now() < deadline, "still kept");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn what_is_held_stays_as_long_as_it_is_likely() {
+        static STORE: Store = Store::new();
+        static IS_LIKELY: AtomicBool = AtomicBool::new(true);
+        let (held, kept) = (Arc::new(()), Arc::new(()));
+        STORE.hold(1, held.clone(), Box::new(|| IS_LIKELY.load(Ordering::Relaxed)));
+        STORE.put(2, kept.clone());
+        let deadline = Instant::now() + 60 * KEPT_FOR;
+        while Arc::strong_count(&kept) > 1 {
+            assert!(Instant::now() < deadline, "still kept");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(Arc::strong_count(&held), 2);
+        IS_LIKELY.store(false, Ordering::Relaxed);
+        while Arc::strong_count(&held) > 1 {
+            assert!(Instant::now() < deadline, "still held");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_value_on_its_way_is_waited_for() {
+        static STORE: Store = Store::new();
+        let on_its_way = STORE.expect(1);
+        let taker = std::thread::spawn(|| STORE.take(&1).is_some());
+        std::thread::sleep(Duration::from_millis(20));
+        STORE.put(1, Arc::default());
+        assert!(taker.join().expect("no panic"));
+        drop(on_its_way);
+        assert!(STORE.take(&1).is_none());
+    }
+}
