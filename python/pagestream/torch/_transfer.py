@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pagestream.torch._device import CopyDevice
     from pagestream.torch._planned import CastOf
+    from pagestream.weights.indexing import SelectedBytes
     from pagestream.weights.streaming import Wanted
 
 # Staging, where the user says nothing: the reads of a slow mount, and of a fast one those of a few
@@ -202,10 +203,10 @@ def _made(each: Wanted, flat: torch.Tensor, cast_of: CastOf) -> torch.Tensor:
 
 def _cut(
     wanted: list[Wanted], most_bytes: int
-) -> tuple[list[_Piece], list[tuple[str, _native.SelectedPart | None]]]:
+) -> tuple[list[_Piece], list[tuple[str, SelectedBytes | None]]]:
     """Returns the pieces, of at most `most_bytes`, and for each what the native stream is to read."""
     pieces: list[_Piece] = []
-    ranges: list[tuple[str, _native.SelectedPart | None]] = []
+    ranges: list[tuple[str, SelectedBytes | None]] = []
     for number, each in enumerate(wanted):
         if 0 < each.nbytes <= most_bytes:
             pieces.append(_Piece(number, 0))
