@@ -239,6 +239,20 @@ def test_memory_that_cannot_be_page_locked_serves_with_a_warning(path, tensors, 
     same(found, tensors)
 
 
+def test_page_locked_memory_stays_where_it_is_when_the_process_forks():
+    """Of private memory the parent would get another page at its next write: not the one of the device."""
+    memory = pinned(LateDevice(), 4 * MIB)
+    address = memory.array.__array_interface__["data"][0]
+    child = os.fork()
+    if child == 0:
+        memory.array[:] = 7
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (memory.array == 7).all()
+    assert memory.array.__array_interface__["data"][0] == address
+    memory.close()
+
+
 def test_no_copy_crosses_two_registrations(path, tensors, late, monkeypatch):
     monkeypatch.setattr(_pinned, "PIECE_BYTES", 1 * MIB)
     late.most_registered = MIB
@@ -424,6 +438,6 @@ def test_ctrl_c_is_heard_while_a_read_hangs(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.torch.save_file({"t": torch.ones(8 * MIB, dtype=torch.uint8)}, source / "m.safetensors")
-    with real.slow_fuse(source, tmp_path / "slow", delay_ms=3000, direct_io=True) as slow:
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=1000, direct_io=True) as slow:
         path = slow.path / "m.safetensors"
         assert output_of(PROGRAMS / "torch_weights" / "interrupted.py", path) == "heard; 0 registered"

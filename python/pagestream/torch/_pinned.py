@@ -44,7 +44,9 @@ class PinnedMemory:
 
     def pin(self, nbytes: int) -> None:
         """Allocates the memory and page-locks it, and reports how."""
-        self.array, self._span_bytes = np.frombuffer(StagingBuffer(nbytes), np.uint8), nbytes
+        # Shared: of private memory a fork would leave the pages that the device knows to the child.
+        self.array = np.frombuffer(StagingBuffer(nbytes, shared=True), np.uint8)
+        self._span_bytes = nbytes
         if not self._device.is_cuda:
             return
         failures = []

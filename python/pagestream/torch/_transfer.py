@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _STAGING_BYTES = 256 << 20
 # The least: a few lots of neighbours.
 LEAST_STAGING_BYTES = 4 << 20
-# Staging holds this many of the largest pieces: while one is copied others are read.
-_PIECES_IN_STAGING = 4
+# Large tensors cross in pieces of this size, or of a quarter of staging: while one is copied others are read.
+_PIECE_BYTES = 16 << 20
+_LEAST_PIECES = 4
 # Kernels read vectors of this size. A tensor that begins elsewhere is moved.
 _ALIGNMENT_BYTES = 16
 
@@ -77,7 +78,7 @@ def transferred(
     """
     total_bytes = sum(each.nbytes for each in wanted)
     nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or _STAGING_BYTES, total_bytes))
-    pieces, ranges = _cut(wanted, nbytes // _PIECES_IN_STAGING)
+    pieces, ranges = _cut(wanted, min(_PIECE_BYTES, nbytes // _LEAST_PIECES))
     process = os.getpid()
     with ExitStack() as stack:
         staging = PinnedMemory(device)

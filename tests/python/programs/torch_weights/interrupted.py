@@ -23,9 +23,10 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+stream = stream_checkpoint(sys.argv[1], device="cpu")
 threading.Thread(target=interrupt).start()
 try:
-    for _ in stream_checkpoint(sys.argv[1], device="cpu"):
+    for _ in stream:
         print("a tensor", flush=True)
 except KeyboardInterrupt:
     print(f"heard; {len(late.registered)} registered", flush=True)

@@ -1,0 +1,279 @@
+"""Checkpoints to a GPU: tensors are compared first, then rates, with rivals and with pinned copies alone.
+
+    python benches/gpu/weights.py [--folder DIR] [--gib 4] [--rounds 5]
+
+Without a GPU it says so, and takes the CPU in the place of one: bytes go through staging all the same.
+Prints Markdown.
+"""
+
+import argparse
+import gc
+import importlib.util
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from batches import pinned_rate
+from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1] / "compare"))
+from cold import ROOT, evict
+from harness import Row, machine, table
+
+from pagestream.torch import load_into, load_state_dict, stream_checkpoint, weights
+from pagestream.torch._device import CopyDevice
+
+sys.path.append(str(ROOT / "tests/python"))
+from support.weight_files import ELEMENT_TYPES
+
+MIB = 1 << 20
+# Bytes of the tensors of a layer, in bfloat16: projections and norms of a model of a few billion parameters.
+LAYER = {"attention": (4096, 4096), "up": (14336, 4096), "down": (4096, 14336), "norm": (4096,)}
+SHARD_BYTES = 2 << 30
+HAS_GPU = torch.cuda.is_available()
+
+Loaded = Iterator[tuple[str, torch.Tensor]]
+
+
+def synchronize() -> None:
+    if HAS_GPU:
+        torch.cuda.synchronize()
+
+
+# --- the same tensors --------------------------------------------------------------------------------
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def compare(case: str, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, tensor in expected.items():
+        there = found[name]
+        is_same = (there.dtype, there.shape) == (tensor.dtype, tensor.shape)
+        if not is_same or not torch.equal(bits(there), bits(tensor)) or there.is_cuda != HAS_GPU:
+            message = f"{case}: {name} on the device is not that of the file"
+            raise AssertionError(message)
+    print(f"* the same: {case}")
+
+
+def of_every_type(folder: Path) -> Path:
+    generator = np.random.default_rng(1)
+    tensors = {}
+    for _, name, kind in ELEMENT_TYPES:
+        content = generator.integers(0, 2 if name == "bool" else 256, 3000 * np.dtype(kind).itemsize, "u1")
+        tensors[name] = torch.from_numpy(content).view(getattr(torch, name)).view(30, 100)
+    tensors |= {"empty": torch.empty(0, 3), "large": torch.randn(5000, 2000), "three": torch.arange(3).byte()}
+    safetensors.torch.save_file(tensors, folder / "types.safetensors")
+    return folder / "types.safetensors"
+
+
+def verify(folder: Path, device: str) -> None:
+    path = of_every_type(folder)
+    expected = safetensors.torch.load_file(path)
+    compare("every type", load_state_dict(path, device), expected)
+    for memory_bytes in (1, 8 * MIB):
+        stream = stream_checkpoint(path, device=device, memory_bytes=memory_bytes)
+        compare(f"through staging of {max(4, memory_bytes // MIB)} MiB", dict(stream), expected)
+    plan = {"large": np.s_[::-3, 100:700], "float32": np.s_[3], "bfloat16": None}
+    compare(
+        "parts",
+        load_state_dict(path, device, plan=plan),
+        {
+            "large": torch.from_numpy(expected["large"].numpy()[::-3, 100:700].copy()),
+            "float32": expected["float32"][3],
+            "bfloat16": expected["bfloat16"],
+        },
+    )
+    cast = {name: expected[name].to(torch.bfloat16) for name in ("float16", "bfloat16", "large")}
+    compare("cast on the way", load_state_dict(path, device, plan=list(cast), dtype=torch.bfloat16), cast)
+    verify_late(folder, device)
+    verify_modules(folder, device)
+    verify_ends(path, device)
+
+
+def verify_late(folder: Path, device: str) -> None:
+    """The device lags behind, so that staging comes back late and tensors are used before they are there."""
+    tensors = {f"t{number:03}": torch.full((MIB,), number, dtype=torch.int32) for number in range(100)}
+    safetensors.torch.save_file(tensors, folder / "late.safetensors")
+    busy, sums = torch.randn(2048, 2048, device=device), {}
+    stream = stream_checkpoint(folder / "late.safetensors", device=device, memory_bytes=16 * MIB)
+    for name, tensor in stream:
+        if HAS_GPU:
+            for _ in range(4):
+                busy = busy @ busy / 2048
+        # The tensor is dropped with work on it under way: its memory must not be used again before.
+        sums[name] = tensor.sum(dtype=torch.int64)
+        del tensor
+    expected = {name: tensor.sum(dtype=torch.int64) for name, tensor in tensors.items()}
+    compare("tensors used while the device lags behind, and dropped", sums, expected)
+
+
+def verify_modules(folder: Path, device: str) -> None:
+    layer = nn.TransformerEncoderLayer(512, 8, 2048)
+    held = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    safetensors.torch.save_file(held, folder / "layer.safetensors")
+    module = nn.TransformerEncoderLayer(512, 8, 2048).to(device, torch.bfloat16)
+    load_into(module, folder / "layer.safetensors")
+    expected = {name: tensor.bfloat16() for name, tensor in held.items()}
+    compare("a module filled in place", module.state_dict(), expected)
+    with torch.device("meta"):
+        module = nn.TransformerEncoderLayer(512, 8, 2048)
+    with torch.device(device):
+        load_into(module, folder / "layer.safetensors")
+    compare("a module on meta", module.state_dict(), held)
+
+
+def verify_ends(path: Path, device: str) -> None:
+    """Streams that are left leave no memory page-locked: a registration that stays would fail a later one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(30):
+            stream = stream_checkpoint(path, device=device, memory_bytes=64 * MIB)
+            next(stream)
+            stream.close()
+    print("* 30 streams that were closed early left nothing behind")
+
+
+# --- rates -------------------------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path, gib: float) -> Path:
+    """Writes shards of at most 2 GiB."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    layer_bytes = sum(2 * int(np.prod(shape)) for shape in LAYER.values())
+    layers = max(1, int(gib * (1 << 30) / layer_bytes))
+    each = max(1, SHARD_BYTES // layer_bytes)
+    for shard, first in enumerate(range(0, layers, each)):
+        tensors = {
+            f"layers.{layer}.{name}": torch.randint(-(1 << 15), 1 << 15, shape, generator=generator)
+            .to(torch.int16)
+            .view(torch.bfloat16)
+            for layer in range(first, min(layers, first + each))
+            for name, shape in LAYER.items()
+        }
+        safetensors.torch.save_file(tensors, folder / f"model-{shard:05}.safetensors")
+    return folder
+
+
+def by_safetensors(folder: Path, device: str) -> Loaded:
+    for path in sorted(folder.glob("*.safetensors")):
+        yield from safetensors.torch.load_file(path, device=device).items()
+
+
+def by_to(folder: Path, device: str) -> Loaded:
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
+                yield name, file.get_tensor(name).to(device, copy=True)
+
+
+def by_fastsafetensors(folder: Path, device: str) -> Loaded:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), torch.device(device), nogds=True)
+    loader.add_filenames({0: [str(path) for path in sorted(folder.glob("*.safetensors"))]})
+    buffer = loader.copy_files_to_device()
+    for name in loader.get_keys():
+        yield name, buffer.get_tensor(name).clone()
+    buffer.close()
+    loader.close()
+
+
+def by_runai(folder: Path, device: str) -> Loaded:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files([str(path) for path in sorted(folder.glob("*.safetensors"))])
+        for name, tensor in streamer.get_tensors():
+            yield name, tensor.to(device, copy=True)
+
+
+WAYS: dict[str, Callable[[Path, str], Loaded]] = {
+    "stream_checkpoint": lambda folder, device: stream_checkpoint(folder, device=device),
+    "safetensors, load_file": by_safetensors,
+    "safetensors, .to": by_to,
+    "fastsafetensors": by_fastsafetensors,
+    "runai-model-streamer": by_runai,
+}
+NEEDS = {"fastsafetensors": "fastsafetensors", "runai-model-streamer": "runai_model_streamer"}
+
+
+def loaded(way: str, folder: Path, device: str, sums: dict[str, int]) -> float:
+    """Loads everything and keeps it. Returns the bytes a second; the bytes are summed afterwards."""
+    gc.collect()
+    synchronize()
+    begin = time.perf_counter()
+    found = dict(WAYS[way](folder, device))
+    synchronize()
+    seconds = time.perf_counter() - begin
+    for name, tensor in found.items():
+        total = int(tensor.view(torch.int16).sum(dtype=torch.int64))
+        if sums.setdefault(name, total) != total:
+            message = f"{way}: {name} has other bytes"
+            raise AssertionError(message)
+    nbytes = sum(tensor.nbytes for tensor in found.values())
+    del found, tensor
+    if HAS_GPU:
+        torch.cuda.empty_cache()
+    return nbytes / seconds
+
+
+def rates(folder: Path, device: str, rounds: int) -> list[Row]:
+    # On the CPU that copies nothing.
+    idle = () if HAS_GPU else ("safetensors, load_file",)
+    ways = [way for way in WAYS if way not in idle and importlib.util.find_spec(NEEDS.get(way, "torch"))]
+    for way in set(WAYS) - {*ways, *idle}:
+        print(f"\n{way} is not installed.")
+    sums: dict[str, int] = {}
+    loaded("safetensors, .to", folder, device, sums)
+    rows = []
+    for case, is_cold in (("from the page cache", False), ("cold", True)):
+        figures: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(rounds):
+            for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
+                for path in folder.iterdir() if is_cold else ():
+                    evict(path)
+                figures[way].append(loaded(way, folder, device, sums) / 1e9)
+        goals, limits = dict.fromkeys(ways[1:], 1.0), []
+        if HAS_GPU:
+            copies = [pinned_rate(64 * MIB, 1.0) / 1e9 for _ in range(rounds)]
+            figures["pinned copies alone"], limits = copies, ["pinned copies alone"]
+            # A cold file is bound by its disk.
+            goals |= {} if is_cold else {"pinned copies alone": 0.9}
+        rows.append(Row(case, "stream_checkpoint", figures, "GB/s", True, goals, limits))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="for the files; a temporary one by default")
+    parser.add_argument("--gib", type=float, default=4, help="size of the checkpoint")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    device, name = "cuda", f"{torch.cuda.get_device_name()}" if HAS_GPU else "no GPU"
+    if not HAS_GPU:
+        print("There is no GPU here. The CPU takes its place: the rates below say nothing about GPUs.\n")
+        device = "cpu"
+        weights.copy_device = lambda _: CopyDevice(torch.device("cpu"))
+    print(f"{name}, torch {torch.__version__}, {machine()['processor']}\n")
+    with tempfile.TemporaryDirectory(dir=options.folder) as inner:
+        folder = Path(inner)
+        verify(folder, device)
+        rows = rates(checkpoint(folder / "checkpoint", options.gib), device, options.rounds)
+        print(f"\n{table('a checkpoint in tensors of up to 112 MiB', rows)}")
+        best = statistics.median(rows[0].figures["stream_checkpoint"])
+        print(f"{options.gib:g} GiB at {best:.2f} GB/s from the page cache.")
+
+
+if __name__ == "__main__":
+    main()
