@@ -24,6 +24,8 @@ pub enum Error {
     Format { path: PathBuf, offset: Option<u64>, detail: String },
     /// Not a valid safetensors file; kept apart because Python has a class of its own for it.
     Safetensors { path: PathBuf, detail: String },
+    /// Bytes do not have their checksum, or have none.
+    Checksum(Box<ChecksumFailure>),
     /// The file was closed.
     Closed { path: PathBuf },
     /// A caller's argument is wrong.
@@ -32,6 +34,19 @@ pub enum Error {
     Index { detail: String },
     /// The memory is still in use by a view, or cannot be exported as one.
     Buffer { detail: String },
+}
+
+/// A checksum that does not hold, is missing, or cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChecksumFailure {
+    pub path: PathBuf,
+    /// The tensor; `None` for the header, the whole file, or the file with the checksums.
+    pub name: Option<String>,
+    /// Where the bytes begin in the file.
+    pub offset: Option<u64>,
+    pub expected: Option<String>,
+    pub found: Option<String>,
+    pub detail: String,
 }
 
 /// The reason why bytes of an open file could not be read.
@@ -85,6 +100,7 @@ impl Error {
             | Self::Format { path, .. }
             | Self::Safetensors { path, .. }
             | Self::Closed { path } => Some(path),
+            Self::Checksum(failure) => Some(&failure.path),
             Self::Argument { .. } | Self::Index { .. } | Self::Buffer { .. } => None,
         }
     }
@@ -105,6 +121,7 @@ impl Error {
             ),
             Self::Format { offset: Some(offset), detail, .. } => format!("{detail} (at byte {offset})"),
             Self::Closed { .. } => "the file is closed".into(),
+            Self::Checksum(failure) => failure.detail.clone(),
             Self::Format { detail, .. }
             | Self::FileChanged { detail, .. }
             | Self::Safetensors { detail, .. }

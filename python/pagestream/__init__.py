@@ -18,7 +18,7 @@ from pagestream.loading.mixture import Mixture
 from pagestream.tokens.corpus import TokenCorpus, TokenShard, open_tokens
 from pagestream.tokens.documents import Documents
 from pagestream.tokens.writing import write_tokens
-from pagestream.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from pagestream.weights.checkpoint import Checkpoint, TensorInfo, VerifyReport, open_checkpoint
 
 __all__ = [
     "Batch",
@@ -34,6 +34,7 @@ __all__ = [
     "TokenCorpus",
     "TokenLoader",
     "TokenShard",
+    "VerifyReport",
     "__version__",
     "errors",
     "guard",

@@ -5,6 +5,8 @@ from typing import Any, Self, TypeAlias, final
 import numpy as np
 from typing_extensions import Buffer, disjoint_base
 
+from pagestream.errors import ChecksumError
+
 __all__ = [
     "ADVICE",
     "BATCH_DTYPES",
@@ -28,6 +30,7 @@ __all__ = [
     "TARGETS",
     "TOKEN_DTYPES",
     "Checkpoint",
+    "ChecksumRun",
     "Exporter",
     "MappedFile",
     "PipelineBatch",
@@ -121,9 +124,22 @@ class Checkpoint:
     def __contains__(self, name: str, /) -> bool: ...
     def keys(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
+    def number_of(self, name: str) -> int: ...
     def info(self, name: str) -> tuple[_TensorFacts, str]: ...
     def file_of(self, name: str, reads_ahead: bool = True) -> WeightFile: ...
     def check(self) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class ChecksumRun:
+    def __new__(
+        cls, checkpoint: Checkpoint, task: str, files: Sequence[int], threads: int | None
+    ) -> Self: ...
+    def poll(self) -> list[tuple[int, bool, list[ChecksumError], tuple[str, str] | None]] | None: ...
+    @property
+    def done_bytes(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
     def close(self) -> None: ...
 
 @final
@@ -134,6 +150,7 @@ class TensorStream:
         wanted: Sequence[tuple[str, _SelectedPart | None]],
         memory_bytes: int | None,
         threads: int | None,
+        checks: ChecksumRun | None,
     ) -> Self: ...
     @staticmethod
     def choose(

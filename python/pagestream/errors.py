@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
+    "ChecksumError",
     "FileChangedError",
     "FormatError",
     "MappedReadError",
@@ -45,6 +46,30 @@ class FormatError(PagestreamError, ValueError):
         >>> issubclass(FormatError, ValueError)
         True
     """
+
+
+class ChecksumError(FormatError):
+    """Bytes of a checkpoint do not have their checksum, or have none although that was asked for.
+
+    Attributes:
+        path: The file; that of the checksums if these cannot be understood.
+        name: The tensor; None for the header, the whole file and the file of the checksums.
+        offset: Where its bytes begin in the file; None where there are none.
+        expected: The checksum that the bytes should have, in hexadecimal digits; or the size of the file in
+            bytes. None if there is none.
+        found: What was found instead.
+
+    Example:
+        >>> from pagestream.errors import ChecksumError, FormatError
+        >>> issubclass(ChecksumError, FormatError)
+        True
+    """
+
+    path: str | None = None
+    name: str | None = None
+    offset: int | None = None
+    expected: str | None = None
+    found: str | None = None
 
 
 class StateMismatchError(PagestreamError, ValueError):

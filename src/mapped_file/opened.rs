@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::{Code, describe, system};
 use crate::os::fault;
+use crate::os::file::beneath::path_of;
 use crate::os::file::open::{self, Identity};
 use crate::os::memory::advise::Advice;
 use crate::os::memory::map::{Mapping, Region};
@@ -124,6 +125,11 @@ impl Opened {
 
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Returns the file's path without links, if the system tells it.
+    pub fn real_path(&self) -> Option<PathBuf> {
+        path_of(self.file())
     }
 
     /// Refuses a range that does not lie inside the file. Every number that came from a caller or a file passes here

@@ -30,6 +30,21 @@ pub enum Origin {
     Beneath(Arc<Folder>, PathBuf),
 }
 
+impl Origin {
+    /// Returns where a file lies whose name is that of this one and `suffix`.
+    pub fn with_suffix(&self, suffix: &str) -> Self {
+        let longer = |path: &Path| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(suffix);
+            PathBuf::from(name)
+        };
+        match self {
+            Self::Path(path) => Self::Path(longer(path)),
+            Self::Beneath(folder, name) => Self::Beneath(folder.clone(), longer(name)),
+        }
+    }
+}
+
 impl Folder {
     /// Opens a folder. Its links may lead into `also` as well, and into what `beside` names for its path.
     pub fn open(path: &Path, also: &[PathBuf], beside: impl FnOnce(&Path) -> Vec<Beside>) -> Result<Self> {

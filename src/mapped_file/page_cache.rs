@@ -95,6 +95,11 @@ pub fn is_resident(opened: &Opened, offset: u64, length: u64) -> Option<bool> {
     residency::is_resident(told_region(opened)?, offset as usize, length as usize)
 }
 
+/// Returns whether no page of a range is in the page cache; false if that cannot be found out cheaply.
+pub fn is_absent(opened: &Opened, offset: u64, length: u64) -> bool {
+    resident_pages(opened, offset, length).is_some_and(|found| !found.pages.contains(&true))
+}
+
 /// Returns which pages of a range are in the page cache; `None` if that cannot be found out cheaply.
 pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<ResidentPages> {
     let page_bytes = page_bytes() as u64;

@@ -46,7 +46,8 @@ impl PyCheckpoint {
         Ok((number, entry.offset, entry.len))
     }
 
-    fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
+    /// Returns the number of a tensor's file, and what the header says of the tensor.
+    pub fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
         // No header has a name with lone surrogates.
         let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
         found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
@@ -139,6 +140,11 @@ impl PyCheckpoint {
         let reason = facts.reason.as_deref()?;
         let several = self.checkpoint.paths.len() > 1;
         Some(weakest_reason(reason, several.then_some(path), count))
+    }
+
+    /// Returns the number of a tensor's file among `paths`.
+    fn number_of(&self, name: &Bound<'_, PyString>) -> PyResult<usize> {
+        Ok(self.find(name)?.0)
     }
 
     #[getter]

@@ -42,6 +42,15 @@ fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::Safetensors { .. } => {
             PyErr::from_value(class(py, "SafetensorError")?.call1((full_text(error),))?)
         }
+        Error::Checksum(failure) => {
+            let exception = class(py, "ChecksumError")?.call1((full_text(error),))?;
+            exception.setattr("path", text(&failure.path))?;
+            exception.setattr("name", &failure.name)?;
+            exception.setattr("offset", failure.offset)?;
+            exception.setattr("expected", &failure.expected)?;
+            exception.setattr("found", &failure.found)?;
+            PyErr::from_value(exception)
+        }
         Error::OutOfRange { .. } | Error::Closed { .. } | Error::Argument { .. } => {
             PyValueError::new_err(full_text(error))
         }
@@ -79,15 +88,18 @@ pub struct Raised(Mutex<Option<PyErr>>);
 impl Raised {
     /// Calls Python code, attached to the interpreter. An error is to end the native code.
     pub fn call(&self, call: impl FnOnce(Python<'_>) -> PyResult<()>) -> Result<(), Error> {
-        Python::attach(call).map_err(|raised| {
+        let Some(called) = Python::try_attach(call) else {
+            return Err(Error::argument("the interpreter ends"));
+        };
+        called.map_err(|raised| {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(raised);
             Error::argument("Python code raised an exception")
         })
     }
 
     /// Returns the exception if there is one, else what came of the native code.
-    pub fn or<T>(self, done: Result<T, Error>) -> PyResult<T> {
-        match self.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    pub fn or<T>(&self, done: Result<T, Error>) -> PyResult<T> {
+        match self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(raised) => Err(raised),
             None => Ok(done?),
         }

@@ -7,6 +7,7 @@
 #![allow(clippy::needless_pass_by_value)] // Arguments from Python come by value.
 
 mod checkpoint;
+mod checksums;
 mod damage;
 mod error;
 mod export;
@@ -28,6 +29,7 @@ mod _native {
     #[pymodule_export]
     use super::{
         checkpoint::PyCheckpoint,
+        checksums::PyChecksumRun,
         export::PyExporter,
         files::PyMappedFile,
         loader::{PyPipelineBatch, PyTokenPipeline},

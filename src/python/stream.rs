@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::checkpoint::PyCheckpoint;
+use super::checksums::PyChecksumRun;
 use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::{SelectedPart, selection_of};
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
@@ -45,14 +46,17 @@ impl PyTensorStream {
         wanted: Vec<WantedTensor<'_>>,
         memory_bytes: Option<u64>,
         threads: Option<usize>,
+        checks: Option<&PyChecksumRun>,
     ) -> PyResult<Self> {
         let readers = readers_of(threads)?;
+        let names: Vec<_> = wanted.iter().map(|(name, _)| name.clone()).collect();
+        let inspect = checks.map(|run| run.inspect(&names, checkpoint)).transpose()?;
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let stream = py.detach(|| {
             let memory_bytes = memory_bytes.unwrap_or_else(|| StreamLimits::default().memory_bytes);
             let limits = StreamLimits { memory_bytes, readers };
-            Stream::start(&wants, Box::new(move |number| files.file(number)?.file.opened()), limits)
+            Stream::start(&wants, Box::new(move |number| files.file(number)?.file.opened()), inspect, limits)
         })?;
         Ok(Self { stream: Some(stream) })
     }

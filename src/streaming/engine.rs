@@ -22,13 +22,16 @@ use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
 use super::staging::StagingPlaces;
 
 /// How long closing waits for threads that are in the middle of a read.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Threads that read at first, and while storage is slow.
 pub const READERS: Limits = Limits { first: 4, most: 64 };
 
 /// Opens the file of a number.
 pub type Files = dyn Fn(usize) -> Result<Arc<Opened>> + Send + Sync;
+
+/// Looks at the bytes of a want before they are handed out. An error takes the place of its tensor.
+pub type Inspect = dyn Fn(usize, &[u8]) -> Result<()> + Send + Sync;
 
 /// Limits on a stream.
 #[derive(Debug, Clone, Copy)]
@@ -91,6 +94,8 @@ struct Task {
 struct LandedGroup {
     memory: Arc<dyn WritableMemory>,
     untaken: usize,
+    /// The first want whose bytes were refused.
+    refusal: Option<(usize, Error)>,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +118,7 @@ struct StreamWork {
     /// The group of each want, and its number there.
     group_of: Vec<(usize, usize)>,
     files: Box<Files>,
+    inspect: Option<Box<Inspect>>,
     /// Where groups have no memory of their own.
     staging: Option<StagingPlaces>,
     state: Mutex<State>,
@@ -129,15 +135,20 @@ impl fmt::Debug for StreamWork {
 }
 
 impl LandedGroup {
-    fn new(memory: Box<dyn WritableMemory>, of: &TensorGroup) -> Self {
-        Self { memory: Arc::from(memory), untaken: of.places.len() }
+    fn new(memory: Box<dyn WritableMemory>, of: &TensorGroup, refusal: Option<(usize, Error)>) -> Self {
+        Self { memory: Arc::from(memory), untaken: of.places.len(), refusal }
     }
 }
 
 impl Stream {
     /// Starts to read the wanted tensors into memory of their own.
-    pub fn start(wants: &[Want], files: Box<Files>, limits: StreamLimits) -> Result<Self> {
-        Self::begin(groups(wants), files, limits, None)
+    pub fn start(
+        wants: &[Want],
+        files: Box<Files>,
+        inspect: Option<Box<Inspect>>,
+        limits: StreamLimits,
+    ) -> Result<Self> {
+        Self::begin(groups(wants), files, inspect, limits, None)
     }
 
     /// Starts to read the wanted tensors into the caller's memory, which is all that they take.
@@ -145,12 +156,13 @@ impl Stream {
         let groups = groups(wants);
         let limits = StreamLimits { memory_bytes: u64::MAX, readers };
         let staging = StagingPlaces::new(arena, &groups)?;
-        Self::begin(groups, files, limits, Some(staging))
+        Self::begin(groups, files, None, limits, Some(staging))
     }
 
     fn begin(
         groups: Vec<TensorGroup>,
         files: Box<Files>,
+        inspect: Option<Box<Inspect>>,
         limits: StreamLimits,
         staging: Option<StagingPlaces>,
     ) -> Result<Self> {
@@ -161,6 +173,7 @@ impl Stream {
             group_of: groups.iter().enumerate().flat_map(numbered).collect(),
             groups,
             files,
+            inspect,
             staging,
             state: Mutex::new(State { memory_bytes: limits.memory_bytes, ..State::default() }),
             task_ready: Condvar::new(),
@@ -226,6 +239,14 @@ impl Stream {
         let mut state = self.work.lock();
         loop {
             if let Some(landed) = state.landed.get_mut(&group) {
+                if let Some((refused, error)) = &landed.refusal
+                    && *refused == want
+                {
+                    let error = error.clone();
+                    drop(state);
+                    self.work.end(None);
+                    return Err(error);
+                }
                 let memory = landed.memory.clone();
                 landed.untaken -= 1;
                 if landed.untaken == 0 {
@@ -359,12 +380,13 @@ impl StreamWork {
             },
         };
         let ranges: Vec<_> = group.pieces.iter().map(|(_, range)| (range.start, range.len())).collect();
-        let (whole, parts) = split(block, &ranges).map_err(no_memory)?;
+        let (mut whole, parts) = split(block, &ranges).map_err(no_memory)?;
         state.begun += 1;
         state.in_flight_bytes += group.memory_bytes as u64;
         if parts.is_empty() {
+            let refusal = self.refusal(group, &mut whole);
             if let Ok(block) = whole.join() {
-                state.landed.insert(number, LandedGroup::new(block, group));
+                state.landed.insert(number, LandedGroup::new(block, group, refusal));
             }
             self.group_landed.notify_all();
             return Ok(true);
@@ -402,10 +424,31 @@ impl StreamWork {
         }
     }
 
-    /// Notes that a piece was read. After the last one of a group its file is checked.
+    /// Returns the first want of a group whose bytes are refused.
+    fn refusal(
+        &self,
+        group: &TensorGroup,
+        whole: &mut Whole<Box<dyn WritableMemory>>,
+    ) -> Option<(usize, Error)> {
+        let inspect = self.inspect.as_ref()?;
+        let bytes = whole.bytes();
+        group.places.iter().find_map(|place| {
+            let tensor = match bytes {
+                // Empty tensors may lie behind the end.
+                _ if place.len == 0 => Some(&[][..]),
+                Some(bytes) => bytes.get(place.offset..place.offset + place.len),
+                None => None,
+            };
+            let cannot = || Error::argument("memory that others can write cannot be inspected");
+            let refused = tensor.ok_or_else(cannot).and_then(|tensor| inspect(place.want, tensor)).err()?;
+            Some((place.want, refused))
+        })
+    }
+
+    /// Notes that a piece was read. After the last one of a group its file is checked, and its bytes are inspected.
     fn finish(&self, Task { group, part, .. }: Task) -> Result<()> {
         drop(part);
-        let (whole, opened) = {
+        let (mut whole, opened) = {
             let mut state = self.lock();
             let Some(reading) = state.reading.get_mut(&group) else { return Ok(()) };
             reading.pieces_left -= 1;
@@ -417,11 +460,13 @@ impl StreamWork {
         if let Some(opened) = opened {
             opened.verify_with_server()?;
         }
+        let of = &self.groups[group];
+        let refusal = whole.as_mut().and_then(|whole| self.refusal(of, whole));
         // No part is left, so the block comes back.
         if let Some(Ok(block)) = whole.map(Whole::join) {
             let mut state = self.lock();
             state.reading.remove(&group);
-            state.landed.insert(group, LandedGroup::new(block, &self.groups[group]));
+            state.landed.insert(group, LandedGroup::new(block, of, refusal));
             self.group_landed.notify_all();
         }
         Ok(())
@@ -435,11 +480,13 @@ impl Work for StreamWork {
         let mut task = self.wait_for_task()?;
         let bytes = self.groups[task.group].pieces[task.piece].1.len() as u64;
         let wait = Wait::begin();
-        if let Err(error) = self.read(&mut task).and_then(|()| self.finish(task)) {
+        let read = self.read(&mut task);
+        let waited = wait.end(bytes).0;
+        if let Err(error) = read.and_then(|()| self.finish(task)) {
             self.end(Some(error));
             return None;
         }
-        Some(Step { items: 1, waited: wait.end(bytes).0 })
+        Some(Step { items: 1, waited })
     }
 
     fn leave(&self) {

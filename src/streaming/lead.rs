@@ -487,6 +487,6 @@ impl LeadWork {
         let memory_bytes = FIRST_LEAD_BYTES.min(self.stream_bytes());
         let limits = StreamLimits { memory_bytes, ..StreamLimits::default() };
         let opened = opened.clone();
-        Stream::start(wants, Box::new(move |_| Ok(opened.clone())), limits)
+        Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, limits)
     }
 }

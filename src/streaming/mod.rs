@@ -1,4 +1,5 @@
-//! Whole tensors and parts of tensors, read into owned memory in the order in which they are wanted.
+//! Whole tensors and parts of tensors, read into owned memory in the order in which they are wanted; and files that are
+//! read to be hashed.
 //!
 //! ```text
 //!   wants (file, bytes, selection), in order
@@ -27,8 +28,14 @@
 //! Groups have memory of their own, or, where the bytes are on their way to a device, lie in memory that the caller gave
 //! ([`staging`]): there the next ones are read once the caller has given room back.
 //!
+//! A stream may have its tensors inspected: the thread that reads a group's last piece shows the bytes to a function, and
+//! a refusal takes the place of the tensor, after all tensors before it.
+//!
+//! [`checksums`] reads whole files to hash them: nothing is handed out, so that little memory is used again and again.
+//!
 //! **Caller:** the binding.
 
+pub mod checksums;
 pub mod engine;
 pub mod guess;
 pub mod idle;

@@ -5,7 +5,9 @@
 //! records its documents. It ignores paths, times and machines, and it misses a change between the samples that
 //! keeps the size.
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use std::hash::Hasher;
+
+use twox_hash::XxHash3_64;
 
 use crate::dtype::Dtype;
 use crate::error::Result;
@@ -24,18 +26,18 @@ pub fn of_shard(layout: &TokenLayout, data: &Opened, index: Option<&Opened>) -> 
     let first = layout.data_offset_bytes;
     let length = layout.tokens * item_bytes(layout.dtype);
     let sample = length.min(SAMPLE_BYTES);
-    let mut hash = Xxh3::new();
-    hash.update(&layout.tokens.to_le_bytes());
-    hash.update(&data.size().to_le_bytes());
+    let mut hash = XxHash3_64::new();
+    hash.write(&layout.tokens.to_le_bytes());
+    hash.write(&data.size().to_le_bytes());
     for place in [0, (length - sample) / 2, length - sample] {
-        hash.update(&data.exact_reader().read_last(first + place, sample)?);
+        hash.write(&data.exact_reader().read_last(first + place, sample)?);
     }
     if let Some(index) = index {
         let sample = index.size().min(SAMPLE_BYTES);
-        hash.update(&index.size().to_le_bytes());
-        hash.update(&index.exact_reader().read_last(index.size() - sample, sample)?);
+        hash.write(&index.size().to_le_bytes());
+        hash.write(&index.exact_reader().read_last(index.size() - sample, sample)?);
     }
-    Ok(hash.digest())
+    Ok(hash.finish())
 }
 
 /// Fingerprint of a corpus, from those of its shards.
@@ -48,5 +50,5 @@ pub fn of_corpus(dtype: Dtype, format: Format, shards: &[u64]) -> u64 {
     for part in shards {
         bytes.extend_from_slice(&part.to_le_bytes());
     }
-    xxh3_64(&bytes)
+    XxHash3_64::oneshot(&bytes)
 }

@@ -107,6 +107,10 @@ impl Checkpoint {
         Some((file as usize, self.headers[file as usize].nth(rank as usize)))
     }
 
+    pub fn header(&self, number: usize) -> &Header {
+        &self.headers[number]
+    }
+
     /// Returns a file, opened again if it was closed to make room for others.
     pub fn file(&self, number: usize) -> Result<WeightFile> {
         Ok(WeightFile { file: self.files.get(number)?, header: self.headers[number].clone() })

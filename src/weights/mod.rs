@@ -30,10 +30,15 @@
 //!   permission, no memory) is raised as it is.
 //! * All types can be used by several threads at once. Calls that touch a file may block: callers detach.
 //!
+//! * Checksums beside a file ([`checksums`]) are bounded by the header's length before they are read, and found as
+//!   the file was: in its folder and no other.
+//!
 //! The binding calls this room; it uses `mapped_file` for files.
 
+pub mod blob;
 mod catalog;
 pub mod checkpoint;
+pub mod checksums;
 pub mod file;
 pub mod header;
 mod header_cache;

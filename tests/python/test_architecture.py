@@ -136,9 +136,11 @@ SLICES_OF_MEMORY = {"os/memory/parts.rs", "os/memory/uninit.rs", "python/writabl
 
 
 def test_no_reference_is_made_to_mapped_memory():
-    """No code holds a `&[u8]` over a mapping; slices that are written lie over other memory."""
+    """No code holds a `&[u8]` over a mapping; slices lie over other memory."""
     code = {str(file.relative_to(SOURCE)): file.read_text() for file in rust_files()}
-    assert {name for name, text in code.items() if re.search(r"\bfrom_raw_parts\b", text)} == set()
+    # A block that was filled, before anyone gets it.
+    read = {name for name, text in code.items() if re.search(r"\bfrom_raw_parts\b", text)}
+    assert read == {"os/memory/parts.rs"}
     mutable = {name for name, text in code.items() if re.search(r"\bfrom_raw_parts_mut\b", text)}
     assert mutable == SLICES_OF_MEMORY
 

@@ -20,7 +20,7 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError
 from pagestream.weights import dtypes
 
 from support import real
-from support.process import PROGRAMS, output_of, thread_names
+from support.process import PROGRAMS, output_of, threads_end
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
 
 MIB = 1 << 20
@@ -32,14 +32,6 @@ SHARDS = [
     {"model.layers.10.w": (3000, 700), "model.layers.2.w": (500, 1024), "model.layers.2.b": (11,)},
     {"model.embed": (4, 5), "lm_head": (0, 7), "model.layers.0.w": (1024, 513), "scalar": ()},
 ]
-
-
-def readers_end():
-    """Returns whether the threads of streams end. One is seen for a moment after its end."""
-    deadline = time.monotonic() + 10
-    while "pagestream-read" in thread_names() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return "pagestream-read" not in thread_names()
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +307,7 @@ def test_storage_that_fails_ends_the_stream_with_its_cause(tmp_path):
         assert caught.value.filename == str(slow.path / "m.safetensors")
         assert 20 * MIB - 512 * 1024 <= caught.value.offset <= 21 * MIB
         assert list(stream) == []
-        assert readers_end()
+        assert threads_end("pagestream-read")
         weights.close()
 
 
@@ -325,7 +317,7 @@ def test_a_stream_that_is_left_stops_its_threads_and_frees_its_memory(folder):
     next(stream)
     del stream
     gc.collect()
-    assert readers_end()
+    assert threads_end("pagestream-read")
 
 
 def test_streams_of_several_threads_do_not_disturb_each_other(folder, everything):

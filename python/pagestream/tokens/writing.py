@@ -8,9 +8,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pagestream import _native
+from pagestream._common.atomic_write import Replacement
 from pagestream._common.checks import one_of
 from pagestream._common.progress import reporting
-from pagestream.tokens.atomic_write import Replacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -126,7 +126,7 @@ class _Stream:
 def _write_one(path: StrPath, stream: _Stream, format: str) -> None:
     header_bytes = {"raw": 0, "npy": _NPY_HEADER_BYTES, "llmc": _LLMC_HEADER_BYTES}[format]
     with Replacement() as replacement:
-        file = replacement.open(path)
+        file = replacement.open(path, "tokens")
         file.write(bytes(header_bytes))
         for _ in stream.write_to(file, _INT32_MAX if format == "llmc" else None):
             pass
@@ -144,7 +144,7 @@ def _write_megatron(path: StrPath, stream: _Stream, bounds: npt.NDArray[np.int64
     stem, suffix = os.path.splitext(os.fsdecode(path))
     name = stem if suffix in {".bin", ".idx"} else stem + suffix
     with Replacement() as replacement:
-        data = replacement.open(f"{name}.bin")
+        data = replacement.open(f"{name}.bin", "tokens")
         index = _MegatronIndex(replacement.scratch(), replacement.scratch())
         for length in stream.write_to(data):
             if bounds is None:
@@ -155,7 +155,7 @@ def _write_megatron(path: StrPath, stream: _Stream, bounds: npt.NDArray[np.int64
                 raise ValueError(message)
             for length in np.diff(bounds).tolist():
                 index.add(length)
-        index.write_to(replacement.open(f"{name}.idx"), stream.dtype)
+        index.write_to(replacement.open(f"{name}.idx", "tokens"), stream.dtype)
 
 
 class _MegatronIndex:

@@ -187,7 +187,7 @@ def tensors_on(
         return transferred(files, wanted, staged_for, cast_of, memory_bytes)
     if is_cpu and means == "mapped":
         return ((each, finished(each, _on_file(files, tensors, each), cast_of)) for each in wanted)
-    pairs = streaming.read(files, wanted, tensors, memory_bytes, None)
+    pairs = streaming.read(files, wanted, tensors, memory_bytes, None, None)
     return ((each, finished(each, tensor, cast_of).to(device)) for each, tensor in pairs)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
-from pagestream.weights import arrays, indexing, streaming
+from pagestream.weights import arrays, checksums, indexing, streaming
+from pagestream.weights.checksums import VerifyReport
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.tensor_info import TensorInfo
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pagestream._common.types import Mode, StrPath
     from pagestream.weights.indexing import Index
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "VerifyReport", "open_checkpoint"]
 
 
 class _OpenedWith(NamedTuple):
@@ -219,6 +220,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         memory_bytes: int | None = None,
         threads: int | None = None,
         order: streaming.StreamOrder = "file",
+        verify: bool | None = None,
         progress: Progress = False,
     ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Streams tensors as their bytes arrive, many reads at a time.
@@ -243,6 +245,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             order: The order of the tensors: ``"file"``, in which they lie in the files; ``"plan"``, in which
                 the plan has them; ``"layer"``, by the numbers in their names, which a program that fills a
                 model layer by layer needs: names without numbers, then layer 0, 1, …, 10.
+            verify: True compares each tensor, in the memory in which it is handed out, with the checksums of
+                `write_checksums`, and before that sizes and headers of its files. Tensors are then read,
+                never viewed, and whole. None and False compare nothing.
             progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
         Yields:
@@ -254,11 +259,15 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             KeyError: The plan has a name that is not there.
             SliceError: A part is out of range, or not basic indexing; an ``IndexError``.
             SafetensorError: NumPy has no type for the elements of a tensor.
+            ChecksumError: With ``verify=True`` a file or one of the tensors has no checksum, or a file
+                another size or header than its checksums say, before anything else is read; or, in the place
+                of a tensor, its bytes do not have their checksum.
             TypeError: The plan is a single name.
             MappedReadError: A file was cut or its storage failed; with path and offset.
             FileChangedError: A file was rewritten since it was opened.
             ValueError: An unknown word, a number out of range, or a name that the plan has twice; the
-                checkpoint is closed; ``strategy="mapped"`` with a file in ``"read"`` mode.
+                checkpoint is closed; ``strategy="mapped"`` with a file in ``"read"`` mode, or with
+                ``verify=True``, which also takes no part of a tensor.
 
         Example:
             >>> import numpy as np
@@ -270,15 +279,100 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             [(2, 2)]
         """
         memory_bytes, threads = environment.memory_bytes(memory_bytes), environment.threads(threads)
+        verify = verify is not None and checks.check_bool("verify", verify)
         wanted = streaming.planned(list(self), self.info, plan, order, self._arrays)
-        found, _ = streaming.chosen(self._files, wanted, strategy)
+        asked = "pread" if verify and strategy == "auto" else strategy
+        found, _ = streaming.chosen(self._files, wanted, asked)
+        known = None
+        if verify:
+            known = checksums.known(self._files, streaming.comparable(wanted, found), threads)
         pairs: Generator[tuple[streaming.Wanted, npt.NDArray[Any]], None, None]
         if found == "mapped":
             pairs = ((each, self._mapped(each.info.name)[each.index]) for each in wanted)
         else:
             own = arrays.NumpyArrays(raw=self._arrays.raw)
-            pairs = streaming.read(self._files, wanted, own, memory_bytes, threads)
+            pairs = streaming.read(self._files, wanted, own, memory_bytes, threads, known)
         return streaming.reported(pairs, wanted, progress)
+
+    def write_checksums(self, *, threads: int | None = None, progress: Progress = False) -> tuple[str, ...]:
+        """Writes checksums beside each file, to compare it with later: by `verify`, or while it is streamed.
+
+        ``model.safetensors`` gets ``model.safetensors.xxh3.json``, with the size of the file and the XXH3
+        checksums (128 bits) of its header and of each of its tensors. They find bytes that were damaged on a
+        disk or on their way; they are no protection against somebody who can write them.
+
+        The checksums lie beside the name by which the checkpoint has the file: for a link, such as those in
+        the snapshots of the Hugging Face cache, beside the link and not beside what it leads to. They are
+        written to a file of another name, which then takes their name; a link of that name is replaced and
+        not followed. They are always the same for the same file.
+
+        Args:
+            threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one for each processor and up to
+                64 where they wait for storage.
+            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+
+        Returns:
+            The paths that were written, absolute, in the order of `files`.
+
+        Raises:
+            MappedReadError: A file was cut or its storage failed; with path and offset.
+            FileChangedError: A file was rewritten since it was opened.
+            OSError: The checksums cannot be written there; with ``errno`` and ``filename``.
+            ValueError: The checkpoint is closed.
+
+        Example:
+            >>> import os
+            >>> from pagestream import open_checkpoint
+            >>> weights = open_checkpoint("model.safetensors")
+            >>> (path,) = weights.write_checksums()
+            >>> os.path.basename(path)
+            'model.safetensors.xxh3.json'
+            >>> weights.verify()
+            VerifyReport(checked=('model.safetensors',), unchecked=(), bad=())
+            >>> os.remove(path)
+        """
+        return checksums.write(self._files, environment.threads(threads), progress)
+
+    def verify(self, *, threads: int | None = None, progress: Progress = False) -> VerifyReport:
+        """Compares every byte of the files with their checksums.
+
+        A file is compared with the checksums beside it (see `write_checksums`). One of the Hugging Face
+        cache, which calls its large files by their SHA-256, is compared with its name, too; the small ones,
+        which it calls by a number of git, are not. Header and tensors are the whole file: the format leaves
+        no bytes between them.
+
+        Files are read in parallel, and one with checksums beside it by several threads. The page cache is
+        left as it was, where the kernel tells which pages of a file it has.
+
+        Args:
+            threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one for each processor and up to
+                64 where they wait for storage.
+            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+
+        Returns:
+            Which files were compared, which could not be, and all that is wrong. Bytes that do not have their
+            checksum raise nothing here; ``stream(verify=True)`` raises.
+
+        Raises:
+            MappedReadError: A file was cut or its storage failed; with path and offset.
+            FileChangedError: A file was rewritten since it was opened.
+            OSError: A file cannot be opened.
+            ValueError: The checkpoint is closed.
+
+        Example:
+            >>> import os
+            >>> from pagestream import open_checkpoint
+            >>> (path,) = open_checkpoint("model.safetensors").write_checksums()
+            >>> with open("model.safetensors", "r+b") as file:
+            ...     _ = file.seek(-1, os.SEEK_END), file.write(b"?")
+            >>> damaged = open_checkpoint("model.safetensors").verify().bad
+            >>> [error.name for error in damaged]
+            ['bias']
+            >>> with open("model.safetensors", "r+b") as file:
+            ...     _ = file.seek(-1, os.SEEK_END), file.write(bytes(1))
+            >>> os.remove(path)
+        """
+        return checksums.verify(self._files, environment.threads(threads), progress)
 
     def info(self, name: str) -> TensorInfo:
         """Returns what the header says of a tensor.

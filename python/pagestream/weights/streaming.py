@@ -136,6 +136,25 @@ def _wanted(info: TensorInfo, part: Index | None, framework: Framework) -> Wante
     return Wanted(info, part, dtype, shape, None if dtype in SUB_BYTE_BITS else selected)
 
 
+def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
+    """Returns the names of tensors whose bytes can be compared with checksums: whole ones, that are read.
+
+    Raises:
+        ValueError: One of them cannot.
+    """
+    if strategy == "mapped":
+        message = 'verify=True compares bytes that are read, and strategy="mapped" reads none'
+        raise ValueError(message)
+    for each in wanted:
+        if each.index is not ...:
+            message = (
+                f"verify=True compares whole tensors, and the plan wants a part of {each.info.name!r}: "
+                "leave the part out, or verify() the files beforehand"
+            )
+            raise ValueError(message)
+    return [each.info.name for each in wanted]
+
+
 def chosen(files: _native.Checkpoint, wanted: list[Wanted], strategy: Strategy) -> tuple[str, str]:
     """Returns the strategy to use, and why.
 
@@ -156,9 +175,10 @@ def read(
     framework: Framework,
     memory_bytes: int | None,
     threads: int | None,
+    checks: _native.ChecksumRun | None,
 ) -> Generator[tuple[Wanted, Any], None, None]:
-    """Yields the tensors of a plan as their bytes land in memory of their own."""
-    stream = _native.TensorStream(files, [each.native() for each in wanted], memory_bytes, threads)
+    """Yields the tensors of a plan as their bytes land in memory of their own, compared with `checks`."""
+    stream = _native.TensorStream(files, [each.native() for each in wanted], memory_bytes, threads, checks)
     try:
         while (landed := stream.next()) is not None:
             number, buffer = landed

@@ -232,7 +232,7 @@ impl Root {
 
 /// Returns the path of the object behind a descriptor, if procfs tells it. Unlike a path that is resolved a second
 /// time, it cannot name another object.
-fn path_of(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
+pub fn path_of(descriptor: BorrowedFd<'_>) -> Option<PathBuf> {
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor));
     let path = std::fs::read_link(link).ok().filter(|path| path.is_absolute())?;
     // For a folder that was deleted, or lies in another mount namespace, the answer is no path.

@@ -17,6 +17,12 @@ use super::uninit::Uninit;
 pub unsafe trait WritableMemory: Debug + Send + Sync {
     fn as_ptr(&self) -> *mut u8;
     fn len(&self) -> usize;
+
+    /// Returns whether all of it is initialised, and nobody but the owner of the value can write it: no other process, and
+    /// no user.
+    fn is_private(&self) -> bool {
+        false
+    }
 }
 
 // SAFETY: the mapping belongs to the block alone, and only a mutable borrow moves it or makes it read-only.
@@ -28,6 +34,11 @@ unsafe impl WritableMemory for Anonymous {
     fn len(&self) -> usize {
         self.len()
     }
+
+    /// The kernel initialises anonymous memory.
+    fn is_private(&self) -> bool {
+        self.descriptor().is_none()
+    }
 }
 
 // SAFETY: that of what is in the box.
@@ -38,6 +49,10 @@ unsafe impl WritableMemory for Box<dyn WritableMemory> {
 
     fn len(&self) -> usize {
         self.as_ref().len()
+    }
+
+    fn is_private(&self) -> bool {
+        self.as_ref().is_private()
     }
 }
 
@@ -72,7 +87,15 @@ pub fn split<M: WritableMemory + 'static>(
     Ok((Whole(block), parts))
 }
 
-impl<M> Whole<M> {
+impl<M: WritableMemory> Whole<M> {
+    /// Returns what the parts have written; `None` if one is left, or if others can write the memory.
+    pub fn bytes(&mut self) -> Option<&[u8]> {
+        let block = Arc::get_mut(&mut self.0).filter(|block| block.is_private())?;
+        // SAFETY: `is_private` says that the bytes are initialised and the owner's alone, which `split` took the block
+        // from. No part is left, and `&mut self` excludes whoever could make one.
+        Some(unsafe { std::slice::from_raw_parts(block.as_ptr(), block.len()) })
+    }
+
     /// Returns the block, if no part is left.
     pub fn join(self) -> Result<M, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
@@ -100,27 +123,31 @@ mod tests {
 
     #[test]
     fn threads_fill_their_parts_and_the_block_comes_back() {
-        let (whole, parts) = split(block(10_000), &[(0, 100), (100, 0), (128, 9872)]).expect("valid");
+        let (mut whole, parts) = split(block(10_000), &[(0, 100), (100, 0), (128, 9872)]).expect("valid");
         std::thread::scope(|scope| {
             for (number, mut part) in parts.into_iter().enumerate() {
                 scope.spawn(move || part.memory().fill(number as u8 + 1));
             }
         });
-        let block = whole.join().expect("no part is out");
-        let start = block.as_ptr();
-        let mut bytes = vec![0; 10_000];
-        // SAFETY: the block is as long, and nobody else uses either.
-        unsafe { start.copy_to(bytes.as_mut_ptr(), bytes.len()) };
+        let bytes = whole.bytes().expect("no part is out");
+        assert_eq!(bytes.len(), 10_000);
         assert!(bytes[..100].iter().all(|&byte| byte == 1) && bytes[100..128].iter().all(|&byte| byte == 0));
         assert!(bytes[128..].iter().all(|&byte| byte == 3));
     }
 
     #[test]
     fn a_block_with_a_part_out_stays_apart() {
-        let (whole, parts) = split(block(100), &[(0, 10)]).expect("valid");
+        let (mut whole, parts) = split(block(100), &[(0, 10)]).expect("valid");
+        assert_eq!(whole.bytes(), None);
         let whole = whole.join().expect_err("a part is out");
         drop(parts);
         assert_eq!(whole.join().expect("none is out").len(), 100);
+    }
+
+    #[test]
+    fn memory_that_others_can_write_is_not_read() {
+        let shared = Anonymous::shared(100, HugePages::Never).expect("memory");
+        assert_eq!(split(shared, &[]).expect("valid").0.bytes(), None);
     }
 
     #[test]

@@ -52,10 +52,11 @@ def values(weights):
     return {name: array.tolist() for name, array in weights.items()}
 
 
-def hub_cache(cache, files, *, revision="5f3c", repository="models--org--name", shared=False):
+def hub_cache(cache, files, *, revision="5f3c", repository="models--org--name", shared=False, keys=None):
     """Puts files into a cache as `huggingface_hub` does, and returns the snapshot.
 
     `files` is ``{name in the snapshot: content}``. With `shared` the blobs are links to the cache's own.
+    `keys` are the names of the blobs.
     """
     root = os.path.join(cache, repository)
     snapshot = os.path.join(root, "snapshots", revision)
@@ -64,7 +65,7 @@ def hub_cache(cache, files, *, revision="5f3c", repository="models--org--name", 
     with open(os.path.join(root, "refs", "main"), "w", encoding="utf-8") as file:
         file.write(revision)
     for number, (name, content) in enumerate(files.items()):
-        key = f"{number:064x}"
+        key = f"{number:064x}" if keys is None else keys[number]
         blob = os.path.join(root, "blobs", key)
         target = blob
         if shared:

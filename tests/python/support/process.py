@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 # Programs that tests run, one a file.
@@ -54,3 +55,11 @@ def thread_names():
         with contextlib.suppress(OSError):
             found.add((task / "comm").read_text().strip())
     return found
+
+
+def threads_end(name):
+    """Returns whether the threads of a name end. One is seen for a moment after its end."""
+    deadline = time.monotonic() + 10
+    while name in thread_names() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return name not in thread_names()

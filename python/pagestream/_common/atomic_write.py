@@ -42,19 +42,28 @@ class Replacement:
     def __enter__(self) -> Self:
         return self
 
-    def open(self, path: StrPath) -> IO[bytes]:
-        """Creates the file that will replace `path`."""
-        # A symbolic link stays: its target is replaced.
-        target = os.path.realpath(os.fsdecode(path)) if os.path.islink(path) else os.fsdecode(path)
+    def open(self, path: StrPath, what: str, *, replaces_link: bool = False) -> IO[bytes]:
+        """Creates the file that will replace `path`.
+
+        Args:
+            path: The file, or a symbolic link.
+            what: What is written, for messages; a plural.
+            replaces_link: Whether the file takes the place of a symbolic link, or of its target.
+        """
+        target = os.fsdecode(path)
+        if os.path.islink(target) and not replaces_link:
+            target = os.path.realpath(target)
         mode = None
         with contextlib.suppress(FileNotFoundError):
-            mode = os.stat(target).st_mode
+            mode = os.stat(target, follow_symlinks=not replaces_link).st_mode
             kind = stat.S_IFMT(mode)
             if kind == stat.S_IFDIR:
-                message = "tokens are written to a file, but this is a directory"
+                message = f"{what} are written to a file, but this is a directory"
                 raise IsADirectoryError(errno.EISDIR, message, target)
-            if kind != stat.S_IFREG:
-                message = "tokens are written to a file that takes the place of an old one, not to a device"
+            if kind == stat.S_IFLNK:
+                mode = None
+            elif kind != stat.S_IFREG:
+                message = f"{what} are written to a file that takes the place of an old one, not to a device"
                 raise OSError(errno.EINVAL, f"{message}, FIFO or socket", target)
         name, file = self._create(target)
         self._files.append((name, target, file))

@@ -1,0 +1,99 @@
+"""Checksums of checkpoints: files beside the files, and the report of a verification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from pagestream import _native
+from pagestream._common.atomic_write import Replacement
+from pagestream._common.progress import reporting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pagestream._common.progress import Progress
+    from pagestream.errors import ChecksumError
+
+# Of a file: its number, whether it was compared, what does not fit, and path and text of its checksums.
+_Outcome: TypeAlias = "tuple[int, bool, list[ChecksumError], tuple[str, str] | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `Checkpoint.verify` found.
+
+    Attributes:
+        checked: The files of which every byte was compared with a checksum.
+        unchecked: The files that have no checksum that can be used. Nothing of them was read.
+        bad: Everything that is wrong, in order of the files and of their data: an error for each tensor,
+            header and file that does not have its checksum, each tensor without one in a file that has
+            checksums, and each file of checksums that cannot be understood.
+
+    Example:
+        >>> import pagestream
+        >>> weights = pagestream.open_checkpoint("model.safetensors")
+        >>> weights.verify()
+        VerifyReport(checked=(), unchecked=('model.safetensors',), bad=())
+    """
+
+    checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    bad: tuple[ChecksumError, ...]
+
+
+def write(files: _native.Checkpoint, threads: int | None, progress: Progress) -> tuple[str, ...]:
+    """Writes the checksums of each file beside it, as soon as they are known. Returns the paths."""
+    written = {}
+    for number, _, _, found in _outcomes(_run(files, "write", threads), progress):
+        if found is not None:
+            path, text = found
+            with Replacement() as replacement:
+                replacement.open(path, "checksums", replaces_link=True).write(text.encode())
+            written[number] = path
+    return tuple(written[number] for number in sorted(written))
+
+
+def verify(files: _native.Checkpoint, threads: int | None, progress: Progress) -> VerifyReport:
+    """Compares files with their checksums."""
+    outcomes = sorted(_outcomes(_run(files, "verify", threads), progress), key=lambda outcome: outcome[0])
+    paths = files.paths
+    return VerifyReport(
+        checked=tuple(paths[number] for number, is_checked, *_ in outcomes if is_checked),
+        unchecked=tuple(paths[number] for number, is_checked, *_ in outcomes if not is_checked),
+        bad=tuple(error for _, _, errors, _ in outcomes for error in errors),
+    )
+
+
+def known(files: _native.Checkpoint, names: Iterable[str], threads: int | None) -> _native.ChecksumRun:
+    """Returns the checksums of the files of some tensors, whose sizes and headers were compared with them.
+
+    Raises:
+        ChecksumError: A file has none, or they do not fit; of several the first.
+    """
+    run = _run(files, "headers", threads, sorted({files.number_of(name) for name in names}))
+    errors = {number: errors for number, _, errors, _ in _outcomes(run, None) if errors}
+    if errors:
+        raise errors[min(errors)][0]
+    return run
+
+
+def _run(
+    files: _native.Checkpoint, task: str, threads: int | None, numbers: Sequence[int] | None = None
+) -> _native.ChecksumRun:
+    return _native.ChecksumRun(files, task, range(len(files.paths)) if numbers is None else numbers, threads)
+
+
+def _outcomes(run: _native.ChecksumRun, progress: Progress) -> Iterator[_Outcome]:
+    """Yields what is found out about each file, in no order, and reports the bytes that were read."""
+    try:
+        with reporting(progress, run.total_bytes, "checksums") as report:
+            while (found := run.poll()) is not None:
+                if report is not None:
+                    report(run.done_bytes)
+                yield from found
+            if report is not None:
+                # Files without checksums are not read.
+                report(run.total_bytes)
+    finally:
+        run.close()

@@ -1,0 +1,221 @@
+//! `ChecksumRun`: files of a checkpoint whose checksums are made or compared. `weights/checksums.py` uses it.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use twox_hash::XxHash3_128;
+
+use super::checkpoint::PyCheckpoint;
+use super::error::{Raised, text};
+use super::export::drop_detached;
+use super::files::audit_open;
+use crate::error::{Error, Result};
+use crate::fetch::crew::{PERIOD, check_threads};
+use crate::mapped_file::{RequestedMode, identity_at};
+use crate::os::fault;
+use crate::streaming::checksums::{Digests, Hashed, Hashing, NextOutcome, Prepared};
+use crate::streaming::engine::Inspect;
+use crate::weights::blob;
+use crate::weights::checkpoint::Checkpoint;
+use crate::weights::checksums::{self, Checksums, Subject};
+use crate::weights::file::WeightFile;
+use crate::words::words;
+
+words! {
+    /// What a run is for.
+    enum ChecksumTask as "task" {
+        /// To make the text that is to stand beside each file.
+        Write = "write",
+        /// To compare whole files with all checksums that there are of them.
+        Verify = "verify",
+        /// To compare sizes and headers, before tensors are compared as they are read.
+        Headers = "headers",
+    }
+}
+
+/// What was found out about a file.
+#[derive(Debug, Default)]
+struct FileOutcome {
+    number: usize,
+    is_checked: bool,
+    failures: Vec<Error>,
+    /// The text to write, and where.
+    text: Option<(PathBuf, String)>,
+    checksums: Option<Checksums>,
+}
+
+/// For Python: number, whether the file was compared, failures as exceptions, path and text to write.
+type OutcomeFields = (usize, bool, Vec<Py<PyAny>>, Option<(OsString, String)>);
+
+#[pyclass(name = "ChecksumRun", module = "pagestream._native", frozen)]
+pub struct PyChecksumRun {
+    /// `None` only during `drop`.
+    hashing: Option<Hashing<FileOutcome>>,
+    checkpoint: Arc<Checkpoint>,
+    total_bytes: u64,
+    raised: Arc<Raised>,
+    /// The checksums of files whose headers were compared.
+    known: Mutex<HashMap<usize, Checksums>>,
+}
+
+fn size_of(checkpoint: &Checkpoint, number: usize) -> u64 {
+    checkpoint.files.facts(number).identity.size
+}
+
+fn prepare(
+    checkpoint: &Checkpoint,
+    task: ChecksumTask,
+    raised: &Raised,
+    number: usize,
+) -> Result<Prepared<FileOutcome>> {
+    let WeightFile { file, header } = checkpoint.file(number)?;
+    let (opened, path) = (file.opened()?, checkpoint.paths[number].clone());
+    let file_bytes = opened.size();
+    let outcome = FileOutcome { number, ..FileOutcome::default() };
+    let sha256 = match task {
+        ChecksumTask::Write => {
+            let (span_ends, place) = (checksums::span_ends(&header), checksums::path_beside(&file.absolute));
+            let hashed = Hashed { opened, len: file_bytes, span_ends, sha256: false };
+            let finish = move |digests: Digests| {
+                let text = checksums::text(&header, file_bytes, &digests.spans);
+                FileOutcome { text: Some((place, text)), ..outcome }
+            };
+            return Ok(Prepared::Hash(hashed, Box::new(finish)));
+        }
+        ChecksumTask::Verify => opened.real_path().and_then(|path| blob::sha256_in_name(&path)),
+        ChecksumTask::Headers => None,
+    };
+    let beside = checksums::path_beside(&path);
+    if identity_at(&checksums::path_beside(&file.absolute)).is_ok() {
+        raised.call(|py| audit_open(py, &beside, RequestedMode::Read))?;
+    }
+    let (checksums, mut failures) = match Checksums::beside(&file.origin, &beside, &header)? {
+        Some(Ok(checksums)) => (Some(checksums), Vec::new()),
+        Some(Err(failure)) => (None, vec![failure]),
+        None if task == ChecksumTask::Headers => (None, vec![checksums::missing(&path)]),
+        None => (None, Vec::new()),
+    };
+    if checksums.is_none() && sha256.is_none() {
+        return Ok(Prepared::Known(FileOutcome { failures, ..outcome }));
+    }
+    let (len, span_ends) = match (task, &checksums) {
+        (ChecksumTask::Headers, _) => (header.data_start, vec![header.data_start]),
+        (_, Some(_)) => (file_bytes, checksums::span_ends(&header)),
+        (_, None) => (file_bytes, Vec::new()),
+    };
+    let hashed = Hashed { opened, len, span_ends, sha256: sha256.is_some() };
+    let finish = move |digests: Digests| {
+        let of = Subject { path: &path, header: &header, file_bytes };
+        if let Some(checksums) = &checksums {
+            failures.extend(checksums.failures(of, &digests.spans));
+        }
+        if let (Some(expected), Some(found)) = (sha256, digests.sha256)
+            && expected != found
+        {
+            failures.push(blob::mismatch(&path, expected, found));
+        }
+        FileOutcome { is_checked: true, failures, checksums, ..outcome }
+    };
+    Ok(Prepared::Hash(hashed, Box::new(finish)))
+}
+
+impl PyChecksumRun {
+    /// Returns what compares tensors as they are read. Each of them must have a checksum in a file whose header was
+    /// compared.
+    pub fn inspect(
+        &self,
+        names: &[Bound<'_, PyString>],
+        checkpoint: &PyCheckpoint,
+    ) -> PyResult<Box<Inspect>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut expected = Vec::with_capacity(names.len());
+        for name in names {
+            let (number, entry) = checkpoint.find(name)?;
+            let path = &self.checkpoint.paths[number];
+            let header = self.checkpoint.header(number);
+            let of = Subject { path, header, file_bytes: size_of(&self.checkpoint, number) };
+            let checksums = known.get(&number).ok_or_else(|| checksums::missing(path));
+            let checksum = checksums.and_then(|found| found.expected(of, &entry));
+            expected.push((checksum?, number, entry.name.to_owned(), entry.offset));
+        }
+        let checkpoint = self.checkpoint.clone();
+        Ok(Box::new(move |want, bytes| {
+            let (expected, number, name, offset) = &expected[want];
+            let found = XxHash3_128::oneshot(bytes);
+            if found == *expected {
+                return Ok(());
+            }
+            let path = &checkpoint.paths[*number];
+            Err(checksums::mismatch(path, Some(name), *offset, (*expected, found)))
+        }))
+    }
+}
+
+#[pymethods]
+impl PyChecksumRun {
+    /// Starts to hash files, by their numbers.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        checkpoint: &PyCheckpoint,
+        task: &str,
+        files: Vec<usize>,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        fault::reinstall();
+        let task = ChecksumTask::from_word(task)?;
+        threads.map_or(Ok(()), check_threads)?;
+        let checkpoint = checkpoint.shared();
+        let total_bytes = files.iter().map(|&number| size_of(&checkpoint, number)).sum();
+        let raised = Arc::new(Raised::default());
+        let (ours, gate) = (checkpoint.clone(), raised.clone());
+        let prepare = move |number| prepare(&ours, task, &gate, number);
+        let hashing = py.detach(|| Hashing::start(files, Box::new(prepare), threads))?;
+        Ok(Self { hashing: Some(hashing), checkpoint, total_bytes, raised, known: Mutex::default() })
+    }
+
+    /// Waits a moment for the outcome of a file. Returns a list with it or with nothing; None at the end.
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<Vec<OutcomeFields>>> {
+        let Some(hashing) = &self.hashing else { return Ok(None) };
+        let next = py.detach(|| hashing.next(PERIOD));
+        let outcome = match self.raised.or(next)? {
+            NextOutcome::End => return Ok(None),
+            NextOutcome::NotYet => return Ok(Some(Vec::new())),
+            NextOutcome::Outcome(outcome) => outcome,
+        };
+        let FileOutcome { number, is_checked, failures, text: to_write, checksums } = outcome;
+        let exception = |failure| PyErr::from(failure).into_value(py).into_any();
+        let failures = failures.into_iter().map(exception).collect();
+        if let Some(checksums) = checksums {
+            self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(number, checksums);
+        }
+        let to_write = to_write.map(|(path, content)| (text(&path), content));
+        Ok(Some(vec![(number, is_checked, failures, to_write)]))
+    }
+
+    /// Bytes that were hashed so far.
+    #[getter]
+    fn done_bytes(&self) -> u64 {
+        self.hashing.as_ref().map_or(0, Hashing::done_bytes)
+    }
+
+    /// The sizes of all files together.
+    #[getter]
+    fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.hashing.as_ref().map(Hashing::close));
+    }
+}
+
+impl Drop for PyChecksumRun {
+    fn drop(&mut self) {
+        drop_detached(self.hashing.take());
+    }
+}

@@ -1,0 +1,616 @@
+//! [`Hashing`]: threads that read files and work out their checksums.
+//!
+//! ```text
+//!   file ──prepare──> lanes ──step──> pieces: pread ──in order──> hashes of the lane ──> digests ──finish──> outcome
+//!                                        ▲ buffers ──────────────────┘
+//! ```
+//!
+//! A lane is a run of a file that is hashed from its beginning to its end: whole spans, [`LANE_BYTES`] and more, or all of
+//! the file if its SHA-256 is wanted. Pieces of a lane are read by any threads. The one that finds the next piece there
+//! hashes it, and those that follow; pieces that came early wait in their buffers, whose number bounds the memory. As
+//! pieces are taken in order, the next one is always on its way.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+use twox_hash::XxHash3_128;
+
+use crate::error::{Error, Result};
+use crate::fetch::budget::{Budget, default_memory_bytes};
+use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
+use crate::mapped_file::Opened;
+use crate::mapped_file::page_cache::{self, DropBehind};
+use crate::os::memory::Uninit;
+use crate::os::process::fork;
+
+use super::engine::CLOSE_PATIENCE;
+
+/// What a thread reads at a time. It is still in the processor's cache when it is hashed.
+const PIECE_BYTES: u64 = 512 << 10;
+/// Least length of the lanes that a file is cut into, for several threads.
+const LANE_BYTES: u64 = 32 << 20;
+/// Pieces in memory at first, for each lane that is read: more would only be cold when their turn comes. While storage
+/// is slow they double, up to the second number.
+const LANE_PIECES: u64 = 4;
+const MOST_PIECES: u64 = 128;
+/// Threads while storage is slow.
+const MOST_THREADS: usize = 64;
+
+/// What to hash of a file.
+#[derive(Debug)]
+pub struct Hashed {
+    pub opened: Arc<Opened>,
+    /// Bytes from the file's beginning that are hashed.
+    pub len: u64,
+    /// Where the spans end that are hashed one by one; they follow each other from the file's beginning to `len`, if there
+    /// are any.
+    pub span_ends: Vec<u64>,
+    /// Whether the SHA-256 of all is wanted.
+    pub sha256: bool,
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Digests {
+    /// XXH3 of each span, 128 bits.
+    pub spans: Vec<u128>,
+    pub sha256: Option<[u8; 32]>,
+}
+
+/// Makes the outcome of a file of its digests.
+pub type Finish<T> = Box<dyn FnOnce(Digests) -> T + Send>;
+
+/// What becomes of a file.
+pub enum Prepared<T> {
+    Hash(Hashed, Finish<T>),
+    /// Nothing is to be hashed.
+    Known(T),
+}
+
+/// Opens the file of a number, and says what to hash.
+pub type Prepare<T> = dyn Fn(usize) -> Result<Prepared<T>> + Send + Sync;
+
+#[derive(Debug)]
+pub enum NextOutcome<T> {
+    Outcome(T),
+    End,
+    /// Not within the time given.
+    NotYet,
+}
+
+/// Files that are hashed by threads of their own. Outcomes come in no order.
+#[derive(Debug)]
+pub struct Hashing<T> {
+    work: Arc<HashWork<T>>,
+    crew: Arc<Crew>,
+    process: u64,
+}
+
+/// A file that is being hashed.
+struct Job<T> {
+    opened: Arc<Opened>,
+    state: Mutex<JobState<T>>,
+}
+
+struct JobState<T> {
+    digests: Digests,
+    lanes_left: usize,
+    finish: Option<Finish<T>>,
+}
+
+/// A run of a file that is hashed in order.
+struct Lane<T> {
+    job: Arc<Job<T>>,
+    /// The numbers of its spans.
+    spans: Range<usize>,
+    end: u64,
+    state: Mutex<LaneState>,
+}
+
+struct LaneState {
+    /// Where the next piece to hash begins.
+    next: u64,
+    /// Pieces that were read, by their offset.
+    landed: BTreeMap<u64, Vec<u8>>,
+    /// Away while a thread hashes.
+    hasher: Option<LaneHasher>,
+}
+
+struct LaneHasher {
+    position: u64,
+    span_ends: VecDeque<u64>,
+    span: XxHash3_128,
+    sha256: Option<Sha256>,
+    digests: Vec<u128>,
+}
+
+/// What a thread does next.
+enum HashTask<T> {
+    Prepare(usize),
+    Read { lane: Arc<Lane<T>>, range: Range<u64>, buffer: Vec<u8> },
+}
+
+struct HashState<T> {
+    next_file: usize,
+    unfinished_files: usize,
+    /// Lanes of which not all pieces were taken, and where the next one begins.
+    lanes: VecDeque<(Arc<Lane<T>>, u64)>,
+    free: Vec<Vec<u8>>,
+    /// How many pieces may be in memory.
+    pieces: Budget,
+    outcomes: VecDeque<T>,
+    failure: Option<Error>,
+    is_over: bool,
+}
+
+struct HashWork<T> {
+    files: Vec<usize>,
+    prepare: Box<Prepare<T>>,
+    /// Lanes that are read at a time.
+    width: usize,
+    state: Mutex<HashState<T>>,
+    done_bytes: AtomicU64,
+    /// Signals lanes, files or buffers.
+    task_ready: Condvar,
+    /// Signals that a file has its outcome, or that none will.
+    outcome_ready: Condvar,
+}
+
+impl<T> fmt::Debug for HashWork<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("HashWork").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Send + 'static> Hashing<T> {
+    /// Starts to hash the files of these numbers. `threads` is how many to use, whatever the storage.
+    pub fn start(files: Vec<usize>, prepare: Box<Prepare<T>>, threads: Option<usize>) -> Result<Self> {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let limits =
+            threads.map_or(Limits { first: processors, most: MOST_THREADS.max(processors) }, |given| {
+                Limits { first: given, most: given }
+            });
+        let width = limits.first.min(processors);
+        let first = LANE_PIECES * width as u64;
+        let most = (default_memory_bytes() / PIECE_BYTES).clamp(LANE_PIECES, MOST_PIECES);
+        let state = HashState {
+            next_file: 0,
+            unfinished_files: files.len(),
+            lanes: VecDeque::new(),
+            free: Vec::new(),
+            pieces: Budget::new(first.min(most), most),
+            outcomes: VecDeque::new(),
+            failure: None,
+            is_over: false,
+        };
+        let work = Arc::new(HashWork {
+            files,
+            prepare,
+            width,
+            state: Mutex::new(state),
+            done_bytes: AtomicU64::new(0),
+            task_ready: Condvar::new(),
+            outcome_ready: Condvar::new(),
+        });
+        let crew = Arc::new(Crew::new(limits));
+        let hashing = Self { work, crew, process: fork::generation() };
+        hashing.crew.start("pagestream-hash", &hashing.work)?;
+        Ok(hashing)
+    }
+
+    /// Takes the outcome of a file, waiting for it for at most `patience`.
+    pub fn next(&self, patience: Duration) -> Result<NextOutcome<T>> {
+        if self.process != fork::generation() {
+            let message = "the threads that verify belong to the process that this one was forked from";
+            return Err(Error::argument(message));
+        }
+        let deadline = Instant::now() + patience;
+        let mut state = locked(&self.work.state);
+        loop {
+            if let Some(outcome) = state.outcomes.pop_front() {
+                return Ok(NextOutcome::Outcome(outcome));
+            }
+            if let Some(error) = state.failure.take() {
+                return Err(error);
+            }
+            if state.is_over || state.unfinished_files == 0 {
+                return Ok(NextOutcome::End);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(NextOutcome::NotYet);
+            }
+            let waited = self.work.outcome_ready.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Bytes that were hashed so far.
+    pub fn done_bytes(&self) -> u64 {
+        self.work.done_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    pub fn close(&self) {
+        if self.process == fork::generation() {
+            self.work.end(None);
+            self.crew.wait_for_end(CLOSE_PATIENCE);
+        }
+    }
+}
+
+impl<T> Drop for Hashing<T> {
+    fn drop(&mut self) {
+        if self.process == fork::generation() {
+            // Threads in the middle of a read end by themselves.
+            self.work.end(None);
+        } else {
+            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
+            std::mem::forget(self.work.clone());
+        }
+    }
+}
+
+impl<T> HashWork<T> {
+    /// Ends the work, with an error or without.
+    fn end(&self, error: Option<Error>) {
+        let mut state = locked(&self.state);
+        if !state.is_over {
+            state.failure = error;
+        }
+        state.is_over = true;
+        state.lanes.clear();
+        self.task_ready.notify_all();
+        self.outcome_ready.notify_all();
+    }
+
+    /// Waits for a task. Returns `None` once there will be no more.
+    fn wait_for_task(&self) -> Option<HashTask<T>> {
+        let mut state = locked(&self.state);
+        loop {
+            if state.is_over || state.unfinished_files == 0 {
+                return None;
+            }
+            if state.lanes.len() < self.width && state.next_file < self.files.len() {
+                state.next_file += 1;
+                return Some(HashTask::Prepare(self.files[state.next_file - 1]));
+            }
+            if !state.lanes.is_empty()
+                && let Some(buffer) = state.take_buffer()
+                && let Some((lane, range)) = state.take_piece(self.width)
+            {
+                return Some(HashTask::Read { lane, range, buffer });
+            }
+            state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Enters the lanes of a file, or its outcome.
+    fn enter(&self, prepared: Prepared<T>) {
+        match prepared {
+            Prepared::Known(outcome) => self.enter_outcome(outcome),
+            Prepared::Hash(what, finish) => {
+                let spans = lanes(&what.span_ends, what.len, what.sha256);
+                let digests = Digests { spans: vec![0; what.span_ends.len()], sha256: None };
+                let state = JobState { digests, lanes_left: spans.len(), finish: Some(finish) };
+                let job = Arc::new(Job { opened: what.opened, state: Mutex::new(state) });
+                let lane = |(range, spans): (Range<u64>, Range<usize>)| {
+                    let hasher = LaneHasher {
+                        position: range.start,
+                        span_ends: what.span_ends[spans.clone()].iter().copied().collect(),
+                        span: XxHash3_128::new(),
+                        sha256: what.sha256.then(Sha256::new),
+                        digests: Vec::new(),
+                    };
+                    let state =
+                        LaneState { next: range.start, landed: BTreeMap::new(), hasher: Some(hasher) };
+                    let lane = Lane { job: job.clone(), spans, end: range.end, state: Mutex::new(state) };
+                    (Arc::new(lane), range.start)
+                };
+                let mut state = locked(&self.state);
+                if !state.is_over {
+                    state.lanes.extend(spans.into_iter().map(lane));
+                }
+            }
+        }
+        self.task_ready.notify_all();
+    }
+
+    fn enter_outcome(&self, outcome: T) {
+        let mut state = locked(&self.state);
+        state.outcomes.push_back(outcome);
+        state.unfinished_files -= 1;
+        if state.unfinished_files == 0 {
+            self.task_ready.notify_all();
+        }
+        self.outcome_ready.notify_all();
+    }
+
+    /// Hashes a piece that was read, and those that it was waited for, unless its turn is later.
+    fn deliver(&self, lane: &Lane<T>, offset: u64, piece: Vec<u8>) -> Result<()> {
+        let mut state = locked(&lane.state);
+        state.landed.insert(offset, piece);
+        let Some(mut hasher) = state.hasher.take() else { return Ok(()) };
+        loop {
+            let next = state.next;
+            let Some(piece) = state.landed.remove(&next) else {
+                if next < lane.end {
+                    state.hasher = Some(hasher);
+                    return Ok(());
+                }
+                drop(state);
+                return self.finish_lane(lane, hasher);
+            };
+            drop(state);
+            let len = piece_end(next, lane.end) - next;
+            hasher.update(&piece[..len as usize]);
+            self.done_bytes.fetch_add(len, Ordering::Relaxed);
+            locked(&self.state).give_back(piece);
+            self.task_ready.notify_one();
+            state = locked(&lane.state);
+            state.next = next + len;
+        }
+    }
+
+    fn finish_lane(&self, lane: &Lane<T>, mut hasher: LaneHasher) -> Result<()> {
+        hasher.end_spans();
+        {
+            let mut state = locked(&lane.job.state);
+            state.digests.spans[lane.spans.clone()].copy_from_slice(&hasher.digests);
+            state.digests.sha256 = hasher.sha256.map(|sha256| sha256.finalize().into());
+            state.lanes_left -= 1;
+            if state.lanes_left > 0 {
+                return Ok(());
+            }
+        }
+        self.finish(&lane.job)
+    }
+
+    /// Makes the outcome of a file, if it was not cut or written to meanwhile.
+    fn finish(&self, job: &Job<T>) -> Result<()> {
+        job.opened.verify_with_server()?;
+        let (digests, finish) = {
+            let mut state = locked(&job.state);
+            (std::mem::take(&mut state.digests), state.finish.take())
+        };
+        if let Some(finish) = finish {
+            self.enter_outcome(finish(digests));
+        }
+        Ok(())
+    }
+}
+
+impl<T> HashState<T> {
+    fn take_buffer(&mut self) -> Option<Vec<u8>> {
+        self.pieces.has_room().then(|| {
+            self.pieces.take(1);
+            self.free.pop().unwrap_or_else(|| vec![0; PIECE_BYTES as usize])
+        })
+    }
+
+    fn give_back(&mut self, buffer: Vec<u8>) {
+        self.pieces.give_back(1);
+        self.free.push(buffer);
+    }
+
+    /// Takes the next piece of one of the first `width` lanes, in turn.
+    fn take_piece(&mut self, width: usize) -> Option<(Arc<Lane<T>>, Range<u64>)> {
+        let (lane, start) = self.lanes.pop_front()?;
+        let end = piece_end(start, lane.end);
+        if end < lane.end {
+            // Behind the other lanes that are read now.
+            let place = self.lanes.len().min(width - 1);
+            self.lanes.insert(place, (lane.clone(), end));
+        }
+        Some((lane, start..end))
+    }
+}
+
+impl LaneHasher {
+    fn update(&mut self, mut bytes: &[u8]) {
+        if let Some(sha256) = &mut self.sha256 {
+            sha256.update(bytes);
+        }
+        while let Some(&end) = self.span_ends.front().filter(|_| !bytes.is_empty()) {
+            let len = (end - self.position).min(bytes.len() as u64);
+            let (now, later) = bytes.split_at(len as usize);
+            self.span.write(now);
+            self.position += len;
+            bytes = later;
+            if self.position == end {
+                self.end_span();
+            }
+        }
+    }
+
+    fn end_span(&mut self) {
+        self.span_ends.pop_front();
+        self.digests.push(std::mem::replace(&mut self.span, XxHash3_128::new()).finish_128());
+    }
+
+    /// Ends the empty spans that are left.
+    fn end_spans(&mut self) {
+        while !self.span_ends.is_empty() {
+            self.end_span();
+        }
+    }
+}
+
+impl<T> Job<T> {
+    /// Fills a buffer's beginning. What was not in the page cache is not left there.
+    fn read(&self, range: &Range<u64>, buffer: &mut [u8]) -> Result<()> {
+        let (offset, len) = (range.start, range.end - range.start);
+        let was_absent = page_cache::is_absent(&self.opened, offset, len);
+        self.opened.exact_reader().read_into(offset, Uninit::of(&mut buffer[..len as usize]))?;
+        if was_absent {
+            page_cache::drop_behind(&self.opened, offset, len, DropBehind::Cache);
+        }
+        Ok(())
+    }
+}
+
+impl<T: Send> Work for HashWork<T> {
+    type Tools = ();
+
+    fn step(&self, (): &mut ()) -> Option<Step> {
+        let task = self.wait_for_task()?;
+        // Hashing is no wait.
+        let wait = Wait::begin();
+        let (waited, done) = match task {
+            HashTask::Prepare(file) => {
+                let prepared = (self.prepare)(file);
+                (wait.end(0).0, prepared.map(|prepared| self.enter(prepared)))
+            }
+            HashTask::Read { lane, range, mut buffer } => {
+                let read = lane.job.read(&range, &mut buffer);
+                let waited = wait.end(range.end - range.start).0;
+                if waited {
+                    locked(&self.state).pieces.double();
+                }
+                (waited, read.and_then(|()| self.deliver(&lane, range.start, buffer)))
+            }
+        };
+        if let Err(error) = done {
+            self.end(Some(error));
+            return None;
+        }
+        Some(Step { items: 1, waited })
+    }
+
+    fn leave(&self) {
+        self.task_ready.notify_one();
+    }
+
+    fn panicked(&self) {
+        self.end(Some(Error::argument("a thread that hashes panicked; please report it")));
+    }
+}
+
+/// Returns where the piece that begins at `start` ends. Pieces end where the file's large blocks do: no two of them
+/// share a page or a request.
+fn piece_end(start: u64, lane_end: u64) -> u64 {
+    (start - start % PIECE_BYTES + PIECE_BYTES).min(lane_end)
+}
+
+/// Cuts the first `len` bytes of a file into lanes of whole spans. Each has its bytes, and the numbers of its spans.
+fn lanes(span_ends: &[u64], len: u64, is_one: bool) -> Vec<(Range<u64>, Range<usize>)> {
+    let (mut start, mut first, mut found) = (0, 0, Vec::new());
+    for (number, &end) in span_ends.iter().enumerate() {
+        // The last one takes what is left, empty spans at the end too.
+        if !is_one && end - start >= LANE_BYTES && end < len {
+            found.push((start..end, first..number + 1));
+            (start, first) = (end, number + 1);
+        }
+    }
+    found.push((start..len, first..span_ends.len()));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    /// Hashes files of one content each, and returns the digests by number.
+    fn digests(contents: &[Vec<u8>], ends: &[Vec<u64>], sha256: bool) -> Vec<Digests> {
+        let files: Vec<_> = contents
+            .iter()
+            .map(|content| {
+                let mut file = tempfile::NamedTempFile::new().expect("a file");
+                file.write_all(content).expect("written");
+                let opened =
+                    MappedFile::open(file.path(), RequestedMode::Auto).and_then(|file| file.opened());
+                opened.expect("open")
+            })
+            .collect();
+        let ends = ends.to_vec();
+        let prepare = move |number: usize| {
+            let (opened, span_ends) = (files[number].clone(), ends[number].clone());
+            let finish: Finish<(usize, Digests)> = Box::new(move |digests| (number, digests));
+            Ok(Prepared::Hash(Hashed { len: opened.size(), opened, span_ends, sha256 }, finish))
+        };
+        let hashing =
+            Hashing::start((0..contents.len()).collect(), Box::new(prepare), Some(3)).expect("threads");
+        let mut found = vec![None; contents.len()];
+        loop {
+            match hashing.next(Duration::from_secs(60)).expect("no error") {
+                NextOutcome::Outcome((number, digests)) => found[number] = Some(digests),
+                NextOutcome::End => break,
+                NextOutcome::NotYet => panic!("a minute is long"),
+            }
+        }
+        assert_eq!(hashing.done_bytes(), contents.iter().map(|content| content.len() as u64).sum::<u64>());
+        hashing.close();
+        found.into_iter().map(|digests| digests.expect("each file has its outcome")).collect()
+    }
+
+    #[test]
+    fn lanes_are_whole_spans_and_leave_nothing_out() {
+        let mib = 1 << 20;
+        let ends = [8, 8, 40 * mib, 41 * mib, 90 * mib, 90 * mib];
+        assert_eq!(
+            lanes(&ends, 90 * mib, false),
+            [(0..40 * mib, 0..3), (40 * mib..90 * mib, 3..6)],
+            "empty spans at the end belong to the last lane"
+        );
+        assert_eq!(lanes(&ends, 90 * mib, true), [(0..90 * mib, 0..6)]);
+        assert_eq!(lanes(&[], 7, true), [(0..7, 0..0)]);
+        assert_eq!(lanes(&[0, 0], 0, true), [(0..0, 0..2)]);
+    }
+
+    #[test]
+    fn a_file_of_many_lanes_is_hashed_as_in_one_go() {
+        let content: Vec<u8> = (0..(80_u32 << 20) / 4)
+            .flat_map(|number| number.wrapping_mul(0x9e37_79b1).to_le_bytes())
+            .collect();
+        let ends = vec![5, (33 << 20) + 1, 70 << 20, content.len() as u64];
+        let mut start = 0;
+        let expected: Vec<_> = ends
+            .iter()
+            .map(|&end| {
+                XxHash3_128::oneshot(&content[std::mem::replace(&mut start, end as usize)..end as usize])
+            })
+            .collect();
+        let found = digests(std::slice::from_ref(&content), &[ends], false);
+        assert_eq!(found[0], Digests { spans: expected, sha256: None });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn digests_are_those_of_the_bytes(
+            lens in prop::collection::vec(prop::collection::vec(prop_oneof![0..300u64, 0..1_500_000u64], 1..6), 0..5),
+            sha256: bool,
+        ) {
+            let mut contents = Vec::new();
+            let mut ends = Vec::new();
+            for (number, lens) in lens.iter().enumerate() {
+                let mut end = 0;
+                ends.push(lens.iter().map(|len| { end += len; end }).collect::<Vec<u64>>());
+                contents.push((0..end).map(|at| (at * 7 + at / 251) as u8 ^ number as u8).collect::<Vec<u8>>());
+            }
+            for (found, (content, ends)) in digests(&contents, &ends, sha256).iter().zip(contents.iter().zip(&ends)) {
+                let mut start = 0;
+                for (&span, &end) in found.spans.iter().zip(ends) {
+                    prop_assert_eq!(span, XxHash3_128::oneshot(&content[start..end as usize]));
+                    start = end as usize;
+                }
+                prop_assert_eq!(found.spans.len(), ends.len());
+                let expected = sha256.then(|| Sha256::digest(content).into());
+                prop_assert_eq!(found.sha256, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+"""Interrupts the making of checksums while the first reads hang."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+from pagestream import open_checkpoint
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+weights = open_checkpoint(sys.argv[1])
+done_bytes = [0]
+
+
+def interrupt():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+threading.Thread(target=interrupt).start()
+try:
+    weights.write_checksums(progress=lambda done, _total: done_bytes.append(done))
+except KeyboardInterrupt:
+    print(f"heard after {done_bytes[-1]} bytes", flush=True)
