@@ -1,0 +1,483 @@
+"""What is checked on NFS: functions, run one after another in a User Mode Linux guest (`nfs_guest`).
+
+Each takes a mount and raises where something is wrong. It has a process of its own, so that a death is a
+result too. The mount's server side is a folder of the same guest, where a change is one by another client.
+"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MIB = 1 << 20
+# Tensors of the checkpoint that most checks make, each of 1 MiB, in two files.
+TENSORS = 8
+CHECK_SECONDS = 60
+# What the client may believe of a file before it asks the server (the mounts' actimeo).
+ATTRIBUTES_HOLD_SECONDS = 1
+MODES = ("auto", "shared", "private", "read")
+STRATEGIES = ("auto", "mapped", "pread")
+CHANGES = ("cut", "replaced", "rewritten", "deleted")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One way to reach the server. A soft mount gives up on a server that is silent, a hard one waits."""
+
+    version: str
+    folder: Path
+    served: Path
+    hard: Path | None
+
+
+MOUNTS = {
+    "v3": Mount("3", Path("/mnt/v3"), Path("/mnt/srv"), Path("/mnt/hard")),
+    "v4": Mount("4.2", Path("/mnt/v4"), Path("/mnt/srv"), None),
+}
+
+
+def tensor(number, salt=0):
+    return np.random.default_rng([number, salt]).integers(0, 256, MIB, dtype=np.uint8)
+
+
+def content(numbers, salt=0):
+    """A safetensors file. Those of one range are equally long."""
+    entries = {
+        f"t{number:02}": {"dtype": "U8", "shape": [MIB], "data_offsets": [place * MIB, (place + 1) * MIB]}
+        for place, number in enumerate(numbers)
+    }
+    header = json.dumps(entries).encode()
+    return (
+        len(header).to_bytes(8, "little")
+        + header
+        + b"".join(tensor(number, salt).tobytes() for number in numbers)
+    )
+
+
+def shards(folder):
+    """Writes a checkpoint of two files, on the server's side."""
+    folder.mkdir()
+    half = TENSORS // 2
+    paths = [folder / f"model-{part}.safetensors" for part in (1, 2)]
+    for part, path in enumerate(paths):
+        path.write_bytes(content(range(part * half, (part + 1) * half)))
+    return paths
+
+
+def number_of(name):
+    return int(name[1:])
+
+
+def is_right(name, array):
+    return bool(np.array_equal(np.asarray(array), tensor(number_of(name))))
+
+
+def drop_caches():
+    """Makes the client forget what it has read, of files that are mapped too."""
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def forget(path):
+    """Makes the client forget what it has read of files that are not mapped."""
+    for file in path.iterdir() if path.is_dir() else [path]:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def change(how, path):
+    """Changes the second file of a checkpoint, on the server's side."""
+    half = TENSORS // 2
+    new = content(range(half, TENSORS), salt=1)
+    if how == "cut":
+        os.truncate(path, MIB)
+    elif how == "replaced":
+        path.with_suffix(".new").write_bytes(new)
+        path.with_suffix(".new").replace(path)
+    elif how == "rewritten":
+        with path.open("r+b") as file:
+            file.write(new)
+    else:
+        path.unlink()
+
+
+def serve(threads):
+    """Sets how many threads the server has; 0 stops it."""
+    subprocess.run(["rpc.nfsd", str(threads)], check=True)
+
+
+@contextmanager
+def server_stopped():
+    serve(0)
+    try:
+        yield
+    finally:
+        serve(8)
+
+
+# --- what is opened, and how ----------------------------------------------------------------------
+
+
+def modes_and_facts(mount, here):
+    from pagestream import MappedFile
+
+    data = os.urandom(5 * MIB + 123)
+    (mount.served / here / "data").write_bytes(data)
+    path = mount.folder / here / "data"
+    for mode in MODES:
+        with MappedFile(path, mode=mode) as file:
+            assert file.mode == ("shared" if mode == "auto" else mode), (mode, file.mode)
+            assert file.reason is None
+            assert file.file_system.type == ("nfs" if mount.version == "3" else "nfs4")
+            assert file.file_system.is_network
+            assert f"vers={mount.version}" in str(file.file_system.options)
+            assert file.read() == data
+            assert file.read(4 * MIB - 7, 1000) == data[4 * MIB - 7 :][:1000]
+            if mode != "read":
+                assert np.frombuffer(file, "u1").tobytes() == data
+                assert file.residency().fraction == 1.0
+            file.check()
+
+
+def cold_pages_are_told(mount, here):
+    from pagestream import MappedFile, open_checkpoint
+
+    first, _ = shards(mount.served / here / "model")
+    path = mount.folder / here / "model" / first.name
+    with MappedFile(path) as file:
+        file.read()
+        assert file.residency().fraction == 1.0
+        file.evict()
+        assert file.residency().fraction == 0.0
+        file.read(0, 4096)
+        assert 0 < file.residency().fraction < 1
+    with open_checkpoint(mount.folder / here / "model") as weights:
+        assert (weights.mode, weights.reason) == ("shared", None)
+        assert len(weights) == TENSORS
+
+
+def tokens(mount, here):
+    from pagestream import TokenLoader, open_tokens
+
+    values = np.random.default_rng(5).integers(0, 1 << 16, 1 << 20, dtype=np.uint16)
+    values.tofile(mount.served / here / "tokens.bin")
+    path = mount.folder / here / "tokens.bin"
+    for mode in MODES:
+        forget(path)
+        with open_tokens(path, mmap_mode=mode) as corpus:
+            assert np.array_equal(corpus.read(12_345, 700_000), values[12_345:700_000])
+        options = {"sequence_length": 256, "batch_size": 8, "epochs": 1, "seed": 1, "drop_last": False}
+        with TokenLoader(path, mmap_mode=mode, target="none", dtype="raw", **options) as loader:
+            rows = np.concatenate(list(loader))
+        whole = values[: len(values) // 256 * 256].reshape(-1, 256)
+        assert sorted(map(bytes, rows)) == sorted(map(bytes, whole)), mode
+
+
+def weights_bit_for_bit(mount, here):
+    import safetensors
+
+    from pagestream import open_checkpoint
+    from pagestream.safetensors import safe_open
+    from pagestream.safetensors.numpy import load_file
+
+    served = shards(mount.served / here / "model")
+    folder = mount.folder / here / "model"
+    for path in (folder / path.name for path in served):
+        forget(folder)
+        with safetensors.safe_open(path, "np") as stock:
+            expected = {name: stock.get_tensor(name) for name in stock.keys()}  # noqa: SIM118 - no iterator
+        for mode in MODES:
+            forget(folder)
+            with safe_open(path, "np", mmap_mode=mode) as file:
+                assert file.keys() == sorted(expected)
+                for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
+                    assert np.array_equal(file.get_tensor(name), expected[name]), (mode, name)
+                    part = file.get_slice(name)[1000:500_000:3]
+                    assert np.array_equal(part, expected[name][1000:500_000:3])
+        forget(folder)
+        for name, array in load_file(path).items():
+            assert np.array_equal(array, expected[name])
+    for mode in MODES:
+        forget(folder)
+        with open_checkpoint(folder, mmap_mode=mode) as weights:
+            assert all(is_right(name, array) for name, array in weights.items())
+            for strategy in STRATEGIES:
+                if mode == "read" and strategy == "mapped":
+                    continue
+                forget(folder)
+                found = dict(weights.stream(strategy=strategy))
+                assert list(found) == list(weights)
+                assert all(is_right(name, array) for name, array in found.items()), (mode, strategy)
+
+
+def reopened_after_a_rewrite(mount, here):
+    """The header of the file as it was is not used again, though size and time are the same."""
+    from pagestream.safetensors import safe_open
+
+    def one_name(name):
+        header = json.dumps({name: {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
+        return len(header).to_bytes(8, "little") + header + name.encode() * 8
+
+    served = mount.served / here / "one.safetensors"
+    served.write_bytes(one_name("a"))
+    for turn in range(3):
+        with safe_open(mount.folder / here / served.name, "np") as file:
+            assert file.keys() == ["a"]
+        time.sleep(0 if turn else 3.2)
+    before = served.stat()
+    with served.open("r+b") as file:
+        file.write(one_name("b"))
+    os.utime(served, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with safe_open(mount.folder / here / served.name, "np") as file:
+        assert file.keys() == ["b"]
+        assert file.get_tensor("b").tobytes() == b"b" * 8
+
+
+# --- files that change ----------------------------------------------------------------------------
+
+
+@dataclass
+class Use:
+    """A checkpoint of two files in use, of which the second one changes."""
+
+    word: str
+    second: Path
+    seen: Path
+    source: Any = None
+    found: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def in_use(mount, here, words):
+    uses = []
+    for word in words:
+        (mount.served / here / word).mkdir()
+        _, second = shards(mount.served / here / word / "model")
+        uses.append(Use(word, second, mount.folder / here / word / "model" / second.name))
+    return uses
+
+
+def change_all(uses, how):
+    for use in uses:
+        change(how, use.second)
+    time.sleep(ATTRIBUTES_HOLD_SECONDS + 0.2)
+    drop_caches()
+
+
+def changed_under_a_stream(mount, here, how):
+    """What comes is what the file held when it was opened; then the error that names the file."""
+    from pagestream import open_checkpoint
+    from pagestream.errors import FileChangedError, MappedReadError
+
+    uses = in_use(mount, here, STRATEGIES)
+    drop_caches()
+    for use in uses:
+        weights = open_checkpoint(use.seen.parent)
+        use.source = (weights, weights.stream(strategy=use.word, memory_bytes=2 * MIB))
+        name, array = next(use.source[1])
+        use.found[name] = array.copy()
+    change_all(uses, how)
+    for use in uses:
+        weights, stream = use.source
+        error = None
+        try:
+            for name, array in stream:
+                use.found[name] = array.copy()
+            weights.check()
+        except (FileChangedError, MappedReadError) as raised:
+            error = raised
+        assert error is not None, f"{use.word}: no error"
+        assert use.second.name in str(error), error
+        # Views are of the file as it is, which `check` tells. What is read is as it was.
+        wrong = [name for name, array in use.found.items() if not is_right(name, array)]
+        assert use.word == "mapped" or not wrong, f"{use.word}: wrong bytes in {wrong}, then {error!r}"
+
+
+def changed_under_views(mount, here, how):
+    """Arrays of a file that changed: an exception, and the process lives."""
+    from pagestream.errors import FileChangedError, MappedReadError
+    from pagestream.safetensors import safe_open
+
+    uses = in_use(mount, here, MODES[1:])
+    for use in uses:
+        # Whatever is touched comes from the server.
+        use.source = safe_open(use.seen, "np", mmap_mode=use.word, ahead=False)
+        first = use.source.keys()[0]
+        assert is_right(first, use.source.get_tensor(first))
+    change_all(uses, how)
+    for use in uses:
+        file, error = use.source, None
+        names = file.keys()
+        try:
+            for name in names:
+                file.get_tensor(name).sum()
+            time.sleep(0.01)  # the error of a fault comes between two instructions of the main thread
+            file.check()
+        except (FileChangedError, MappedReadError) as raised:
+            error = raised
+        assert error is not None, f"{use.word}: no error"
+        assert use.second.name in str(error), error
+        # Another opening has what is there now, or says what is wrong.
+        try:
+            with safe_open(use.seen, "np", mmap_mode=use.word) as again:
+                new = again.get_tensor(names[-1]).copy()
+        except (OSError, ValueError):
+            assert how in ("cut", "deleted"), traceback.format_exc()
+        else:
+            assert how in ("replaced", "rewritten")
+            assert np.array_equal(new, tensor(number_of(names[-1]), salt=1))
+
+
+# --- a server that goes away ----------------------------------------------------------------------
+
+
+def soft_mount_without_a_server(mount, here):
+    """Reads raise with the cause and the path, streams too; once the server is back they go on."""
+    from pagestream import MappedFile, open_checkpoint
+    from pagestream.errors import MappedReadError
+
+    _, second = shards(mount.served / here / "model")
+    path = mount.folder / here / "model" / second.name
+    with MappedFile(path, mode="shared") as mapped, MappedFile(path, mode="read") as read:
+        weights = open_checkpoint(mount.folder / here / "model")
+        drop_caches()
+        with server_stopped():
+            for file in (mapped, read):
+                error = error_of(lambda file=file: file.read(2 * MIB, MIB))
+                assert isinstance(error, MappedReadError)
+                assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
+                assert error.filename == str(path)
+            error = error_of(lambda: list(weights.stream(strategy="pread")))
+            assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
+        expected = second.read_bytes()[2 * MIB : 3 * MIB]
+        for file in (mapped, read):
+            assert retried(lambda file=file: file.read(2 * MIB, MIB)) == expected
+        found = retried(lambda: dict(weights.stream(strategy="pread")))
+        assert all(is_right(name, array) for name, array in found.items())
+
+
+def error_of(read):
+    """Returns what a read raises, which must be the error of a system call."""
+    try:
+        read()
+    except OSError as error:
+        return error
+    message = "no error"
+    raise AssertionError(message)
+
+
+def retried(read):
+    """A server that was started again is silent for a while, for clients of the one before to come back."""
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            return read()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def hard_mount_waits(mount, here):
+    """Reads and streams wait for the server, and then go on with the right bytes."""
+    from pagestream import MappedFile, open_checkpoint
+
+    assert mount.hard is not None
+    _, second = shards(mount.served / here / "model")
+    path = mount.hard / here / "model" / second.name
+    weights = open_checkpoint(mount.hard / here / "model")
+    with MappedFile(path, mode="shared") as mapped, MappedFile(path, mode="read") as read:
+        drop_caches()
+        expected, found = second.read_bytes(), {}
+
+        def use():
+            for file in (mapped, read):
+                found[file.mode] = file.read(2 * MIB, MIB)
+            found["stream"] = dict(weights.stream(strategy="pread"))
+
+        thread = threading.Thread(target=use)
+        with server_stopped():
+            thread.start()
+            thread.join(3)
+            assert thread.is_alive()
+            assert not found
+        thread.join(40)
+        assert not thread.is_alive()
+    assert found["shared"] == found["read"] == expected[2 * MIB : 3 * MIB]
+    assert all(is_right(name, array) for name, array in found["stream"].items())
+
+
+def with_change(check, how):
+    return lambda mount, here: check(mount, here, how)
+
+
+CHECKS = {
+    "modes and facts": modes_and_facts,
+    "cold pages are told": cold_pages_are_told,
+    "tokens": tokens,
+    "weights bit for bit": weights_bit_for_bit,
+    "reopened after a rewrite": reopened_after_a_rewrite,
+    **{f"{how} under a stream": with_change(changed_under_a_stream, how) for how in CHANGES},
+    **{f"{how} under views": with_change(changed_under_views, how) for how in CHANGES},
+    # Last: a server that was stopped is slow for a while.
+    "soft mount without a server": soft_mount_without_a_server,
+    "hard mount waits": hard_mount_waits,
+}
+
+
+def mounts_of(name):
+    """Returns the mounts on which a check is run."""
+    return [word for word, mount in MOUNTS.items() if name != "hard mount waits" or mount.hard]
+
+
+def outcome(check, mount, here):
+    """Runs a check in a process of its own. Returns what was wrong, None if nothing was."""
+    (mount.served / here).mkdir()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        failed = ""
+        try:
+            check(mount, here)
+        except BaseException:  # noqa: BLE001 - whatever it is, it is the result
+            failed = traceback.format_exc()
+        os.write(writing, failed.encode()[-30_000:])
+        os._exit(0)
+    os.close(writing)
+    late = threading.Timer(CHECK_SECONDS, os.kill, (child, 9))
+    late.start()
+    with os.fdopen(reading, "rb") as pipe:
+        failed = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    late.cancel()
+    shutil.rmtree(mount.served / here, ignore_errors=True)
+    if status:
+        return f"the process died: {os.waitstatus_to_exitcode(status)}\n{failed}"
+    return failed or None
+
+
+def main():
+    """Runs all checks on all mounts; a line of JSON each."""
+    import pagestream  # noqa: F401 - before the forks, because it takes its time
+
+    with Path("/mnt/out/results").open("w") as results:
+        for number, (name, check) in enumerate(CHECKS.items()):
+            for word in mounts_of(name):
+                begun = time.monotonic()
+                failed = outcome(check, MOUNTS[word], Path(f"{number}-{word}"))
+                found = {"check": name, "mount": word, "failed": failed, "seconds": time.monotonic() - begun}
+                print(json.dumps(found), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""A true NFS client, versions 3 and 4.2. All checks of `support.nfs_checks` run in one guest."""
+
+import json
+
+import pytest
+
+from support import nfs_checks
+from support.nfs_guest import run_in_guest
+
+# The first test waits for the guest.
+pytestmark = pytest.mark.timeout(600)
+SECONDS = 400
+# A check needs a mount of its kind.
+CASES = [(name, mount) for name in nfs_checks.CHECKS for mount in nfs_checks.mounts_of(name)]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guest")
+    console = run_in_guest(nfs_checks.__file__, folder, SECONDS)
+    path = folder / "results"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {(each["check"], each["mount"]): each["failed"] for each in found}, console
+
+
+@pytest.mark.parametrize(("name", "mount"), CASES, ids=[f"{mount}: {name}" for name, mount in CASES])
+def test_nfs(outcomes, name, mount):
+    found, console = outcomes
+    assert (name, mount) in found, f"the guest ended before this check; its console:\n{console[-5000:]}"
+    failed = found[name, mount]
+    assert failed is None, failed
