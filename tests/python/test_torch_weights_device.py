@@ -223,6 +223,17 @@ def test_memory_is_page_locked_in_three_steps(monkeypatch, caplog):
     assert "one registration: CUDA error 1; registrations of 256 MiB: CUDA error 1" in caplog.text
 
 
+def test_memory_of_the_runtime_is_given_back(path, tensors, late):
+    late.most_registered = 100
+    stream = stream_checkpoint(path, device="cpu")
+    found = dict([next(stream)])
+    assert late.runtimes() is not None
+    found |= dict(stream)
+    late.synchronize()
+    same(found, tensors)
+    assert late.runtimes is None
+
+
 def test_memory_that_cannot_be_page_locked_serves_with_a_warning(path, tensors, late):
     late.most_registered = 100
 

@@ -98,6 +98,10 @@ class CopyDevice:
         with torch.cuda.device(self.device):
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu").numpy()
 
+    def free_pinned(self) -> None:
+        """Makes the runtime give back page-locked memory that nothing uses any more."""
+        torch.accelerator.empty_host_cache()
+
     def unregister(self, address: int) -> None:
         """Ends the page-locking of host memory that nothing reads any more."""
         with torch.cuda.device(self.device):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pagestream.torch")
 # Registering 2 GiB at once fails on some drivers; so much does not.
 PIECE_BYTES = 256 << 20
+_BY_RUNTIME = "allocated by the runtime"
 
 
 class PinnedMemory:
@@ -61,9 +62,9 @@ class PinnedMemory:
         else:
             try:
                 self.array = self._device.allocate_pinned(nbytes)
-                self.way = "allocated by the runtime"
+                self.way = _BY_RUNTIME
             except RuntimeError as error:
-                failures.append(f"allocated by the runtime: {error}")
+                failures.append(f"{_BY_RUNTIME}: {error}")
         why = f" ({'; '.join(failures)})" if failures else ""
         _log.info("%d bytes of staging for %s: %s%s", nbytes, self._device.device, self.way, why)
         if self.way == "not page-locked":
@@ -103,3 +104,5 @@ class PinnedMemory:
             self._unregister()
         finally:
             self.array = np.empty(0, np.uint8)
+            if self.way == _BY_RUNTIME:
+                self._device.free_pinned()

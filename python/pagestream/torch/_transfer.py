@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,56 +84,59 @@ def transferred(
         staging = PinnedMemory(device)
         stack.callback(staging.close)
         staging.pin(nbytes)
-        stream = _native.StagedStream(files, ranges, staging.array, None)
         stack.callback(device.synchronize)
-        stack.callback(stream.close)
         try:
             arrivals = _Arrivals(wanted, pieces, device, staging, cast_of)
-            yield from _in_order(wanted, _arriving(stream, arrivals, device), device, cast_of)
+            following = 0
+            with closing(_arriving(files, ranges, staging, arrivals, device)) as found:
+                for number, tensor in found:
+                    yield from _empty(wanted[following:number], device, cast_of)
+                    yield wanted[number], tensor
+                    # The consumer may want its memory for the next one.
+                    del tensor
+                    following = number + 1
+            yield from _empty(wanted[following:], device, cast_of)
         finally:
             if os.getpid() != process:
-                # The threads, the copies and the registrations are the parent's.
+                # The copies and the registrations are the parent's.
                 stack.pop_all()
 
 
 def _arriving(
-    stream: _native.StagedStream, arrivals: _Arrivals, device: CopyDevice
-) -> Iterator[tuple[int, torch.Tensor]]:
+    files: _native.Checkpoint,
+    ranges: list[tuple[str, SelectedBytes | None]],
+    staging: PinnedMemory,
+    arrivals: _Arrivals,
+    device: CopyDevice,
+) -> Generator[tuple[int, torch.Tensor], None, None]:
     """Yields numbers and tensors, once their copies are queued."""
     # Events after which the oldest lots may be overwritten.
     copying: deque[Any] = deque()
-    while (lot := stream.next(not copying)) is not None:
-        if lot:
-            with device.stream():
-                found = arrivals.take(lot)
-                copying.append(device.record())
-            device.hand_over(tuple(tensor for _, tensor in found), copying[-1])
-            yield from found
-        else:
-            copying[0].synchronize()
-        while copying and copying[0].query():
-            copying.popleft()
-            stream.give_back()
+    stream = _native.StagedStream(files, ranges, staging.array, None)
+    try:
+        while (lot := stream.next(not copying)) is not None:
+            if lot:
+                with device.stream():
+                    found = arrivals.take(lot)
+                    copying.append(device.record())
+                device.hand_over(tuple(tensor for _, tensor in found), copying[-1])
+                while found:
+                    yield found.popleft()
+            else:
+                copying[0].synchronize()
+            while copying and copying[0].query():
+                copying.popleft()
+                stream.give_back()
+    finally:
+        stream.close()
 
 
-def _in_order(
-    wanted: list[Wanted],
-    found: Iterator[tuple[int, torch.Tensor]],
-    device: CopyDevice,
-    cast_of: CastOf,
+def _empty(
+    wanted: list[Wanted], device: CopyDevice, cast_of: CastOf
 ) -> Iterator[tuple[Wanted, torch.Tensor]]:
-    """Adds tensors without elements, of which nothing crosses."""
-    following = 0
-
-    def empty_until(number: int) -> Iterator[tuple[Wanted, torch.Tensor]]:
-        for each in wanted[following:number]:
-            yield each, _made(each, device.empty(0), cast_of)
-
-    for number, tensor in found:
-        yield from empty_until(number)
-        yield wanted[number], tensor
-        following = number + 1
-    yield from empty_until(len(wanted))
+    """Yields tensors without elements, of which nothing crosses."""
+    for each in wanted:
+        yield each, _made(each, device.empty(0), cast_of)
 
 
 class _Arrivals:
@@ -163,7 +166,7 @@ class _Arrivals:
         # The bytes of the tensor that crosses in pieces.
         self._large = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-    def take(self, lot: list[tuple[int, int, int]]) -> list[tuple[int, torch.Tensor]]:
+    def take(self, lot: list[tuple[int, int, int]]) -> deque[tuple[int, torch.Tensor]]:
         """Queues the copy of what lies side by side in staging; returns the tensors that are then whole."""
         (piece, first, nbytes), (_, last, last_bytes) = lot[0], lot[-1]
         number, begin = self._pieces[piece]
@@ -172,7 +175,7 @@ class _Arrivals:
             return self._take_piece(number, begin, first, nbytes)
         block = self._device.empty(last + last_bytes - first)
         self._copy(block, first)
-        found = []
+        found: deque[tuple[int, torch.Tensor]] = deque()
         for piece, offset, nbytes in lot:
             number = self._pieces[piece].number
             flat = block[offset - first : offset - first + nbytes]
@@ -181,15 +184,17 @@ class _Arrivals:
             found.append((number, _made(self._wanted[number], flat, self._cast_of)))
         return found
 
-    def _take_piece(self, number: int, begin: int, first: int, nbytes: int) -> list[tuple[int, torch.Tensor]]:
+    def _take_piece(
+        self, number: int, begin: int, first: int, nbytes: int
+    ) -> deque[tuple[int, torch.Tensor]]:
         each = self._wanted[number]
         if begin == 0:
             self._large = self._device.empty(each.nbytes)
         self._copy(self._large[begin : begin + nbytes], first)
         if begin + nbytes < each.nbytes:
-            return []
+            return deque()
         flat, self._large = self._large, self._device.empty(0)
-        return [(number, _made(each, flat, self._cast_of))]
+        return deque([(number, _made(each, flat, self._cast_of))])
 
     def _copy(self, target: torch.Tensor, first: int) -> None:
         """Queues the copy of as many bytes as `target` has, which begin at `first` in staging."""

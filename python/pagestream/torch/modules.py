@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pagestream._common.progress import Progress
     from pagestream._common.types import StrPath
     from pagestream.weights.checkpoint import Checkpoint
-    from pagestream.weights.streaming import Plan, Wanted
+    from pagestream.weights.streaming import Plan, Strategy, Wanted
 
 __all__ = ["LoadReport", "Rename", "load_into"]
 
@@ -98,10 +98,10 @@ def load_into(
     """Fills a module from a checkpoint, tensor by tensor, without a second copy of it in memory.
 
     By default, tensors are copied into those that the module has, which keep their types and devices.
-    Parameters and buffers on ``meta`` get memory one at a time, of the type that they have there, on torch's
-    default device: ``with torch.device("cuda"): load_into(…)`` fills a module that has no memory yet. A
-    tensor that several modules share is read once and stays shared; of its names the first that the
-    checkpoint has counts. Buffers that are not persistent are left alone.
+    Parameters and buffers on ``meta`` get memory of their own, one at a time, of the type that they have
+    there, on torch's default device: ``with torch.device("cuda"): load_into(…)`` fills a module that has no
+    memory yet. A tensor that several modules share is read once and stays shared; of its names the first that
+    the checkpoint has counts. Buffers that are not persistent are left alone.
 
     Names and shapes are compared before any tensor is read: then the module is as it was. After a failure
     that comes later some tensors are loaded and others are not.
@@ -264,16 +264,20 @@ def _load(
     weights: Checkpoint, chosen: list[tuple[Wanted, _Target]], *, assign: bool, progress: Progress
 ) -> None:
     """Streams the tensors to each device in turn, and puts them in their places."""
-    by_device: dict[torch.device, dict[str, tuple[Wanted, _Target]]] = {}
+    lots: dict[tuple[torch.device, Strategy], dict[str, tuple[Wanted, _Target]]] = {}
     for each, target in chosen:
-        by_device.setdefault(usable(target.device()), {})[each.info.name] = each, target
+        # What is new in the module is memory of its own, unless the user asked for the loaded tensors.
+        strategy: Strategy = "pread" if target.tensor.is_meta and not assign else "auto"
+        lots.setdefault((usable(target.device()), strategy), {})[each.info.name] = each, target
     done_bytes, total_bytes = 0, sum(each.nbytes for each, _ in chosen)
     with torch.no_grad(), reporting(progress, total_bytes, "tensors") as report:
-        for device, here in by_device.items():
+        for (device, means), here in lots.items():
             wanted = [each for each, _ in here.values()]
-            with closing(tensors_on(device, weights, wanted, cast_of=lambda _: None)) as pairs:
+            stream = tensors_on(device, weights, wanted, strategy=means, cast_of=lambda _: None)
+            with closing(stream) as pairs:
                 for each, tensor in pairs:
                     here[each.info.name][1].put(tensor, assign=assign)
+                    del tensor
                     done_bytes += each.nbytes
                     if report is not None:
                         report(done_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import torch
@@ -187,8 +188,20 @@ def tensors_on(
         return transferred(files, wanted, staged_for, cast_of, memory_bytes)
     if is_cpu and means == "mapped":
         return ((each, finished(each, _on_file(files, tensors, each), cast_of)) for each in wanted)
-    pairs = streaming.read(files, wanted, tensors, memory_bytes, None, None)
-    return ((each, finished(each, tensor, cast_of).to(device)) for each, tensor in pairs)
+    return _read(streaming.read(files, wanted, tensors, memory_bytes, None, None), device, cast_of)
+
+
+def _read(
+    pairs: Generator[tuple[Wanted, torch.Tensor], None, None], device: torch.device, cast_of: CastOf
+) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
+    """Yields tensors that were read, of the right type and on a device that shares the host's memory."""
+    with closing(pairs):
+        for each, tensor in pairs:
+            made = finished(each, tensor, cast_of).to(device)
+            # Of two copies the first is not kept while the consumer works.
+            del tensor
+            yield each, made
+            del made
 
 
 def _on_file(files: _native.Checkpoint, tensors: TorchTensors, each: Wanted) -> torch.Tensor:

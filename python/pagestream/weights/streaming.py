@@ -182,7 +182,11 @@ def read(
     try:
         while (landed := stream.next()) is not None:
             number, buffer = landed
-            yield wanted[number], wanted[number].made(framework, buffer)
+            tensor = wanted[number].made(framework, buffer)
+            # While the next one is awaited nothing here keeps this one's memory.
+            del landed, buffer
+            yield wanted[number], tensor
+            del tensor
     finally:
         stream.close()
 
@@ -197,6 +201,8 @@ def reported(
         done_bytes = 0
         for each, tensor in pairs:
             yield each.info.name, tensor
+            # The consumer may want its memory for the next one.
+            del tensor
             done_bytes += each.nbytes
             if report is not None:
                 report(done_bytes)

@@ -5,6 +5,7 @@ import ctypes
 import queue
 import threading
 import time
+import weakref
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class LateDevice:
         self.most_registered = most_registered
         self.registered = {}
         self.unregistered_while_read = []
+        self.runtimes = None
         self.fail_copy = None
         self.fail_synchronize = None
         self._reading = []
@@ -103,7 +105,13 @@ class LateDevice:
         return 0
 
     def allocate_pinned(self, nbytes):
-        return np.zeros(nbytes, np.uint8)
+        array = np.zeros(nbytes, np.uint8)
+        self.runtimes = weakref.ref(array)
+        return array
+
+    def free_pinned(self):
+        assert self.runtimes() is None, "it is still in use"
+        self.runtimes = None
 
     def unregister(self, address):
         first, last = address, address + self.registered.pop(address)
