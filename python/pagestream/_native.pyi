@@ -42,6 +42,7 @@ __all__ = [
     "TokenPipeline",
     "WeightFile",
     "__version__",
+    "available_memory_bytes",
     "debug_build",
     "drawn",
     "guard",
@@ -75,6 +76,7 @@ DTYPE_BITS: dict[str, int]
 MAX_HEADER_BYTES: int
 debug_build: bool
 
+def available_memory_bytes() -> int: ...
 def guard() -> bool: ...
 def drawn(
     corpus: tuple[int, int], order: str, mixing_radius_windows: int, seed: int, count: int
@@ -157,6 +159,7 @@ class TensorStream:
         checkpoint: Checkpoint,
         wanted: Sequence[tuple[str, _SelectedPart | None]],
         strategy: str,
+        local_processes: int,
         seed: int,
     ) -> tuple[str, str]: ...
     def next(self) -> tuple[int, Exporter] | None: ...
@@ -301,6 +304,10 @@ class WeightFile:
     def mode(self) -> str: ...
     @property
     def reason(self) -> str | None: ...
+    @property
+    def file_system(self) -> dict[str, Any]: ...
+    @property
+    def reads_from_cache(self) -> bool: ...
     @property
     def data_start(self) -> int: ...
     @property

@@ -20,7 +20,7 @@ use crate::os::process::fork;
 
 /// The fields of Python's `FileSystem`, by name.
 #[derive(IntoPyObject)]
-struct FileSystemFields {
+pub struct FileSystemFields {
     #[pyo3(item("type"))]
     kind: String,
     source: OsString,
@@ -114,6 +114,12 @@ pub fn audit_open(py: Python<'_>, path: &Path, mode: RequestedMode) -> PyResult<
     py.import("sys")?.call_method1("audit", ("pagestream.open", text(path), mode.word())).map(drop)
 }
 
+pub fn file_system_of(py: Python<'_>, file: &MappedFile) -> PyResult<FileSystemFields> {
+    let found = py.detach(|| file.file_system().cloned())?;
+    let FileSystem { kind, source, mount_point, options, is_network, read_ahead_bytes } = found;
+    Ok(FileSystemFields { kind, source, mount_point, options, is_network, read_ahead_bytes })
+}
+
 impl PyMappedFile {
     /// Returns the length of a range, where None means all that is left. Refuses a range outside of the file.
     fn length(&self, offset: u64, length: Option<u64>) -> PyResult<u64> {
@@ -172,9 +178,7 @@ impl PyMappedFile {
     /// (type, source, mount_point, options, is_network, read_ahead_bytes)
     #[getter]
     fn file_system(&self, py: Python<'_>) -> PyResult<FileSystemFields> {
-        let found = py.detach(|| self.file.file_system().cloned())?;
-        let FileSystem { kind, source, mount_point, options, is_network, read_ahead_bytes } = found;
-        Ok(FileSystemFields { kind, source, mount_point, options, is_network, read_ahead_bytes })
+        file_system_of(py, &self.file)
     }
 
     #[pyo3(signature = (offset = 0, length = None))]

@@ -60,6 +60,11 @@ mod _native {
         crate::os::fault::reinstall()
     }
 
+    #[pyfunction]
+    fn available_memory_bytes() -> u64 {
+        crate::os::process::limits::available_memory_bytes()
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::os::process::atfork::register();

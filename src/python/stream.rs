@@ -9,9 +9,10 @@ use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::{SelectedPart, selection_of};
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
+use crate::os::process::limits;
 use crate::streaming::engine::{NextTensor, READERS, Stream, StreamLimits};
 use crate::streaming::plan::Want;
-use crate::streaming::strategy::{Choice, Strategy, choose};
+use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
 
 /// A tensor by its name; `None` for all of it.
 pub type WantedTensor<'py> = (Bound<'py, PyString>, Option<SelectedPart>);
@@ -68,13 +69,17 @@ impl PyTensorStream {
         checkpoint: &PyCheckpoint,
         wanted: Vec<WantedTensor<'_>>,
         strategy: &str,
+        local_processes: u64,
         seed: u64,
     ) -> PyResult<(&'static str, String)> {
         let asked = Strategy::from_word(strategy)?;
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let open = |number| files.file(number)?.file.opened();
-        let Choice { strategy, reason } = py.detach(|| choose(asked, &wants, open, seed))?;
+        let Choice { strategy, reason } = py.detach(|| {
+            let available_memory_bytes = limits::available_memory_bytes();
+            choose(asked, &wants, open, Surroundings { available_memory_bytes, local_processes, seed })
+        })?;
         Ok((strategy.word(), reason))
     }
 

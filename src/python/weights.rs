@@ -10,7 +10,7 @@ use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
 
 use super::error::text;
 use super::export::{self, PyExporter};
-use super::files::{audit_open, path_of};
+use super::files::{FileSystemFields, audit_open, file_system_of, path_of};
 use super::idle::IdleKey;
 use super::lead::FileLead;
 use super::stored_tensor::PyStoredTensor;
@@ -192,6 +192,17 @@ impl PyWeightFile {
     #[getter]
     fn reason(&self) -> Option<String> {
         self.weights.file.facts().reason
+    }
+
+    #[getter]
+    fn file_system(&self, py: Python<'_>) -> PyResult<FileSystemFields> {
+        file_system_of(py, &self.weights.file)
+    }
+
+    /// Whether positioned reads come out of the page cache.
+    #[getter]
+    fn reads_from_cache(&self) -> PyResult<bool> {
+        Ok(self.weights.file.opened()?.reads_from_cache())
     }
 
     /// The offset of the tensors' data in the file, in bytes.

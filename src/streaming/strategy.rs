@@ -1,9 +1,10 @@
 //! By which means a stream gets its bytes, decided from facts about the files and never by the name of a file
 //! system.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, page_cache};
 use crate::mix::{GAMMA, mix};
 use crate::words::words;
@@ -17,6 +18,8 @@ words! {
         Auto = "auto",
         /// Views of the mapped files.
         Mapped = "mapped",
+        /// Reads into the page cache, and views of that.
+        Ahead = "ahead",
         /// Positioned reads into owned memory.
         Pread = "pread",
     }
@@ -42,15 +45,33 @@ pub(super) fn is_cached(opened: &Opened, offset: u64, seed: u64) -> bool {
     page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0)
 }
 
-/// Decides between views of the mapped files and reads, unless the caller has. `seed` picks the pages that are
-/// probed: a probe may bring its page into the cache, so each decision needs pages of its own.
+/// What a decision needs to know beyond the files.
+#[derive(Debug, Clone, Copy)]
+pub struct Surroundings {
+    pub available_memory_bytes: u64,
+    /// Processes of this job on this node, which share its page cache.
+    pub local_processes: u64,
+    /// Picks the pages that are probed. A probe may bring its page into the cache, so each decision needs pages of its
+    /// own.
+    pub seed: u64,
+}
+
+/// Decides by which means wanted tensors are read, unless the caller has.
 pub fn choose(
     asked: Strategy,
     wants: &[Want],
     files: impl Fn(usize) -> Result<Arc<Opened>>,
-    seed: u64,
+    around: Surroundings,
 ) -> Result<Choice> {
+    let seed = around.seed;
     let decided = |strategy, reason: String| Ok(Choice { strategy, reason });
+    if asked == Strategy::Ahead {
+        for number in wants.iter().map(|want| want.file).collect::<BTreeSet<_>>() {
+            if let Some(refusal) = refusal_of_cache(&*files(number)?) {
+                return Err(Error::argument(format!("strategy=\"ahead\" needs the page cache: {refusal}")));
+            }
+        }
+    }
     if asked != Strategy::Auto {
         return decided(asked, "as was asked for".into());
     }
@@ -69,15 +90,75 @@ pub fn choose(
         let want = &wants[index];
         let offset = want.offset + byte - (ends[index] - want.len);
         let opened = files(want.file)?;
-        if opened.region.is_none() {
-            let reason = format!("{} is not mapped", opened.path.display());
-            return decided(Strategy::Pread, reason);
+        if opened.region.is_some() && is_cached(&opened, offset, seed) {
+            continue;
         }
-        if !is_cached(&opened, offset, seed) {
-            let path = opened.path.display();
-            let reason = format!("byte {offset} of {path} is not in the page cache (sample {})", probe + 1);
-            return decided(Strategy::Pread, reason);
-        }
+        let path = opened.path.display();
+        let cold = format!("byte {offset} of {path} is not in the page cache (sample {})", probe + 1);
+        let refusal = refusal_of_cache(&opened);
+        let Surroundings { available_memory_bytes, local_processes, .. } = around;
+        let result_bytes = wants.iter().fold(0, |sum: u64, want| {
+            sum.saturating_add(want.selection.as_ref().map_or(want.len, |part| part.result_bytes))
+        });
+        return match refusal {
+            Some(refusal) => decided(Strategy::Pread, refusal),
+            None if local_processes > 1 => {
+                let reason = format!("{cold}, and {local_processes} processes of this node share that");
+                decided(Strategy::Ahead, reason)
+            }
+            None if result_bytes > available_memory_bytes / 2 => {
+                let reason = format!(
+                    "{cold}, and copies of {result_bytes} bytes would take more than half of the \
+                     {available_memory_bytes} bytes of memory that are available"
+                );
+                decided(Strategy::Ahead, reason)
+            }
+            None => decided(Strategy::Pread, cold),
+        };
     }
     decided(Strategy::Mapped, format!("all of {SAMPLED_PAGES} sampled pages are in the page cache"))
+}
+
+/// Returns why a file cannot be used through the page cache; `None` if it can.
+fn refusal_of_cache(opened: &Opened) -> Option<String> {
+    let path = opened.path.display();
+    if opened.region.is_none() && opened.size() > 0 {
+        Some(format!("{path} is not mapped"))
+    } else if opened.reads_from_cache() {
+        None
+    } else {
+        Some(format!("reads of {path} bypass the page cache"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    const LEN: u64 = 1 << 20;
+
+    fn chosen(opened: &Arc<Opened>, available_memory_bytes: u64, local_processes: u64) -> Choice {
+        page_cache::evict(opened).expect("evicted");
+        let wants = [Want { file: 0, offset: 0, len: LEN, selection: None }];
+        let around = Surroundings { available_memory_bytes, local_processes, seed: 5 };
+        choose(Strategy::Auto, &wants, |_| Ok(opened.clone()), around).expect("a decision")
+    }
+
+    #[test]
+    fn cold_files_are_read_unless_memory_is_short_or_shared() {
+        let mut file = tempfile::Builder::new().tempfile_in("target").expect("a file on a disk");
+        file.write_all(&vec![1; LEN as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
+        let opened = mapped.opened().expect("open");
+        assert_eq!(chosen(&opened, 2 * LEN, 1).strategy, Strategy::Pread);
+        let short = chosen(&opened, 2 * LEN - 2, 1);
+        assert_eq!(short.strategy, Strategy::Ahead);
+        assert!(short.reason.contains("copies of 1048576 bytes"), "{}", short.reason);
+        let shared = chosen(&opened, 2 * LEN, 8);
+        assert_eq!(shared.strategy, Strategy::Ahead);
+        assert!(shared.reason.contains("8 processes"), "{}", shared.reason);
+    }
 }

@@ -21,7 +21,7 @@ from support.process import PROGRAMS, output_of
 from support.weight_files import ELEMENT_TYPES, entry, odd_file, weight_file, write
 
 MIB = 1 << 20
-STRATEGIES = ["auto", "mapped", "pread"]
+STRATEGIES = ["auto", "mapped", "ahead", "pread"]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
@@ -269,7 +269,7 @@ def test_wrong_arguments_are_refused_at_once(folder):
     beyond = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ValueError, match=f"not '{beyond}'"):
         load_state_dict(folder, beyond)
-    with pytest.raises(ValueError, match='strategy must be "auto", "mapped" or "pread"'):
+    with pytest.raises(ValueError, match='strategy must be "auto", "mapped", "ahead" or "pread"'):
         stream_checkpoint(folder, device="cpu", strategy="fast")
     with pytest.raises(ValueError, match='order must be "file", "plan" or "layer"'):
         stream_checkpoint(folder, device="cpu", order="name")

@@ -206,7 +206,9 @@ def test_bad_plans_and_words_are_refused_before_anything_is_read(folder):
         weights.stream({"model.embed": 9})
     with pytest.raises(ValueError, match='order must be "file", "plan" or "layer", not \'name\''):
         weights.stream(order="name")
-    with pytest.raises(ValueError, match='strategy must be "auto", "mapped" or "pread", not \'fast\''):
+    with pytest.raises(
+        ValueError, match='strategy must be "auto", "mapped", "ahead" or "pread", not \'fast\''
+    ):
         weights.stream(strategy="fast")
     with pytest.raises(ValueError, match="threads must be 1 to 1024, not 2000"):
         list(weights.stream(strategy="pread", threads=2000))
@@ -360,3 +362,71 @@ def test_a_type_that_numpy_lacks_names_the_tensor(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(FormatError, match="tensor 'odd' at byte"):
         list(weights.stream(strategy="pread"))
+
+
+def mebibyte_tensors(path, count):
+    tensors = {f"t{number:02}": np.full(MIB, number, "u1") for number in range(count)}
+    safetensors.numpy.save_file(tensors, path)
+
+
+def test_ahead_fills_the_page_cache_and_yields_views(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    mebibyte_tensors(source / "model.safetensors", 32)
+    evict(source)
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=20) as slow:
+        with open_checkpoint(slow.path / "model.safetensors") as weights:
+            found = dict(weights.stream(strategy="ahead"))
+        for name, array in found.items():
+            assert (array == int(name[1:])).all()
+            assert not array.flags.writeable
+            assert not array.flags.owndata
+        del found, array
+    assert slow.counts["most_in_flight"] >= 10
+    assert 32 * MIB <= slow.counts["read_bytes"] <= 1.05 * 32 * MIB
+
+
+def test_ahead_needs_the_page_cache(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    mebibyte_tensors(source / "model.safetensors", 2)
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True) as slow:
+        weights = open_checkpoint(slow.path / "model.safetensors")
+        with pytest.raises(ValueError, match=r"needs the page cache: reads of .* bypass"):
+            weights.stream(strategy="ahead")
+        weights.close()
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
+def test_the_explanation_has_facts_decision_and_reasons(tmp_path, monkeypatch, direct):
+    source = tmp_path / "source"
+    source.mkdir()
+    safetensors.numpy.save_file(
+        {"t": np.zeros(8 * MIB, "u1"), "u": np.zeros(3)}, source / "model.safetensors"
+    )
+    evict(source)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=5, direct_io=direct) as slow:
+        weights = open_checkpoint(slow.path / "model.safetensors")
+        text = weights.explain(["t"])
+        weights.close()
+    assert text.startswith("1 tensor of 8 MiB in 1 file\n")
+    assert f"1 file on {slow.path} (fuse, slow_fuse; " in text
+    assert ("ENODEV" in text) == direct
+    assert f"reads {'bypass' if direct else 'come out of'} the page cache" in text
+    assert "processes of this job on this node: 4" in text
+    assert "16 reads of 128 KiB side by side: " in text
+    taken = '"pread": reads of' if direct else '"ahead": byte '
+    assert f'stream(strategy="auto") takes {taken}' in text
+    # The file's header, 17 requests, and pages that were looked at.
+    assert slow.counts["read_bytes"] <= 4 * MIB
+
+
+def test_what_is_in_memory_is_not_timed(folder):
+    weights = open_checkpoint(folder)
+    for _ in weights.stream(strategy="pread"):
+        pass
+    text = weights.explain()
+    assert 'takes "mapped": all of 64 sampled pages are in the page cache' in text
+    assert "a second" not in text
+    assert weights.explain([]).startswith("0 tensors of 0 bytes in 0 files\n")

@@ -8,6 +8,14 @@ import sys
 from pagestream._common import environment
 from pagestream._common.checks import at_least
 
+# How launchers tell a process how many of its job run on this node: torchrun, Open MPI, MPICH and Intel MPI.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def local_processes() -> int:
+    """Returns the number of processes of this job on this node, as far as a launcher tells."""
+    return max(environment.number(name, 1, least=1) for name in _LOCAL_SIZES)
+
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Returns rank and world size: those given, else those of torch.distributed, else the environment's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,7 +107,7 @@ def stream_checkpoint(
             bools and complex numbers keep their type, and so do floats of 8 bits and less, which need their
             scales. Tensors are cast one at a time, those for a GPU on the GPU. None for the files' types.
         strategy: For the CPU as in `Checkpoint.stream`, with tensors on copy-on-write pages for views. For
-            other devices all is read: ``"mapped"`` is refused.
+            other devices all is read: ``"mapped"`` and ``"ahead"`` are refused.
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
             size of the page-locked memory: at least 4 MiB, and 256 MiB by default.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
@@ -180,21 +181,21 @@ def tensors_on(
     files, memory_bytes = native_files(weights), environment.memory_bytes(memory_bytes)
     tensors, staged_for = TorchTensors(None), copy_device(device)
     is_cpu = staged_for is None and device.type == "cpu"
-    if strategy == "mapped" and not is_cpu:
-        message = f'strategy="mapped" is for the CPU: pages of a file must not be copied to {device}'
+    if strategy in ("mapped", "ahead") and not is_cpu:
+        message = f'strategy="{strategy}" is for the CPU: pages of a file must not be copied to {device}'
         raise ValueError(message)
     means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy)
     if staged_for is not None:
         return transferred(files, wanted, staged_for, cast_of, memory_bytes)
-    if is_cpu and means == "mapped":
-        return ((each, finished(each, _on_file(files, tensors, each), cast_of)) for each in wanted)
-    return _read(streaming.read(files, wanted, tensors, memory_bytes, None, None), device, cast_of)
+    view = partial(_on_file, files, tensors)
+    pairs = streaming.tensors(files, wanted, means, tensors, view, memory_bytes, None, None)
+    return _moved(pairs, device, cast_of)
 
 
-def _read(
+def _moved(
     pairs: Generator[tuple[Wanted, torch.Tensor], None, None], device: torch.device, cast_of: CastOf
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
-    """Yields tensors that were read, of the right type and on a device that shares the host's memory."""
+    """Yields tensors of the right type, and on a device that shares the host's memory."""
     with closing(pairs):
         for each, tensor in pairs:
             made = finished(each, tensor, cast_of).to(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
-from pagestream.weights import arrays, checksums, indexing, streaming
+from pagestream.weights import arrays, checksums, explanation, indexing, streaming
 from pagestream.weights.checksums import VerifyReport
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.tensor_info import TensorInfo
@@ -234,9 +234,15 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                   of a tensor;
                 * a function that is called with the `TensorInfo` of each tensor, and returns the part, None
                   for all of it, or False to leave it out.
-            strategy: How to get the bytes. ``"pread"`` reads them into memory that belongs to the array;
-                ``"mapped"`` yields read-only views of the mapped files and reads nothing. ``"auto"`` takes
-                views if all of 64 pages, drawn at random, are in the page cache, and else reads.
+            strategy: How to get the bytes; `explain` tells what ``"auto"`` does.
+
+                * ``"pread"`` reads them into memory that belongs to the array;
+                * ``"ahead"`` reads them into the page cache, and yields read-only views of the mapped files;
+                * ``"mapped"`` yields such views and reads nothing;
+                * ``"auto"`` is ``"mapped"`` if all of 64 pages, drawn at random, are in the page cache. It is
+                  ``"ahead"`` if several processes of a job share this node (``LOCAL_WORLD_SIZE`` and its
+                  like), or if copies would take more than half of the available memory; but not where reads
+                  bypass the page cache. Else it is ``"pread"``.
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
                 read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or an eighth of the available
                 memory and at most 1 GiB.
@@ -266,8 +272,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             MappedReadError: A file was cut or its storage failed; with path and offset.
             FileChangedError: A file was rewritten since it was opened.
             ValueError: An unknown word, a number out of range, or a name that the plan has twice; the
-                checkpoint is closed; ``strategy="mapped"`` with a file in ``"read"`` mode, or with
-                ``verify=True``, which also takes no part of a tensor.
+                checkpoint is closed; ``strategy="mapped"`` with a file in ``"read"`` mode, or ``"ahead"``
+                with one whose reads bypass the page cache; either or a part of a tensor with
+                ``verify=True``.
 
         Example:
             >>> import numpy as np
@@ -286,13 +293,37 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         known = None
         if verify:
             known = checksums.known(self._files, streaming.comparable(wanted, found), threads)
-        pairs: Generator[tuple[streaming.Wanted, npt.NDArray[Any]], None, None]
-        if found == "mapped":
-            pairs = ((each, self._mapped(each.info.name)[each.index]) for each in wanted)
-        else:
-            own = arrays.NumpyArrays(raw=self._arrays.raw)
-            pairs = streaming.read(self._files, wanted, own, memory_bytes, threads, known)
+        own = arrays.NumpyArrays(raw=self._arrays.raw)
+
+        def view(each: streaming.Wanted) -> npt.NDArray[Any]:
+            return self._mapped(each.info.name)[each.index]
+
+        pairs = streaming.tensors(self._files, wanted, found, own, view, memory_bytes, threads, known)
         return streaming.reported(pairs, wanted, progress)
+
+    def explain(self, plan: streaming.Plan = None) -> str:
+        """Explains how `stream` would get the bytes of a plan, and by which facts.
+
+        A few pages that are not in memory are read to time the storage.
+
+        Args:
+            plan: What would be streamed; see `stream`.
+
+        Returns:
+            Lines of text for people: files and mounts, modes and the reasons for them, what one request takes
+            and what many side by side do, memory, and the decision.
+
+        Raises:
+            KeyError: The plan has a name that is not there.
+            MappedReadError: A file was cut or its storage failed.
+
+        Example:
+            >>> from pagestream import open_checkpoint
+            >>> print(open_checkpoint("model.safetensors").explain().splitlines()[0])
+            2 tensors of 60 bytes in 1 file
+        """
+        wanted = streaming.planned(list(self), self.info, plan, "file", self._arrays)
+        return explanation.explained(self._files, wanted)
 
     def write_checksums(self, *, threads: int | None = None, progress: Progress = False) -> tuple[str, ...]:
         """Writes checksums beside each file, to compare it with later: by `verify`, or while it is streamed.

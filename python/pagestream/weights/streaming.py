@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from pagestream import _native
-from pagestream._common import checks
+from pagestream._common import checks, ranks
 from pagestream._common.progress import reporting
 from pagestream.errors import FormatError
 from pagestream.weights import indexing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Chosen: TypeAlias = "Index | Literal[False] | None"
 Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
 StreamOrder = Literal["file", "plan", "layer"]
-Strategy = Literal["auto", "mapped", "pread"]
+Strategy = Literal["auto", "mapped", "ahead", "pread"]
 
 _ORDERS = ("file", "plan", "layer")
 
@@ -142,8 +142,10 @@ def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
     Raises:
         ValueError: One of them cannot.
     """
-    if strategy == "mapped":
-        message = 'verify=True compares bytes that are read, and strategy="mapped" reads none'
+    if strategy != "pread":
+        message = (
+            f'verify=True compares bytes that are read for the caller; strategy="{strategy}" yields views'
+        )
         raise ValueError(message)
     for each in wanted:
         if each.index is not ...:
@@ -159,33 +161,54 @@ def chosen(files: _native.Checkpoint, wanted: list[Wanted], strategy: Strategy) 
     """Returns the strategy to use, and why.
 
     Raises:
-        ValueError: An unknown word; or ``"mapped"`` where a file is not mapped.
+        ValueError: An unknown word; ``"mapped"`` where a file is not mapped; or ``"ahead"`` where reads
+            bypass the page cache.
     """
     checks.one_of("strategy", strategy, _native.STRATEGIES)
     if strategy == "mapped" and files.mode == "read":
         message = f'strategy="mapped" needs a mapping; a file is in "read" mode: {files.reason}'
         raise ValueError(message)
-    seed = random.getrandbits(64)
-    return _native.TensorStream.choose(files, [each.native() for each in wanted], strategy, seed)
+    seed, native = random.getrandbits(64), [each.native() for each in wanted]
+    return _native.TensorStream.choose(files, native, strategy, ranks.local_processes(), seed)
 
 
-def read(
+def tensors(
     files: _native.Checkpoint,
     wanted: list[Wanted],
+    strategy: str,
     framework: Framework,
+    view: Callable[[Wanted], Any],
     memory_bytes: int | None,
     threads: int | None,
     checks: _native.ChecksumRun | None,
 ) -> Generator[tuple[Wanted, Any], None, None]:
-    """Yields the tensors of a plan as their bytes land in memory of their own, compared with `checks`."""
-    stream = _native.TensorStream(files, [each.native() for each in wanted], memory_bytes, threads, checks)
+    """Yields the tensors of a plan.
+
+    Args:
+        files: The files.
+        wanted: The plan.
+        strategy: What `chosen` returned.
+        framework: Makes tensors of memory of their own, for ``"pread"``.
+        view: Returns a tensor over the mapped file, for ``"mapped"`` and ``"ahead"``.
+        memory_bytes: Bytes that are read and not yet used.
+        threads: Threads that read.
+        checks: What the bytes are compared with; None for nothing.
+    """
+    if strategy == "mapped":
+        for each in wanted:
+            yield each, view(each)
+        return
+    native = [each.native() for each in wanted]
+    stream = _native.TensorStream(files, native, memory_bytes, threads, checks)
     try:
         while (landed := stream.next()) is not None:
             number, buffer = landed
-            tensor = wanted[number].made(framework, buffer)
+            each = wanted[number]
+            # With "ahead" the bytes are in the page cache now.
+            tensor = view(each) if strategy == "ahead" else each.made(framework, buffer)
             # While the next one is awaited nothing here keeps this one's memory.
             del landed, buffer
-            yield wanted[number], tensor
+            yield each, tensor
             del tensor
     finally:
         stream.close()

@@ -1,0 +1,92 @@
+"""Explanations of how a stream gets its bytes: `Checkpoint.explain`."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from pagestream import _native
+from pagestream._common import ranks
+from pagestream.weights import streaming
+
+if TYPE_CHECKING:
+    from pagestream.weights.streaming import Wanted
+    from pagestream.weights.tensor_info import TensorInfo
+
+# What one request of a FUSE mount is at most, by default.
+_REQUEST_BYTES = 128 << 10
+_SIDE_BY_SIDE = 16
+
+
+def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
+    """Returns the facts about a plan, and the decision that `streaming.chosen` takes by them."""
+    strategy, reason = streaming.chosen(files, wanted, "auto")
+    largest: dict[str, Wanted] = {}
+    for each in sorted(wanted, key=lambda each: each.info.nbytes):
+        largest[each.info.path] = each
+    total_bytes = sum(each.nbytes for each in wanted)
+    lines = [f"{_count(len(wanted), 'tensor')} of {_size(total_bytes)} in {_count(len(largest), 'file')}"]
+    mounts: dict[tuple[str, ...], list[Wanted]] = {}
+    for each in largest.values():
+        mounts.setdefault(_mount(files.file_of(each.info.name, reads_ahead=False)), []).append(each)
+    for facts, tensors in mounts.items():
+        lines += [f"{_count(len(tensors), 'file')} on {facts[0]}", *(f"  {fact}" for fact in facts[1:])]
+        if strategy != "mapped":
+            lines += [f"  {line}" for line in _trial(files, tensors[-1].info)]
+    lines += [
+        f"available memory: {_size(_native.available_memory_bytes())}",
+        f"processes of this job on this node: {ranks.local_processes()}",
+        f'stream(strategy="auto") takes "{strategy}": {reason}',
+    ]
+    return "\n".join(lines)
+
+
+def _mount(file: _native.WeightFile) -> tuple[str, ...]:
+    """Returns lines about a file's mount and mode, the same for all files of which they are true."""
+    system = file.file_system
+    window = system["read_ahead_bytes"]
+    through = "come out of" if file.reads_from_cache else "bypass"
+    return (
+        f"{system['mount_point']} ({system['type']}, {system['source']}; {system['options']})",
+        f"mode: {file.mode}" + (f", because {file.reason}" if file.reason else ""),
+        f"reads {through} the page cache",
+        "the kernel's read-ahead: " + ("not told" if window is None else _size(window)),
+    )
+
+
+def _trial(files: _native.Checkpoint, tensor: TensorInfo) -> list[str]:
+    """Times one request, and some side by side, at random places of a tensor."""
+    places = range(tensor.nbytes // _REQUEST_BYTES)
+    if len(places) < 2 * _SIDE_BY_SIDE:
+        return ["no tensor is large enough to time requests"]
+    first, *others = random.sample(places, 1 + _SIDE_BY_SIDE)
+    return [_timed(files, tensor.name, [first]), _timed(files, tensor.name, others)]
+
+
+def _timed(files: _native.Checkpoint, name: str, places: list[int]) -> str:
+    wanted = [(name, (place * _REQUEST_BYTES, (_REQUEST_BYTES,), [1], 1)) for place in places]
+    begin = time.perf_counter()
+    stream = _native.TensorStream(files, wanted, None, len(places), None)
+    while stream.next() is not None:
+        pass
+    seconds = time.perf_counter() - begin
+    stream.close()
+    rate = _size(int(len(places) * _REQUEST_BYTES / seconds))
+    what = f"{_count(len(places), 'read')} of {_size(_REQUEST_BYTES)}" + (
+        " side by side" if len(places) > 1 else ""
+    )
+    return f"{what}: {seconds * 1e3:.2f} ms, {rate} a second"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _size(count_bytes: int) -> str:
+    size, unit = float(count_bytes), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:  # noqa: PLR2004 - of the unit before
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.3g} {unit}"  # noqa: PLR2004
