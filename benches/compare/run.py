@@ -21,6 +21,7 @@ import reopens
 import slices
 import staging
 import starts
+import verify
 import windows
 from harness import ROOT, Row, as_json, machine, table
 
@@ -40,6 +41,7 @@ MODULES = {
     "reads": reads,
     "slices": slices,
     "staging": staging,
+    "verify": verify,
     "ablation": ablation,
 }
 ROOM_BYTES = 16 << 30

@@ -5,8 +5,7 @@
 //!                                        ▲ buffers ──────────────────┘
 //! ```
 //!
-//! A lane is a run of a file that is hashed from its beginning to its end: whole spans, [`LANE_BYTES`] and more, or all of
-//! the file if its SHA-256 is wanted. Pieces of a lane are read by any threads. The one that finds the next piece there
+//! A lane ([`super::lanes`]) is a run of a file that is hashed from its beginning to its end. Its pieces are read by any threads. The one that finds the next piece there
 //! hashes it, and those that follow; pieces that came early wait in their buffers, whose number bounds the memory. As
 //! pieces are taken in order, the next one is always on its way.
 
@@ -17,9 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
-use twox_hash::XxHash3_128;
-
 use crate::error::{Error, Result};
 use crate::fetch::budget::{Budget, default_memory_bytes};
 use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
@@ -29,11 +25,8 @@ use crate::os::memory::Uninit;
 use crate::os::process::fork;
 
 use super::engine::CLOSE_PATIENCE;
+use super::lanes::{LaneHasher, PIECE_BYTES, lanes, piece_end};
 
-/// What a thread reads at a time. It is still in the processor's cache when it is hashed.
-const PIECE_BYTES: u64 = 512 << 10;
-/// Least length of the lanes that a file is cut into, for several threads.
-const LANE_BYTES: u64 = 32 << 20;
 /// Pieces in memory at first, for each lane that is read: more would only be cold when their turn comes. While storage
 /// is slow they double, up to the second number.
 const LANE_PIECES: u64 = 4;
@@ -118,14 +111,6 @@ struct LaneState {
     landed: BTreeMap<u64, Vec<u8>>,
     /// Away while a thread hashes.
     hasher: Option<LaneHasher>,
-}
-
-struct LaneHasher {
-    position: u64,
-    span_ends: VecDeque<u64>,
-    span: XxHash3_128,
-    sha256: Option<Sha256>,
-    digests: Vec<u128>,
 }
 
 /// What a thread does next.
@@ -303,13 +288,8 @@ impl<T> HashWork<T> {
                 let state = JobState { digests, lanes_left: spans.len(), finish: Some(finish) };
                 let job = Arc::new(Job { opened: what.opened, state: Mutex::new(state) });
                 let lane = |(range, spans): (Range<u64>, Range<usize>)| {
-                    let hasher = LaneHasher {
-                        position: range.start,
-                        span_ends: what.span_ends[spans.clone()].iter().copied().collect(),
-                        span: XxHash3_128::new(),
-                        sha256: what.sha256.then(Sha256::new),
-                        digests: Vec::new(),
-                    };
+                    let ends = &what.span_ends[spans.clone()];
+                    let hasher = LaneHasher::new(range.start, ends, what.sha256);
                     let state =
                         LaneState { next: range.start, landed: BTreeMap::new(), hasher: Some(hasher) };
                     let lane = Lane { job: job.clone(), spans, end: range.end, state: Mutex::new(state) };
@@ -360,12 +340,12 @@ impl<T> HashWork<T> {
         }
     }
 
-    fn finish_lane(&self, lane: &Lane<T>, mut hasher: LaneHasher) -> Result<()> {
-        hasher.end_spans();
+    fn finish_lane(&self, lane: &Lane<T>, hasher: LaneHasher) -> Result<()> {
+        let (spans, sha256) = hasher.finish();
         {
             let mut state = locked(&lane.job.state);
-            state.digests.spans[lane.spans.clone()].copy_from_slice(&hasher.digests);
-            state.digests.sha256 = hasher.sha256.map(|sha256| sha256.finalize().into());
+            state.digests.spans[lane.spans.clone()].copy_from_slice(&spans);
+            state.digests.sha256 = sha256;
             state.lanes_left -= 1;
             if state.lanes_left > 0 {
                 return Ok(());
@@ -411,36 +391,6 @@ impl<T> HashState<T> {
             self.lanes.insert(place, (lane.clone(), end));
         }
         Some((lane, start..end))
-    }
-}
-
-impl LaneHasher {
-    fn update(&mut self, mut bytes: &[u8]) {
-        if let Some(sha256) = &mut self.sha256 {
-            sha256.update(bytes);
-        }
-        while let Some(&end) = self.span_ends.front().filter(|_| !bytes.is_empty()) {
-            let len = (end - self.position).min(bytes.len() as u64);
-            let (now, later) = bytes.split_at(len as usize);
-            self.span.write(now);
-            self.position += len;
-            bytes = later;
-            if self.position == end {
-                self.end_span();
-            }
-        }
-    }
-
-    fn end_span(&mut self) {
-        self.span_ends.pop_front();
-        self.digests.push(std::mem::replace(&mut self.span, XxHash3_128::new()).finish_128());
-    }
-
-    /// Ends the empty spans that are left.
-    fn end_spans(&mut self) {
-        while !self.span_ends.is_empty() {
-            self.end_span();
-        }
     }
 }
 
@@ -494,31 +444,13 @@ impl<T: Send> Work for HashWork<T> {
     }
 }
 
-/// Returns where the piece that begins at `start` ends. Pieces end where the file's large blocks do: no two of them
-/// share a page or a request.
-fn piece_end(start: u64, lane_end: u64) -> u64 {
-    (start - start % PIECE_BYTES + PIECE_BYTES).min(lane_end)
-}
-
-/// Cuts the first `len` bytes of a file into lanes of whole spans. Each has its bytes, and the numbers of its spans.
-fn lanes(span_ends: &[u64], len: u64, is_one: bool) -> Vec<(Range<u64>, Range<usize>)> {
-    let (mut start, mut first, mut found) = (0, 0, Vec::new());
-    for (number, &end) in span_ends.iter().enumerate() {
-        // The last one takes what is left, empty spans at the end too.
-        if !is_one && end - start >= LANE_BYTES && end < len {
-            found.push((start..end, first..number + 1));
-            (start, first) = (end, number + 1);
-        }
-    }
-    found.push((start..len, first..span_ends.len()));
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use proptest::prelude::*;
+    use sha2::{Digest, Sha256};
+    use twox_hash::XxHash3_128;
 
     use super::*;
     use crate::mapped_file::{MappedFile, RequestedMode};
@@ -554,20 +486,6 @@ mod tests {
         assert_eq!(hashing.done_bytes(), contents.iter().map(|content| content.len() as u64).sum::<u64>());
         hashing.close();
         found.into_iter().map(|digests| digests.expect("each file has its outcome")).collect()
-    }
-
-    #[test]
-    fn lanes_are_whole_spans_and_leave_nothing_out() {
-        let mib = 1 << 20;
-        let ends = [8, 8, 40 * mib, 41 * mib, 90 * mib, 90 * mib];
-        assert_eq!(
-            lanes(&ends, 90 * mib, false),
-            [(0..40 * mib, 0..3), (40 * mib..90 * mib, 3..6)],
-            "empty spans at the end belong to the last lane"
-        );
-        assert_eq!(lanes(&ends, 90 * mib, true), [(0..90 * mib, 0..6)]);
-        assert_eq!(lanes(&[], 7, true), [(0..7, 0..0)]);
-        assert_eq!(lanes(&[0, 0], 0, true), [(0..0, 0..2)]);
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub mod checksums;
 pub mod engine;
 pub mod guess;
 pub mod idle;
+pub mod lanes;
 pub mod lead;
 pub mod plan;
 pub mod staging;

@@ -346,6 +346,8 @@ impl<'de> Visitor<'de> for TensorsVisitor<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::weights::strictness::Strictness;
 
@@ -457,5 +459,30 @@ mod tests {
         assert!(refused.detail.contains("duplicate tensor \"x\""), "{}", refused.detail);
         let refused = Checksums::parse(b"{\"\xff\": 1}", &header()).expect_err("no text");
         assert_eq!(refused.offset, Some(2));
+    }
+
+    proptest! {
+        #[test]
+        fn a_text_that_was_changed_is_refused_or_has_failures(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+            cut in prop::option::of(any::<prop::sample::Index>()),
+        ) {
+            let (header, good) = (header(), good());
+            let mut bytes = good.clone().into_bytes();
+            for (place, byte) in changes {
+                let place = place.index(bytes.len());
+                bytes[place] = byte;
+            }
+            if let Some(cut) = cut {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            match Checksums::parse(&bytes, &header) {
+                Err(refused) => prop_assert!(refused.offset.is_none_or(|at| at <= bytes.len() as u64)),
+                Ok(found) => {
+                    let is_same = found == Checksums::parse(good.as_bytes(), &header).expect("ours");
+                    prop_assert_eq!(is_same, found.failures(subject(&header), &[1, 2, 3, 4]).is_empty());
+                }
+            }
+        }
     }
 }

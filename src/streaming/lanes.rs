@@ -1,0 +1,107 @@
+//! How a file is cut to be hashed, and the hashes of a run of it.
+//!
+//! A file is a row of *spans*, each with a hash of its own. A *lane* is a run of whole spans that is hashed in order, so that
+//! lanes go on side by side; the file is one lane if the hash of all of it is wanted. A *piece* is what is read in one go.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use sha2::{Digest, Sha256};
+use twox_hash::XxHash3_128;
+
+/// What a thread reads at a time. It is still in the processor's cache when it is hashed.
+pub const PIECE_BYTES: u64 = 512 << 10;
+/// Least length of the lanes that a file is cut into, for several threads.
+const LANE_BYTES: u64 = 32 << 20;
+
+/// The hashes of a lane, up to some byte.
+pub struct LaneHasher {
+    position: u64,
+    span_ends: VecDeque<u64>,
+    span: XxHash3_128,
+    sha256: Option<Sha256>,
+    digests: Vec<u128>,
+}
+
+impl LaneHasher {
+    /// Begins at `start` of a file; the first span does, too.
+    pub fn new(start: u64, span_ends: &[u64], sha256: bool) -> Self {
+        Self {
+            position: start,
+            span_ends: span_ends.iter().copied().collect(),
+            span: XxHash3_128::new(),
+            sha256: sha256.then(Sha256::new),
+            digests: Vec::new(),
+        }
+    }
+
+    /// Hashes the bytes that come next.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        if let Some(sha256) = &mut self.sha256 {
+            sha256.update(bytes);
+        }
+        while let Some(&end) = self.span_ends.front().filter(|_| !bytes.is_empty()) {
+            let len = (end - self.position).min(bytes.len() as u64);
+            let (now, later) = bytes.split_at(len as usize);
+            self.span.write(now);
+            self.position += len;
+            bytes = later;
+            if self.position == end {
+                self.end_span();
+            }
+        }
+    }
+
+    fn end_span(&mut self) {
+        self.span_ends.pop_front();
+        self.digests.push(std::mem::replace(&mut self.span, XxHash3_128::new()).finish_128());
+    }
+
+    /// Returns the XXH3 of each span, and the SHA-256 of all.
+    pub fn finish(mut self) -> (Vec<u128>, Option<[u8; 32]>) {
+        // Empty ones at the end are left.
+        while !self.span_ends.is_empty() {
+            self.end_span();
+        }
+        (self.digests, self.sha256.map(|sha256| sha256.finalize().into()))
+    }
+}
+
+/// Returns where the piece that begins at `start` ends. Pieces end where the file's large blocks do: no two of them
+/// share a page or a request.
+pub fn piece_end(start: u64, lane_end: u64) -> u64 {
+    (start - start % PIECE_BYTES + PIECE_BYTES).min(lane_end)
+}
+
+/// Cuts the first `len` bytes of a file into lanes of whole spans. Each has its bytes, and the numbers of its spans.
+pub fn lanes(span_ends: &[u64], len: u64, is_one: bool) -> Vec<(Range<u64>, Range<usize>)> {
+    let (mut start, mut first, mut found) = (0, 0, Vec::new());
+    for (number, &end) in span_ends.iter().enumerate() {
+        // The last one takes what is left, empty spans at the end too.
+        if !is_one && end - start >= LANE_BYTES && end < len {
+            found.push((start..end, first..number + 1));
+            (start, first) = (end, number + 1);
+        }
+    }
+    found.push((start..len, first..span_ends.len()));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_are_whole_spans_and_leave_nothing_out() {
+        let mib = 1 << 20;
+        let ends = [8, 8, 40 * mib, 41 * mib, 90 * mib, 90 * mib];
+        assert_eq!(
+            lanes(&ends, 90 * mib, false),
+            [(0..40 * mib, 0..3), (40 * mib..90 * mib, 3..6)],
+            "empty spans at the end belong to the last lane"
+        );
+        assert_eq!(lanes(&ends, 90 * mib, true), [(0..90 * mib, 0..6)]);
+        assert_eq!(lanes(&[], 7, true), [(0..7, 0..0)]);
+        assert_eq!(lanes(&[0, 0], 0, true), [(0..0, 0..2)]);
+    }
+}
