@@ -100,7 +100,7 @@ def code_blocks(document):
 
 
 @pytest.mark.usefixtures("_example_files")
-@pytest.mark.parametrize("document", ["README.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/slow-mounts.md"])
 def test_the_code_in_the_document_runs(document):
     blocks = code_blocks(document)
     assert len(blocks) >= 2
