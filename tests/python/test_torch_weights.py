@@ -155,6 +155,13 @@ def test_a_type_is_cast_and_others_stay(every_type, strategy):
     same(load_state_dict(every_type, dtype=torch.bfloat16), expected)
 
 
+@every_strategy
+def test_the_default_device_does_not_matter(folder, strategy):
+    with torch.device("meta"):
+        found = dict(stream_checkpoint(folder, device="cpu", strategy=strategy))
+    same(found, loaded(folder))
+
+
 def test_a_type_is_not_cast_to_what_loses_it(every_type):
     with pytest.raises(ValueError, match=r"dtype must be a floating-point type, not torch.int8"):
         load_state_dict(every_type, dtype=torch.int8)

@@ -23,7 +23,7 @@ from pagestream.torch._pinned import PinnedMemory
 
 from support import real
 from support.late_device import LateDevice
-from support.process import PROGRAMS, output_of, thread_names
+from support.process import PROGRAMS, output_of, run_python, thread_names
 
 MIB = 1 << 20
 
@@ -97,6 +97,25 @@ def test_staging_is_not_filled_again_before_its_copy_is_done(path, tensors, late
     same(found, tensors)
     assert late.unregistered_while_read == []
     assert left_behind(late) == NOTHING
+
+
+def test_a_tensor_is_whole_once_the_event_that_it_comes_with_is_done(path, tensors, late):
+    handed_over = {}
+
+    def hand_over(parts, done):
+        handed_over.update((part.data_ptr(), done) for part in parts)
+
+    late.hand_over = hand_over
+    for name, tensor in stream_checkpoint(path, device="cpu", memory_bytes=6 * MIB):
+        handed_over[tensor.data_ptr()].synchronize()
+        assert torch.equal(tensor, tensors[name])
+
+
+@pytest.mark.usefixtures("direct")
+def test_the_default_device_does_not_matter_to_staging(path, tensors):
+    with torch.device("meta"):
+        found = dict(stream_checkpoint(path, device="cpu", memory_bytes=6 * MIB))
+    same(found, tensors)
 
 
 def test_staging_has_the_size_that_was_asked_for_and_no_more_than_needed(path, tensors, late, tmp_path):
@@ -443,6 +462,11 @@ def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
 
 def test_a_child_of_a_fork_is_told_and_the_parent_goes_on(path):
     assert output_of(PROGRAMS / "torch_weights" / "forked.py", path) == "told\nsame"
+
+
+def test_a_program_may_end_with_a_stream_open(path, tensors):
+    done = run_python(PROGRAMS / "torch_weights" / "left_open.py", path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{next(iter(tensors))}\n", "")
 
 
 def test_ctrl_c_is_heard_while_a_read_hangs(tmp_path):
