@@ -253,6 +253,7 @@ impl<T> HashWork<T> {
         }
         state.is_over = true;
         state.lanes.clear();
+        state.free.clear();
         self.task_ready.notify_all();
         self.outcome_ready.notify_all();
     }
@@ -378,7 +379,9 @@ impl<T> HashState<T> {
 
     fn give_back(&mut self, buffer: Vec<u8>) {
         self.pieces.give_back(1);
-        self.free.push(buffer);
+        if !self.is_over {
+            self.free.push(buffer);
+        }
     }
 
     /// Takes the next piece of one of the first `width` lanes, in turn.

@@ -30,9 +30,12 @@ use super::header::{Header, TensorEntry, quoted};
 use super::json::{Any, Word};
 use crate::error::{ChecksumFailure, Error, Result};
 use crate::mapped_file::{MappedFile, Origin, RequestedMode, is_gone, is_refusal};
+use crate::os::errno::Code;
 
 /// What is appended to the name of a file.
 const SUFFIX: &str = ".xxh3.json";
+
+const TOO_LONG: i32 = Code::NAMETOOLONG.raw_os_error();
 
 const FORMAT: &str = "pagestream-checksums";
 const VERSION: u64 = 1;
@@ -105,7 +108,8 @@ impl Checksums {
         let refused = |offset, detail| Ok(Some(Err(failure(path, None, offset, None, detail))));
         let file = match MappedFile::open_again(&origin.with_suffix(SUFFIX), RequestedMode::Read) {
             Ok(file) => file,
-            Err(Error::System { errno, .. }) if is_gone(errno) => return Ok(None),
+            // A name that is too long is that of no file.
+            Err(Error::System { errno, .. }) if is_gone(errno) || errno == TOO_LONG => return Ok(None),
             Err(ref error @ Error::System { errno, .. }) if is_refusal(errno) => {
                 return refused(None, format!("the checksums cannot be used: {}", error.message()));
             }

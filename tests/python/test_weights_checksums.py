@@ -138,6 +138,28 @@ def test_a_folder_in_their_place_is_an_error(path):
     assert (error.path, error.name) == (str(beside(path)), None)
 
 
+def test_what_is_no_file_in_their_place_is_bad_and_not_waited_for(path):
+    weights = open_checkpoint(path)
+    for make in (os.mkfifo, lambda name: os.symlink(name, name)):
+        make(beside(path))
+        (error,) = weights.verify().bad
+        assert (error.path, error.name) == (str(beside(path)), None)
+        assert "the checksums cannot be used" in str(error)
+        with pytest.raises(ChecksumError, match="the checksums cannot be used"):
+            weights.stream(verify=True)
+        beside(path).unlink()
+
+
+def test_a_name_without_room_for_the_suffix_has_no_checksums(path):
+    long = path.with_name("m" * 240 + ".safetensors")
+    path.rename(long)
+    weights = open_checkpoint(long)
+    assert weights.verify() == VerifyReport((), (str(long),), ())
+    with pytest.raises(OSError, match="too long") as caught:
+        weights.write_checksums()
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
 def test_checksums_lie_beside_the_name_that_was_given(path, tmp_path):
     folder = tmp_path / "links"
     folder.mkdir()
