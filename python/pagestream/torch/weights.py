@@ -107,7 +107,7 @@ def stream_checkpoint(
             bools and complex numbers keep their type, and so do floats of 8 bits and less, which need their
             scales. Tensors are cast one at a time, those for a GPU on the GPU. None for the files' types.
         strategy: For the CPU as in `Checkpoint.stream`, with tensors on copy-on-write pages for views. For
-            other devices all is read: ``"mapped"`` and ``"ahead"`` are refused.
+            other devices all is read into memory: ``"mapped"`` and ``"ahead"`` are refused.
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
             size of the page-locked memory: at least 4 MiB, and 256 MiB by default.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
@@ -121,7 +121,7 @@ def stream_checkpoint(
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid checkpoint, or a type that torch does not have.
         ValueError: `device` is no such device; `dtype` is no floating-point type; a word or number is wrong;
-            ``strategy="mapped"`` for a device, or with files that are not mapped.
+            ``"mapped"`` or ``"ahead"`` for a device, or where that is not possible.
         KeyError: The plan has a name that is not there.
         MappedReadError: A file was cut or its storage failed; while it is streamed.
         FileChangedError: A file was rewritten meanwhile; while it is streamed.
@@ -188,6 +188,8 @@ def tensors_on(
     if staged_for is not None:
         return transferred(files, wanted, staged_for, cast_of, memory_bytes)
     view = partial(_on_file, files, tensors)
+    # A copy to a device never begins in a mapping.
+    means = means if is_cpu else "pread"
     pairs = streaming.tensors(files, wanted, means, tensors, view, memory_bytes, None, None)
     return _moved(pairs, device, cast_of)
 
