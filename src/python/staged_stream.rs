@@ -9,13 +9,13 @@ use pyo3::prelude::*;
 
 use super::checkpoint::PyCheckpoint;
 use super::export::drop_detached;
-use super::stream::{WantedTensor, readers_of, wants_of};
+use super::stream::{WantedTensor, wants_of};
 use super::writable::GivenMemory;
-use crate::fetch::crew::PERIOD;
+use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::memory::arena::Arena;
 use crate::os::memory::parts::WritableMemory;
-use crate::streaming::engine::{NextTensor, Stream};
+use crate::streaming::engine::{NextTensor, READERS, Stream};
 
 /// A tensor in the caller's memory: its number, its place there, its bytes.
 type StagedTensor = (usize, usize, usize);
@@ -31,15 +31,17 @@ pub struct PyStagedStream {
 
 #[pymethods]
 impl PyStagedStream {
+    /// Starts with so many threads; more read where storage is slow.
     #[new]
     fn new(
         py: Python<'_>,
         checkpoint: &PyCheckpoint,
         wanted: Vec<WantedTensor<'_>>,
         staging: &Bound<'_, PyAny>,
-        threads: Option<usize>,
+        first_threads: usize,
     ) -> PyResult<Self> {
-        let readers = readers_of(threads)?;
+        check_threads(first_threads)?;
+        let readers = Limits { first: first_threads, most: READERS.most.max(first_threads) };
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let arena = Arc::new(Arena::new(GivenMemory::of(staging)?));

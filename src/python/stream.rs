@@ -24,7 +24,7 @@ pub struct PyTensorStream {
 }
 
 /// Returns the threads that a caller allows.
-pub fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
+fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
     threads.map_or(Ok(()), check_threads)?;
     Ok(threads.map_or(READERS, |given| Limits { first: given, most: given }))
 }

@@ -16,8 +16,9 @@ import safetensors.torch
 import torch
 
 from pagestream import open_checkpoint
+from pagestream._common import ranks
 from pagestream.errors import MappedReadError
-from pagestream.torch import _pinned, load_state_dict, stream_checkpoint, weights
+from pagestream.torch import _pinned, _transfer, load_state_dict, stream_checkpoint, weights
 from pagestream.torch._device import CopyDevice
 from pagestream.torch._pinned import PinnedMemory
 
@@ -458,6 +459,13 @@ def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
         gc.collect()
     # What staging holds, the first tensor once more in its place, and the header.
     assert slow.counts["read_bytes"] <= 8 * MIB
+
+
+def test_readers_are_this_processs_share_of_the_processors(monkeypatch):
+    for processors, processes, threads in ((2, 1, 4), (12, 1, 12), (64, 1, 16), (64, 8, 8), (8, 8, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: set(range(count)))
+        monkeypatch.setattr(ranks, "local_processes", lambda count=processes: count)
+        assert _transfer._first_threads() == threads
 
 
 def test_a_child_of_a_fork_is_told_and_the_parent_goes_on(path):

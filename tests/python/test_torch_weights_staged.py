@@ -35,7 +35,7 @@ def staging(nbytes):
 
 def test_all_tensors_pass_through_memory_that_is_far_smaller(weights, tensors):
     memory = staging(7 * MIB)
-    stream = _native.StagedStream(native_files(weights), [(name, None) for name in tensors], memory, None)
+    stream = _native.StagedStream(native_files(weights), [(name, None) for name in tensors], memory, 4)
     found = {}
     while (lot := stream.next(True)) is not None:
         spans = [(offset, offset + nbytes) for _, offset, nbytes in lot]
@@ -71,7 +71,7 @@ def test_parts_have_their_place_as_well(weights, tensors):
     wanted = [(name, (first, [100], [1], 1)) for first in range(0, 4000, 100)] + [
         (name, (3999, [1000], [-4], 1))
     ]
-    stream = _native.StagedStream(native_files(weights), wanted, memory, None)
+    stream = _native.StagedStream(native_files(weights), wanted, memory, 4)
     found = []
     while (lot := stream.next(True)) is not None:
         [(_, offset, nbytes)] = lot
@@ -84,11 +84,11 @@ def test_parts_have_their_place_as_well(weights, tensors):
 def test_what_does_not_fit_and_what_cannot_be_written_is_refused(weights, tensors):
     files = native_files(weights)
     with pytest.raises(ValueError, match=r"staging has 1048576 bytes, and 62\d* are needed at once"):
-        _native.StagedStream(files, [(list(tensors)[-1], None)], staging(MIB), None)
+        _native.StagedStream(files, [(list(tensors)[-1], None)], staging(MIB), 4)
     read_only = staging(MIB)
     read_only.flags.writeable = False
     with pytest.raises(TypeError, match="writable"):
-        _native.StagedStream(files, [("t000", None)], read_only, None)
+        _native.StagedStream(files, [("t000", None)], read_only, 4)
     with pytest.raises(ValueError, match="threads must be"):
         _native.StagedStream(files, [("t000", None)], staging(MIB), 0)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pagestream import _native
+from pagestream._common import ranks
 from pagestream.safetensors._torch_tensors import dtype_named
 from pagestream.torch._pinned import PinnedMemory
 from pagestream.torch._planned import finished, shape_of
@@ -34,6 +35,8 @@ LEAST_STAGING_BYTES = 4 << 20
 # Large tensors cross in pieces of this size, or of a quarter of staging: while one is copied others are read.
 _PIECE_BYTES = 16 << 20
 _LEAST_PIECES = 4
+# Of the page cache one thread reads a few GB a second, and a GPU takes up to ten times that.
+_LEAST_THREADS, _MOST_THREADS = 4, 16
 # Kernels read vectors of this size. A tensor that begins elsewhere is moved.
 _ALIGNMENT_BYTES = 16
 
@@ -112,7 +115,7 @@ def _arriving(
     """Yields numbers and tensors, once their copies are queued."""
     # Events after which the oldest lots may be overwritten.
     copying: deque[Any] = deque()
-    stream = _native.StagedStream(files, ranges, staging.array, None)
+    stream = _native.StagedStream(files, ranges, staging.array, _first_threads())
     try:
         while (lot := stream.next(not copying)) is not None:
             if lot:
@@ -129,6 +132,12 @@ def _arriving(
                 stream.give_back()
     finally:
         stream.close()
+
+
+def _first_threads() -> int:
+    """Returns the number of threads that read at first: this process's share of the processors, 4 to 16."""
+    share = len(os.sched_getaffinity(0)) // ranks.local_processes()
+    return max(_LEAST_THREADS, min(_MOST_THREADS, share))
 
 
 def _empty(
