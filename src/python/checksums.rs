@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::fetch::crew::{PERIOD, check_threads};
 use crate::mapped_file::{RequestedMode, identity_at};
 use crate::os::fault;
-use crate::streaming::checksums::{Digests, Hashed, Hashing, NextOutcome, Prepared};
+use crate::streaming::checksums::{Digests, HashRequest, Hashing, NextOutcome, Prepared};
 use crate::streaming::engine::Inspect;
 use crate::weights::blob;
 use crate::weights::checkpoint::Checkpoint;
@@ -79,7 +79,7 @@ fn prepare(
     let sha256 = match task {
         ChecksumTask::Write => {
             let (span_ends, place) = (checksums::span_ends(&header), checksums::path_beside(&file.absolute));
-            let hashed = Hashed { opened, len: file_bytes, span_ends, sha256: false };
+            let hashed = HashRequest { opened, len: file_bytes, span_ends, sha256: false };
             let finish = move |digests: Digests| {
                 let text = checksums::text(&header, file_bytes, &digests.spans);
                 FileOutcome { text: Some((place, text)), ..outcome }
@@ -107,7 +107,7 @@ fn prepare(
         (_, Some(_)) => (file_bytes, checksums::span_ends(&header)),
         (_, None) => (file_bytes, Vec::new()),
     };
-    let hashed = Hashed { opened, len, span_ends, sha256: sha256.is_some() };
+    let hashed = HashRequest { opened, len, span_ends, sha256: sha256.is_some() };
     let finish = move |digests: Digests| {
         let of = Subject { path: &path, header: &header, file_bytes };
         if let Some(checksums) = &checksums {

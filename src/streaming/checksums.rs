@@ -36,7 +36,7 @@ const MOST_THREADS: usize = 64;
 
 /// What to hash of a file.
 #[derive(Debug)]
-pub struct Hashed {
+pub struct HashRequest {
     pub opened: Arc<Opened>,
     /// Bytes from the file's beginning that are hashed.
     pub len: u64,
@@ -59,7 +59,7 @@ pub type Finish<T> = Box<dyn FnOnce(Digests) -> T + Send>;
 
 /// What becomes of a file.
 pub enum Prepared<T> {
-    Hash(Hashed, Finish<T>),
+    Hash(HashRequest, Finish<T>),
     /// Nothing is to be hashed.
     Known(T),
 }
@@ -315,7 +315,7 @@ impl<T> HashWork<T> {
         self.outcome_ready.notify_all();
     }
 
-    /// Hashes a piece that was read, and those that it was waited for, unless its turn is later.
+    /// Hashes a piece that was read and those that wait for it, or leaves it until its turn.
     fn deliver(&self, lane: &Lane<T>, offset: u64, piece: Vec<u8>) -> Result<()> {
         let mut state = locked(&lane.state);
         state.landed.insert(offset, piece);
@@ -474,7 +474,7 @@ mod tests {
         let prepare = move |number: usize| {
             let (opened, span_ends) = (files[number].clone(), ends[number].clone());
             let finish: Finish<(usize, Digests)> = Box::new(move |digests| (number, digests));
-            Ok(Prepared::Hash(Hashed { len: opened.size(), opened, span_ends, sha256 }, finish))
+            Ok(Prepared::Hash(HashRequest { len: opened.size(), opened, span_ends, sha256 }, finish))
         };
         let hashing =
             Hashing::start((0..contents.len()).collect(), Box::new(prepare), Some(3)).expect("threads");

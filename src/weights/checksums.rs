@@ -164,7 +164,8 @@ impl Checksums {
         let tensors = of.header.tensors_by_offset().zip(spans);
         found.extend(tensors.filter_map(|(entry, &checksum)| self.check(of, &entry, checksum).err()));
         for name in &self.unknown {
-            let detail = format!("its checksums have a tensor {}, which it has not: {HINT}", quoted(name));
+            let detail =
+                format!("its checksums name tensor {}, which it does not have: {HINT}", quoted(name));
             found.push(failure(of.path, Some(name), None, None, detail));
         }
         found
@@ -182,7 +183,7 @@ impl Checksums {
     /// Returns the checksum that a tensor of the file should have.
     pub fn expected(&self, of: Subject<'_>, entry: &TensorEntry<'_>) -> Result<u128> {
         of.header.rank(entry.name).and_then(|rank| self.tensors[rank]).ok_or_else(|| {
-            let detail = format!("its checksums have none of tensor {}: {HINT}", quoted(entry.name));
+            let detail = format!("its checksums leave out tensor {}: {HINT}", quoted(entry.name));
             failure(of.path, Some(entry.name), Some(entry.offset), None, detail)
         })
     }
