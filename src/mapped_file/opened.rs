@@ -13,7 +13,7 @@ use crate::os::memory::advise::Advice;
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
-use super::identity::{change, changed, is_unchanged, rewrite};
+use super::identity::{change, changed, is_gone, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
 
 /// What was found out when the file was opened or refreshed.
@@ -252,8 +252,12 @@ impl Opened {
     }
 
     fn cannot_stat(&self, errno: Code) -> Error {
-        if errno == Code::STALE {
-            return changed(&self.path, "the server has deleted or replaced it (ESTALE)".into());
+        // A server tells so of an open file; the daemons of FUSE that find files by their paths, too.
+        if is_gone(errno.raw_os_error()) {
+            return changed(
+                &self.path,
+                format!("the server has deleted or replaced it: {}", describe(errno)),
+            );
         }
         let advice = "the storage behind the file failed; open it again once it is back";
         system("cannot stat the open file", &self.path, errno, advice)

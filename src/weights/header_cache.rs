@@ -10,9 +10,12 @@
 //! * Other files may have theirs from a server's clock, which nobody knows. They are old if they seem to be older
 //!   than any clock is wrong ([`CLOCKS_APART_SECONDS`]), or if an opening that long ago found them in the same state.
 //!
+//! Some file systems have no time of change of their own, only whole seconds, and inode numbers that they give to another
+//! file later (FAT, SFTP): there two files of one size can look alike. No header of such a file is kept
+//! ([`FileState::tells_apart`]).
+//!
 //! **What escapes.** A program that writes to a page through a shared mapping gives the file a new time at its first
-//! write to that page, and perhaps not at the next ones until the page is written back. A file system without a time
-//! of change of its own (FAT, SFTP) cannot tell a rewrite of equal size whose time was set back.
+//! write to that page, and perhaps not at the next ones until the page is written back.
 //!
 //! ```text
 //!            get_or_read ──(known state)──────────────────────────────────> header
@@ -85,9 +88,11 @@ impl FileState {
         Self { device, inode, size, modified, changed, strictness }
     }
 
-    /// Returns whether the file system keeps times.
-    fn has_times(&self) -> bool {
-        self.modified.0 > 0 && self.changed.0 > 0
+    /// Returns whether no other file, and no other state of this one, looks the same: its time of change is one of its
+    /// own, or fine enough that no two are equal.
+    fn tells_apart(&self) -> bool {
+        let has_times = self.modified.0 > 0 && self.changed.0 > 0;
+        has_times && (self.changed.1 != 0 || self.changed != self.modified)
     }
 }
 
@@ -136,7 +141,7 @@ impl HeaderCache {
         let is_settled = is_old || asked.duration_since(seen).as_secs() > SETTLED_SECONDS as u64;
         let header = is_settled.then(|| header.clone());
         let bytes = ENTRY_BYTES + header.as_ref().map_or(0, |header| header.memory_bytes());
-        if !state.has_times() || bytes > self.max_bytes {
+        if !state.tells_apart() || bytes > self.max_bytes {
             return dropped;
         }
         while self.bytes + bytes > self.max_bytes
@@ -179,9 +184,8 @@ mod tests {
     }
 
     fn state(inode: u64) -> FileState {
-        let times = ((1000, 0), (1000, 0));
-        let (modified, changed) = times;
-        FileState { device: 1, inode, size: 10, modified, changed, strictness: Strictness::Strict }
+        let (modified, changed, strictness) = ((1000, 5), (1000, 5), Strictness::Strict);
+        FileState { device: 1, inode, size: 10, modified, changed, strictness }
     }
 
     /// A header with one tensor, of whose metadata the value has `text_bytes`.
@@ -245,9 +249,25 @@ mod tests {
         ] {
             assert!(cache.find(&other).is_none(), "{other:?}");
         }
-        let timeless = FileState { modified: (0, 0), changed: (0, 0), ..known };
-        cache.note(timeless, true, &header(10), now);
-        assert!(cache.find(&timeless).is_none());
+    }
+
+    #[test]
+    fn what_looks_like_other_files_is_not_kept() {
+        let (mut cache, now) = (HeaderCache::new(1 << 20), Instant::now());
+        for (modified, changed, is_kept) in [
+            ((0, 0), (0, 0), false),
+            ((0, 7), (0, 7), false),
+            ((1000, 0), (1000, 0), false),
+            ((1000, 0), (1001, 0), true),
+            ((1000, 7), (1000, 7), true),
+            ((1000, 0), (1000, 7), true),
+        ] {
+            let state = FileState { modified, changed, ..state(1) };
+            for _ in 0..2 {
+                cache.note(state, true, &header(10), now);
+            }
+            assert_eq!(cache.find(&state).is_some(), is_kept, "{state:?}");
+        }
     }
 
     #[test]

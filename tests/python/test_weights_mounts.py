@@ -1,0 +1,163 @@
+"""Weights on bindfs and sshfs, with a page cache and without: streams, read-ahead, files that change."""
+
+import contextlib
+import os
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from pagestream import MappedFile, open_checkpoint
+from pagestream.errors import FileChangedError, MappedReadError
+from pagestream.safetensors import safe_open
+from pagestream.safetensors.numpy import load_file
+
+from support import real
+
+MIB = 1 << 20
+# Two files, each large enough to be read ahead.
+TENSORS = 20
+STRATEGIES = ["auto", "mapped", "pread"]
+# By itself sshfs answers for 20 s from what it knows of a file, whoever asks.
+ASKING = "dir_cache=no"
+MOUNTS = {
+    "bindfs": (real.bindfs,),
+    "bindfs, direct_io": (real.bindfs, "direct_io"),
+    "sshfs": (real.sshfs, ASKING),
+    "sshfs, direct_io": (real.sshfs, ASKING, "direct_io"),
+}
+every_mount = pytest.mark.parametrize("kind", MOUNTS)
+
+
+def tensor(number, salt=0):
+    return np.random.default_rng([number, salt]).integers(0, 256, MIB, dtype=np.uint8)
+
+
+def write_shard(path, part, salt=0):
+    numbers = range(part * TENSORS, (part + 1) * TENSORS)
+    safetensors.numpy.save_file({f"t{number:02}": tensor(number, salt) for number in numbers}, path)
+
+
+def is_right(name, array):
+    return np.array_equal(array, tensor(int(name[1:])))
+
+
+@contextlib.contextmanager
+def mounted(kind, tmp_path):
+    """A mount over a checkpoint that is in no page cache. Yields the mount's folder, and that behind it."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for part in range(2):
+        path = source / f"model-{part}.safetensors"
+        write_shard(path, part)
+        # SFTP counts in seconds: what is written in the same second cannot be told apart.
+        os.utime(path, (1.7e9, 1.7e9))
+        with MappedFile(path) as file:
+            file.evict()
+    mount_by, *options = MOUNTS[kind]
+    with mount_by(source, tmp_path / "mount", *options) as mount:
+        yield mount, source
+
+
+@every_mount
+def test_streams_and_their_parts_are_bit_for_bit(tmp_path, kind):
+    with mounted(kind, tmp_path) as (mount, _), open_checkpoint(mount) as weights:
+        assert weights.mode == ("private" if "direct_io" in kind else "shared")
+        for strategy in STRATEGIES:
+            found = dict(weights.stream(strategy=strategy, memory_bytes=4 * MIB))
+            assert list(found) == list(weights)
+            assert all(is_right(name, array) for name, array in found.items())
+            parts = dict(weights.stream({"t03": np.s_[1000:5000:3], "t25": None}, strategy=strategy))
+            assert np.array_equal(parts["t03"], tensor(3)[1000:5000:3])
+            assert is_right("t25", parts["t25"])
+        del found, parts
+
+
+@every_mount
+@pytest.mark.parametrize("ahead", [None, 3 * MIB, False])
+def test_tensors_that_are_read_ahead_are_bit_for_bit(tmp_path, kind, ahead):
+    with mounted(kind, tmp_path) as (mount, _):
+        first, second = sorted(mount.iterdir())
+        for framework in ("np", "pt"):
+            with safe_open(first, framework, ahead=ahead) as file:
+                for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
+                    assert is_right(name, np.asarray(file.get_tensor(name)))
+        for mode in ("auto", "read"):
+            found = load_file(second, mmap_mode=mode)
+            assert len(found) == TENSORS
+            assert all(is_right(name, array) for name, array in found.items())
+        with open_checkpoint(mount, ahead=ahead) as weights:
+            assert all(is_right(name, array) for name, array in weights.items())
+        del found
+
+
+def cut(path):
+    os.truncate(path, 3 * MIB)
+
+
+def replace(path):
+    write_shard(path.with_suffix(".new"), 1, salt=1)
+    path.with_suffix(".new").replace(path)
+
+
+def overwrite(path):
+    write_shard(path.with_suffix(".new"), 1, salt=1)
+    new = path.with_suffix(".new").read_bytes()
+    path.with_suffix(".new").unlink()
+    with open(path, "r+b") as file:
+        file.write(new)
+
+
+def use_all(weights, stream, arrays):
+    for name, array in stream:
+        arrays[name] = array.copy()
+    weights.check()
+
+
+@every_mount
+@pytest.mark.parametrize("change", [cut, replace, overwrite, os.unlink])
+def test_a_file_that_changes_behind_the_mount_is_an_error_and_no_wrong_bytes(tmp_path, kind, change):
+    with mounted(kind, tmp_path) as (mount, source):
+        opened = [(open_checkpoint(mount), strategy) for strategy in ("auto", "pread")]
+        streams = [
+            (weights, weights.stream(strategy=strategy, memory_bytes=2 * MIB)) for weights, strategy in opened
+        ]
+        found = [dict([next(stream)]) for _, stream in streams]
+        change(source / "model-1.safetensors")
+        time.sleep(1.1)  # the daemons let the kernel believe attributes and names for a second
+        for (weights, stream), arrays in zip(streams, found, strict=True):
+            with pytest.raises((FileChangedError, MappedReadError), match="model-1") as caught:
+                use_all(weights, stream, arrays)
+            assert caught.value.filename is None or caught.value.filename.startswith(str(mount))
+            assert all(is_right(name, array) for name, array in arrays.items())
+            weights.close()
+        del stream, streams, opened, weights
+
+
+@every_mount
+def test_a_file_that_was_rewritten_behind_the_mount_is_opened_as_it_is_now(tmp_path, kind):
+    with mounted(kind, tmp_path) as (mount, source):
+        path = mount / "model-1.safetensors"
+        with safe_open(path, "np") as file:
+            assert is_right("t20", file.get_tensor("t20"))
+        overwrite(source / path.name)
+        if "sshfs" in kind:
+            time.sleep(1.1)
+        with safe_open(path, "np") as file:
+            assert np.array_equal(file.get_tensor("t20"), tensor(20, salt=1))
+            file.check()
+
+
+def test_files_of_two_mounts_that_look_the_same_are_told_apart(tmp_path):
+    """By SFTP: device and inode numbers are given again, and times are whole seconds, with none of change."""
+    for part in range(3):
+        source = tmp_path / f"source{part}"
+        source.mkdir()
+        write_shard(source / "model.safetensors", part)
+        os.utime(source / "model.safetensors", (1.7e9, 1.7e9))
+        with real.sshfs(source, tmp_path / f"mount{part}") as mount:
+            for _ in range(2):
+                with safe_open(mount / "model.safetensors", "np") as file:
+                    name = f"t{part * TENSORS + 7:02}"
+                    assert is_right(name, file.get_tensor(name).copy())
