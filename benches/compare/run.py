@@ -14,6 +14,7 @@ import criterion
 import latency
 import loads
 import mounts
+import nfs
 import opens
 import passes
 import reads
@@ -34,6 +35,7 @@ MODULES = {
     "passes": passes,
     "mounts": mounts,
     "loads": loads,
+    "nfs": nfs,
     "starts": starts,
     "opens": opens,
     "reopens": reopens,
