@@ -97,6 +97,17 @@ def loaded(folder):
 # --- tensors ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("memory_bytes", [1, None])
+def test_every_type_passes_through_staging(every_type, monkeypatch, memory_bytes):
+    expected = load_state_dict(every_type)
+    monkeypatch.setattr(weights, "copy_device", _device.CopyDevice)
+    same(dict(stream_checkpoint(every_type, device="cpu", memory_bytes=memory_bytes)), expected)
+    plan = {"F4": np.s_[1:, 1:3]} | {code: np.s_[3:9, ::-5] for code, *_ in ELEMENT_TYPES}
+    staged = dict(stream_checkpoint(every_type, device="cpu", plan=plan))
+    monkeypatch.setattr(weights, "copy_device", lambda _: None)
+    same(staged, dict(stream_checkpoint(every_type, device="cpu", plan=plan, strategy="pread")))
+
+
 @pytest.mark.parametrize("mmap_mode", ["auto", "shared", "private", "read"])
 def test_every_type_is_that_of_safetensors_bit_for_bit(every_type, mmap_mode):
     with safetensors.safe_open(every_type, "pt") as opened:

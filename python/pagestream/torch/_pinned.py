@@ -50,10 +50,10 @@ class PinnedMemory:
         self._span_bytes = nbytes
         if not self._device.is_cuda:
             return
-        failures = []
-        for way, span_bytes in (("one registration", nbytes), ("registrations of 256 MiB", PIECE_BYTES)):
-            if span_bytes > nbytes:
-                continue
+        failures, ways = [], [("one registration", nbytes)]
+        if nbytes > PIECE_BYTES:
+            ways.append(("registrations of 256 MiB", PIECE_BYTES))
+        for way, span_bytes in ways:
             failed = self._register(span_bytes)
             if not failed:
                 self.way, self._span_bytes = way, span_bytes

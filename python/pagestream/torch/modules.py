@@ -116,8 +116,8 @@ def load_into(
         strict: Whether it is an error if a name is missing in the checkpoint, or unexpected. With False the
             report lists such names, and what is missing stays as it is.
         assign: Whether the module gets the loaded tensors themselves, of the types in the files, on the
-            devices of those that they replace. On the CPU, those of files in the page cache are views of the
-            files, as `load_state_dict` says.
+            devices of those that they replace. On the CPU they may be views of the files, as those of
+            `load_state_dict`.
         progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
     Returns:

@@ -41,8 +41,9 @@ def load_state_dict(
 
     On the CPU, tensors of files that are in the page cache are not copied: they lie on copy-on-write pages of
     the file, as those of `pagestream.safetensors.torch.load_file` do. Writing to them changes the tensor,
-    not the file. Tensors of other files are read, many reads at a time, and own their memory.
-    `stream_checkpoint` says how tensors get to other devices.
+    not the file. Other files are read, many reads at a time, and their tensors own their memory; where that
+    would take more than half of what is available, or processes of one job share the node, they are read into
+    the page cache instead. `stream_checkpoint` says how tensors get to other devices.
 
     Args:
         path: A file, a folder, an index or a list of files; see `open_checkpoint`.
