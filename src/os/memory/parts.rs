@@ -13,13 +13,13 @@ use super::uninit::Uninit;
 ///
 /// # Safety
 /// As long as the value is neither borrowed mutably nor dropped, `len` bytes at `as_ptr` stay where they are and can be
-/// written, and no other code of this crate writes there.
+/// written, and no other code of this crate writes there. Where `is_private` is true, all of them are initialised, and
+/// nothing outside this crate has their address.
 pub unsafe trait WritableMemory: Debug + Send + Sync {
     fn as_ptr(&self) -> *mut u8;
     fn len(&self) -> usize;
 
-    /// Returns whether all of it is initialised, and nobody but the owner of the value can write it: no other process, and
-    /// no user.
+    /// Returns whether the owner of the value may read it: it is initialised, and no other process and no user writes it.
     fn is_private(&self) -> bool {
         false
     }
