@@ -77,8 +77,12 @@ class _Target:
             tensor = tensor.to(self.tensor.dtype)
         if isinstance(self.tensor, Parameter):
             tensor = Parameter(tensor, requires_grad=self.tensor.requires_grad)
+            # What others have noted on it, as trainers do that split models.
+            vars(tensor).update(vars(self.tensor))
         for module, name in self.places:
             setattr(module, name, tensor)
+        # The memory of the old one is free from here on, and not at the end of the model.
+        self.tensor = tensor
 
     def device(self) -> torch.device:
         """Returns where its content belongs."""
@@ -202,10 +206,10 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
 
 def _memory_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - hashable
     """Returns what two tensors have in common if they are one, or views of the same elements."""
-    if tensor.is_meta or not tensor.numel():
+    address = 0 if tensor.is_meta else tensor.data_ptr()
+    if not address:
         return id(tensor)
-    kind = (type(tensor), tensor.device, tensor.dtype)
-    return *kind, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+    return type(tensor), tensor.device, tensor.dtype, address, tuple(tensor.shape), tensor.stride()
 
 
 def _matched(

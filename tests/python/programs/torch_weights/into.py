@@ -15,9 +15,9 @@ COUNT, WIDTH = 24, 1448
 held = {f"{number}.weight": torch.full((WIDTH, WIDTH), float(number)) for number in range(COUNT)}
 save_file(held, path)
 del held
-with torch.device("meta" if way != "in place" else "cpu"):
+with torch.device("meta" if way.endswith("meta") else "cpu"):
     model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(COUNT))
 with Peak() as peak:
-    load_into(model, path, assign=way == "assign")
+    load_into(model, path, assign=way.startswith("assign"))
 is_right = all(bool((layer.weight == number).all()) for number, layer in enumerate(model))
 print(json.dumps({"extra_bytes": peak.extra_bytes, "is_right": is_right}))
