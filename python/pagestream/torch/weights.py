@@ -110,7 +110,7 @@ def stream_checkpoint(
         strategy: For the CPU as in `Checkpoint.stream`, with tensors on copy-on-write pages for views. For
             other devices all is read into memory: ``"mapped"`` and ``"ahead"`` are refused.
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
-            size of the page-locked memory: at least 4 MiB, and 256 MiB by default.
+            size of the page-locked memory: at least 4 MiB, and 128 MiB by default.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
         progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
