@@ -1,17 +1,25 @@
 //! Weight files that were closed a moment ago while they were read ahead, and those that probably come next.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::lead::{FileLead, NextFile};
 use crate::error::Result;
 use crate::mapped_file::RequestedMode;
+use crate::os::process::fork;
 use crate::streaming::idle::IdleStore;
 use crate::weights::file::WeightFile;
 use crate::weights::next_shard::next_shard;
 use crate::weights::strictness::Strictness;
 
 static FILES: IdleStore<IdleKey, IdleFile> = IdleStore::new();
+
+/// The files that the program opened last, and when.
+static OPENED: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
+const MAX_OPENED: usize = 256;
+/// Threads that open the shards of a checkpoint do so within this time.
+const SAME_TIME: Duration = Duration::from_secs(1);
 
 /// How a file was opened.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,12 +50,25 @@ impl Drop for IdleFile {
 impl IdleKey {
     /// Opens the file, or takes the one that is idle if it is still the same.
     pub fn open(&self) -> Result<(WeightFile, Arc<FileLead>)> {
+        fork::with_lock(&OPENED, |opened| {
+            opened.retain(|(path, _)| *path != self.path);
+            opened.drain(..opened.len().saturating_sub(MAX_OPENED - 1));
+            opened.push((self.path.clone(), Instant::now()));
+        });
         let idle = FILES.take(self).filter(|idle| idle.weights.file.check().is_ok());
-        if let Some(idle) = idle {
-            idle.lead.set_used(true);
-            return Ok((idle.weights.clone(), idle.lead.clone()));
-        }
-        self.open_anew()
+        let (weights, lead) = match idle {
+            Some(idle) => (idle.weights.clone(), idle.lead.clone()),
+            None => self.open_anew()?,
+        };
+        lead.set_used(true);
+        Ok((weights, lead))
+    }
+
+    /// Returns whether the program has opened the file since then, or at the same time.
+    fn was_opened(&self, since: Instant) -> bool {
+        fork::with_lock(&OPENED, |opened| {
+            opened.iter().any(|(path, when)| *path == self.path && *when + SAME_TIME >= since)
+        })
     }
 
     fn open_anew(&self) -> Result<(WeightFile, Arc<FileLead>)> {
@@ -57,8 +78,11 @@ impl IdleKey {
 
     fn next(&self) -> Option<NextFile> {
         let key = Self { path: next_shard(&self.path)?, ..self.clone() };
-        let path = key.path.clone();
+        let (path, before_opened) = (key.path.clone(), Instant::now());
         Some(NextFile::new(path, self.mode, move |guess, before| {
+            if key.was_opened(before_opened) {
+                return Ok(());
+            }
             let _on_its_way = FILES.expect(key.clone());
             let (weights, lead) = key.open_anew()?;
             lead.begin(&weights.header, weights.file.opened()?, guess)?;
@@ -72,7 +96,7 @@ impl IdleKey {
     /// Closes a file. While it is read ahead, it is kept for a moment.
     pub fn let_go(&self, weights: &WeightFile, lead: &Arc<FileLead>) {
         lead.set_used(false);
-        if !lead.has_more() {
+        if !lead.is_on() {
             lead.close();
             weights.file.close();
         } else if let Some(file) = weights.file.hand_over() {

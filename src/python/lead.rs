@@ -83,11 +83,6 @@ impl FileLead {
         }
     }
 
-    /// Returns whether tensors are left to read ahead.
-    pub fn has_more(&self) -> bool {
-        self.lead.get().is_some_and(|lead| lead.as_ref().is_some_and(Lead::has_more))
-    }
-
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
     }

@@ -70,6 +70,7 @@ pub enum Answer {
 pub struct Lead {
     work: Arc<LeadWork>,
     crew: Arc<Crew>,
+    is_started: AtomicBool,
     process: u64,
 }
 
@@ -166,7 +167,7 @@ impl Lead {
             last_bytes: None,
             stream: None,
             taken_bytes: 0,
-            opened: Some(opened.clone()),
+            opened: Some(opened),
             is_closed: false,
         };
         let work = LeadWork {
@@ -177,19 +178,26 @@ impl Lead {
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
-        let lead = Self {
+        LEADS.fetch_add(1, Ordering::Relaxed);
+        Self {
             work: Arc::new(work),
             crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
+            is_started: AtomicBool::new(false),
             process: fork::generation(),
-        };
-        LEADS.fetch_add(1, Ordering::Relaxed);
-        if is_advising {
-            let ours = lead.work.clone();
-            if lead.crew.assist("pagestream-lead", move || ours.advise(&opened)).is_err() {
-                lead.work.turn_off();
-            }
         }
-        lead
+    }
+
+    /// Starts the thread that advises, once. Not before the lead is in use: of several that are made at the same time
+    /// one is kept, and the thread opens the file anew, which drops it from the page cache on FUSE.
+    fn start(&self) {
+        if !self.work.is_advising || self.is_started.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Some(opened) = self.work.lock().opened.clone() else { return };
+        let work = self.work.clone();
+        if self.crew.assist("pagestream-lead", move || work.advise(&opened)).is_err() {
+            self.work.turn_off();
+        }
     }
 
     /// Notes that the tensor at `offset` of the file, which is not empty, is asked for, or a part of it.
@@ -199,6 +207,7 @@ impl Lead {
         let (Ok(number), false, true) = (found, self.is_off(), self.process == fork::generation()) else {
             return Answer::InFile;
         };
+        self.start();
         // Where no thread can be started, say, tensors are used as without a lead.
         work.follow(number, selection).unwrap_or_else(|_| {
             work.turn_off();
@@ -218,13 +227,9 @@ impl Lead {
         (is_read || is_advised).then(|| state.guess.clone())
     }
 
-    /// Returns whether tensors are left that were not asked for.
-    pub fn has_more(&self) -> bool {
-        !self.is_off() && self.process == fork::generation() && self.work.lock().guess.unused > 0
-    }
-
     /// Begins to read for a consumer that is expected to go on from another file.
     pub fn begin(&self, guess: &Guess) -> Result<()> {
+        self.start();
         let work = &self.work;
         let mut state = work.lock();
         state.guess = guess.in_next_file(&work.tensors);

@@ -18,7 +18,8 @@ def leftovers():
 
 
 def opened(number):
-    with safe_open(f"{sys.argv[1]}/{number}.safetensors", "np", mmap_mode="private") as file:
+    # A lead would keep the file for a moment.
+    with safe_open(f"{sys.argv[1]}/{number}.safetensors", "np", mmap_mode="private", ahead=False) as file:
         return file.get_tensor("t")
 
 
