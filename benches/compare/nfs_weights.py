@@ -5,7 +5,6 @@ Writes a line of JSON for each load to /mnt/out/results: case, way, seconds, req
 
 import json
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,8 @@ import torch
 
 import pagestream.safetensors
 from pagestream import open_checkpoint
+
+from support.nfs_checks import read_counts
 
 SHARDS, TENSORS, TENSOR_BYTES = 2, 16, 2 << 20
 ROUNDS = 3
@@ -78,15 +79,6 @@ def used(tensor: object) -> int:
     return int(array.view(np.uint64).sum(dtype=np.uint64))
 
 
-def milliseconds_under_way(mount: Path) -> int:
-    """The sum over all READ requests of the time from sending to the answer, as the client counts it."""
-    text = Path("/proc/self/mountstats").read_text()
-    part = text.split(f"mounted on {mount} ")[1].split("\ndevice ")[0]
-    counts = re.search(r"^\s*READ: (.*)$", part, re.MULTILINE)
-    assert counts is not None
-    return int(counts[1].split()[6])
-
-
 def load(way: str, mount: Path, sums: dict[str, int]) -> tuple[float, float]:
     """Loads in a process of its own. Returns seconds, and the mean of the requests in flight."""
     Path("/proc/sys/vm/drop_caches").write_text("1")
@@ -95,10 +87,10 @@ def load(way: str, mount: Path, sums: dict[str, int]) -> tuple[float, float]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        before, begun = milliseconds_under_way(mount), time.perf_counter()
+        (_, before), begun = read_counts(mount), time.perf_counter()
         found = {name: used(tensor) for name, tensor in WAYS[way](mount / SERVED.name)}
         seconds = time.perf_counter() - begun
-        waited = milliseconds_under_way(mount) - before
+        waited = read_counts(mount)[1] - before
         os.write(writing, json.dumps([seconds, waited / seconds / 1e3, found == sums]).encode())
         os._exit(0)
     os.close(writing)

@@ -7,6 +7,7 @@ result too. The mount's server side is a folder of the same guest, where a chang
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -22,6 +23,8 @@ import numpy as np
 MIB = 1 << 20
 # Tensors of the checkpoint that most checks make, each of 1 MiB, in two files.
 TENSORS = 8
+# Of a file that is read ahead: 16 MiB at least.
+LEAD_TENSORS = 20
 CHECK_SECONDS = 60
 # What the client may believe of a file before it asks the server (the mounts' actimeo).
 ATTRIBUTES_HOLD_SECONDS = 1
@@ -109,6 +112,14 @@ def change(how, path):
             file.write(new)
     else:
         path.unlink()
+
+
+def read_counts(folder):
+    """Returns the bytes that the client got by READ, and the milliseconds that its requests took in all."""
+    mounts = Path("/proc/self/mountstats").read_text()
+    of_mount = mounts.split(f"mounted on {folder} ")[1].split("\ndevice ")[0]
+    counts = re.search(r"^\s*READ: (.*)$", of_mount, re.MULTILINE)[1].split()
+    return int(counts[4]), int(counts[6])
 
 
 def serve(threads):
@@ -218,6 +229,37 @@ def weights_bit_for_bit(mount, here):
                 found = dict(weights.stream(strategy=strategy))
                 assert list(found) == list(weights)
                 assert all(is_right(name, array) for name, array in found.items()), (mode, strategy)
+
+
+def read_ahead(mount, here):
+    """A file that is large enough for a lead: right, and each byte is asked for once."""
+    import pagestream.safetensors
+    from pagestream import open_checkpoint
+
+    served = mount.served / here / "model.safetensors"
+    served.write_bytes(content(range(LEAD_TENSORS)))
+    path = mount.folder / here / served.name
+
+    def by_safe_open():
+        with pagestream.safetensors.install():
+            import safetensors
+
+            with safetensors.safe_open(path, "np") as file:
+                assert type(file).__module__.startswith("pagestream")
+                return {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+
+    def by_stream():
+        with open_checkpoint(path) as weights:
+            return dict(weights.stream())
+
+    for load in (by_safe_open, by_stream):
+        forget(path)
+        before, _ = read_counts(mount.folder)
+        found = load()
+        after, _ = read_counts(mount.folder)
+        assert len(found) == LEAD_TENSORS
+        assert all(is_right(name, array) for name, array in found.items())
+        assert LEAD_TENSORS * MIB <= after - before <= 1.1 * LEAD_TENSORS * MIB
 
 
 def reopened_after_a_rewrite(mount, here):
@@ -365,6 +407,32 @@ def soft_mount_without_a_server(mount, here):
         assert all(is_right(name, array) for name, array in found.items())
 
 
+def views_without_a_server(mount, here):
+    """Touching an array raises in the main thread, the process lives, and what is opened anew is right."""
+    from pagestream.errors import MappedReadError
+    from pagestream.safetensors import safe_open
+
+    _, second = shards(mount.served / here / "model")
+    path = mount.folder / here / "model" / second.name
+    files = [safe_open(path, "np", mmap_mode=mode, ahead=False) for mode in ("shared", "private")]
+    names = files[0].keys()
+    arrays = [file.get_tensor(names[-1]) for file in files]
+    drop_caches()
+    with server_stopped():
+        for array in arrays:
+            error = None
+            try:
+                # One page: each 64 KiB that are touched wait for the server anew.
+                int(array[MIB // 2])
+                time.sleep(0.01)  # it comes between two instructions of the main thread
+            except MappedReadError as raised:
+                error = raised
+            assert error is not None, "no error"
+            assert second.name in str(error), error
+    with retried(lambda: safe_open(path, "np")) as again:
+        assert all(is_right(name, retried(lambda name=name: again.get_tensor(name))) for name in names)
+
+
 def error_of(read):
     """Returns what a read raises, which must be the error of a system call."""
     try:
@@ -425,11 +493,13 @@ CHECKS = {
     "cold pages are told": cold_pages_are_told,
     "tokens": tokens,
     "weights bit for bit": weights_bit_for_bit,
+    "read ahead": read_ahead,
     "reopened after a rewrite": reopened_after_a_rewrite,
     **{f"{how} under a stream": with_change(changed_under_a_stream, how) for how in CHANGES},
     **{f"{how} under views": with_change(changed_under_views, how) for how in CHANGES},
     # Last: a server that was stopped is slow for a while.
     "soft mount without a server": soft_mount_without_a_server,
+    "views without a server": views_without_a_server,
     "hard mount waits": hard_mount_waits,
 }
 
@@ -475,6 +545,8 @@ def main():
             for word in mounts_of(name):
                 begun = time.monotonic()
                 failed = outcome(check, MOUNTS[word], Path(f"{number}-{word}"))
+                if failed:
+                    serve(8)  # it may have died without a server
                 found = {"check": name, "mount": word, "failed": failed, "seconds": time.monotonic() - begun}
                 print(json.dumps(found), file=results, flush=True)
 
