@@ -1,6 +1,6 @@
 //! Weight files that were closed a moment ago while they were read ahead, and those that probably come next.
 
-use std::path::PathBuf;
+use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -24,10 +24,12 @@ const SAME_TIME: Duration = Duration::from_secs(1);
 /// How a file was opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IdleKey {
-    pub path: PathBuf,
-    pub mode: RequestedMode,
-    pub strictness: Strictness,
-    pub ahead_bytes: Option<u64>,
+    path: PathBuf,
+    /// Tells files of one relative path apart, after a change of directory.
+    absolute: PathBuf,
+    mode: RequestedMode,
+    strictness: Strictness,
+    ahead_bytes: Option<u64>,
 }
 
 /// A file that nobody uses at the moment.
@@ -48,12 +50,17 @@ impl Drop for IdleFile {
 }
 
 impl IdleKey {
+    pub fn new(path: &Path, mode: RequestedMode, strictness: Strictness, ahead_bytes: Option<u64>) -> Self {
+        let absolute = path::absolute(path).unwrap_or_else(|_| path.into());
+        Self { path: path.into(), absolute, mode, strictness, ahead_bytes }
+    }
+
     /// Opens the file, or takes the one that is idle if it is still the same.
     pub fn open(&self) -> Result<(WeightFile, Arc<FileLead>)> {
         fork::with_lock(&OPENED, |opened| {
-            opened.retain(|(path, _)| *path != self.path);
+            opened.retain(|(path, _)| *path != self.absolute);
             opened.drain(..opened.len().saturating_sub(MAX_OPENED - 1));
-            opened.push((self.path.clone(), Instant::now()));
+            opened.push((self.absolute.clone(), Instant::now()));
         });
         let idle = FILES.take(self).filter(|idle| idle.weights.file.check().is_ok());
         let (weights, lead) = match idle {
@@ -67,7 +74,7 @@ impl IdleKey {
     /// Returns whether the program has opened the file since then, or at the same time.
     fn was_opened(&self, since: Instant) -> bool {
         fork::with_lock(&OPENED, |opened| {
-            opened.iter().any(|(path, when)| *path == self.path && *when + SAME_TIME >= since)
+            opened.iter().any(|(path, when)| *path == self.absolute && *when + SAME_TIME >= since)
         })
     }
 
@@ -77,10 +84,11 @@ impl IdleKey {
     }
 
     fn next(&self) -> Option<NextFile> {
-        let key = Self { path: next_shard(&self.path)?, ..self.clone() };
+        let key = Self::new(&next_shard(&self.path)?, self.mode, self.strictness, self.ahead_bytes);
         let (path, before_opened) = (key.path.clone(), Instant::now());
         Some(NextFile::new(path, self.mode, move |guess, before| {
-            if key.was_opened(before_opened) {
+            let is_elsewhere = path::absolute(&key.path).is_ok_and(|now| now != key.absolute);
+            if is_elsewhere || key.was_opened(before_opened) {
                 return Ok(());
             }
             let _on_its_way = FILES.expect(key.clone());

@@ -127,11 +127,14 @@ impl FileLead {
         loop {
             match py.detach(|| stream.take(number, PERIOD)) {
                 Ok(NextTensor::Landed(landed)) => {
-                    py.detach(|| lead.note_taken(&landed));
+                    py.detach(|| lead.note_taken(landed.place.len as u64));
                     return Ok(Some(landed));
                 }
                 Ok(NextTensor::NotYet) => py.check_signals()?,
-                Ok(NextTensor::End) => return Ok(None),
+                Ok(NextTensor::End) => {
+                    py.detach(|| lead.note_taken(0));
+                    return Ok(None);
+                }
                 // Perhaps of another tensor: the file itself tells.
                 Err(_) => {
                     py.detach(|| lead.close());

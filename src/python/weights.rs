@@ -174,7 +174,7 @@ impl PyWeightFile {
             })?;
             return Ok(Self::of(file, Arc::new(FileLead::new(ahead_bytes, None))));
         }
-        let key = IdleKey { path: path.into(), mode, strictness, ahead_bytes };
+        let key = IdleKey::new(path, mode, strictness, ahead_bytes);
         let (weights, lead) = py.detach(|| key.open())?;
         Ok(Self { weights, lead, key: Some(key), buffers: Mutex::default() })
     }

@@ -27,7 +27,7 @@ use crate::os::process::{fork, limits};
 
 use crate::slicing::{PIECE_BYTES, Selection};
 
-use super::engine::{Landed, Stream, StreamLimits};
+use super::engine::{Stream, StreamLimits};
 use super::guess::{FileTensors, Guess, Request};
 use super::plan::Want;
 use super::strategy::{self, drawn};
@@ -102,6 +102,8 @@ struct Following {
     stream: Option<Expected>,
     /// Bytes that may still be advised on once the consumer has asked for all that it wants.
     last_bytes: Option<u64>,
+    /// Tensors that the consumer awaits from streams.
+    awaited: usize,
     /// Bytes taken since memory was looked at.
     taken_bytes: u64,
     /// The file; `None` once the lead is off.
@@ -166,6 +168,7 @@ impl Lead {
             guesses_right: false,
             last_bytes: None,
             stream: None,
+            awaited: 0,
             taken_bytes: 0,
             opened: Some(opened),
             is_closed: false,
@@ -232,6 +235,9 @@ impl Lead {
         self.start();
         let work = &self.work;
         let mut state = work.lock();
+        if state.guess.unused < work.tensors.ranges.len() {
+            return Ok(()); // the consumer is here already
+        }
         state.guess = guess.in_next_file(&work.tensors);
         if work.is_advising && !state.guess.has_parts {
             state.guesses_right = true;
@@ -249,18 +255,19 @@ impl Lead {
         self.work.is_off.load(Ordering::Relaxed)
     }
 
-    /// Notes that a tensor was taken from the stream. Ends the lead where the consumer keeps so much that memory is
-    /// short.
-    pub fn note_taken(&self, landed: &Landed) {
-        let is_time = {
+    /// Notes that a tensor of these bytes was taken from the stream, or 0 if it does not come. Ends the lead once all
+    /// were taken, or where the consumer keeps so much that memory is short.
+    pub fn note_taken(&self, bytes: u64) {
+        let (is_time, is_last) = {
             let mut state = self.work.lock();
-            state.taken_bytes += landed.place.len as u64;
+            state.awaited = state.awaited.saturating_sub(1);
+            state.taken_bytes += bytes;
             let is_time = state.taken_bytes >= LOOK_BYTES;
             state.taken_bytes = if is_time { 0 } else { state.taken_bytes };
-            is_time
+            (is_time, state.guess.unused == 0 && state.awaited == 0)
         };
         let least_bytes = 2 * self.work.stream_bytes();
-        if self.work.lock().guess.unused == 0 || (is_time && limits::available_memory_bytes() < least_bytes) {
+        if is_last || (is_time && limits::available_memory_bytes() < least_bytes) {
             self.work.turn_off();
         }
     }
@@ -332,6 +339,7 @@ impl LeadWork {
         let is_over = request.has_turned || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.stream.take() } else { None };
         let answer = self.find(&mut state, number, request, selection);
+        state.awaited += usize::from(matches!(answer, Ok(Answer::InStream(..))));
         drop(state);
         drop(dropped);
         self.moved.notify_one();
