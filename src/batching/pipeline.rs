@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
-use crate::fetch::crew::OnPanic;
+use crate::fetch::crew::{CLOSE_PATIENCE, OnPanic};
 use crate::os::process::fork;
 
 use super::gatherer::Gatherer;
@@ -21,9 +21,6 @@ use super::threads::Shared;
 
 /// The fingerprint of corpora of more files is left for when it is asked for: not all of them stay open.
 const MAX_FINGERPRINTED_SHARDS: usize = 1024;
-/// How long closing waits for threads that are in the middle of a read.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-
 /// A finished batch.
 #[derive(Debug)]
 pub struct Batch {

@@ -12,6 +12,9 @@ use crate::os::process::usage::Usage;
 /// Time between two questions to a [`KeepGoing`]. Short enough for Ctrl-C, long enough to cost nothing.
 pub const PERIOD: Duration = Duration::from_millis(50);
 
+/// How long closing waits for threads that are in the middle of a read: one may hang in a read of dead storage.
+pub const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Called now and then by the thread that called into this crate; `false` stops.
 pub type KeepGoing<'a> = dyn FnMut() -> bool + 'a;
 

@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -63,8 +64,10 @@ fn leads_of(
     let mut leads: Vec<Arc<FileLead>> = Vec::with_capacity(checkpoint.paths.len());
     for number in (0..checkpoint.paths.len()).rev() {
         let next = leads.last().map(|lead| {
-            let (files, lead, next) = (checkpoint.clone(), lead.clone(), number + 1);
-            let go_on = move |guess: &Guess, _: &Weak<FileLead>| {
+            // Not the lead itself: a chain of many would be dropped one inside another.
+            let (files, lead, next) = (checkpoint.clone(), Arc::downgrade(lead), number + 1);
+            let go_on = move |guess: &Guess, _: &Arc<AtomicBool>| {
+                let Some(lead) = lead.upgrade() else { return Ok(()) };
                 let WeightFile { file, header } = files.file(next)?;
                 lead.begin(&header, file.opened()?, guess)
             };

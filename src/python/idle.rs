@@ -86,7 +86,7 @@ impl IdleKey {
     fn next(&self) -> Option<NextFile> {
         let key = Self::new(&next_shard(&self.path)?, self.mode, self.strictness, self.ahead_bytes);
         let (path, before_opened) = (key.path.clone(), Instant::now());
-        Some(NextFile::new(path, self.mode, move |guess, before| {
+        Some(NextFile::new(path, self.mode, move |guess, is_used| {
             let is_elsewhere = path::absolute(&key.path).is_ok_and(|now| now != key.absolute);
             if is_elsewhere || key.was_opened(before_opened) {
                 return Ok(());
@@ -94,15 +94,16 @@ impl IdleKey {
             let _on_its_way = FILES.expect(key.clone());
             let (weights, lead) = key.open_anew()?;
             lead.begin(&weights.header, weights.file.opened()?, guess)?;
-            let before = before.clone();
-            let is_likely = move || before.upgrade().is_some_and(|lead| lead.is_used());
-            FILES.hold(key.clone(), IdleFile { weights, lead }, Box::new(is_likely));
+            FILES.hold(key.clone(), IdleFile { weights, lead }, is_used.clone());
             Ok(())
         }))
     }
 
     /// Closes a file. While it is read ahead, it is kept for a moment.
     pub fn let_go(&self, weights: &WeightFile, lead: &Arc<FileLead>) {
+        if weights.file.is_closed() {
+            return; // and perhaps in use by another owner
+        }
         lead.set_used(false);
         if !lead.is_on() {
             lead.close();

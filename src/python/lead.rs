@@ -3,9 +3,10 @@
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::thread::Builder;
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 use super::files::audit_open;
@@ -22,7 +23,9 @@ use crate::weights::header::{Header, TensorEntry};
 
 /// Opens the file that comes next and begins to read it, for a consumer that goes on as in the file of this lead. Runs in
 /// a thread of its own. What fails is left to the consumer.
-pub type GoOn = dyn Fn(&Guess, &Weak<FileLead>) -> Result<()> + Send + Sync;
+///
+/// The flag tells whether the file of this lead is open for a consumer.
+pub type GoOn = dyn Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync;
 
 /// The lead of one file.
 pub struct FileLead {
@@ -31,7 +34,7 @@ pub struct FileLead {
     lead: OnceLock<Option<Lead>>,
     is_closed: AtomicBool,
     /// Whether the file is open for a consumer.
-    is_used: AtomicBool,
+    is_used: Arc<AtomicBool>,
     next: Option<NextFile>,
 }
 
@@ -53,20 +56,25 @@ impl NextFile {
     pub fn new(
         path: PathBuf,
         mode: RequestedMode,
-        go_on: impl Fn(&Guess, &Weak<FileLead>) -> Result<()> + Send + Sync + 'static,
+        go_on: impl Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         Self { path, mode, go_on: Arc::new(go_on), is_begun: AtomicBool::new(false) }
     }
 
     /// Begins to read the file, once. An audit hook can refuse that.
-    fn begin(&self, py: Python<'_>, guess: Guess, before: Weak<FileLead>) {
-        if self.is_begun.swap(true, Ordering::Relaxed) || audit_open(py, &self.path, self.mode).is_err() {
-            return;
+    fn begin(&self, py: Python<'_>, guess: Guess, is_used: Arc<AtomicBool>) -> PyResult<()> {
+        if self.is_begun.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        match audit_open(py, &self.path, self.mode) {
+            Err(refusal) if refusal.is_instance_of::<PyException>(py) => return Ok(()),
+            asked => asked?,
         }
         let go_on = self.go_on.clone();
         let thread = Builder::new().name("pagestream-next".into());
         // Best effort: without a thread, or where this fails, the consumer opens the file itself.
-        drop(thread.spawn(move || go_on(&guess, &before)));
+        drop(thread.spawn(move || go_on(&guess, &is_used)));
+        Ok(())
     }
 }
 
@@ -78,13 +86,9 @@ impl FileLead {
             limit_bytes,
             lead: OnceLock::new(),
             is_closed: AtomicBool::new(false),
-            is_used: AtomicBool::new(true),
+            is_used: Arc::new(AtomicBool::new(true)),
             next,
         }
-    }
-
-    pub fn is_used(&self) -> bool {
-        self.is_used.load(Ordering::Relaxed)
     }
 
     /// Notes whether the file is open for a consumer.
@@ -100,7 +104,7 @@ impl FileLead {
     /// Notes that the tensor of `len` bytes at `offset` of the file is asked for, or a part of it. Waits for the bytes
     /// and returns them if they are read into memory of their own.
     pub fn follow(
-        self: &Arc<Self>,
+        &self,
         py: Python<'_>,
         header: &Header,
         opened: impl FnOnce() -> Result<Arc<Opened>>,
@@ -115,13 +119,17 @@ impl FileLead {
         let answer = py.detach(|| {
             let lead = fork::get_or_make(&self.lead, || self.made(header, opened));
             let lead = lead.as_ref()?;
+            if self.is_closed.load(Ordering::Relaxed) {
+                lead.close(); // it was made after the file was closed
+                return None;
+            }
             let answer = lead.ask(offset, selection);
             let next = self.next.as_ref().filter(|next| !next.is_begun.load(Ordering::Relaxed));
             Some((lead, answer, next.and_then(|next| Some((next, lead.at_end()?)))))
         });
         let Some((lead, answer, next)) = answer else { return Ok(None) };
         if let Some((next, guess)) = next {
-            next.begin(py, guess, Arc::downgrade(self));
+            next.begin(py, guess, self.is_used.clone())?;
         }
         let Answer::InStream(stream, number) = answer else { return Ok(None) };
         loop {
@@ -146,10 +154,12 @@ impl FileLead {
 
     /// Reads ahead for a consumer that is expected to come from another file.
     pub fn begin(&self, header: &Header, opened: Arc<Opened>, guess: &Guess) -> Result<()> {
-        match fork::get_or_make(&self.lead, || self.made(header, opened)) {
-            Some(lead) => lead.begin(guess),
-            None => Ok(()),
+        let Some(lead) = fork::get_or_make(&self.lead, || self.made(header, opened)) else { return Ok(()) };
+        if self.is_closed.load(Ordering::Relaxed) {
+            lead.close(); // it was made after the file was closed
+            return Ok(());
         }
+        lead.begin(guess)
     }
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {

@@ -151,7 +151,7 @@ impl Drop for GivenMemory {
     fn drop(&mut self) {
         let mut buffer = self.buffer.take();
         Python::try_attach(|_| drop(buffer.take()));
-        // The interpreter is gone, and with it whoever would have to know.
+        // The interpreter is gone, and nothing in it has to know.
         forget(buffer);
     }
 }

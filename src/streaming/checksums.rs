@@ -18,13 +18,12 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::fetch::budget::{Budget, default_memory_bytes};
-use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
+use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
 use crate::mapped_file::page_cache::{self, DropBehind};
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 
-use super::engine::CLOSE_PATIENCE;
 use super::lanes::{LaneHasher, PIECE_BYTES, lanes, piece_end};
 
 /// Pieces in memory at first, for each lane that is read: more would only be cold when their turn comes. While storage

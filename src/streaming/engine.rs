@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::fetch::budget::default_memory_bytes;
-use crate::fetch::crew::{Crew, Limits, Step, Wait, Work};
+use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
@@ -20,9 +20,6 @@ use crate::slicing::{SlicePlan, fill};
 
 use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
 use super::staging::StagingPlaces;
-
-/// How long closing waits for threads that are in the middle of a read.
-pub(super) const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Threads that read at first, and while storage is slow.
 pub const READERS: Limits = Limits { first: 4, most: 64 };

@@ -60,6 +60,7 @@ impl FileTensors {
 
 /// A request, as far as it was to be expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Request {
     /// The tensor's place in the order that the consumer seems to follow.
     pub place: usize,
@@ -69,6 +70,8 @@ pub struct Request {
     pub is_first: bool,
     /// Whether the consumer turned to another order.
     pub has_turned: bool,
+    /// Whether the same part was asked for as of the last tensor of its kind.
+    pub is_expected: bool,
 }
 
 /// What a consumer asked for.
@@ -122,12 +125,14 @@ impl Guess {
         }
         let is_first = !std::mem::replace(&mut self.used[number], true);
         self.unused -= usize::from(is_first);
+        let mut is_expected = false;
         if is_first {
-            self.habits.insert(tensors.kind_of(number), selection.cloned());
+            let before = self.habits.insert(tensors.kind_of(number), selection.cloned());
+            is_expected = before.is_some_and(|before| before.as_ref() == selection);
             self.has_parts |= selection.is_some();
         }
         let place = tensors.place_of(number, self.order);
-        Request { place, is_next, is_first, has_turned: other.is_some() }
+        Request { place, is_next, is_first, has_turned: other.is_some(), is_expected }
     }
 
     /// Returns what is expected of a tensor; `None` if nothing shows that. As long as whole tensors are asked for, so
@@ -192,9 +197,11 @@ mod tests {
         let tensors = tensors();
         let mut guess = Guess::new(&tensors);
         let first = guess.note(&tensors, 3, None);
-        assert_eq!(first, Request { place: 3, is_next: false, is_first: true, has_turned: false });
+        let none =
+            Request { place: 3, is_next: false, is_first: true, has_turned: false, is_expected: false };
+        assert_eq!(first, none);
         let turned = guess.note(&tensors, 2, None);
-        assert_eq!(turned, Request { place: 3, is_next: true, is_first: true, has_turned: true });
+        assert_eq!(turned, Request { is_next: true, has_turned: true, ..none });
         assert_eq!(guess.note(&tensors, 1, None).place, 4);
         assert_eq!(tensors.number_at(5, guess.order), 0);
     }

@@ -1,4 +1,4 @@
-//! [`IdleStore`]: what was let go of a moment ago, in case that it is wanted again.
+//! [`IdleStore`]: what was released a moment ago, and may be needed again.
 //!
 //! ```text
 //!   hold ──> held ──(no longer likely)──> kept ──take──> its new owner
@@ -8,7 +8,8 @@
 //!
 //! A thread drops what nobody takes. It runs only while there is something. What is held can be taken, too.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -23,9 +24,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Values that are held or kept at a time.
 const MAX_VALUES: usize = 8;
 const STACK_BYTES: usize = 128 << 10;
-
-/// Returns whether a value is still likely to be wanted.
-pub type IsLikely = dyn Fn() -> bool + Send;
 
 /// Values by key, each for a moment.
 pub struct IdleStore<K, V> {
@@ -49,7 +47,11 @@ pub struct ExpectedValue<K: PartialEq + Send + 'static, V: Send + 'static> {
 
 impl<K: PartialEq + Send, V: Send> Drop for ExpectedValue<K, V> {
     fn drop(&mut self) {
-        fork::with_lock(&self.store.state, |state| state.expected.retain(|(key, _)| *key != self.key));
+        fork::with_lock(&self.store.state, |state| {
+            let mine =
+                state.expected.iter().position(|(key, by)| *key == self.key && *by == fork::generation());
+            mine.map(|place| state.expected.swap_remove(place))
+        });
     }
 }
 
@@ -60,7 +62,8 @@ struct IdleValue<K, V> {
 }
 
 enum Until {
-    Held(Box<IsLikely>),
+    /// While this is true.
+    Held(Arc<AtomicBool>),
     Kept(Instant),
 }
 
@@ -80,8 +83,8 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
         self.add(IdleValue { key, value, until: Until::in_a_moment() });
     }
 
-    /// Keeps a value for a moment after `is_likely` has become false. That is called often, under a lock.
-    pub fn hold(&'static self, key: K, value: V, is_likely: Box<IsLikely>) {
+    /// Keeps a value for a moment after `is_likely` has become false.
+    pub fn hold(&'static self, key: K, value: V, is_likely: Arc<AtomicBool>) {
         self.add(IdleValue { key, value, until: Until::Held(is_likely) });
     }
 
@@ -139,7 +142,7 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
             let now = Instant::now();
             let (over, next) = fork::with_lock(&self.state, |state| {
                 for value in &mut state.values {
-                    if matches!(&value.until, Until::Held(is_likely) if !is_likely()) {
+                    if matches!(&value.until, Until::Held(is_likely) if !is_likely.load(Ordering::Relaxed)) {
                         value.until = Until::in_a_moment();
                     }
                 }
@@ -165,9 +168,6 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
 
     type Store = IdleStore<u32, Arc<()>>;
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn what_is_held_stays_as_long_as_it_is_likely() {
         static STORE: Store = Store::new();
-        static IS_LIKELY: AtomicBool = AtomicBool::new(true);
+        let is_likely = Arc::new(AtomicBool::new(true));
         let (held, kept) = (Arc::new(()), Arc::new(()));
-        STORE.hold(1, held.clone(), Box::new(|| IS_LIKELY.load(Ordering::Relaxed)));
+        STORE.hold(1, held.clone(), is_likely.clone());
         STORE.put(2, kept.clone());
         let deadline = Instant::now() + 60 * KEPT_FOR;
         while Arc::strong_count(&kept) > 1 {
@@ -216,7 +216,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(Arc::strong_count(&held), 2);
-        IS_LIKELY.store(false, Ordering::Relaxed);
+        is_likely.store(false, Ordering::Relaxed);
         while Arc::strong_count(&held) > 1 {
             assert!(Instant::now() < deadline, "still held");
             std::thread::sleep(Duration::from_millis(5));

@@ -13,7 +13,7 @@
 //! it, up to its limit. After a jump it begins anew. Parts of tensors get memory of their own, so a stream reads them
 //! also where reads come out of the page cache.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -50,11 +50,29 @@ const LEAD_BYTES: u64 = 1 << 30;
 const STREAM_BYTES: u64 = 128 << 20;
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
+/// After this many streams of parts in vain another one begins only once an expected part was asked for.
+const MAX_FRUITLESS: u32 = 2;
 /// Leads at a time, each with a thread, descriptors or memory of its own. Other files are used without one.
 const MAX_LEADS: usize = 8;
 
 /// The number of leads of this process that are not off.
-static LEADS: AtomicUsize = AtomicUsize::new(0);
+static LEADS: Mutex<LeadCount> = Mutex::new(LeadCount { process: 0, leads: 0 });
+
+/// The leads of a process, which is told by the number of forks: a child has none of its parent's.
+struct LeadCount {
+    process: u64,
+    leads: usize,
+}
+
+/// Changes the number of leads, and returns it.
+fn count_leads(change: impl FnOnce(usize) -> usize) -> usize {
+    fork::with_lock(&LEADS, |count| {
+        let process = fork::generation();
+        let leads = if count.process == process { count.leads } else { 0 };
+        *count = LeadCount { process, leads: change(leads) };
+        count.leads
+    })
+}
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -102,6 +120,8 @@ struct Following {
     stream: Option<Expected>,
     /// Bytes that may still be advised on once the consumer has asked for all that it wants.
     last_bytes: Option<u64>,
+    /// Streams of parts in a row that nothing was taken from.
+    fruitless: u32,
     /// Tensors that the consumer awaits from streams.
     awaited: usize,
     /// Bytes taken since memory was looked at.
@@ -118,6 +138,7 @@ struct Expected {
     wants: Vec<Want>,
     /// The place of each want in the order that is followed; they ascend.
     places: Vec<usize>,
+    is_used: bool,
 }
 
 impl Expected {
@@ -147,7 +168,7 @@ impl Lead {
             let offset = if probe == 0 { size - 1 } else { drawn(seed, probe, size) };
             strategy::is_cached(opened, offset, seed)
         };
-        let has_room = LEADS.load(Ordering::Relaxed) < MAX_LEADS;
+        let has_room = count_leads(|leads| leads) < MAX_LEADS;
         size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && has_room && !(0..PROBED_PAGES).all(is_cached)
     }
 
@@ -168,6 +189,7 @@ impl Lead {
             guesses_right: false,
             last_bytes: None,
             stream: None,
+            fruitless: 0,
             awaited: 0,
             taken_bytes: 0,
             opened: Some(opened),
@@ -181,7 +203,7 @@ impl Lead {
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
-        LEADS.fetch_add(1, Ordering::Relaxed);
+        count_leads(|leads| leads + 1);
         Self {
             work: Arc::new(work),
             crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
@@ -310,7 +332,7 @@ impl LeadWork {
 
     fn turn_off(&self) {
         if !self.is_off.swap(true, Ordering::Relaxed) {
-            LEADS.fetch_sub(1, Ordering::Relaxed);
+            count_leads(|leads| leads.saturating_sub(1));
         }
         let released = {
             let mut state = self.lock();
@@ -348,7 +370,7 @@ impl LeadWork {
 
     /// Follows a consumer that uses the file's pages.
     fn lengthen(&self, state: &mut Following, number: usize, request: Request) {
-        let Request { place, is_next, is_first, has_turned } = request;
+        let Request { place, is_next, is_first, has_turned, .. } = request;
         if has_turned {
             state.cursor = (place, 0);
         }
@@ -438,11 +460,14 @@ impl LeadWork {
         request: Request,
         selection: Option<&Selection>,
     ) -> Result<Answer> {
-        let Request { place, is_next, is_first, .. } = request;
+        let Request { place, is_next, is_first, is_expected, .. } = request;
         let Some(opened) = state.opened.clone().filter(|_| is_first) else { return Ok(Answer::InFile) };
-        let found =
-            state.stream.as_ref().and_then(|expected| Some((expected, expected.find(place, selection)?)));
+        let found = state.stream.as_mut().and_then(|expected| {
+            let want = expected.find(place, selection)?;
+            Some((expected, want))
+        });
         if let Some((expected, want)) = found {
+            expected.is_used = true;
             expected.stream.double(self.stream_bytes());
             return Ok(Answer::InStream(expected.stream.clone(), want));
         }
@@ -464,10 +489,12 @@ impl LeadWork {
                 state.stream.as_ref().is_some_and(|it| it.find(next, wanted.selection.as_ref()).is_some());
             (!is_there).then_some(next)
         };
-        let next = Some(place + 1).filter(|&next| is_next && next < self.tensors.ranges.len());
+        let is_likely = is_next && (is_expected || state.fruitless < MAX_FRUITLESS);
+        let next = Some(place + 1).filter(|&next| is_likely && next < self.tensors.ranges.len());
         if let Some(next) = next.and_then(goes_on) {
             let expected = self.start_stream(&opened, state, next)?;
-            state.stream = Some(expected);
+            let before = state.stream.replace(expected);
+            state.fruitless = before.map_or(0, |it| if it.is_used { 0 } else { state.fruitless + 1 });
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
@@ -493,7 +520,7 @@ impl LeadWork {
             (is_wanted && bytes <= self.limit_bytes).then_some((place, want))
         });
         let (places, wants): (Vec<_>, Vec<_>) = expected.unzip();
-        Ok(Expected { stream: Arc::new(self.stream_of(opened, &wants)?), wants, places })
+        Ok(Expected { stream: Arc::new(self.stream_of(opened, &wants)?), wants, places, is_used: false })
     }
 
     fn stream_of(&self, opened: &Arc<Opened>, wants: &[Want]) -> Result<Stream> {

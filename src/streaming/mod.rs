@@ -33,7 +33,17 @@
 //!
 //! [`checksums`] reads whole files to hash them: nothing is handed out, so that little memory is used again and again.
 //!
-//! **Caller:** the binding.
+//! **The lead** serves a consumer that asks for the tensors of a file one by one and names no plan:
+//!
+//! ```text
+//!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ a thread advises: into the page cache
+//!                                                                            └─ a Stream: into memory of its own
+//!   close ──> idle::IdleStore: the file and its lead, for half a second ──> the next opening, or nothing
+//! ```
+//!
+//! [`strategy`] decides between views, the page cache and memory of a stream's own.
+//!
+//! **Callers:** the binding, at `Stream` (a plan is known) and at `Lead` (it is not).
 
 pub mod checksums;
 pub mod engine;

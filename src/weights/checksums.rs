@@ -18,7 +18,7 @@
 //! The text of a file is always the same.
 //!
 //! Checksums come from wherever the weights come from: their length is bounded before they are read, and they are
-//! refused unless they are exactly of this form. They prove nothing against whoever can write them.
+//! refused unless they are exactly of this form. They prove nothing against a program that can write them.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write};

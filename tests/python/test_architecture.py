@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.house import paths_of_use
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
@@ -71,9 +73,10 @@ def used_rooms(text, file=None):
         head, *inline = re.split(r"^(?=(?:pub )?mod \w+ \{)", code, maxsplit=1, flags=re.MULTILINE)
         code = "".join([re.sub(rf"\b(?:super::){{{depth}}}", "crate::", head), *inline])
     code = re.sub(
-        r"crate::\{([^}]*)\}",
-        lambda match: " ".join(f"crate::{part.strip()}" for part in match[1].split(",")),
+        r"\buse (crate::\{.*?\});",
+        lambda match: " ".join("::".join(path) for path in paths_of_use(match[1])),
         code,
+        flags=re.DOTALL,
     )
     return set(re.findall(r"crate::(\w+(?:::\w+)?)", code))
 
@@ -103,6 +106,8 @@ def test_no_table_of_rooms_has_a_circle():
 def test_every_rust_room_has_its_floor_and_the_test_sees_uses():
     assert {room_of(file) for file in rust_files()} <= set(MAY_USE)
     assert used_rooms("use crate::{os, error::Error}; // crate::python") == {"os", "error::Error"}
+    nested = "use crate::{os::{file, memory}, python::lead::FileLead};"
+    assert used_rooms(nested) == {"os::file", "os::memory", "python::lead"}
     flat, nested = SOURCE / "widen.rs", SOURCE / "tokens/format/npy.rs"
     assert used_rooms("use super::batching::row::RowCopier;", flat) == {"batching::row"}
     assert used_rooms("use super::{Format}; use super::super::corpus::X;", nested) == set()

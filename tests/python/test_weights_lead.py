@@ -425,3 +425,34 @@ def test_an_audit_hook_can_keep_the_lead_from_the_next_shard(shards, tmp_path):
     with slow_shards(shards, tmp_path) as slow:
         output = output_of(PROGRAMS / "weights_lead/audit_refuses_the_next_shard.py", slow.path)
     assert output == "refused, and read"
+
+
+@both_mounts
+def test_a_relative_path_is_that_of_the_present_directory(source, tmp_path, monkeypatch, direct):
+    other = tmp_path / "other"
+    other.mkdir()
+    safetensors.numpy.save_file({"t00": np.full(7, 7, "u1")}, other / "model.safetensors")
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        monkeypatch.chdir(slow.path)
+        with safe_open("model.safetensors", "np") as file:
+            assert file.get_tensor("t00").size == MIB
+            assert file.get_tensor("t01").size == MIB
+        monkeypatch.chdir(other)
+        with safe_open("model.safetensors", "np") as file:
+            assert file.get_tensor("t00").tolist() == [7] * 7
+
+
+def test_an_old_handle_does_not_take_the_next_shard_from_a_new_one(shards, tmp_path):
+    with slow_shards(shards, tmp_path) as slow:
+        first, second, _ = sorted(slow.path.iterdir())
+        old = safe_open(first, "np")
+        assert old.get_tensor("layers.1.00")[0] == 16
+        old.close()
+        new = safe_open(first, "np")
+        assert sums(new, new.keys()[1:]) == list(range(17, 32))
+        assert until(lambda: open_descriptors(second) > 0)
+        del old
+        time.sleep(1.2)  # longer than what was let go of is kept
+        assert open_descriptors(second) > 0
+        new.close()
+        assert until(lambda: open_descriptors(second) == 0)

@@ -69,8 +69,9 @@ def transferred(
     ```
 
     Threads of the native stream read into staging. All else is done by the consumer's thread when it asks
-    for the next tensor. When this generator ends, in whatever way, no thread reads, no copy is under way, and
-    no memory is page-locked.
+    for the next tensor. When this generator ends, in whatever way, no copy is under way and no memory is
+    page-locked. A thread that hangs in a read of dead storage is left behind, with the memory that it
+    reads into.
 
     Args:
         files: The checkpoint.

@@ -33,7 +33,8 @@ def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
     for facts, tensors in mounts.items():
         lines += [f"{_count(len(tensors), 'file')} on {facts[0]}", *(f"  {fact}" for fact in facts[1:])]
         if strategy != "mapped":
-            lines += [f"  {line}" for line in _trial(files, tensors[-1].info)]
+            largest_of_all = max(tensors, key=lambda each: each.info.nbytes)
+            lines += [f"  {line}" for line in _trial(files, largest_of_all.info)]
     lines += [
         f"available memory: {_size(_native.available_memory_bytes())}",
         f"processes of this job on this node: {ranks.local_processes()}",

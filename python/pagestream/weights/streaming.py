@@ -219,7 +219,7 @@ def reported(
 ) -> Iterator[tuple[str, Any]]:
     """Yields names and tensors, and reports the bytes that the consumer has used."""
     total_bytes = sum(each.nbytes for each in wanted)
-    # Closed here, and not by whoever drops it last: an interrupt meanwhile would be lost.
+    # Closed here, and not when the last reference is dropped: an interrupt meanwhile would be lost.
     with closing(pairs), reporting(progress, total_bytes, "tensors") as report:
         done_bytes = 0
         for each, tensor in pairs:

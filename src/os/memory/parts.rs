@@ -92,7 +92,7 @@ impl<M: WritableMemory> Whole<M> {
     pub fn bytes(&mut self) -> Option<&[u8]> {
         let block = Arc::get_mut(&mut self.0).filter(|block| block.is_private())?;
         // SAFETY: `is_private` says that the bytes are initialised and the owner's alone, which `split` took the block
-        // from. No part is left, and `&mut self` excludes whoever could make one.
+        // from. No part is left, and `&mut self` excludes code that could make one.
         Some(unsafe { std::slice::from_raw_parts(block.as_ptr(), block.len()) })
     }
 
