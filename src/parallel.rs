@@ -5,6 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::Result;
 
+/// Files that are worth one more thread where opening costs processor time.
+pub const FILES_PER_THREAD: usize = 4;
+
 /// Calls `call` for each number below `count`, in `threads` threads, and returns the results in order. The
 /// calling thread is one of them. If calls fail, the error is that of the smallest number that fails: threads
 /// take numbers in order, so all smaller ones were tried.

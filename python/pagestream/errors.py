@@ -54,9 +54,9 @@ class ChecksumError(FormatError):
     Attributes:
         path: The file; that of the checksums if these cannot be understood.
         name: The tensor; None for the header, the whole file and the file of the checksums.
-        offset: Where its bytes begin in the file; None where there are none.
+        offset: Where its bytes begin in the file; None where that cannot be told.
         expected: The checksum that the bytes should have, in hexadecimal digits; or the size of the file in
-            bytes. None if there is none.
+            bytes. None if no checksum is known.
         found: What was found instead.
 
     Example:

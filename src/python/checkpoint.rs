@@ -12,7 +12,7 @@ use pyo3::types::{IntoPyDict, PyDict, PyString};
 use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
 use super::lead::{FileLead, NextFile};
-use super::weights::{PyWeightFile, TensorFacts, tensor_facts};
+use super::weights::{PyTensorFacts, PyWeightFile};
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::streaming::guess::Guess;
 use crate::weights::checkpoint::Checkpoint;
@@ -178,14 +178,14 @@ impl PyCheckpoint {
         self.checkpoint.index_metadata.as_deref()
     }
 
-    /// Returns what the header says of a tensor, and the path of its file; also after `close`.
-    fn info<'py>(
-        &self,
-        py: Python<'py>,
-        name: &Bound<'_, PyString>,
-    ) -> PyResult<(TensorFacts<'py>, OsString)> {
-        let (number, entry) = self.find(name)?;
-        Ok((tensor_facts(py, &entry)?, text(&self.checkpoint.paths[number])))
+    /// Returns what the header says of a tensor; also after `close`.
+    fn info(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyTensorFacts> {
+        PyTensorFacts::of(py, &self.find(name)?.1)
+    }
+
+    /// Returns the path of a tensor's file; also after `close`.
+    fn path_of(&self, name: &Bound<'_, PyString>) -> PyResult<OsString> {
+        Ok(text(&self.checkpoint.paths[self.find(name)?.0]))
     }
 
     /// Returns the file of a tensor, opened again if it was closed in favour of others. Without `reads_ahead` its tensors

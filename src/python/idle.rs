@@ -91,7 +91,7 @@ impl IdleKey {
             if is_elsewhere || key.was_opened(before_opened) {
                 return Ok(());
             }
-            let _on_its_way = FILES.expect(key.clone());
+            let _on_its_way = FILES.announce(key.clone());
             let (weights, lead) = key.open_anew()?;
             lead.begin(&weights.header, weights.file.opened()?, guess)?;
             FILES.hold(key.clone(), IdleFile { weights, lead }, is_used.clone());

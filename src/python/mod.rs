@@ -39,7 +39,7 @@ mod _native {
         stored_tensor::PyStoredTensor,
         stream::PyTensorStream,
         tokens::{PyTokenCorpus, natural_sorted},
-        weights::{PyWeightFile, parse_weights},
+        weights::{PyTensorFacts, PyWeightFile, parse_weights},
     };
 
     use pyo3::prelude::*;

@@ -16,11 +16,20 @@ use crate::mapped_file::Opened;
 use crate::slicing::{self, MAX_READERS, Selection, SlicePlan};
 use crate::weights::header::Header;
 
-/// A part of a tensor: first byte, shape, strides in bytes, bytes of an element.
-pub type SelectedPart = (u64, Vec<u64>, Vec<i64>, u64);
+/// Elements of a tensor, as Python's `ByteSelection` has them: all counts in bytes but those of the shape.
+#[derive(FromPyObject)]
+pub struct ByteSelection {
+    first: u64,
+    shape: Vec<u64>,
+    strides: Vec<i64>,
+    item_bytes: u64,
+}
 
-pub fn selection_of((first, shape, strides, item): SelectedPart, tensor_bytes: u64) -> Result<Selection> {
-    Selection::new(first, &shape, &strides, item, tensor_bytes)
+impl ByteSelection {
+    /// Returns the selection, which must lie in a tensor of `tensor_bytes`.
+    pub fn checked(&self, tensor_bytes: u64) -> Result<Selection> {
+        Selection::new(self.first, &self.shape, &self.strides, self.item_bytes, tensor_bytes)
+    }
 }
 
 /// A tensor, whose bytes lie inside the file. It keeps the file open, also when the `WeightFile` is closed.
@@ -56,18 +65,17 @@ impl PyStoredTensor {
 
 #[pymethods]
 impl PyStoredTensor {
-    /// Returns a buffer over the elements of a selection (see `read_selection`), one after another; None where there is
+    /// Returns a buffer over the elements of a selection, one after another; None where there is
     /// none. With `owned` it is never the mapping, and with `writable` it is over copy-on-write pages.
     fn view<'py>(
         &self,
         py: Python<'py>,
-        selected: SelectedPart,
+        selected: ByteSelection,
         writable: bool,
         owned: bool,
     ) -> PyResult<Option<Bound<'py, PyExporter>>> {
         let opened = || self.opened.clone().ok_or_else(|| Error::argument("gone"));
-        let first = selected.0;
-        let selection = selection_of(selected, self.nbytes)?;
+        let selection = selected.checked(self.nbytes)?;
         let (bytes, is_run) = (selection.result_bytes, selection.is_run());
         let part = Some(&selection).filter(|_| !is_run || bytes < self.nbytes);
         let range = (self.offset, self.nbytes);
@@ -81,14 +89,18 @@ impl PyStoredTensor {
         if owned || !is_run || is_left_to_reads {
             return Ok(None);
         }
-        range_object(py, self.opened()?, self.offset + first, bytes, writable)
+        range_object(py, self.opened()?, self.offset + selected.first, bytes, writable)
     }
 
-    /// Fills a buffer of exactly their size with the elements of a selection: the tensor's byte at which they begin,
-    /// their shape, strides in bytes, and bytes of an element.
-    fn read_selection(&self, py: Python<'_>, selected: SelectedPart, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Fills a buffer of exactly their size with the elements of a selection.
+    fn read_selection(
+        &self,
+        py: Python<'_>,
+        selected: ByteSelection,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
         let opened = self.opened()?;
-        let selection = selection_of(selected, self.nbytes)?;
+        let selection = selected.checked(self.nbytes)?;
         let mut out = WritableBuffer::of(out)?;
         let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
         let plan = SlicePlan::new(selection);

@@ -6,7 +6,7 @@ use pyo3::types::PyString;
 use super::checkpoint::PyCheckpoint;
 use super::checksums::PyChecksumRun;
 use super::export::{PyExporter, drop_detached, landed_object};
-use super::stored_tensor::{SelectedPart, selection_of};
+use super::stored_tensor::ByteSelection;
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
@@ -15,7 +15,7 @@ use crate::streaming::plan::Want;
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
 
 /// A tensor by its name; `None` for all of it.
-pub type WantedTensor<'py> = (Bound<'py, PyString>, Option<SelectedPart>);
+pub type WantedTensor<'py> = (Bound<'py, PyString>, Option<ByteSelection>);
 
 #[pyclass(name = "TensorStream", module = "pagestream._native", frozen)]
 pub struct PyTensorStream {
@@ -32,7 +32,7 @@ fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
 pub fn wants_of(checkpoint: &PyCheckpoint, wanted: Vec<WantedTensor<'_>>) -> PyResult<Vec<Want>> {
     let want = |(name, part): WantedTensor<'_>| {
         let (file, offset, len) = checkpoint.byte_range(&name)?;
-        let selection = part.map(|part| selection_of(part, len)).transpose()?;
+        let selection = part.map(|part| part.checked(len)).transpose()?;
         Ok(Want { file, offset, len, selection })
     };
     wanted.into_iter().map(want).collect()

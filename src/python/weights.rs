@@ -38,11 +38,25 @@ pub fn add_constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MAX_HEADER_BYTES", MAX_HEADER_BYTES)
 }
 
-/// What a header says of one tensor: element type, shape, size in bytes, and offset in the file.
-pub type TensorFacts<'py> = (Bound<'py, PyString>, Bound<'py, PyTuple>, u64, u64);
+/// What a header says of one tensor.
+#[pyclass(name = "TensorFacts", module = "pagestream._native", frozen, get_all)]
+pub struct PyTensorFacts {
+    dtype: Py<PyString>,
+    shape: Py<PyTuple>,
+    nbytes: u64,
+    /// Where the tensor begins in the file.
+    offset: u64,
+}
 
-pub fn tensor_facts<'py>(py: Python<'py>, entry: &TensorEntry<'_>) -> PyResult<TensorFacts<'py>> {
-    Ok((dtype_word(py, entry.dtype).clone(), PyTuple::new(py, entry.shape)?, entry.len, entry.offset))
+impl PyTensorFacts {
+    pub fn of(py: Python<'_>, entry: &TensorEntry<'_>) -> PyResult<Self> {
+        Ok(Self {
+            dtype: dtype_word(py, entry.dtype).clone().unbind(),
+            shape: PyTuple::new(py, entry.shape)?.unbind(),
+            nbytes: entry.len,
+            offset: entry.offset,
+        })
+    }
 }
 
 #[pyclass(name = "WeightFile", module = "pagestream._native", weakref, frozen)]
@@ -140,15 +154,15 @@ impl PyWeightFile {
 
 /// Parses the header of a file that is in memory: each tensor in order of the data. `head` has at least the header.
 #[pyfunction]
-pub fn parse_weights<'py>(
-    py: Python<'py>,
+pub fn parse_weights(
+    py: Python<'_>,
     head: &[u8],
     size: u64,
     strict: bool,
-) -> PyResult<Vec<(String, TensorFacts<'py>)>> {
+) -> PyResult<Vec<(String, PyTensorFacts)>> {
     let header = py.detach(|| file::parse_head(head, size, strict.into()))?;
     let tensors = header.tensors_by_offset();
-    tensors.map(|it| Ok((it.name.into(), tensor_facts(py, &it)?))).collect()
+    tensors.map(|it| Ok((it.name.into(), PyTensorFacts::of(py, &it)?))).collect()
 }
 
 #[pymethods]
@@ -229,8 +243,8 @@ impl PyWeightFile {
         self.weights.header.metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
 
-    fn info<'py>(&self, py: Python<'py>, name: &Bound<'_, PyString>) -> PyResult<TensorFacts<'py>> {
-        tensor_facts(py, &self.entry(name)?)
+    fn info(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyTensorFacts> {
+        PyTensorFacts::of(py, &self.entry(name)?)
     }
 
     /// Returns `array_type(shape, dtypes[dtype], buffer, offset)`, the signature of `numpy.ndarray`; None if the type
@@ -266,9 +280,8 @@ impl PyWeightFile {
 
     /// Returns a tensor that can be read in parts, also after this file is closed.
     fn stored(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyStoredTensor> {
-        let (dtype, shape, nbytes, offset) = self.info(py, name)?;
+        let PyTensorFacts { dtype, shape, nbytes, offset } = self.info(py, name)?;
         let opened = Some(self.weights.file.opened()?);
-        let (dtype, shape) = (dtype.unbind(), shape.unbind());
         let (header, lead) = (self.weights.header.clone(), self.lead.clone());
         Ok(PyStoredTensor { dtype, shape, nbytes, path: self.path(), offset, opened, header, lead })
     }

@@ -115,7 +115,7 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
     }
 
     /// Tells those that will ask for a value that it is on its way.
-    pub fn expect(&'static self, key: K) -> ExpectedValue<K, V>
+    pub fn announce(&'static self, key: K) -> ExpectedValue<K, V>
     where
         K: Clone,
     {
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn a_value_on_its_way_is_waited_for() {
         static STORE: Store = Store::new();
-        let on_its_way = STORE.expect(1);
+        let on_its_way = STORE.announce(1);
         let taker = std::thread::spawn(|| STORE.take(&1).is_some());
         std::thread::sleep(Duration::from_millis(20));
         STORE.put(1, Arc::default());

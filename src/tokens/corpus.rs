@@ -9,7 +9,7 @@ use crate::mapped_file::file_set::{DescriptorBudget, FileSet, Kept};
 use crate::mapped_file::{Opened, View};
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
-use crate::parallel::in_parallel;
+use crate::parallel::{FILES_PER_THREAD, in_parallel};
 
 use super::fingerprint;
 use super::format::documents::DocumentTable;
@@ -18,8 +18,6 @@ use super::format::open::open;
 
 /// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
-/// Number of files that justifies one more thread.
-const FILES_PER_THREAD: usize = 4;
 
 /// One file of a corpus.
 #[derive(Debug)]

@@ -7,14 +7,14 @@ use super::catalog::Catalog;
 use super::file::WeightFile;
 use super::header::{Header, TensorEntry};
 use super::locate::{ShardList, blame_checkpoint};
-use super::open::{FILES_PER_THREAD, OpenedShard, WAITING_THREADS, open_shards};
+use super::open::{OpenedShard, WAITING_THREADS, open_shards};
 use super::report::Report;
 use super::strictness::Strictness;
 use crate::error::{Error, Result};
 use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
 use crate::mapped_file::{Facts, Identity, RequestedMode, identity_at};
-use crate::parallel::in_parallel;
+use crate::parallel::{FILES_PER_THREAD, in_parallel};
 
 /// Tensors of some files, by name. Each name is there once.
 #[derive(Debug)]

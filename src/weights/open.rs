@@ -12,14 +12,12 @@ use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD, Wait};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
-use crate::parallel::in_parallel_while;
+use crate::parallel::{FILES_PER_THREAD, in_parallel_while};
 
 /// Upper bound of the threads that wait for a server at the same time.
 pub const WAITING_THREADS: usize = 64;
 /// Descriptors that each of those threads may use.
 const DESCRIPTORS_PER_THREAD: usize = 16;
-/// Files that are worth one more thread where opening costs processor time.
-pub const FILES_PER_THREAD: usize = 4;
 
 /// Failed files after which no more are tried: an index may name tens of thousands.
 pub const MAX_FAILED: usize = 100;

@@ -10,6 +10,7 @@ import safetensors.numpy
 from pagestream import StagingBuffer, _native, open_checkpoint
 from pagestream.errors import MappedReadError
 from pagestream.weights.checkpoint import native_files
+from pagestream.weights.indexing import ByteSelection
 
 MIB = 1 << 20
 SIZES = [100, 3, 5 * MIB, 700_001, 1, 2 * MIB, 3 * MIB + 5, *[4000] * 300, 6 * MIB]
@@ -68,9 +69,8 @@ def test_memory_that_is_not_given_back_is_not_written(weights, tensors):
 def test_parts_have_their_place_as_well(weights, tensors):
     memory = staging(2 * MIB)
     name = "t008"
-    wanted = [(name, (first, [100], [1], 1)) for first in range(0, 4000, 100)] + [
-        (name, (3999, [1000], [-4], 1))
-    ]
+    wanted = [(name, ByteSelection(first, (100,), (1,), 1)) for first in range(0, 4000, 100)]
+    wanted.append((name, ByteSelection(3999, (1000,), (-4,), 1)))
     stream = _native.StagedStream(native_files(weights), wanted, memory, 4)
     found = []
     while (lot := stream.next(True)) is not None:

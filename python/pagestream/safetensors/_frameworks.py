@@ -154,7 +154,7 @@ def _paddle_place(device: Any) -> str:  # noqa: ANN401
     """Returns a device in paddle's words; upstream's are torch's.
 
     Raises:
-        SafetensorError: There is none.
+        SafetensorError: Paddle has no such device.
     """
     word = f"cuda:{device}" if isinstance(device, int) else str("cpu" if device is None else device)
     kind, _, number = word.partition(":")

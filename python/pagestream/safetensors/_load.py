@@ -83,10 +83,12 @@ def deserialize(
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     head = view[: _LENGTH_BYTES + min(length, _native.MAX_HEADER_BYTES)].tobytes()
     tensors = _native.parse_weights(head, len(view), _defaults.strictness(strict))
-    return [
-        (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[offset : offset + nbytes])})
-        for name, (dtype, shape, nbytes, offset) in tensors
-    ]
+
+    def described(facts: _native.TensorFacts) -> dict[str, Any]:
+        data = bytearray(view[facts.offset : facts.offset + facts.nbytes])
+        return {"shape": list(facts.shape), "dtype": facts.dtype, "data": data}
+
+    return [(name, described(facts)) for name, facts in tensors]
 
 
 # The header's length stands in the first bytes.

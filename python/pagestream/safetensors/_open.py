@@ -266,9 +266,9 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             [3]
         """
         file = self._open()
-        dtype, shape, nbytes, offset = file.info(name)
-        begin = offset - file.data_start
-        return TensorMeta(dtype, list(shape), (begin, begin + nbytes))
+        facts = file.info(name)
+        begin = facts.offset - file.data_start
+        return TensorMeta(facts.dtype, list(facts.shape), (begin, begin + facts.nbytes))
 
     def check(self) -> None:
         """Checks that the file is still the one that was opened; see `MappedFile.check`.

@@ -93,7 +93,7 @@ class CopyDevice:
         """Returns host memory that the runtime has page-locked.
 
         Raises:
-            RuntimeError: There is none.
+            RuntimeError: The runtime cannot page-lock that much.
         """
         with torch.cuda.device(self.device):
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu").numpy()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pagestream.torch._device import CopyDevice
     from pagestream.torch._planned import CastOf
-    from pagestream.weights.indexing import SelectedBytes
+    from pagestream.weights.indexing import ByteSelection
     from pagestream.weights.streaming import Wanted
 
 # Staging, where the user says nothing: twice what the most threads read at a time. From a mount with 10 ms a
@@ -108,7 +108,7 @@ def transferred(
 
 def _arriving(
     files: _native.Checkpoint,
-    ranges: list[tuple[str, SelectedBytes | None]],
+    ranges: list[tuple[str, ByteSelection | None]],
     staging: PinnedMemory,
     arrivals: _Arrivals,
     device: CopyDevice,
@@ -219,10 +219,10 @@ def _made(each: Wanted, flat: torch.Tensor, cast_of: CastOf) -> torch.Tensor:
 
 def _cut(
     wanted: list[Wanted], most_bytes: int
-) -> tuple[list[_Piece], list[tuple[str, SelectedBytes | None]]]:
+) -> tuple[list[_Piece], list[tuple[str, ByteSelection | None]]]:
     """Returns the pieces, of at most `most_bytes`, and for each what the native stream is to read."""
     pieces: list[_Piece] = []
-    ranges: list[tuple[str, SelectedBytes | None]] = []
+    ranges: list[tuple[str, ByteSelection | None]] = []
     for number, each in enumerate(wanted):
         if 0 < each.nbytes <= most_bytes:
             pieces.append(_Piece(number, 0))

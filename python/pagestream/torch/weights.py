@@ -145,7 +145,7 @@ def usable(device: torch.device | str | int) -> torch.device:
     """Returns the device.
 
     Raises:
-        ValueError: There is none, or one that tensors cannot be streamed to.
+        ValueError: PyTorch has no such device here, or tensors cannot be streamed to it.
     """
     try:
         found = torch.device(device)

@@ -104,14 +104,13 @@ class Framework:
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
         """Makes one tensor of a file."""
-        dtype, shape, nbytes, offset = file.info(name)
-        if self.raw:
-            dtype, shape = self.described(dtype, shape, nbytes)
+        facts = file.info(name)
+        dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         buffer, first = file.memory_of(name, not self.read_only, self.copies)
         try:
-            return self.make(dtype, shape, nbytes, first, buffer, partial(file.read_into, name))
+            return self.make(dtype, shape, facts.nbytes, first, buffer, partial(file.read_into, name))
         except errors.SafetensorError as error:
-            message = f"{file.path}: tensor {name!r} at byte {offset}: {error}"
+            message = f"{file.path}: tensor {name!r} at byte {facts.offset}: {error}"
             raise errors.SafetensorError(message) from error
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401

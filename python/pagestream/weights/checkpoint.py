@@ -416,8 +416,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
         """
-        (dtype, shape, nbytes, offset), path = self._files.info(name)
-        return TensorInfo(name, dtype, shape, nbytes, path, offset)
+        facts, path = self._files.info(name), self._files.path_of(name)
+        return TensorInfo(name, facts.dtype, facts.shape, facts.nbytes, path, facts.offset)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute paths and what it was opened with."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pagestream import _native
 from pagestream._common import ranks
 from pagestream.weights import streaming
+from pagestream.weights.indexing import ByteSelection
 
 if TYPE_CHECKING:
     from pagestream.weights.streaming import Wanted
@@ -66,13 +68,12 @@ def _trial(files: _native.Checkpoint, tensor: TensorInfo) -> list[str]:
 
 
 def _timed(files: _native.Checkpoint, name: str, places: list[int]) -> str:
-    wanted = [(name, (place * _REQUEST_BYTES, (_REQUEST_BYTES,), [1], 1)) for place in places]
+    wanted = [(name, ByteSelection(place * _REQUEST_BYTES, (_REQUEST_BYTES,), (1,), 1)) for place in places]
     begin = time.perf_counter()
-    stream = _native.TensorStream(files, wanted, None, len(places), None)
-    while stream.next() is not None:
-        pass
-    seconds = time.perf_counter() - begin
-    stream.close()
+    with closing(_native.TensorStream(files, wanted, None, len(places), None)) as stream:
+        while stream.next() is not None:
+            pass
+        seconds = time.perf_counter() - begin
     rate = _size(int(len(places) * _REQUEST_BYTES / seconds))
     what = f"{_count(len(places), 'read')} of {_size(_REQUEST_BYTES)}" + (
         " side by side" if len(places) > 1 else ""

@@ -20,13 +20,28 @@ if TYPE_CHECKING:
     from types import EllipsisType
     from typing import SupportsIndex, TypeAlias
 
-    # First byte, shape, strides in bytes, bytes of an element.
-    SelectedBytes: TypeAlias = "tuple[int, tuple[int, ...], list[int], int]"
     # One part of an index, and an index.
     Part: TypeAlias = "SupportsIndex | slice | EllipsisType | None"
     Index: TypeAlias = "Part | tuple[Part, ...] | list[Any]"
 
 _ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSelection:
+    """Elements of a contiguous tensor, in bytes.
+
+    Attributes:
+        first: The byte of the tensor at which the result's first element begins.
+        shape: The result's shape, in elements.
+        strides: From one index to the next along each of its axes, in bytes.
+        item_bytes: The size of an element.
+    """
+
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +63,10 @@ class Selection:
         """The number of elements."""
         return math.prod(self.shape)
 
-    def in_bytes(self, item_bytes: int) -> SelectedBytes:
+    def in_bytes(self, item_bytes: int) -> ByteSelection:
         """Returns the selection as the native module takes it."""
-        strides = [stride * item_bytes for stride in self.strides]
-        return self.first * item_bytes, self.shape, strides, item_bytes
+        strides = tuple(stride * item_bytes for stride in self.strides)
+        return ByteSelection(self.first * item_bytes, self.shape, strides, item_bytes)
 
 
 def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Selection:

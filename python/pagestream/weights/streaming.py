@@ -21,7 +21,7 @@ from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
 if TYPE_CHECKING:
     from pagestream._common.progress import Progress
     from pagestream.weights.arrays import Framework
-    from pagestream.weights.indexing import Index, SelectedBytes
+    from pagestream.weights.indexing import ByteSelection, Index
     from pagestream.weights.tensor_info import TensorInfo
 
 # The part of a tensor; None for all of it, False to leave it out.
@@ -56,7 +56,7 @@ class Wanted:
         """The bytes that are read."""
         return self.info.nbytes if self.part is None else self.part.count * itemsize(self.dtype)
 
-    def native(self) -> tuple[str, SelectedBytes | None]:
+    def native(self) -> tuple[str, ByteSelection | None]:
         """Returns the name and the part in bytes."""
         return self.info.name, None if self.part is None else self.part.in_bytes(itemsize(self.dtype))
 
