@@ -3,6 +3,8 @@
 import errno
 import gc
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from pagestream.errors import MappedReadError
 
 from support import real
 
+MIB = 1 << 20
 TOKENS = np.arange(300_000, dtype="u4").astype("u2")
 
 # Where the page cache is left out, MAP_SHARED is refused, so that "auto" goes on to the private mapping.
@@ -94,6 +97,46 @@ def test_short_reads_are_read_on(source):
     ):
         assert file.read() == TOKENS.tobytes()
     assert slow.counts["read_requests"] > 2
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("request_bytes", [4096, 65536])
+def test_requests_are_no_larger_than_the_mount_allows(source, request_bytes, direct):
+    options = {"request_bytes": request_bytes, "direct_io": direct}
+    with (
+        real.slow_fuse(source, source.parent / "slow", **options) as slow,
+        MappedFile(slow.path / "tokens.bin", mode="read") as file,
+    ):
+        assert file.read() == TOKENS.tobytes()
+    assert slow.counts["largest_request_bytes"] == request_bytes
+    assert slow.counts["read_requests"] >= TOKENS.nbytes / request_bytes
+
+
+def test_a_large_read_is_cut_where_the_kernel_does(source):
+    with (
+        real.slow_fuse(source, source.parent / "slow", direct_io=True) as slow,
+        MappedFile(slow.path / "tokens.bin", mode="read") as file,
+    ):
+        assert file.read() == TOKENS.tobytes()
+    assert 65536 < slow.counts["largest_request_bytes"] <= MIB
+
+
+def test_all_requests_share_the_bandwidth_and_none_gets_what_was_not_used(source):
+    bandwidth_bytes = MIB
+    options = {"bandwidth_bytes": bandwidth_bytes, "direct_io": True}
+    with (
+        real.slow_fuse(source, source.parent / "slow", **options) as slow,
+        MappedFile(slow.path / "tokens.bin", mode="read") as file,
+        ThreadPoolExecutor(6) as threads,
+    ):
+        time.sleep(1)  # longer than the file takes: what was not used is lost
+        begin = time.monotonic()
+        parts = list(threads.map(lambda start: file.read(start, 100_000), range(0, TOKENS.nbytes, 100_000)))
+        seconds = time.monotonic() - begin
+    assert b"".join(parts) == TOKENS.tobytes()
+    # Not less, however loaded the machine is.
+    assert seconds >= TOKENS.nbytes / bandwidth_bytes
+    assert slow.counts["most_in_flight"] > 1
 
 
 @pytest.mark.parametrize("dtype", ["raw", "int64"])

@@ -2,11 +2,15 @@
 //! benchmarks of what network storage does.
 //!
 //! ```text
-//! slow_fuse SOURCE MOUNT [--delay-ms 0] [--direct-io] [--fail-after N] [--fail-range FROM-TO]
-//!           [--errno 5] [--short-reads] [--threads 64]
+//! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
+//!           [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
+//! * `--bandwidth-bytes`: all read requests together get this many bytes a second at most. Time in which there is no
+//!   request is lost.
+//! * `--request-bytes`: the kernel asks for this many bytes at a time at most: whole pages, and no more than 1 MiB,
+//!   which is its own limit.
 //! * `--direct-io`: no page cache, and MAP_SHARED is refused with ENODEV.
 //! * `--fail-after`: read requests after the first N fail with `--errno`.
 //! * `--fail-range`: so do read requests for any of these bytes of a file.
@@ -14,20 +18,21 @@
 //!   the end of the file.
 //!
 //! Prints "ready" once it is mounted. Ends, and unmounts, with SIGTERM, SIGINT or the end of its input, and
-//! then prints one line of JSON: how many read requests it got and how many bytes it gave.
+//! then prints one line of JSON: how many read requests it got, the size of the largest, how many bytes it gave, and more.
 #![allow(unsafe_code)] // Signals: the standard library has none.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{Read, Write};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,
@@ -40,11 +45,17 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 /// How long the kernel may believe attributes; what libfuse has by default.
 const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
 
+/// The kernel cuts requests into pages, and asks for 256 of them at a time at most (`fs.fuse.max_pages_limit`).
+const PAGE_BYTES: u32 = 4096;
+const MAX_REQUEST_BYTES: u32 = 1 << 20;
+
 #[derive(Debug)]
 struct Options {
     source: PathBuf,
     mount: PathBuf,
     delay: Duration,
+    bandwidth_bytes: Option<NonZeroU64>,
+    request_bytes: Option<u32>,
     direct_io: bool,
     fail_after: u64,
     fail_range: Range<u64>,
@@ -59,6 +70,8 @@ fn options() -> Outcome<Options> {
         source: PathBuf::new(),
         mount: PathBuf::new(),
         delay: Duration::ZERO,
+        bandwidth_bytes: None,
+        request_bytes: None,
         direct_io: false,
         fail_after: u64::MAX,
         fail_range: 0..0,
@@ -77,6 +90,14 @@ fn options() -> Outcome<Options> {
             || words.next().and_then(|value| value.into_string().ok()).ok_or("a value is missing");
         match name {
             "--delay-ms" => options.delay = Duration::try_from_secs_f64(value()?.parse::<f64>()? / 1e3)?,
+            "--bandwidth-bytes" => options.bandwidth_bytes = Some(value()?.parse()?),
+            "--request-bytes" => {
+                let bytes = value()?.parse()?;
+                if bytes % PAGE_BYTES != 0 || !(PAGE_BYTES..=MAX_REQUEST_BYTES).contains(&bytes) {
+                    return Err(format!("a request has pages of {PAGE_BYTES} bytes, 1 to 256 of them").into());
+                }
+                options.request_bytes = Some(bytes);
+            }
             "--direct-io" => options.direct_io = true,
             "--fail-after" => options.fail_after = value()?.parse()?,
             "--fail-range" => {
@@ -100,6 +121,7 @@ fn options() -> Outcome<Options> {
 #[derive(Debug, Default)]
 struct Counts {
     requests: AtomicU64,
+    largest_request_bytes: AtomicU64,
     bytes: AtomicU64,
     attributes: AtomicU64,
     /// Reads that are being answered, and the largest number of them so far.
@@ -118,6 +140,8 @@ struct Numbers {
 struct Mirror {
     options: Arc<Options>,
     counts: Arc<Counts>,
+    /// When the bytes that were given out have passed, at the bandwidth.
+    passed: Mutex<Instant>,
     numbers: Mutex<Numbers>,
     open: Mutex<HashMap<u64, Arc<File>>>,
     next_handle: AtomicU64,
@@ -132,6 +156,7 @@ impl Mirror {
         let mirror = Self {
             options,
             counts,
+            passed: Mutex::new(Instant::now()),
             numbers: Mutex::default(),
             open: Mutex::default(),
             next_handle: AtomicU64::new(1),
@@ -183,8 +208,29 @@ impl Mirror {
         let number = self.counts.requests.fetch_add(1, Ordering::Relaxed);
         let in_flight = self.counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         self.counts.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
+        self.counts.largest_request_bytes.fetch_max(u64::from(size), Ordering::Relaxed);
         std::thread::sleep(self.options.delay);
+        let answer = self.answer(number, handle, offset, size);
+        if let Ok(bytes) = &answer {
+            self.wait_for_bandwidth(bytes.len() as u64);
+        }
         self.counts.in_flight.fetch_sub(1, Ordering::Relaxed);
+        answer
+    }
+
+    /// Waits until these bytes have passed, after all others.
+    fn wait_for_bandwidth(&self, bytes: u64) {
+        let Some(bandwidth_bytes) = self.options.bandwidth_bytes else { return };
+        let takes = Duration::from_nanos((bytes * 1_000_000_000).div_ceil(bandwidth_bytes.get()));
+        let end = {
+            let mut passed = locked(&self.passed);
+            *passed = (*passed).max(Instant::now()) + takes;
+            *passed
+        };
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    }
+
+    fn answer(&self, number: u64, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let broken = &self.options.fail_range;
         let is_broken = offset < broken.end && broken.start < offset + u64::from(size);
         if number >= self.options.fail_after || is_broken {
@@ -342,6 +388,9 @@ fn main() -> Outcome<()> {
     let counts = Arc::new(Counts::default());
     let mut config = Config::default();
     config.mount_options = vec![MountOption::RO, MountOption::FSName("slow_fuse".into())];
+    if let Some(bytes) = options.request_bytes {
+        config.mount_options.push(MountOption::CUSTOM(format!("max_read={bytes}")));
+    }
     config.n_threads = Some(usize::from(options.threads));
     let session = fuser::spawn_mount(Mirror::new(options.clone(), counts.clone()), &options.mount, &config)?;
     println!("ready");
@@ -349,6 +398,7 @@ fn main() -> Outcome<()> {
     wait_for_the_end(signals);
     let listed = [
         ("read_requests", &counts.requests),
+        ("largest_request_bytes", &counts.largest_request_bytes),
         ("read_bytes", &counts.bytes),
         ("attribute_requests", &counts.attributes),
         ("most_in_flight", &counts.most_in_flight),

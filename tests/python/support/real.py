@@ -129,6 +129,8 @@ def slow_fuse(
     mount,
     *,
     delay_ms=0,
+    bandwidth_bytes=None,
+    request_bytes=None,
     direct_io=False,
     fail_after=None,
     fail_range=None,
@@ -139,16 +141,20 @@ def slow_fuse(
 ):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
 
+    `bandwidth_bytes` is what all requests together get in a second, and `request_bytes` the largest request.
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
     those for any of the bytes in `fail_range`.
     `program` is a build of the daemon, by default that of the tests.
-    Afterwards `.counts` has `read_requests`, `read_bytes`, `attribute_requests`, and `most_in_flight` reads.
+    Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`, and
+    `most_in_flight` reads.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
     unmount = [need_tool("fusermount3"), "-u", "-z", str(mount)]
     command = [program or str(slow_fuse_program()), str(source), str(mount), "--delay-ms", str(delay_ms)]
     command += ["--threads", str(threads)]
+    command += [] if bandwidth_bytes is None else ["--bandwidth-bytes", str(bandwidth_bytes)]
+    command += [] if request_bytes is None else ["--request-bytes", str(request_bytes)]
     command += ["--direct-io"] if direct_io else []
     command += ["--short-reads"] if short_reads else []
     command += [] if fail_after is None else ["--fail-after", str(fail_after)]
