@@ -42,6 +42,7 @@ __all__ = [
     "TensorStream",
     "TokenCorpus",
     "TokenPipeline",
+    "WarmLead",
     "WeightFile",
     "__version__",
     "available_memory_bytes",
@@ -303,6 +304,25 @@ class TokenPipeline:
     def next(self) -> PipelineBatch | None: ...
     def metrics(self) -> list[tuple[str, int]]: ...
     def close(self) -> None: ...
+
+@final
+class WarmLead:
+    def __new__(
+        cls,
+        checkpoint: Checkpoint,
+        wanted: Sequence[tuple[str, ByteSelection | None]],
+        memory_bytes: int | None,
+    ) -> Self: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def planned_bytes(self) -> int: ...
+    @property
+    def done_bytes(self) -> int: ...
+    @property
+    def read_bytes(self) -> int: ...
+    def wait(self, timeout: float | None) -> bool: ...
+    def cancel(self) -> None: ...
 
 @final
 class WeightFile:

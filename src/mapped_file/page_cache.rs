@@ -51,6 +51,17 @@ impl ResidentPages {
         let stop = (offset + length).div_ceil(self.page_bytes).saturating_sub(self.first);
         self.pages.get(start as usize..stop as usize).is_some_and(|pages| pages.iter().all(|&cached| cached))
     }
+
+    /// Returns how many bytes of the range from `offset` to `end` lie in pages that the cache lacks. The range is the one
+    /// that was asked for.
+    pub fn missing_bytes(&self, offset: u64, end: u64) -> u64 {
+        let missing = (self.first..).zip(&self.pages).filter(|&(_, &cached)| !cached);
+        let inside = |page: u64| {
+            let start = page * self.page_bytes;
+            (start + self.page_bytes).min(end).saturating_sub(start.max(offset))
+        };
+        missing.map(|(page, _)| inside(page)).sum()
+    }
 }
 
 /// Gives advice to the kernel. Returns whether the kernel took it: refused advice is not an error.

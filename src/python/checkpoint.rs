@@ -15,6 +15,7 @@ use super::lead::{FileLead, NextFile};
 use super::weights::{PyTensorFacts, PyWeightFile};
 use crate::mapped_file::{Mode, RequestedMode};
 use crate::streaming::guess::Guess;
+use crate::streaming::warm::WarmSlot;
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::file::WeightFile;
 use crate::weights::header::TensorEntry;
@@ -27,6 +28,7 @@ pub struct PyCheckpoint {
     checkpoint: Arc<Checkpoint>,
     /// The read-ahead of each file.
     leads: Vec<Arc<FileLead>>,
+    warm: Arc<WarmSlot>,
 }
 
 impl Drop for PyCheckpoint {
@@ -39,6 +41,11 @@ impl Drop for PyCheckpoint {
 impl PyCheckpoint {
     pub fn shared(&self) -> Arc<Checkpoint> {
         self.checkpoint.clone()
+    }
+
+    /// The lead that `warm` has started.
+    pub fn warm_slot(&self) -> Arc<WarmSlot> {
+        self.warm.clone()
     }
 
     /// Returns the number of a tensor's file, and the tensor's bytes there, as offset and length.
@@ -60,6 +67,7 @@ fn leads_of(
     checkpoint: &Arc<Checkpoint>,
     mode: RequestedMode,
     ahead_bytes: Option<u64>,
+    warm: &Arc<WarmSlot>,
 ) -> Vec<Arc<FileLead>> {
     let mut leads: Vec<Arc<FileLead>> = Vec::with_capacity(checkpoint.paths.len());
     for number in (0..checkpoint.paths.len()).rev() {
@@ -73,7 +81,7 @@ fn leads_of(
             };
             NextFile::new(checkpoint.paths[next].clone(), mode, go_on)
         });
-        leads.push(Arc::new(FileLead::new(ahead_bytes, next)));
+        leads.push(Arc::new(FileLead::of_checkpoint(ahead_bytes, next, warm.clone(), number)));
     }
     leads.reverse();
     leads
@@ -120,8 +128,9 @@ impl PyCheckpoint {
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let opened = py.detach(|| Checkpoint::open(list, mode, strictness, &mut keep_going));
         let checkpoint = Arc::new(raised.or(opened)?);
-        let leads = leads_of(&checkpoint, mode, ahead_bytes);
-        Ok(Self { checkpoint, leads })
+        let warm = Arc::default();
+        let leads = leads_of(&checkpoint, mode, ahead_bytes, &warm);
+        Ok(Self { checkpoint, leads, warm })
     }
 
     /// The paths of the files, as the caller or the checkpoint names them.
@@ -224,8 +233,10 @@ impl PyCheckpoint {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| {
+            self.warm.replace(None);
             self.leads.iter().for_each(|lead| lead.close());
             self.checkpoint.files.close();
+            self.warm.replace(None); // one that another thread has started meanwhile
         });
     }
 }

@@ -20,8 +20,10 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
 use crate::mapped_file::{Opened, View};
+use crate::os::memory::Uninit;
 use crate::streaming::engine::Landed;
 
 /// The memory of one export.
@@ -186,6 +188,21 @@ pub fn range_object<'py>(
 pub fn landed_object(py: Python<'_>, landed: Landed, writable: bool) -> PyResult<Bound<'_, PyExporter>> {
     let access = if writable { Access::Writable } else { Access::ReadOnly };
     Bound::new(py, PyExporter::new((landed, access)))
+}
+
+/// Copies bytes of a tensor that was read, from `start` on. They must lie inside it.
+pub fn copy_landed(landed: &Landed, start: usize, mut out: Uninit<'_>) -> Result<()> {
+    let Landed { memory, place } = landed;
+    let is_inside = start.checked_add(out.len()).is_some_and(|end| end <= place.len);
+    let ends_inside = place.offset.checked_add(place.len).is_some_and(|end| end <= memory.len());
+    if !(is_inside && ends_inside && memory.is_private()) {
+        return Err(Error::argument("these bytes do not lie in memory that was read"));
+    }
+    let source = memory.as_ptr().wrapping_add(place.offset + start);
+    // SAFETY: the two checks above say that this many bytes lie in the block, and `is_private` that they are initialised
+    // and that nobody outside of this crate writes them; the stream that did has landed them. `out` borrows other memory.
+    unsafe { std::ptr::copy_nonoverlapping(source.cast_const(), out.as_mut_ptr(), out.len()) };
+    Ok(())
 }
 
 /// Drops a value without holding the interpreter lock.

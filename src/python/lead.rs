@@ -19,6 +19,7 @@ use crate::slicing::Selection;
 use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::guess::{FileTensors, Guess};
 use crate::streaming::lead::{Answer, Lead};
+use crate::streaming::warm::{WarmSlot, Warmed};
 use crate::weights::header::{Header, TensorEntry};
 
 /// Opens the file that comes next and begins to read it, for a consumer that goes on as in the file of this lead. Runs in
@@ -36,6 +37,15 @@ pub struct FileLead {
     /// Whether the file is open for a consumer.
     is_used: Arc<AtomicBool>,
     next: Option<NextFile>,
+    /// The lead of `warm` of the checkpoint that the file belongs to, and its number there.
+    warm: Option<(Arc<WarmSlot>, usize)>,
+}
+
+/// What the lead of `warm` has of a tensor.
+pub enum WarmTensor {
+    /// Pages, now or soon.
+    InCache,
+    Landed(Landed),
 }
 
 /// The file that comes after another one.
@@ -88,7 +98,18 @@ impl FileLead {
             is_closed: AtomicBool::new(false),
             is_used: Arc::new(AtomicBool::new(true)),
             next,
+            warm: None,
         }
+    }
+
+    /// The lead of the file of a number of a checkpoint.
+    pub fn of_checkpoint(
+        limit_bytes: Option<u64>,
+        next: Option<NextFile>,
+        warm: Arc<WarmSlot>,
+        number: usize,
+    ) -> Self {
+        Self { warm: Some((warm, number)), ..Self::new(limit_bytes, next) }
     }
 
     /// Notes whether the file is open for a consumer.
@@ -111,6 +132,11 @@ impl FileLead {
         (offset, len): (u64, u64),
         selection: Option<&Selection>,
     ) -> PyResult<Option<Landed>> {
+        match self.take_warm(py, offset, selection)? {
+            Some(WarmTensor::Landed(landed)) => return Ok(Some(landed)),
+            Some(WarmTensor::InCache) => return Ok(None),
+            None => {}
+        }
         let is_off = self.lead.get().is_some() && !self.is_on();
         if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off {
             return Ok(None);
@@ -152,6 +178,30 @@ impl FileLead {
         }
     }
 
+    /// Takes the tensor at `offset` of the file, or a part of it, from the lead of `warm`, and waits for bytes that are to
+    /// be in memory. `None` if that lead does not have it.
+    pub fn take_warm(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        selection: Option<&Selection>,
+    ) -> PyResult<Option<WarmTensor>> {
+        let Some((slot, number)) = &self.warm else { return Ok(None) };
+        let Some(lead) = slot.lead() else { return Ok(None) };
+        let want = match py.detach(|| lead.ask(*number, offset, selection)) {
+            Some(Warmed::InMemory(want)) => want,
+            Some(Warmed::InCache) => return Ok(Some(WarmTensor::InCache)),
+            None => return Ok(None),
+        };
+        loop {
+            match py.detach(|| lead.take(want, PERIOD)) {
+                NextTensor::Landed(landed) => return Ok(Some(WarmTensor::Landed(landed))),
+                NextTensor::End => return Ok(None),
+                NextTensor::NotYet => py.check_signals().inspect_err(|_| lead.release(want))?,
+            }
+        }
+    }
+
     /// Reads ahead for a consumer that is expected to come from another file.
     pub fn begin(&self, header: &Header, opened: Arc<Opened>, guess: &Guess) -> Result<()> {
         let Some(lead) = fork::get_or_make(&self.lead, || self.made(header, opened)) else { return Ok(()) };
@@ -181,7 +231,8 @@ impl FileLead {
             .filter(with_bytes)
             .map(|entry| natural::kind_of(entry.name.as_bytes()));
         let tensors = FileTensors::new(ranges.clone(), kinds.collect(), vec![by_name, by_layer]);
-        Some(Lead::new(opened, tensors, self.limit_bytes))
+        let keeps_cache = self.warm.as_ref().is_some_and(|(slot, _)| slot.has_filled_cache());
+        Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache))
     }
 
     /// Waits until the kernel was asked for all that was asked for here.

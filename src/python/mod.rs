@@ -21,6 +21,7 @@ mod staging;
 mod stored_tensor;
 mod stream;
 mod tokens;
+mod warm;
 mod weights;
 mod writable;
 
@@ -39,6 +40,7 @@ mod _native {
         stored_tensor::PyStoredTensor,
         stream::PyTensorStream,
         tokens::{PyTokenCorpus, natural_sorted},
+        warm::PyWarmLead,
         weights::{PyTensorFacts, PyWeightFile, parse_weights},
     };
 

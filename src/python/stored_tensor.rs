@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use super::error::Raised;
-use super::export::{PyExporter, drop_detached, landed_object, range_object};
-use super::lead::FileLead;
+use super::export::{PyExporter, copy_landed, drop_detached, landed_object, range_object};
+use super::lead::{FileLead, WarmTensor};
 use super::writable::WritableBuffer;
 use crate::error::{Error, Result};
 use crate::mapped_file::Opened;
@@ -102,6 +102,11 @@ impl PyStoredTensor {
         let opened = self.opened()?;
         let selection = selected.checked(self.nbytes)?;
         let mut out = WritableBuffer::of(out)?;
+        let is_part = !selection.is_run() || selection.result_bytes < self.nbytes;
+        let part = is_part.then_some(&selection);
+        if let Some(WarmTensor::Landed(landed)) = self.lead.take_warm(py, self.offset, part)? {
+            return out.fill(py, landed.place.len, |start, chunk| copy_landed(&landed, start, chunk));
+        }
         let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
         let plan = SlicePlan::new(selection);
         let raised = Raised::default();

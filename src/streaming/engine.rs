@@ -1,9 +1,9 @@
 //! [`Stream`]: threads that read groups ahead of a consumer.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -97,8 +97,10 @@ struct LandedGroup {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The number of groups that were begun. The others wait.
+    /// The group whose turn is next. Those before it were begun.
     begun: usize,
+    /// Groups behind it that will have no turn: they were begun before, or are left to others.
+    left_out: BTreeSet<usize>,
     tasks: VecDeque<Task>,
     reading: BTreeMap<usize, Reading>,
     landed: BTreeMap<usize, LandedGroup>,
@@ -119,6 +121,7 @@ struct StreamWork {
     /// Where groups have no memory of their own.
     staging: Option<StagingPlaces>,
     state: Mutex<State>,
+    read_bytes: AtomicU64,
     /// Signals tasks, or room for the next group.
     task_ready: Condvar,
     /// Signals that a group has landed, or that none will.
@@ -134,6 +137,24 @@ impl fmt::Debug for StreamWork {
 impl LandedGroup {
     fn new(memory: Box<dyn WritableMemory>, of: &TensorGroup, refusal: Option<(usize, Error)>) -> Self {
         Self { memory: Arc::from(memory), untaken: of.places.len(), refusal }
+    }
+}
+
+impl State {
+    fn has_begun(&self, group: usize) -> bool {
+        group < self.begun || self.left_out.contains(&group)
+    }
+
+    fn is_live(&self, group: usize) -> bool {
+        self.landed.contains_key(&group) || self.reading.contains_key(&group)
+    }
+
+    /// Lets a group have no turn, or ends its turn.
+    fn leave_out(&mut self, group: usize) {
+        self.left_out.insert(group);
+        while self.left_out.remove(&self.begun) {
+            self.begun += 1;
+        }
     }
 }
 
@@ -173,6 +194,7 @@ impl Stream {
             inspect,
             staging,
             state: Mutex::new(State { memory_bytes: limits.memory_bytes, ..State::default() }),
+            read_bytes: AtomicU64::new(0),
             task_ready: Condvar::new(),
             group_landed: Condvar::new(),
         });
@@ -215,8 +237,7 @@ impl Stream {
     pub fn has(&self, want: usize, near: usize) -> bool {
         let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
         let state = self.work.lock();
-        let is_live = state.landed.contains_key(&group) || state.reading.contains_key(&group);
-        !state.is_over && (is_live || (state.begun..state.begun + near).contains(&group))
+        !state.is_over && (state.is_live(group) || (!state.has_begun(group) && group < state.begun + near))
     }
 
     /// Returns whether all tensors are there, or on their way.
@@ -258,11 +279,11 @@ impl Stream {
                 return Err(error);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let is_given_up = group < state.begun && !state.reading.contains_key(&group);
+            let is_given_up = state.has_begun(group) && !state.reading.contains_key(&group);
             if state.is_over || is_given_up {
                 return Ok(NextTensor::End);
             }
-            if group >= state.begun
+            if !state.has_begun(group)
                 && !self.work.has_room(&state)
                 && let Some((before, _)) = state.landed.pop_first()
             {
@@ -275,6 +296,66 @@ impl Stream {
             let waited = self.work.group_landed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Begins to read the group of a want now, whatever the budget, unless it was begun. Returns whether the tensor is
+    /// there or on its way.
+    pub fn bring_forward(&self, want: usize) -> Result<bool> {
+        let Some(&(group, _)) = self.work.group_of.get(want) else { return Ok(false) };
+        let mut state = self.work.lock();
+        if !state.is_over && !state.has_begun(group) {
+            let waiting = state.tasks.len();
+            self.work.begin(&mut state, group)?;
+            let added = state.tasks.len() - waiting;
+            state.tasks.rotate_right(added);
+        }
+        Ok(state.is_live(group))
+    }
+
+    /// Leaves the group of a want to others, unless it was begun. Returns whether the tensor is there or on its way.
+    pub fn leave_out(&self, want: usize) -> bool {
+        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
+        let mut state = self.work.lock();
+        if !state.has_begun(group) {
+            state.leave_out(group);
+            self.work.task_ready.notify_all();
+            self.work.group_landed.notify_all();
+        }
+        state.is_live(group)
+    }
+
+    /// Waits, at most for `patience`, until no more is read unless the consumer takes something: all was begun and is
+    /// there, there is no room, or the stream is over. Returns whether this is so.
+    pub fn settle(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut state = self.work.lock();
+        loop {
+            let may_begin = state.begun < self.work.groups.len() && self.work.has_room(&state);
+            if state.is_over || (state.reading.is_empty() && !may_begin) {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.work.group_landed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Returns what ended the stream, if [`Self::take`] has not returned it.
+    pub fn failure(&self) -> Option<Error> {
+        self.work.lock().failure.clone()
+    }
+
+    /// Bytes that were read so far.
+    pub fn read_bytes(&self) -> u64 {
+        self.work.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes to read in all: those of the wants, and of small gaps between them.
+    pub fn planned_bytes(&self) -> u64 {
+        self.work.groups.iter().flat_map(|group| &group.pieces).map(|(_, range)| range.len() as u64).sum()
     }
 
     /// Doubles the bytes that are read ahead, up to `most_bytes`.
@@ -328,8 +409,11 @@ impl StreamWork {
         }
         state.is_over = true;
         state.tasks.clear();
+        let unfinished = std::mem::take(&mut state.reading);
         self.task_ready.notify_all();
         self.group_landed.notify_all();
+        drop(state);
+        drop(unfinished);
     }
 
     /// Waits for a task. Returns `None` once there will be no more.
@@ -342,8 +426,11 @@ impl StreamWork {
             if let Some(task) = state.tasks.pop_front() {
                 return Some(task);
             }
-            let group = self.groups.get(state.begun)?;
-            let begun = if self.has_room(&state) { self.begin(&mut state, group) } else { Ok(false) };
+            let next = state.begun;
+            if next == self.groups.len() {
+                return None;
+            }
+            let begun = if self.has_room(&state) { self.begin(&mut state, next) } else { Ok(false) };
             match begun {
                 Ok(true) => {}
                 Ok(false) => state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -362,13 +449,13 @@ impl StreamWork {
         state.in_flight_bytes == 0 || state.in_flight_bytes.saturating_add(next) <= state.memory_bytes
     }
 
-    /// Begins the next group. Returns false if others still have its place in the caller's memory.
-    fn begin(&self, state: &mut State, group: &TensorGroup) -> Result<bool> {
+    /// Begins a group. Returns false if others still have its place in the caller's memory.
+    fn begin(&self, state: &mut State, number: usize) -> Result<bool> {
+        let group = &self.groups[number];
         let no_memory = |errno: Code| {
             let advice = format!("{} bytes were asked for; give a lower memory_bytes", group.memory_bytes);
             Error::system("cannot allocate a tensor", Path::new(""), errno.raw_os_error(), advice)
         };
-        let number = state.begun;
         let block: Box<dyn WritableMemory> = match &self.staging {
             None => Box::new(Anonymous::private(group.memory_bytes, HugePages::Auto).map_err(no_memory)?),
             Some(staging) => match staging.lend(number) {
@@ -378,7 +465,7 @@ impl StreamWork {
         };
         let ranges: Vec<_> = group.pieces.iter().map(|(_, range)| (range.start, range.len())).collect();
         let (mut whole, parts) = split(block, &ranges).map_err(no_memory)?;
-        state.begun += 1;
+        state.leave_out(number);
         state.in_flight_bytes += group.memory_bytes as u64;
         if parts.is_empty() {
             let refusal = self.refusal(group, &mut whole);
@@ -479,6 +566,9 @@ impl Work for StreamWork {
         let wait = Wait::begin();
         let read = self.read(&mut task);
         let waited = wait.end(bytes).0;
+        if read.is_ok() {
+            self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
         if let Err(error) = read.and_then(|()| self.finish(task)) {
             self.end(Some(error));
             return None;

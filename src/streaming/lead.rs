@@ -98,6 +98,8 @@ struct LeadWork {
     limit_bytes: u64,
     /// Whether a thread advises, as long as whole tensors are asked for, or else a stream reads.
     is_advising: bool,
+    /// Whether pages of the file that are cached must stay so: on FUSE a further opening drops them.
+    keeps_cache: bool,
     is_off: AtomicBool,
     state: Mutex<Following>,
     /// Signals that the consumer has moved.
@@ -172,8 +174,14 @@ impl Lead {
         size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && has_room && !(0..PROBED_PAGES).all(is_cached)
     }
 
-    /// Makes a lead for the tensors of a file. Nothing is read before one is asked for.
-    pub fn new(opened: Arc<Opened>, tensors: FileTensors, limit_bytes: Option<u64>) -> Self {
+    /// Makes a lead for the tensors of a file. Nothing is read before one is asked for. With `keeps_cache` the file is
+    /// not opened anew.
+    pub fn new(
+        opened: Arc<Opened>,
+        tensors: FileTensors,
+        limit_bytes: Option<u64>,
+        keeps_cache: bool,
+    ) -> Self {
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
         // A private mapping that was asked for says nothing about the page cache.
@@ -197,6 +205,7 @@ impl Lead {
         };
         let work = LeadWork {
             is_advising,
+            keeps_cache,
             tensors,
             limit_bytes,
             is_off: AtomicBool::new(false),
@@ -395,7 +404,9 @@ impl LeadWork {
     fn advise(&self, opened: &Opened) {
         let off = TurnOff(self);
         let mut ahead = Ahead::default();
-        ahead.prefetcher = page_cache::Prefetcher::new(opened);
+        if !self.keeps_cache {
+            ahead.prefetcher = page_cache::Prefetcher::new(opened);
+        }
         while let Some(range) = self.next_range() {
             // Best effort: what is not asked for is read when it is used.
             let asked = ahead.ask(&[range], |_| Ok(opened));

@@ -41,10 +41,23 @@
 //!   close ──> idle::IdleStore: the file and its lead, for half a second ──> the next opening, or nothing
 //! ```
 //!
+//! **The lead of [`warm`]** knows its plan, and has no consumer yet:
+//!
+//! ```text
+//!                      ┌─ reads come out of the page cache ──> cache_fill::CacheFill: until all is there, or memory is full
+//!   wants ──> WarmLead ┤
+//!                      └─ they do not ──> a Stream, whose tensors wait for a request, or for another stream
+//! ```
+//!
+//! A tensor that is asked for is read next, in addition to what memory holds; a stream takes what is there, and reads the
+//! rest by itself. So no byte is read twice.
+//!
 //! [`strategy`] decides between views, the page cache and memory of a stream's own.
 //!
-//! **Callers:** the binding, at `Stream` (a plan is known) and at `Lead` (it is not).
+//! **Callers:** the binding, at `Stream` (a plan is known), at `Lead` (it is not), and at `WarmLead` (it is, and who will
+//! use it is not).
 
+pub mod cache_fill;
 pub mod checksums;
 pub mod engine;
 pub mod guess;
@@ -54,3 +67,4 @@ pub mod lead;
 pub mod plan;
 pub mod staging;
 pub mod strategy;
+pub mod warm;

@@ -23,6 +23,13 @@ pub struct Want {
     pub selection: Option<Selection>,
 }
 
+impl Want {
+    /// Returns the part that is wanted; `None` for the whole tensor.
+    pub fn part(&self) -> Option<&Selection> {
+        self.selection.as_ref().filter(|part| !part.is_run() || part.result_bytes < self.len)
+    }
+}
+
 /// What a thread reads in one go.
 #[derive(Debug, Clone)]
 pub enum ReadPiece {

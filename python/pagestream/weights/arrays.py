@@ -107,8 +107,12 @@ class Framework:
         facts = file.info(name)
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         buffer, first = file.memory_of(name, not self.read_only, self.copies)
+        # A mapping begins with the header, and memory that was read ahead with the tensor.
+        fill: Filler = partial(file.read_into, name)
+        if buffer is not None and first == 0:
+            fill = partial(_copy, buffer)
         try:
-            return self.make(dtype, shape, facts.nbytes, first, buffer, partial(file.read_into, name))
+            return self.make(dtype, shape, facts.nbytes, first, buffer, fill)
         except errors.SafetensorError as error:
             message = f"{file.path}: tensor {name!r} at byte {facts.offset}: {error}"
             raise errors.SafetensorError(message) from error
@@ -189,6 +193,10 @@ class NumpyArrays(Framework):
         rows = indexing.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)))
         elements = _unpacked(dtype, (*rows.shape[:-1], shape[-1]), rows.count, reader(stored, rows, 1))
         return elements[(..., *parts[last:])]
+
+
+def _copy(buffer: Buffer, memory: Any) -> None:  # noqa: ANN401 - anything with the buffer protocol
+    memory[...] = np.frombuffer(buffer, np.uint8)
 
 
 def _unpacked(dtype: str, shape: tuple[int, ...], nbytes: int, fill: Filler) -> npt.NDArray[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
-from pagestream.weights import arrays, checksums, explanation, indexing, streaming
+from pagestream.weights import arrays, checksums, explanation, indexing, streaming, warming
 from pagestream.weights.checksums import VerifyReport
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.tensor_info import TensorInfo
@@ -300,6 +300,44 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
         pairs = streaming.tensors(self._files, wanted, found, own, view, memory_bytes, threads, known)
         return streaming.reported(pairs, wanted, progress)
+
+    def warm(self, plan: streaming.Plan = None, *, memory_bytes: int | None = None) -> warming.Lead:
+        """Starts to read tensors that will be used soon, while the program does something else.
+
+        Bytes go into the page cache, for this and all other processes. On files that bypass it (`explain`
+        tells) or are not in ``"shared"`` mode, they go into memory: the first use of a tensor, or of the part
+        that the plan wants, takes them from there, be it by ``weights[name]``, `read` or `stream`, and the
+        lead reads on. `stream` also takes over what is not read yet; with ``verify=True``, and to a GPU, it
+        reads everything by itself.
+
+        A checkpoint has one lead. `close` or a further call cancels it, and frees what nobody took.
+
+        Args:
+            plan: What to read, in the order of the files; see `stream`.
+            memory_bytes: Upper bound of the bytes that lie in the page cache, and of those that wait in
+                memory. One tensor is always read into memory, whatever its size. None means
+                ``PAGESTREAM_MEMORY_BYTES``, or half of the available memory for the page cache, and for
+                memory the limit of `stream`.
+
+        Returns:
+            A handle to watch, await or cancel it.
+
+        Raises:
+            KeyError: The plan has a name that is not there.
+            SliceError: A part is out of range, or not basic indexing; an ``IndexError``.
+            TypeError: The plan is a single name.
+            ValueError: The plan has a name twice; a number is out of range; or the checkpoint is closed.
+
+        Example:
+            >>> from pagestream import open_checkpoint
+            >>> weights = open_checkpoint("model.safetensors")
+            >>> lead = weights.warm()
+            >>> lead.wait(), lead.fraction
+            (True, 1.0)
+        """
+        memory_bytes = environment.memory_bytes(memory_bytes)
+        wanted = streaming.planned(list(self), self.info, plan, "file", self._arrays)
+        return warming.started(self._files, wanted, memory_bytes)
 
     def explain(self, plan: streaming.Plan = None) -> str:
         """Explains how `stream` would get the bytes of a plan, and by which facts.

@@ -1,0 +1,112 @@
+"""Leads of checkpoints: tensors that are read before anybody asks for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagestream import _native
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from pagestream.weights.streaming import Wanted
+
+__all__ = ["Lead"]
+
+
+class Lead:
+    """Tensors of a checkpoint that are read in the background, before the program asks for them.
+
+    `Checkpoint.warm` makes it. A lead reads on without its handle, until its checkpoint is closed or warmed
+    again. The handle keeps the checkpoint open.
+
+    A context manager: the end of a ``with`` block cancels what is not read. A child after a fork has no lead:
+    it reads by itself.
+
+    Example:
+        >>> from pagestream import open_checkpoint
+        >>> weights = open_checkpoint("model.safetensors")
+        >>> with weights.warm() as lead:
+        ...     model = dict.fromkeys(weights)  # takes a minute, say
+        ...     for name in model:
+        ...         model[name] = weights[name].copy()
+        >>> lead.fraction
+        1.0
+    """
+
+    __slots__ = ("_files", "_native")
+
+    def __init__(self, files: _native.Checkpoint, lead: _native.WarmLead) -> None:
+        """Wraps the native object; `Checkpoint.warm` makes it."""
+        self._files = files
+        self._native = lead
+
+    @property
+    def fraction(self) -> float:
+        """How much of the plan's bytes was read, or found in the page cache: 0.0 to 1.0.
+
+        Tensors that a stream reads by itself are not counted. 1.0 if the plan has no bytes.
+        """
+        planned_bytes = self._native.planned_bytes
+        return self._native.done_bytes / planned_bytes if planned_bytes else 1.0
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes that were fetched. Those that were in the page cache already are not counted."""
+        return self._native.read_bytes
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the lead can do no more by itself.
+
+        That is when all bytes are there; when it was cancelled; or when it holds as many bytes as it may, and
+        goes on only as tensors are taken.
+
+        Args:
+            timeout: Seconds to wait at most; None for as long as it takes.
+
+        Returns:
+            Whether it can do no more. False after `timeout`.
+
+        Raises:
+            MappedReadError: A file was cut or its storage failed; with path and offset. It is raised again at
+                each further call; what was read before can be used.
+            FileChangedError: A file was rewritten since it was opened; likewise.
+            ValueError: `timeout` is negative or not a number; or this is a child of the process that started
+                the lead.
+
+        Example:
+            >>> from pagestream import open_checkpoint
+            >>> open_checkpoint("model.safetensors").warm().wait()
+            True
+        """
+        return self._native.wait(timeout)
+
+    def cancel(self) -> None:
+        """Stops reading. What was read stays, and can be used.
+
+        Example:
+            >>> from pagestream import open_checkpoint
+            >>> lead = open_checkpoint("model.safetensors").warm()
+            >>> lead.cancel()
+            >>> lead.wait()
+            True
+        """
+        self._native.cancel()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Cancels what is not read."""
+        self.cancel()
+
+    def __repr__(self) -> str:
+        """Returns how many bytes are there, of how many, and whether more are read."""
+        done, planned = self._native.done_bytes, self._native.planned_bytes
+        return f"<{type(self).__name__} {done:,} of {planned:,} bytes, {self._native.state}>"
+
+
+def started(files: _native.Checkpoint, wanted: list[Wanted], memory_bytes: int | None) -> Lead:
+    """Starts to read a plan; see `Checkpoint.warm`."""
+    return Lead(files, _native.WarmLead(files, [each.native() for each in wanted], memory_bytes))

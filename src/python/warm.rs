@@ -1,0 +1,110 @@
+//! `WarmLead`: tensors of a checkpoint that are read before anybody asks for them. The Python package `weights/` has the
+//! documentation.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::checkpoint::PyCheckpoint;
+use super::export::drop_detached;
+use super::stream::{WantedTensor, wants_of};
+use crate::error::{Error, Result};
+use crate::fetch::crew::PERIOD;
+use crate::mapped_file::Mode;
+use crate::streaming::warm::WarmLead;
+
+#[pyclass(name = "WarmLead", module = "pagestream._native", frozen)]
+pub struct PyWarmLead {
+    /// `None` only during `drop`.
+    lead: Option<Arc<WarmLead>>,
+}
+
+impl PyWarmLead {
+    fn lead(&self) -> PyResult<&WarmLead> {
+        self.lead.as_deref().ok_or_else(|| PyValueError::new_err("gone"))
+    }
+}
+
+#[pymethods]
+impl PyWarmLead {
+    /// Starts to read, in the place of the checkpoint's lead before.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        checkpoint: &PyCheckpoint,
+        wanted: Vec<WantedTensor<'_>>,
+        memory_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let wants = wants_of(checkpoint, wanted)?;
+        let (files, slot) = (checkpoint.shared(), checkpoint.warm_slot());
+        let lead = py.detach(|| -> Result<_> {
+            if files.files.is_closed() {
+                return Err(Error::Closed { path: files.paths.first().cloned().unwrap_or_default() });
+            }
+            slot.replace(None);
+            let is_cached = |number| files.files.facts(number).mode == Mode::Shared;
+            let all = files.clone();
+            let open = Arc::new(move |number| all.file(number)?.file.opened());
+            let lead = Arc::new(WarmLead::start(wants, is_cached, open, memory_bytes)?);
+            slot.replace(Some(lead.clone()));
+            if files.files.is_closed() {
+                slot.replace(None); // by another thread, meanwhile
+            }
+            Ok(lead)
+        })?;
+        Ok(Self { lead: Some(lead) })
+    }
+
+    /// One of "reading", "done", "full", "cancelled", "failed".
+    #[getter]
+    fn state(&self) -> PyResult<&'static str> {
+        Ok(self.lead()?.state().word())
+    }
+
+    #[getter]
+    fn planned_bytes(&self) -> PyResult<u64> {
+        Ok(self.lead()?.planned_bytes())
+    }
+
+    /// Bytes of the plan that were read, or found in the page cache.
+    #[getter]
+    fn done_bytes(&self) -> PyResult<u64> {
+        Ok(self.lead()?.done_bytes())
+    }
+
+    #[getter]
+    fn read_bytes(&self) -> PyResult<u64> {
+        Ok(self.lead()?.read_bytes())
+    }
+
+    /// Waits until nothing more is read unless a consumer takes something. Returns false after `timeout` seconds.
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let lead = self.lead()?;
+        let begun = Instant::now();
+        let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
+        let timeout =
+            timeout.map_err(|error| PyValueError::new_err(format!("timeout is invalid: {error}")))?;
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            if py.detach(|| lead.wait(left.unwrap_or(PERIOD).min(PERIOD)))? {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| self.lead.as_ref().map(|lead| lead.cancel()));
+    }
+}
+
+impl Drop for PyWarmLead {
+    fn drop(&mut self) {
+        drop_detached(self.lead.take());
+    }
+}

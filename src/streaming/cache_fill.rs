@@ -1,0 +1,321 @@
+//! [`CacheFill`]: threads that read tensors into the page cache, and keep nothing of them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
+use crate::mapped_file::{Opened, page_cache};
+use crate::os::memory::Uninit;
+use crate::os::process::{fork, limits};
+use crate::slicing::{SlicePlan, fill};
+
+use super::engine::{Files, READERS};
+use super::plan::{ReadPiece, Want, groups};
+
+/// Bytes between two looks at the available memory.
+const LOOK_BYTES: u64 = 64 << 20;
+
+/// Threads that read tensors of files whose reads come out of the page cache. Each reads into one buffer, again and
+/// again.
+#[derive(Debug)]
+pub struct CacheFill {
+    work: Arc<FillWork>,
+    crew: Arc<Crew>,
+    process: u64,
+}
+
+/// What a thread reads in one go.
+#[derive(Debug)]
+struct FillPiece {
+    file: usize,
+    piece: ReadPiece,
+    len: usize,
+    /// Whether the file is checked after it.
+    is_last: bool,
+}
+
+struct FillWork {
+    pieces: Vec<FillPiece>,
+    /// The pieces of each want. Neighbours share theirs.
+    pieces_of: Vec<Range<usize>>,
+    files: Arc<Files>,
+    /// The limit that the caller gave.
+    memory_bytes: Option<u64>,
+    done_bytes: AtomicU64,
+    read_bytes: AtomicU64,
+    state: Mutex<FillState>,
+    /// Signals that nothing more is read.
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct FillState {
+    is_taken: Vec<bool>,
+    /// The number of pieces that are not taken.
+    left: usize,
+    /// The piece to take next, unless it was taken before.
+    next: usize,
+    /// Pieces that come before it.
+    urgent: VecDeque<usize>,
+    taken_bytes: u64,
+    limit_bytes: u64,
+    /// The limit is found out again once so much was taken.
+    look_at_bytes: u64,
+    /// Threads that read a piece.
+    reading: usize,
+    failure: Option<Error>,
+    is_over: bool,
+}
+
+impl FillState {
+    fn has_ended(&self) -> bool {
+        self.failure.is_some() || (self.reading == 0 && (self.is_over || self.left == 0))
+    }
+}
+
+impl std::fmt::Debug for FillWork {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("FillWork").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl CacheFill {
+    /// Starts to read. At most `memory_bytes` are brought or found in the cache, and in any case no more than memory can
+    /// hold; `None` for half of that.
+    pub fn start(wants: &[Want], files: Arc<Files>, memory_bytes: Option<u64>) -> Result<Self> {
+        let mut pieces = Vec::new();
+        let mut pieces_of = vec![0..0; wants.len()];
+        for group in groups(wants) {
+            let first = pieces.len();
+            let count = group.pieces.len();
+            pieces.extend(group.pieces.into_iter().enumerate().map(|(number, (piece, range))| FillPiece {
+                file: group.file,
+                piece,
+                len: range.len(),
+                is_last: number + 1 == count,
+            }));
+            for place in &group.places {
+                pieces_of[place.want] = first..pieces.len();
+            }
+        }
+        let Limits { first, most } = READERS;
+        let crew =
+            Arc::new(Crew::new(Limits { first: first.min(pieces.len()), most: most.min(pieces.len()) }));
+        let state = FillState {
+            is_taken: vec![false; pieces.len()],
+            left: pieces.len(),
+            next: 0,
+            urgent: VecDeque::new(),
+            taken_bytes: 0,
+            limit_bytes: 0,
+            look_at_bytes: 0,
+            reading: 0,
+            failure: None,
+            is_over: false,
+        };
+        let work = Arc::new(FillWork {
+            pieces,
+            pieces_of,
+            files,
+            memory_bytes,
+            done_bytes: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            state: Mutex::new(state),
+            ended: Condvar::new(),
+        });
+        let filling = Self { work, crew, process: fork::generation() };
+        filling.crew.start("pagestream-warm", &filling.work)?;
+        Ok(filling)
+    }
+
+    /// Has a want read next, unless it was. Returns false if it will not be read.
+    pub fn bring_forward(&self, want: usize) -> bool {
+        let Some(pieces) = self.work.pieces_of.get(want) else { return false };
+        let mut state = self.work.lock();
+        let left: Vec<_> = pieces.clone().filter(|&piece| !state.is_taken[piece]).collect();
+        if left.is_empty() || state.is_over {
+            return left.is_empty();
+        }
+        state.urgent.extend(left);
+        true
+    }
+
+    /// Waits, at most for `patience`, until nothing more is read. Returns whether this is so.
+    pub fn wait(&self, patience: Duration) -> Result<bool> {
+        let deadline = Instant::now() + patience;
+        let mut state = self.work.lock();
+        loop {
+            if let Some(error) = &state.failure {
+                return Err(error.clone());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.has_ended() || left.is_zero() {
+                return Ok(state.has_ended());
+            }
+            state = self.work.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Returns whether all was read or found in the cache.
+    pub fn is_complete(&self) -> bool {
+        let state = self.work.lock();
+        state.left == 0 && state.has_ended() && state.failure.is_none()
+    }
+
+    /// Bytes of the wants that were read or found in the cache.
+    pub fn done_bytes(&self) -> u64 {
+        self.work.done_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes in pages that were not in the cache.
+    pub fn read_bytes(&self) -> u64 {
+        self.work.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all wants, and of small gaps between them.
+    pub fn planned_bytes(&self) -> u64 {
+        self.work.pieces.iter().map(|piece| piece.len as u64).sum()
+    }
+
+    /// Stops reading. Threads in the middle of a read end by themselves.
+    pub fn stop(&self) {
+        if self.process == fork::generation() {
+            self.work.end(None);
+        }
+    }
+
+    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    pub fn close(&self) {
+        if self.process == fork::generation() {
+            self.work.end(None);
+            self.crew.wait_for_end(CLOSE_PATIENCE);
+        }
+    }
+}
+
+impl Drop for CacheFill {
+    fn drop(&mut self) {
+        if self.process == fork::generation() {
+            self.work.end(None);
+        } else {
+            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
+            std::mem::forget(self.work.clone());
+        }
+    }
+}
+
+impl FillWork {
+    fn lock(&self) -> MutexGuard<'_, FillState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, error: Option<Error>) {
+        let mut state = self.lock();
+        if !state.is_over {
+            state.failure = error;
+        }
+        state.is_over = true;
+        self.ended.notify_all();
+    }
+
+    /// Takes a piece to read. Returns `None` once there will be no more.
+    fn take(&self) -> Option<usize> {
+        let mut state = self.lock();
+        let number = loop {
+            if state.is_over {
+                return None;
+            }
+            let number = state.urgent.pop_front().unwrap_or_else(|| {
+                state.next += 1;
+                state.next - 1
+            });
+            if !*state.is_taken.get(number)? {
+                break number;
+            }
+        };
+        if state.taken_bytes >= state.look_at_bytes {
+            let available_bytes = limits::available_memory_bytes();
+            state.limit_bytes =
+                self.memory_bytes.map_or(available_bytes / 2, |given| given.min(available_bytes));
+            state.look_at_bytes += LOOK_BYTES;
+        }
+        state.taken_bytes += self.pieces[number].len as u64;
+        if state.taken_bytes > state.limit_bytes {
+            state.is_over = true;
+            self.ended.notify_all();
+            return None;
+        }
+        state.is_taken[number] = true;
+        state.left -= 1;
+        state.reading += 1;
+        Some(number)
+    }
+
+    /// Reads a piece unless it is cached. Returns how many bytes were not.
+    fn read(&self, piece: &FillPiece, scratch: &mut Vec<u8>) -> Result<u64> {
+        let opened = (self.files)(piece.file)?;
+        let missing = missing_bytes(&opened, piece);
+        if missing > 0 {
+            scratch.reserve(piece.len);
+            let memory = Uninit::spare(&mut scratch.spare_capacity_mut()[..piece.len]);
+            match &piece.piece {
+                ReadPiece::Run { offset } => opened.exact_reader().read_into(*offset, memory)?,
+                ReadPiece::Part { data_offset, selection } => {
+                    let plan = SlicePlan::new(selection.clone());
+                    fill(&opened, *data_offset, &plan, memory, 1, &mut || true)?;
+                }
+            }
+        }
+        if piece.is_last {
+            opened.verify_with_server()?;
+        }
+        Ok(missing)
+    }
+}
+
+/// Returns how many bytes of a piece are in pages that the cache lacks.
+fn missing_bytes(opened: &Opened, piece: &FillPiece) -> u64 {
+    let missing = |offset: u64, len: u64| {
+        page_cache::resident_pages(opened, offset, len)
+            .map_or(len, |pages| pages.missing_bytes(offset, offset + len))
+    };
+    match &piece.piece {
+        ReadPiece::Run { offset } => missing(*offset, piece.len as u64),
+        ReadPiece::Part { data_offset, selection } => {
+            let plan = SlicePlan::new(selection.clone());
+            plan.extents().map(|extent| missing(data_offset + extent.range.offset, extent.range.len)).sum()
+        }
+    }
+}
+
+impl Work for FillWork {
+    type Tools = Vec<u8>;
+
+    fn step(&self, scratch: &mut Vec<u8>) -> Option<Step> {
+        let piece = &self.pieces[self.take()?];
+        let wait = Wait::begin();
+        let read = self.read(piece, scratch);
+        let waited = wait.end(piece.len as u64).0;
+        match read {
+            Ok(missing) => {
+                self.done_bytes.fetch_add(piece.len as u64, Ordering::Relaxed);
+                self.read_bytes.fetch_add(missing, Ordering::Relaxed);
+            }
+            Err(error) => self.end(Some(error)),
+        }
+        let mut state = self.lock();
+        state.reading -= 1;
+        if state.has_ended() {
+            self.ended.notify_all();
+        }
+        Some(Step { items: 1, waited })
+    }
+
+    fn panicked(&self) {
+        self.end(Some(Error::argument("a thread that warms a checkpoint panicked; please report it")));
+    }
+}

@@ -1,0 +1,244 @@
+//! [`WarmLead`]: tensors of a checkpoint that are read before anybody asks for them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::os::process::fork;
+use crate::slicing::Selection;
+
+use super::cache_fill::CacheFill;
+use super::engine::{Files, NextTensor, Stream, StreamLimits};
+use super::plan::Want;
+
+/// Reads tensors, into the page cache where reads come out of it, and elsewhere into memory of its own.
+#[derive(Debug)]
+pub struct WarmLead {
+    /// By file, and offset there.
+    places: HashMap<(usize, u64), WarmPlace>,
+    cache: CacheFill,
+    memory: Stream,
+    /// Whether a consumer has the tensors of `memory`, or waits for them.
+    is_claimed: Vec<AtomicBool>,
+    /// What a consumer of `memory` met.
+    failure: Mutex<Option<Error>>,
+    is_cancelled: AtomicBool,
+    process: u64,
+}
+
+#[derive(Debug)]
+struct WarmPlace {
+    /// `None` for the whole tensor.
+    part: Option<Selection>,
+    is_cached: bool,
+    /// The want of `cache` or `memory`.
+    want: usize,
+}
+
+/// Where the bytes are that a consumer asks for, or soon will be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Warmed {
+    InCache,
+    /// The consumer has claimed them, under this number.
+    InMemory(usize),
+}
+
+/// What a lead is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarmState {
+    Reading,
+    /// All was read.
+    Done,
+    /// It has as much as it may.
+    Full,
+    Cancelled,
+    Failed,
+}
+
+impl WarmState {
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Reading => "reading",
+            Self::Done => "done",
+            Self::Full => "full",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl WarmLead {
+    /// Starts to read. `is_cached` tells of a file whether its reads come out of the page cache. `memory_bytes` is the
+    /// most that is there at a time; `None` for [`CacheFill`]'s share and that of a stream.
+    pub fn start(
+        wants: Vec<Want>,
+        is_cached: impl Fn(usize) -> bool,
+        files: Arc<Files>,
+        memory_bytes: Option<u64>,
+    ) -> Result<Self> {
+        let (mut cached, mut others) = (Vec::new(), Vec::new());
+        let mut places = HashMap::with_capacity(wants.len());
+        for want in wants {
+            let is_cached = is_cached(want.file);
+            let way = if is_cached { &mut cached } else { &mut others };
+            let place = WarmPlace { part: want.part().cloned(), is_cached, want: way.len() };
+            if want.len > 0 {
+                places.insert((want.file, want.offset), place);
+            }
+            way.push(want);
+        }
+        let cache = CacheFill::start(&cached, files.clone(), memory_bytes)?;
+        let mut limits = StreamLimits::default();
+        limits.memory_bytes = memory_bytes.unwrap_or(limits.memory_bytes);
+        let memory = Stream::start(&others, Box::new(move |number| files(number)), None, limits)?;
+        Ok(Self {
+            places,
+            cache,
+            memory,
+            is_claimed: others.iter().map(|_| AtomicBool::new(false)).collect(),
+            failure: Mutex::default(),
+            is_cancelled: AtomicBool::new(false),
+            process: fork::generation(),
+        })
+    }
+
+    fn find(&self, file: usize, offset: u64, part: Option<&Selection>) -> Option<&WarmPlace> {
+        let is_here = self.process == fork::generation();
+        self.places.get(&(file, offset)).filter(|place| is_here && place.part.as_ref() == part)
+    }
+
+    /// Claims a number of `memory` for a consumer.
+    fn claim(&self, want: usize) -> Option<usize> {
+        (!self.is_claimed[want].swap(true, Ordering::Relaxed)).then_some(want)
+    }
+
+    /// Has a tensor, or a part of it, read next, whose consumer waits for it. Returns `None` if the lead neither has its
+    /// bytes nor will.
+    pub fn ask(&self, file: usize, offset: u64, part: Option<&Selection>) -> Option<Warmed> {
+        let &WarmPlace { is_cached, want, .. } = self.find(file, offset, part)?;
+        if is_cached {
+            return self.cache.bring_forward(want).then_some(Warmed::InCache);
+        }
+        let want = self.claim(want)?;
+        // Where memory is short the consumer reads by itself.
+        let is_live = self.memory.bring_forward(want).unwrap_or(false);
+        is_live.then_some(Warmed::InMemory(want))
+    }
+
+    /// Leaves a tensor, or a part of it, to a stream that reads by itself; but claims what is in memory already, or on
+    /// its way.
+    pub fn claim_or_leave(&self, file: usize, offset: u64, part: Option<&Selection>) -> Option<usize> {
+        let place = self.find(file, offset, part).filter(|place| !place.is_cached)?;
+        let want = self.claim(place.want)?;
+        self.memory.leave_out(want).then_some(want)
+    }
+
+    /// Takes a tensor that was claimed, waiting for it for at most `patience`. After a failure there is none: its own file
+    /// tells the consumer why.
+    pub fn take(&self, want: usize, patience: Duration) -> NextTensor {
+        self.memory.take(want, patience).unwrap_or_else(|error| {
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            NextTensor::End
+        })
+    }
+
+    /// Takes a claim back, of a consumer that does not wait any longer.
+    pub fn release(&self, want: usize) {
+        self.is_claimed[want].store(false, Ordering::Relaxed);
+    }
+
+    /// Waits, at most for `patience`, until nothing more is read unless a consumer takes something. Returns whether this
+    /// is so.
+    pub fn wait(&self, patience: Duration) -> Result<bool> {
+        if self.process != fork::generation() {
+            return Err(Error::argument("the lead belongs to the process that this one was forked from"));
+        }
+        let deadline = Instant::now() + patience;
+        if !self.cache.wait(patience)? {
+            return Ok(false);
+        }
+        let is_settled = self.memory.settle(deadline.saturating_duration_since(Instant::now()));
+        self.memory_failure().map_or(Ok(is_settled), Err)
+    }
+
+    fn memory_failure(&self) -> Option<Error> {
+        let met = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        met.or_else(|| self.memory.failure())
+    }
+
+    pub fn state(&self) -> WarmState {
+        match self.wait(Duration::ZERO) {
+            _ if self.process != fork::generation() => WarmState::Cancelled,
+            Err(_) => WarmState::Failed,
+            Ok(_) if self.is_cancelled.load(Ordering::Relaxed) => WarmState::Cancelled,
+            Ok(false) => WarmState::Reading,
+            Ok(true) if self.cache.is_complete() && self.memory.is_all_begun() => WarmState::Done,
+            Ok(true) => WarmState::Full,
+        }
+    }
+
+    /// Bytes that were read.
+    pub fn read_bytes(&self) -> u64 {
+        self.cache.read_bytes() + self.memory.read_bytes()
+    }
+
+    /// Bytes that were read, or found in the page cache.
+    pub fn done_bytes(&self) -> u64 {
+        self.cache.done_bytes() + self.memory.read_bytes()
+    }
+
+    pub fn planned_bytes(&self) -> u64 {
+        self.cache.planned_bytes() + self.memory.planned_bytes()
+    }
+
+    /// Stops reading. What is in memory can still be taken.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.cache.stop();
+        self.memory.stop();
+    }
+
+    /// Ends the lead, and gives its memory back.
+    fn end(&self) {
+        self.cancel();
+        self.cache.close();
+        self.memory.close();
+    }
+}
+
+/// The lead of a checkpoint. There is one at a time.
+#[derive(Debug, Default)]
+pub struct WarmSlot {
+    lead: Mutex<Option<Arc<WarmLead>>>,
+    is_set: AtomicBool,
+    /// Whether there was ever one that filled the page cache.
+    has_filled_cache: AtomicBool,
+}
+
+impl WarmSlot {
+    pub fn lead(&self) -> Option<Arc<WarmLead>> {
+        // Nearly every tensor is asked for without one.
+        let is_set = self.is_set.load(Ordering::Relaxed);
+        is_set.then(|| fork::with_lock(&self.lead, |lead| lead.clone())).flatten()
+    }
+
+    pub fn has_filled_cache(&self) -> bool {
+        self.has_filled_cache.load(Ordering::Relaxed)
+    }
+
+    /// Ends the lead, and sets another one.
+    pub fn replace(&self, lead: Option<Arc<WarmLead>>) {
+        if lead.as_ref().is_some_and(|lead| lead.cache.planned_bytes() > 0) {
+            self.has_filled_cache.store(true, Ordering::Relaxed);
+        }
+        let before = fork::with_lock(&self.lead, |slot| {
+            self.is_set.store(lead.is_some(), Ordering::Relaxed);
+            std::mem::replace(slot, lead)
+        });
+        if let Some(before) = before {
+            before.end();
+        }
+    }
+}

@@ -1,0 +1,35 @@
+"""Forks while tensors are read ahead: the child's handle is refused, and both read all.
+
+Prints how many tensors each found right.
+"""
+
+import os
+import sys
+
+from pagestream import open_checkpoint
+
+weights = open_checkpoint(sys.argv[1])
+lead = weights.warm(memory_bytes=8 << 20)
+names = list(weights)
+weights[names[0]].sum()
+
+
+def right():
+    return sum(int(weights[name].flat[-1]) == number for number, name in enumerate(names))
+
+
+child = os.fork()
+if child == 0:
+    try:
+        lead.wait()
+    except ValueError as error:
+        print("told" if "forked" in str(error) else error)
+    print(right(), len(dict(weights.stream())))
+    lead.cancel()
+    del lead
+    weights.close()
+    sys.stdout.flush()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+print(right(), lead.wait())

@@ -1,0 +1,473 @@
+"""`Checkpoint.warm`: tensors are read before anybody asks for them, and each byte once."""
+
+import contextlib
+import errno
+import os
+import random
+import re
+import threading
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from pagestream import MappedFile, open_checkpoint
+from pagestream.errors import MappedReadError
+from pagestream.weights.warming import Lead
+
+from support import real
+from support.process import PROGRAMS, output_of, thread_names, threads_end
+from support.weight_files import FLOATS, odd_file
+
+MIB = 1 << 20
+TENSORS = 48
+WHOLE = TENSORS * MIB
+# Room for the whole file.
+AMPLE = 2 * WHOLE
+# Room for eight tensors, whose memory begins where a page does.
+LITTLE = 8 * (MIB + 4096)
+
+both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A file whose data are in the order of the names."""
+    folder = tmp_path_factory.mktemp("warm")
+    tensors = {f"t{number:02}": np.full((1024, 1024), number, "u1") for number in range(TENSORS)}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def evict(folder):
+    for path in folder.iterdir():
+        with MappedFile(path) as file:
+            file.evict()
+
+
+@contextlib.contextmanager
+def slow_mount(source, tmp_path, **options):
+    evict(source)
+    with real.slow_fuse(source, tmp_path / "slow", **{"delay_ms": 10, **options}) as slow:
+        yield slow
+
+
+@contextlib.contextmanager
+def slow_weights(source, tmp_path, *, ahead=None, mmap_mode=None, **options):
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(slow_mount(source, tmp_path, **options))
+        path = slow.path / "model.safetensors"
+        yield slow, stack.enter_context(open_checkpoint(path, ahead=ahead, mmap_mode=mmap_mode))
+
+
+def is_right(name, array):
+    """Looks at all elements, so that all of them are read."""
+    return array.min() == array.max() == int(name[1:])
+
+
+def one_by_one(weights, names):
+    return all(is_right(name, weights[name]) for name in names)
+
+
+def in_order(weights):
+    assert one_by_one(weights, weights)
+
+
+def to_and_fro(weights):
+    names = list(weights)
+    assert one_by_one(weights, [*names[::-2], *names[::2]])
+
+
+def by_read(weights):
+    assert all(is_right(name, weights.read(name)) for name in weights)
+
+
+def by_read_into(weights):
+    out = np.empty((1024, 1024), "u1")
+    assert all(is_right(name, weights.read(name, out=out)) for name in weights)
+
+
+def by_stream(weights):
+    seen = {name: array for name, array in weights.stream() if is_right(name, array)}
+    assert list(seen) == list(weights)
+
+
+def by_stream_backwards(weights):
+    names = list(weights)[::-1]
+    seen = [name for name, array in weights.stream(names, order="plan") if is_right(name, array)]
+    assert seen == names
+
+
+def by_several_threads(weights):
+    wrong = []
+
+    def use(names):
+        wrong.extend(name for name in names if not is_right(name, weights[name]))
+
+    names = list(weights)
+    threads = [threading.Thread(target=use, args=(names[first::3],)) for first in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+USES = {
+    use.__name__: use
+    for use in (
+        in_order,
+        to_and_fro,
+        by_read,
+        by_read_into,
+        by_stream,
+        by_stream_backwards,
+        by_several_threads,
+    )
+}
+every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
+
+
+@both_mounts
+@every_use
+def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
+    with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
+        lead = weights.warm(memory_bytes=AMPLE)
+        assert lead.wait()
+        assert lead.fraction == 1.0
+        assert 0.99 * WHOLE <= lead.bytes_read <= WHOLE  # tensors share pages
+        use(weights)
+    assert slow.counts["most_in_flight"] >= 10
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
+
+
+@both_mounts
+@every_use
+def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
+    with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
+        weights.warm(memory_bytes=AMPLE)
+        use(weights)
+    assert slow.counts["most_in_flight"] >= 10
+    # Where a page fault and a reader ask for the same pages, the kernel may read ahead of both.
+    assert WHOLE <= slow.counts["read_bytes"] <= (1.02 if direct else 1.1) * WHOLE
+
+
+@every_use
+def test_a_lead_with_little_memory_goes_on_as_tensors_are_taken(source, tmp_path, use):
+    with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
+        lead = weights.warm(memory_bytes=LITTLE)
+        assert lead.wait()
+        assert lead.bytes_read == 8 * MIB
+        assert repr(lead) == f"<Lead {8 * MIB:,} of {WHOLE:,} bytes, full>"
+        use(weights)
+        assert lead.wait()
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
+
+
+@pytest.mark.parametrize("mode", ["private", "read"])
+def test_files_that_are_not_shared_are_read_into_memory(source, tmp_path, mode):
+    with slow_weights(source, tmp_path, mmap_mode=mode) as (slow, weights):
+        lead = weights.warm(memory_bytes=LITTLE)
+        assert lead.wait()
+        assert lead.bytes_read == 8 * MIB
+        in_order(weights)
+        assert lead.wait()
+        assert lead.fraction == 1.0
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
+
+
+def test_small_tensors_in_any_order_and_twice(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    tensors = {f"t{number}": np.full(8192, number % 256, "u1") for number in range(1024)}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    names = [*tensors, *list(tensors)[::7]]
+    random.Random(8).shuffle(names)
+    with slow_weights(folder, tmp_path, direct_io=True, delay_ms=1, ahead=False) as (slow, weights):
+        lead = weights.warm(memory_bytes=2 * MIB)
+        assert lead.wait()
+        for name in names:
+            np.testing.assert_array_equal(weights[name], tensors[name])
+        assert lead.wait()
+        assert repr(lead) == f"<Lead {8 * MIB:,} of {8 * MIB:,} bytes, done>"
+    assert slow.counts["read_bytes"] > 8 * MIB  # by page faults, for the second use
+
+
+def test_each_file_goes_where_its_reads_come_from(source, tmp_path):
+    others = tmp_path / "others"
+    others.mkdir()
+    tensors = {f"u{number:02}": np.full(MIB, number, "u1") for number in range(TENSORS)}
+    safetensors.numpy.save_file(tensors, others / "others.safetensors")
+    evict(others)
+    direct = real.slow_fuse(others, tmp_path / "direct", delay_ms=10, direct_io=True)
+    with slow_mount(source, tmp_path) as cached, direct as past:
+        paths = [cached.path / "model.safetensors", past.path / "others.safetensors"]
+        with open_checkpoint(paths) as weights:
+            lead = weights.warm(memory_bytes=AMPLE)
+            assert lead.wait()
+            assert lead.fraction == 1.0
+            assert not weights["t05"].flags.owndata
+            by_stream(weights)
+    assert WHOLE <= cached.counts["read_bytes"] <= 1.02 * WHOLE
+    assert WHOLE <= past.counts["read_bytes"] <= 1.02 * WHOLE
+
+
+def test_a_lead_in_memory_needs_little_more_than_its_limit(source, tmp_path):
+    with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
+        path = slow.path / "model.safetensors"
+        most_kib = int(output_of(PROGRAMS / "weights_warm" / "memory.py", path, LITTLE))
+    # The lead, a tensor that is used, and one that is being taken; small change besides.
+    assert 7 * MIB <= most_kib * 1024 <= (8 + 2 + 6) * MIB
+
+
+@pytest.mark.parametrize("plan", ["names", "parts", "function"])
+@both_mounts
+def test_a_plan_is_read_and_nothing_else(source, tmp_path, plan, direct):
+    chosen = [f"t{number:02}" for number in range(5, 15)]
+    rows = np.s_[256:512]
+    plans = {
+        "names": chosen,
+        "parts": dict.fromkeys(chosen, rows),
+        "function": lambda info: rows if info.name in chosen else False,
+    }
+    needed = 10 * MIB if plan == "names" else 10 * MIB // 4
+    with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
+        lead = weights.warm(plans[plan], memory_bytes=AMPLE)
+        assert lead.wait()
+        assert lead.fraction == 1.0
+        assert 0.99 * needed <= lead.bytes_read <= needed  # tensors share pages
+        for name in chosen[:5]:
+            assert is_right(name, weights[name] if plan == "names" else weights.read(name, rows))
+        rest = chosen[5:] if plan == "names" else dict.fromkeys(chosen[5:], rows)
+        assert all(is_right(name, array) for name, array in weights.stream(rest))
+    # The header; ends of pages; and on the cached mount what the samples of `stream` bring in.
+    assert needed <= slow.counts["read_bytes"] <= 1.1 * needed + MIB
+
+
+def test_columns_are_read_ahead(source, tmp_path):
+    with slow_weights(source, tmp_path, direct_io=True, delay_ms=1) as (slow, weights):
+        plan = dict.fromkeys(list(weights)[:4], np.s_[:, 512:])
+        assert weights.warm(plan).wait()
+        for name, part in plan.items():
+            assert is_right(name, weights.read(name, part))
+    # Gaps of 512 bytes are read, too.
+    assert slow.counts["read_bytes"] <= 4 * MIB + 65536
+
+
+@both_mounts
+def test_a_tensor_outside_of_the_plan_leaves_the_lead_alone(source, tmp_path, direct):
+    with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
+        names = list(weights)
+        lead = weights.warm(names[:24], memory_bytes=AMPLE)
+        assert one_by_one(weights, names[40:])
+        assert lead.wait()
+        assert lead.fraction == 1.0
+        assert one_by_one(weights, names)
+    # On the cached mount nothing that was read is dropped. On the other, eight tensors are used twice.
+    twice = 8 * MIB if direct else 0
+    assert slow.counts["read_bytes"] <= 1.06 * WHOLE + twice
+
+
+def test_a_tensor_that_was_taken_is_read_through_its_file_the_next_time(source, tmp_path):
+    with slow_weights(source, tmp_path, direct_io=True, ahead=False) as (slow, weights):
+        lead = weights.warm(["t03", "t04"])
+        assert lead.wait()
+        for _ in range(3):
+            assert is_right("t03", weights["t03"])
+        assert is_right("t04", weights["t04"])
+    assert slow.counts["read_bytes"] <= 2 * MIB + MIB + MIB
+
+
+def test_small_misaligned_and_packed_tensors_come_from_memory(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    odd_file(folder / "model.safetensors")
+    with slow_weights(folder, tmp_path, direct_io=True) as (slow, weights):
+        assert weights.warm().wait()
+        assert weights["floats"].tolist() == FLOATS.tolist()
+        assert weights["byte"].tolist() == [7]
+        assert weights["floats"].flags.aligned
+    # The header in two reads, both tensors in one, and "floats" once more.
+    assert slow.counts["read_requests"] <= 4
+
+
+def test_pages_of_a_local_file_are_there_for_others(source):
+    evict(source)
+    path = source / "model.safetensors"
+    with open_checkpoint(path) as weights, MappedFile(path) as file:
+        lead = weights.warm(list(weights)[:40])
+        assert lead.wait()
+        assert (lead.fraction, repr(lead)) == (1.0, f"<Lead {40 * MIB:,} of {40 * MIB:,} bytes, done>")
+        assert file.residency(4096, 40 * MIB - 4096).fraction == 1.0
+        assert file.residency(44 * MIB, 4 * MIB).fraction == 0.0
+        again = weights.warm()
+        assert again.wait()
+        assert again.fraction == 1.0
+        assert 8 * MIB - 8192 <= again.bytes_read <= 8 * MIB + 8192
+        assert not next(weights.stream(["t05"]))[1].flags.owndata
+
+
+def test_the_page_cache_is_filled_up_to_the_limit(source):
+    evict(source)
+    with open_checkpoint(source / "model.safetensors") as weights:
+        lead = weights.warm(memory_bytes=8 * MIB)
+        assert lead.wait()
+        assert 7 * MIB <= lead.bytes_read <= 8 * MIB
+        assert repr(lead).endswith(", full>")
+        in_order(weights)
+
+
+@both_mounts
+def test_cancelling_stops_the_lead_and_keeps_what_was_read(source, tmp_path, direct):
+    with slow_weights(source, tmp_path, direct_io=direct, threads=1) as (slow, weights):
+        with weights.warm(memory_bytes=AMPLE) as lead:
+            assert is_right("t00", weights["t00"])
+        assert lead.wait()
+        assert repr(lead).endswith(", cancelled>")
+        assert 0 < lead.fraction < 1
+        in_order(weights)
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.5 * WHOLE
+
+
+@both_mounts
+def test_closing_ends_the_lead(source, tmp_path, direct):
+    with slow_weights(source, tmp_path, direct_io=direct, threads=1) as (slow, weights):
+        lead = weights.warm()
+        weights.close()
+        assert lead.wait()
+        assert repr(lead).endswith(", cancelled>")
+        assert threads_end("pagestream-read")
+        assert threads_end("pagestream-warm")
+    assert slow.counts["read_bytes"] < WHOLE
+
+
+def test_a_handle_keeps_its_checkpoint_open(source):
+    lead = open_checkpoint(source / "model.safetensors").warm()
+    assert isinstance(lead, Lead)
+    assert lead.wait()
+    assert lead.fraction == 1.0
+
+
+@both_mounts
+def test_a_second_lead_takes_the_place_of_the_first(source, tmp_path, direct):
+    with slow_weights(source, tmp_path, direct_io=direct, threads=1) as (slow, weights):
+        first = weights.warm()
+        second = weights.warm(["t47"])
+        assert repr(first).endswith(", cancelled>")
+        assert second.wait()
+        assert second.fraction == 1.0
+        assert is_right("t47", weights["t47"])
+    assert slow.counts["read_bytes"] < WHOLE
+
+
+@both_mounts
+def test_a_failure_is_raised_by_each_wait_and_by_the_tensor(source, tmp_path, direct):
+    failing = (20 * MIB + 8192, 20 * MIB + 12288)
+    with slow_weights(source, tmp_path, direct_io=direct, fail_range=failing) as (slow, weights):
+        lead = weights.warm(memory_bytes=AMPLE)
+        for _ in range(2):
+            with pytest.raises(MappedReadError) as caught:
+                lead.wait()
+            assert caught.value.errno == errno.EIO
+            assert caught.value.filename == str(slow.path / "model.safetensors")
+            assert 19 * MIB <= caught.value.offset <= 21 * MIB
+        assert repr(lead).endswith(", failed>")
+        assert lead.fraction < 1
+        assert one_by_one(weights, [f"t{number:02}" for number in range(19)])
+        with pytest.raises(MappedReadError):
+            weights.read("t20")
+        with pytest.raises(MappedReadError):
+            list(weights.stream(["t20"]))
+
+
+def test_a_file_that_was_cut_is_named_with_its_offset(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({f"t{number}": np.full(MIB, number, "u1") for number in range(8)}, path)
+    with open_checkpoint(path) as weights:
+        os.truncate(path, 3 * MIB)
+        evict(tmp_path)
+        with pytest.raises(MappedReadError, match="truncated") as caught:
+            weights.warm().wait()
+        assert caught.value.filename == str(path)
+
+
+def test_a_stream_reads_what_a_cancelled_lead_did_not(source, tmp_path):
+    with slow_weights(source, tmp_path, direct_io=True, threads=4) as (_, weights):
+        lead = weights.warm(memory_bytes=AMPLE)
+        stream = weights.stream()
+        assert is_right(*next(stream))
+        lead.cancel()
+        assert sum(is_right(name, array) for name, array in stream) == TENSORS - 1
+
+
+def test_a_stream_that_is_left_leaves_the_rest_to_others(source, tmp_path):
+    with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
+        assert weights.warm(memory_bytes=AMPLE).wait()
+        stream = weights.stream()
+        assert is_right(*next(stream))
+        stream.close()
+        assert one_by_one(weights, list(weights)[1:])
+    assert slow.counts["read_bytes"] <= 1.02 * WHOLE
+
+
+@both_mounts
+def test_a_child_of_a_fork_reads_by_itself(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        path = slow.path / "model.safetensors"
+        found = output_of(PROGRAMS / "weights_warm" / "forked.py", path)
+        # The parent has used the first tensor before.
+        assert found == f"told\n{TENSORS} {TENSORS}\n{TENSORS} True"
+
+
+@both_mounts
+def test_ctrl_c_is_heard_while_reads_hang(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=3000) as slow:
+        path = slow.path / "model.safetensors"
+        found = output_of(PROGRAMS / "weights_warm" / "interrupted.py", path)
+        assert re.fullmatch(r"heard, \d+ bytes read", found)
+        assert int(found.split()[1]) < WHOLE
+
+
+@both_mounts
+def test_a_program_may_end_in_the_middle(source, tmp_path, direct):
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
+        path = slow.path / "model.safetensors"
+        assert output_of(PROGRAMS / "weights_warm" / "left.py", path) == "True"
+    assert slow.counts["read_bytes"] < WHOLE
+
+
+def test_waiting_ends_with_its_timeout(source, tmp_path):
+    with slow_weights(source, tmp_path, direct_io=True, delay_ms=200, threads=2) as (_, weights):
+        lead = weights.warm()
+        assert lead.wait(0) is False
+        assert lead.wait(0.01) is False
+        assert repr(lead).endswith(", reading>")
+        with pytest.raises(ValueError, match="timeout is invalid"):
+            lead.wait(-1)
+
+
+def test_an_empty_plan_is_done(source):
+    with open_checkpoint(source / "model.safetensors") as weights:
+        lead = weights.warm([])
+        assert lead.wait()
+        assert (lead.fraction, lead.bytes_read) == (1.0, 0)
+        assert repr(lead) == "<Lead 0 of 0 bytes, done>"
+
+
+def test_bad_plans_are_refused_before_anything_is_read(source, tmp_path):
+    with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
+        with pytest.raises(KeyError, match="nothing"):
+            weights.warm(["t00", "nothing"])
+        with pytest.raises(IndexError, match="out of bounds"):
+            weights.warm({"t00": 5000})
+        with pytest.raises(TypeError, match="plan must be names, not one"):
+            weights.warm("t00")
+        with pytest.raises(ValueError, match="plan has 't00' twice"):
+            weights.warm(["t00", "t00"])
+        with pytest.raises(ValueError, match="memory_bytes must be at least 1"):
+            weights.warm(memory_bytes=0)
+        weights.close()
+        with pytest.raises(ValueError, match="closed"):
+            weights.warm()
+        assert not {"pagestream-read", "pagestream-warm"} & thread_names()
+    assert slow.counts["read_bytes"] <= 65536
