@@ -2,18 +2,19 @@
 //!
 //! **What it promises.** A file that can be read can be opened: `mode.rs` walks from a shared mapping over a private
 //! one to positioned reads. It is opened once, its descriptor stays open as long as the object (on FUSE each further
-//! `open` drops the file's page cache), and it is mapped once per protection. A file that is cut, rewritten or fails
+//! `open` drops the file's page cache; direct reads need a second one), and it is mapped once per protection. A file that is cut, rewritten or fails
 //! is an error that says so, in every way that copies; a view of it shows that as damage, or to `check`. No call kills
 //! the process. What is handed out, a [`View`], keeps
 //! its mapping alive by itself: closing or refreshing the file does not disturb it.
 //!
-//! **Four ways to read.**
+//! **Five ways to read.**
 //!
 //! | call on [`Opened`] | where the bytes come from | when they are known to be the file's | cost beside the copy | for |
 //! |---|---|---|---|---|
 //! | `read`, `read_into` | the mapping, else pread | when it returns | one fstat | one range |
 //! | `reader` | the mapping, else pread | after `finish` | one fstat for all ranges | many ranges, by one thread |
 //! | `exact_reader` | pread, without read-ahead | after `finish` | two fadvise, one fstat for all ranges | few bytes here and there, by any threads |
+//! | `read_directly` | pread past the page cache, by a second descriptor | after `verify` | none | many bytes that nobody else needs |
 //! | `view`, `copy_on_write_view` | the mapping itself, not copied; nothing in `read` mode | never: `check` | none | arrays |
 //!
 //! `copy_into` is the step of a [`FileReader`] alone, for a caller that keeps many files at hand: it checks nothing,
@@ -31,9 +32,10 @@
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
 //! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.
 //!
-//! **The files**, lowest first: `mode`, `identity` · `opened` · `hints` · `read`, `page_cache` · `origin`,
+//! **The files**, lowest first: `mode`, `identity`, `direct` · `opened` · `hints` · `read`, `page_cache` · `origin`,
 //! `file` · `file_set`.
 
+mod direct;
 mod file;
 pub mod file_set;
 mod hints;

@@ -13,6 +13,7 @@ use crate::os::memory::advise::Advice;
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
+use super::direct::DirectFile;
 use super::identity::{change, changed, is_gone, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
 
@@ -46,6 +47,7 @@ pub struct Opened {
     pub region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
+    pub(super) direct: OnceLock<DirectFile>,
     /// Whether the kernel tells this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
 }
@@ -97,6 +99,7 @@ impl Opened {
             region: found.region.map(Arc::new),
             copy_on_write: OnceLock::new(),
             hints,
+            direct: OnceLock::new(),
             residency_is_told: OnceLock::new(),
         })
     }
@@ -115,6 +118,7 @@ impl Opened {
             region: self.region.clone(),
             copy_on_write: OnceLock::new(),
             hints: self.hints.clone(),
+            direct: OnceLock::new(),
             residency_is_told: self.residency_is_told.clone(),
         }
     }

@@ -106,11 +106,6 @@ pub fn is_resident(opened: &Opened, offset: u64, length: u64) -> Option<bool> {
     residency::is_resident(told_region(opened)?, offset as usize, length as usize)
 }
 
-/// Returns whether no page of a range is in the page cache; false if that cannot be found out cheaply.
-pub fn is_absent(opened: &Opened, offset: u64, length: u64) -> bool {
-    resident_pages(opened, offset, length).is_some_and(|found| !found.pages.contains(&true))
-}
-
 /// Returns which pages of a range are in the page cache; `None` if that cannot be found out cheaply.
 pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<ResidentPages> {
     let page_bytes = page_bytes() as u64;
@@ -169,6 +164,27 @@ pub fn drop_behind(opened: &Opened, offset: u64, length: u64, what: DropBehind) 
     }
     if what == DropBehind::Cache {
         let _ = advise::drop_cache(opened.file(), offset, length);
+    }
+}
+
+/// Drops those pages of a range that were not in the page cache before it was read. All of them where that is not known.
+pub fn restore(opened: &Opened, offset: u64, length: u64, before: Option<&ResidentPages>) {
+    let page_bytes = page_bytes() as u64;
+    let first = offset / page_bytes;
+    let last = (offset + length).div_ceil(page_bytes);
+    let was_absent = |page: u64| {
+        before.is_none_or(|before| !before.pages.get((page - first) as usize).is_some_and(|&cached| cached))
+    };
+    let mut page = first;
+    while page < last {
+        let end = (page..last).find(|&other| was_absent(other) != was_absent(page)).unwrap_or(last);
+        if was_absent(page) {
+            let start = page * page_bytes;
+            // The last page may reach behind the end of the file.
+            let end = (end * page_bytes).min(opened.size());
+            drop_behind(opened, start, end - start, DropBehind::Cache);
+        }
+        page = end;
     }
 }
 

@@ -7,7 +7,9 @@ use crate::os::errno::Code;
 use crate::os::fault;
 use crate::os::file::pread::{self, Short};
 use crate::os::memory::Uninit;
+use crate::os::process::fork;
 
+use super::direct::DirectFile;
 use super::hints::WithoutReadAhead;
 use super::mode::Mode;
 use super::opened::Opened;
@@ -120,6 +122,21 @@ impl Opened {
     /// past the page cache (FUSE with `direct_io`): there it would be read twice.
     pub fn reads_from_cache(&self) -> bool {
         self.facts.mode == Mode::Shared
+    }
+
+    /// Reads from `offset` on past the page cache, and checks nothing. Returns how many bytes came; see
+    /// [`DirectFile::read`] for when it is fewer than `out` has.
+    pub fn read_directly(&self, offset: u64, out: Uninit<'_>) -> usize {
+        self.direct_file().read(offset, out)
+    }
+
+    /// Returns why the file cannot be read past the page cache; `None` if it can, as far as is known.
+    pub fn direct_refusal(&self) -> Option<String> {
+        self.direct_file().refusal(&self.path)
+    }
+
+    fn direct_file(&self) -> &DirectFile {
+        fork::get_or_make(&self.direct, || DirectFile::open(self.file()))
     }
 
     pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<()> {

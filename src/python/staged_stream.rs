@@ -15,7 +15,8 @@ use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::memory::arena::Arena;
 use crate::os::memory::parts::WritableMemory;
-use crate::streaming::engine::{NextTensor, READERS, Stream};
+use crate::streaming::engine::{NextTensor, Stream};
+use crate::streaming::options::{CacheUse, READERS};
 
 /// A tensor in the caller's memory: its number, its place there, its bytes.
 type StagedTensor = (usize, usize, usize);
@@ -39,7 +40,9 @@ impl PyStagedStream {
         wanted: Vec<WantedTensor<'_>>,
         staging: &Bound<'_, PyAny>,
         first_threads: usize,
+        cache_use: &str,
     ) -> PyResult<Self> {
+        let cache = CacheUse::from_word(cache_use)?;
         check_threads(first_threads)?;
         let readers = Limits { first: first_threads, most: READERS.most.max(first_threads) };
         let wants = wants_of(checkpoint, wanted)?;
@@ -47,7 +50,7 @@ impl PyStagedStream {
         let arena = Arc::new(Arena::new(GivenMemory::of(staging)?));
         let stream = py.detach(|| {
             let open = Box::new(move |number| files.file(number)?.file.opened());
-            Stream::start_in(arena.clone(), &wants, open, readers)
+            Stream::start_in(arena.clone(), &wants, open, readers, cache)
         })?;
         Ok(Self { stream: Some(stream), arena, handed_out: Mutex::default() })
     }

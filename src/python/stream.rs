@@ -8,13 +8,15 @@ use pyo3::types::PyString;
 
 use super::checkpoint::PyCheckpoint;
 use super::checksums::PyChecksumRun;
+use super::error::Raised;
 use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::ByteSelection;
 use crate::error::Error;
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
-use crate::streaming::engine::{Files, Landed, NextTensor, READERS, Stream, StreamLimits};
+use crate::streaming::engine::{Files, Landed, NextTensor, Stream};
+use crate::streaming::options::{CacheUse, READERS, StreamOptions};
 use crate::streaming::plan::Want;
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
 use crate::streaming::warm::WarmLead;
@@ -61,7 +63,9 @@ impl PyTensorStream {
         memory_bytes: Option<u64>,
         threads: Option<usize>,
         checks: Option<&PyChecksumRun>,
+        cache_use: &str,
     ) -> PyResult<Self> {
+        let cache = CacheUse::from_word(cache_use)?;
         let readers = readers_of(threads)?;
         let names: Vec<_> = wanted.iter().map(|(name, _)| name.clone()).collect();
         let inspect = checks.map(|run| run.inspect(&names, checkpoint)).transpose()?;
@@ -70,14 +74,14 @@ impl PyTensorStream {
         // What was read ahead was not compared.
         let lead = checkpoint.warm_slot().lead().filter(|_| inspect.is_none());
         let (claims, stream) = py.detach(|| {
-            let memory_bytes = memory_bytes.unwrap_or_else(|| StreamLimits::default().memory_bytes);
-            let limits = StreamLimits { memory_bytes, readers };
+            let memory_bytes = memory_bytes.unwrap_or_else(|| StreamOptions::default().memory_bytes);
+            let options = StreamOptions { memory_bytes, readers, cache };
             let claim = |want: &Want| lead.as_ref()?.claim_or_leave(want.file, want.offset, want.part());
             let claims: Vec<_> = wants.iter().map(claim).collect();
             let is_left = |(_, claim): &(&Want, &Option<usize>)| claim.is_none();
             let left: Vec<_> =
                 wants.iter().zip(&claims).filter(is_left).map(|(want, _)| want.clone()).collect();
-            Ok::<_, Error>((claims, Stream::start(&left, opener(files.clone()), inspect, limits)?))
+            Ok::<_, Error>((claims, Stream::start(&left, opener(files.clone()), inspect, options)?))
         })?;
         Ok(Self { stream: Some(stream), claims, lead, next: AtomicUsize::new(0), wants, checkpoint: files })
     }
@@ -96,10 +100,14 @@ impl PyTensorStream {
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let open = |number| files.file(number)?.file.opened();
-        let Choice { strategy, reason } = py.detach(|| {
+        let raised = Raised::default();
+        let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
+        let chosen = py.detach(|| {
             let available_memory_bytes = limits::available_memory_bytes();
-            choose(asked, &wants, open, Surroundings { available_memory_bytes, local_processes, seed })
-        })?;
+            let around = Surroundings { available_memory_bytes, local_processes, seed };
+            choose(asked, &wants, open, around, &mut keep_going)
+        });
+        let Choice { strategy, reason } = raised.or(chosen)?;
         Ok((strategy.word(), reason))
     }
 
@@ -138,7 +146,7 @@ impl PyTensorStream {
             }
         }
         let (want, open) = (std::slice::from_ref(&self.wants[number]), opener(self.checkpoint.clone()));
-        let alone = py.detach(|| Stream::start(want, open, None, StreamLimits::default()))?;
+        let alone = py.detach(|| Stream::start(want, open, None, StreamOptions::default()))?;
         awaited(py, &alone)
     }
 }

@@ -219,6 +219,11 @@ impl PyWeightFile {
         Ok(self.weights.file.opened()?.reads_from_cache())
     }
 
+    /// Returns why the file cannot be opened for direct I/O; None if it can.
+    fn direct_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(py.detach(|| self.weights.file.opened().map(|opened| opened.direct_refusal()))?)
+    }
+
     /// The offset of the tensors' data in the file, in bytes.
     #[getter]
     fn data_start(&self) -> u64 {

@@ -106,6 +106,11 @@ impl Selection {
         parts
     }
 
+    /// Returns the lowest byte that is selected, and how many there are from it to the highest one.
+    pub fn extent(&self) -> (u64, u64) {
+        (self.start, self.axes.first().map_or(0, |outer| outer.span_of(outer.count)))
+    }
+
     /// Whether the selection is one run of bytes in their order. An empty one is.
     pub fn is_run(&self) -> bool {
         self.axes.len() <= 1

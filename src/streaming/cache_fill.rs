@@ -13,8 +13,9 @@ use crate::os::memory::Uninit;
 use crate::os::process::{fork, limits};
 use crate::slicing::{SlicePlan, fill};
 
-use super::engine::{Files, READERS};
-use super::plan::{ReadPiece, Want, groups};
+use super::engine::Files;
+use super::options::READERS;
+use super::plan::{ReadPiece, Reads, Want, groups};
 
 /// Bytes between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
@@ -89,7 +90,7 @@ impl CacheFill {
     pub fn start(wants: &[Want], files: Arc<Files>, memory_bytes: Option<u64>) -> Result<Self> {
         let mut pieces = Vec::new();
         let mut pieces_of = vec![0..0; wants.len()];
-        for group in groups(wants) {
+        for group in groups(wants, Reads::Exact) {
             let first = pieces.len();
             let count = group.pieces.len();
             pieces.extend(group.pieces.into_iter().enumerate().map(|(number, (piece, range))| FillPiece {

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::fetch::budget::{Budget, default_memory_bytes};
 use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
-use crate::mapped_file::page_cache::{self, DropBehind};
+use crate::mapped_file::page_cache;
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 
@@ -400,10 +400,10 @@ impl<T> Job<T> {
     /// Fills a buffer's beginning. What was not in the page cache is not left there.
     fn read(&self, range: &Range<u64>, buffer: &mut [u8]) -> Result<()> {
         let (offset, len) = (range.start, range.end - range.start);
-        let was_absent = page_cache::is_absent(&self.opened, offset, len);
+        let before = page_cache::resident_pages(&self.opened, offset, len);
         self.opened.exact_reader().read_into(offset, Uninit::of(&mut buffer[..len as usize]))?;
-        if was_absent {
-            page_cache::drop_behind(&self.opened, offset, len, DropBehind::Cache);
+        if before.is_some() {
+            page_cache::restore(&self.opened, offset, len, before.as_ref());
         }
         Ok(())
     }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::fetch::budget::default_memory_bytes;
 use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
+use crate::mapped_file::page_cache;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::memory::arena::Arena;
@@ -18,31 +18,15 @@ use crate::os::memory::parts::{Part, Whole, WritableMemory, split};
 use crate::os::process::fork;
 use crate::slicing::{SlicePlan, fill};
 
+use super::options::{CacheUse, StreamOptions};
 use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
 use super::staging::StagingPlaces;
-
-/// Threads that read at first, and while storage is slow.
-pub const READERS: Limits = Limits { first: 4, most: 64 };
 
 /// Opens the file of a number.
 pub type Files = dyn Fn(usize) -> Result<Arc<Opened>> + Send + Sync;
 
 /// Looks at the bytes of a want before they are handed out. An error takes the place of its tensor.
 pub type Inspect = dyn Fn(usize, &[u8]) -> Result<()> + Send + Sync;
-
-/// Limits on a stream.
-#[derive(Debug, Clone, Copy)]
-pub struct StreamLimits {
-    /// Bytes that are read, or wait for the consumer, at a time. One group is always read, whatever its size.
-    pub memory_bytes: u64,
-    pub readers: Limits,
-}
-
-impl Default for StreamLimits {
-    fn default() -> Self {
-        Self { memory_bytes: default_memory_bytes(), readers: READERS }
-    }
-}
 
 /// A tensor whose bytes are there. Tensors of one group share its memory.
 #[derive(Debug, Clone)]
@@ -117,6 +101,7 @@ struct StreamWork {
     /// The group of each want, and its number there.
     group_of: Vec<(usize, usize)>,
     files: Box<Files>,
+    cache: CacheUse,
     inspect: Option<Box<Inspect>>,
     /// Where groups have no memory of their own.
     staging: Option<StagingPlaces>,
@@ -164,24 +149,30 @@ impl Stream {
         wants: &[Want],
         files: Box<Files>,
         inspect: Option<Box<Inspect>>,
-        limits: StreamLimits,
+        options: StreamOptions,
     ) -> Result<Self> {
-        Self::begin(groups(wants), files, inspect, limits, None)
+        Self::begin(groups(wants, options.cache.reads()), files, inspect, options, None)
     }
 
     /// Starts to read the wanted tensors into the caller's memory, which is all that they take.
-    pub fn start_in(arena: Arc<Arena>, wants: &[Want], files: Box<Files>, readers: Limits) -> Result<Self> {
-        let groups = groups(wants);
-        let limits = StreamLimits { memory_bytes: u64::MAX, readers };
+    pub fn start_in(
+        arena: Arc<Arena>,
+        wants: &[Want],
+        files: Box<Files>,
+        readers: Limits,
+        cache: CacheUse,
+    ) -> Result<Self> {
+        let groups = groups(wants, cache.reads());
+        let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
         let staging = StagingPlaces::new(arena, &groups)?;
-        Self::begin(groups, files, None, limits, Some(staging))
+        Self::begin(groups, files, None, options, Some(staging))
     }
 
     fn begin(
         groups: Vec<TensorGroup>,
         files: Box<Files>,
         inspect: Option<Box<Inspect>>,
-        limits: StreamLimits,
+        options: StreamOptions,
         staging: Option<StagingPlaces>,
     ) -> Result<Self> {
         let numbered = |(group, of): (usize, &TensorGroup)| {
@@ -191,16 +182,17 @@ impl Stream {
             group_of: groups.iter().enumerate().flat_map(numbered).collect(),
             groups,
             files,
+            cache: options.cache,
             inspect,
             staging,
-            state: Mutex::new(State { memory_bytes: limits.memory_bytes, ..State::default() }),
+            state: Mutex::new(State { memory_bytes: options.memory_bytes, ..State::default() }),
             read_bytes: AtomicU64::new(0),
             task_ready: Condvar::new(),
             group_landed: Condvar::new(),
         });
         // Groups of empty tensors have no piece, and need a thread all the same.
         let pieces = work.groups.iter().map(|group| group.pieces.len()).sum::<usize>().max(1);
-        let Limits { first, most } = limits.readers;
+        let Limits { first, most } = options.readers;
         let crew = Arc::new(Crew::new(Limits { first: first.min(pieces), most: most.min(pieces) }));
         let stream = Self { work, crew, next: AtomicUsize::new(0), process: fork::generation() };
         stream.crew.start("pagestream-read", &stream.work)?;
@@ -497,15 +489,49 @@ impl StreamWork {
 
     fn read(&self, task: &mut Task) -> Result<()> {
         let opened = self.opened(task.group)?;
-        let memory = task.part.memory();
+        let mut memory = task.part.memory();
+        let mut len = memory.len() as u64;
         match &self.groups[task.group].pieces[task.piece].0 {
-            ReadPiece::Run { offset } => opened.exact_reader().read_into(*offset, memory),
+            ReadPiece::Run { offset } => {
+                let mut good = 0;
+                if self.cache == CacheUse::Bypass {
+                    // Whole pages reach behind the end of the file.
+                    len = len.min(opened.size().saturating_sub(*offset));
+                    good = (opened.read_directly(*offset, memory.reborrow()) as u64).min(len);
+                }
+                // What did not come directly, or why.
+                let rest = memory.range(good as usize..len as usize);
+                let read = || opened.exact_reader().read_into(offset + good, rest);
+                self.leaving_cache(&opened, offset + good, len - good, read)
+            }
             ReadPiece::Part { data_offset, selection } => {
                 let plan = SlicePlan::new(selection.clone());
+                let (start, span) = selection.extent();
                 // Other threads read other pieces.
-                fill(&opened, *data_offset, &plan, memory, 1, &mut || !self.lock().is_over)
+                let read = || fill(&opened, *data_offset, &plan, memory, 1, &mut || !self.lock().is_over);
+                self.leaving_cache(&opened, data_offset + start, span, read)
             }
         }
+    }
+
+    /// Reads from a range of a file through the page cache, and drops what was not there before if that is asked for.
+    fn leaving_cache(
+        &self,
+        opened: &Opened,
+        offset: u64,
+        len: u64,
+        read: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        if self.cache == CacheUse::Fill {
+            return read();
+        }
+        let found = page_cache::resident_pages(opened, offset, len);
+        read()?;
+        page_cache::restore(opened, offset, len, found.as_ref());
+        Ok(())
     }
 
     /// Returns the first want of a group whose bytes are refused.

@@ -27,10 +27,11 @@ use crate::os::process::{fork, limits};
 
 use crate::slicing::{PIECE_BYTES, Selection};
 
-use super::engine::{Stream, StreamLimits};
+use super::engine::Stream;
 use super::guess::{FileTensors, Guess, Request};
+use super::options::StreamOptions;
 use super::plan::Want;
-use super::strategy::{self, drawn};
+use super::sample;
 
 /// Smaller files are read before a lead would help.
 const LEAST_FILE_BYTES: u64 = 16 << 20;
@@ -167,8 +168,8 @@ impl Lead {
     pub fn is_worth_it(opened: &Opened, limit_bytes: Option<u64>, seed: u64) -> bool {
         let size = opened.size();
         let is_cached = |probe| {
-            let offset = if probe == 0 { size - 1 } else { drawn(seed, probe, size) };
-            strategy::is_cached(opened, offset, seed)
+            let offset = if probe == 0 { size - 1 } else { sample::drawn(seed, probe, size) };
+            sample::is_cached(opened, offset, seed)
         };
         let has_room = count_leads(|leads| leads) < MAX_LEADS;
         size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && has_room && !(0..PROBED_PAGES).all(is_cached)
@@ -536,8 +537,8 @@ impl LeadWork {
 
     fn stream_of(&self, opened: &Arc<Opened>, wants: &[Want]) -> Result<Stream> {
         let memory_bytes = FIRST_LEAD_BYTES.min(self.stream_bytes());
-        let limits = StreamLimits { memory_bytes, ..StreamLimits::default() };
+        let options = StreamOptions { memory_bytes, ..StreamOptions::default() };
         let opened = opened.clone();
-        Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, limits)
+        Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, options)
     }
 }

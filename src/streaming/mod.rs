@@ -52,7 +52,8 @@
 //! A tensor that is asked for is read next, in addition to what memory holds; a stream takes what is there, and reads the
 //! rest by itself. So no byte is read twice.
 //!
-//! [`strategy`] decides between views, the page cache and memory of a stream's own.
+//! [`strategy`] decides between views, the page cache and memory of a stream's own, which is read through the page cache or,
+//! where a timed trial shows that this is much faster, past it.
 //!
 //! **Callers:** the binding, at `Stream` (a plan is known), at `Lead` (it is not), and at `WarmLead` (it is, and who will
 //! use it is not).
@@ -64,7 +65,10 @@ pub mod guess;
 pub mod idle;
 pub mod lanes;
 pub mod lead;
+pub mod options;
 pub mod plan;
+mod sample;
 pub mod staging;
 pub mod strategy;
+mod trial;
 pub mod warm;

@@ -3,14 +3,23 @@
 use std::ops::Range;
 
 use crate::fetch::ranges::{ByteRange, FileId, MergeRule};
+use crate::os::file::direct::ALIGN_BYTES;
 use crate::slicing::{GAP_BYTES, PIECE_BYTES, Selection};
 
 /// Neighbours in a file share their memory up to this size: a tensor that the consumer keeps holds back no more.
 pub const GROUP_BYTES: u64 = 1 << 20;
 
-/// The kernel reads whole pages, and direct I/O nothing else. A group's memory lies to the page as its bytes lie in
-/// the file.
-pub const PAGE_BYTES: u64 = 4096;
+/// A group's memory lies to the page as its bytes lie in the file, which direct I/O needs.
+pub const PAGE_BYTES: u64 = ALIGN_BYTES as u64;
+
+/// Which bytes are read for a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// Its bytes.
+    Exact,
+    /// The pages that it lies in, the end of the file included: direct I/O reads nothing less.
+    WholePages,
+}
 
 /// A wanted tensor of a file, or a part of it.
 #[derive(Debug, Clone)]
@@ -27,6 +36,15 @@ impl Want {
     /// Returns the part that is wanted; `None` for the whole tensor.
     pub fn part(&self) -> Option<&Selection> {
         self.selection.as_ref().filter(|part| !part.is_run() || part.result_bytes < self.len)
+    }
+
+    /// Returns where the wanted bytes begin, and how many there are, if they lie side by side.
+    fn run(&self) -> Option<(u64, u64)> {
+        match &self.selection {
+            None => Some((self.offset, self.len)),
+            Some(part) if part.is_run() => Some((self.offset + part.extent().0, part.result_bytes)),
+            Some(_) => None,
+        }
     }
 }
 
@@ -58,24 +76,29 @@ pub struct TensorGroup {
 }
 
 impl TensorGroup {
-    /// Makes a group of the wanted tensors `wants`, which `range` of a file holds.
-    fn of_run(range: ByteRange, wants: Range<usize>, all: &[Want]) -> Self {
-        let file = range.file.index;
+    /// Makes a group of the wants from `first` on, whose `places` lie in `range` of a file.
+    fn of_run(range: ByteRange, first: usize, places: &[ByteRange], reads: Reads) -> Self {
         let base = range.offset - range.offset % PAGE_BYTES;
         let place_of = |offset: u64| (offset - base) as usize;
+        let (mut offset, last) = match reads {
+            _ if range.len == 0 => (range.offset, range.end()),
+            Reads::Exact => (range.offset, range.end()),
+            Reads::WholePages => (base, range.end().next_multiple_of(PAGE_BYTES)),
+        };
         let mut pieces = Vec::with_capacity(range.len.div_ceil(PIECE_BYTES) as usize + 1);
-        let mut offset = range.offset;
-        while offset < range.end() {
+        while offset < last {
             // Pieces end where the file's large blocks do: no two of them share a page or a request.
-            let end = (offset - offset % PIECE_BYTES + PIECE_BYTES).min(range.end());
+            let end = (offset - offset % PIECE_BYTES + PIECE_BYTES).min(last);
             pieces.push((ReadPiece::Run { offset }, place_of(offset)..place_of(end)));
             offset = end;
         }
-        let places = wants.map(|want| {
-            let Want { offset, len, .. } = all[want];
-            TensorPlace { want, offset: place_of(offset), len: len as usize }
-        });
-        Self { file, memory_bytes: place_of(range.end()), pieces, places: places.collect() }
+        let place = |(want, place): (usize, &ByteRange)| TensorPlace {
+            want,
+            offset: place_of(place.offset),
+            len: place.len as usize,
+        };
+        let places = (first..).zip(places).map(place).collect();
+        Self { file: range.file.index, memory_bytes: place_of(last), pieces, places }
     }
 
     /// Makes a group of a part of a tensor.
@@ -91,31 +114,34 @@ impl TensorGroup {
     }
 }
 
-/// Plans the reading of tensors, in their order. Neighbours are joined if gaps between them are below
+/// Plans the reading of tensors, in their order. Whole tensors that are neighbours are joined if gaps between them are below
 /// [`GAP_BYTES`].
-pub fn groups(wants: &[Want]) -> Vec<TensorGroup> {
+pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
     let rule = MergeRule { gap_bytes: GAP_BYTES, max_bytes: GROUP_BYTES };
-    let range_of = |want: &Want| ByteRange {
-        file: FileId { set: 0, index: want.file },
-        offset: want.offset,
-        len: want.len,
+    let range_of = |want: &Want| {
+        let (offset, len) = want.run()?;
+        Some(ByteRange { file: FileId { set: 0, index: want.file }, offset, len })
     };
     let mut found = Vec::new();
     let mut first = 0;
     while let Some(want) = wants.get(first) {
-        if let Some(selection) = &want.selection {
-            found.push(TensorGroup::of_part(first, want, selection));
+        let Some(mut range) = range_of(want) else {
+            found.extend(want.selection.as_ref().map(|part| TensorGroup::of_part(first, want, part)));
             first += 1;
             continue;
+        };
+        let mut places = vec![range];
+        let is_whole = |want: &&Want| want.selection.is_none();
+        while is_whole(&want)
+            && let Some(next) = wants.get(first + places.len()).filter(is_whole).and_then(range_of)
+            && next.offset >= range.end()
+            && let Some(joined) = rule.join(range, next)
+        {
+            range = joined;
+            places.push(next);
         }
-        let (mut range, mut end) = (range_of(want), first + 1);
-        while let Some(next) = wants.get(end).filter(|next| next.selection.is_none()) {
-            let follows = next.offset >= range.end();
-            let Some(joined) = rule.join(range, range_of(next)).filter(|_| follows) else { break };
-            (range, end) = (joined, end + 1);
-        }
-        found.push(TensorGroup::of_run(range, first..end, wants));
-        first = end;
+        found.push(TensorGroup::of_run(range, first, &places, reads));
+        first += places.len();
     }
     found
 }
@@ -134,7 +160,7 @@ mod tests {
     fn neighbours_share_a_lot_and_large_tensors_have_their_own() {
         let wants =
             [whole(0, 100, 50), whole(0, 150, 50), whole(0, 300, 3 << 20), whole(1, 300, 10), whole(0, 0, 8)];
-        let found = groups(&wants);
+        let found = groups(&wants, Reads::Exact);
         let tensors: Vec<Vec<_>> =
             found.iter().map(|group| group.places.iter().map(|place| place.want).collect()).collect();
         assert_eq!(tensors, [vec![0, 1], vec![2], vec![3], vec![4]]);
@@ -142,10 +168,31 @@ mod tests {
         assert_eq!(found[1].pieces.len(), 4, "cut at the whole mebibytes of the file");
     }
 
+    #[test]
+    fn parts_in_one_run_are_read_as_such_and_stay_apart() {
+        let part = |first, shape: &[u64], strides: &[i64]| {
+            let selection = Selection::new(first, shape, strides, 1, 1 << 20).expect("valid");
+            Want { file: 0, offset: 5000, len: 1 << 20, selection: Some(selection) }
+        };
+        let wants = [part(8, &[4, 100], &[100, 1]), part(408, &[100], &[1]), part(0, &[4, 50], &[100, 1])];
+        let found = groups(&wants, Reads::WholePages);
+        let (runs, parts) = found.split_at(2);
+        for (group, offset) in runs.iter().zip([5008, 5408]) {
+            assert!(matches!(
+                group.pieces[..],
+                [(ReadPiece::Run { offset: 4096 }, Range { start: 0, end: 4096 })]
+            ));
+            assert_eq!(group.places[0].offset, offset - 4096);
+        }
+        assert_eq!((runs[0].places[0].len, runs[1].places[0].len), (400, 100));
+        assert!(matches!(parts[0].pieces[..], [(ReadPiece::Part { data_offset: 5000, .. }, _)]));
+    }
+
     proptest! {
         #[test]
         fn pieces_are_the_bytes_of_the_tensors_in_order(
             spans in prop::collection::vec((0..2usize, 0..9000u64, 0..3_000_000u64), 1..20),
+            reads in prop_oneof![Just(Reads::Exact), Just(Reads::WholePages)],
         ) {
             let mut ends = [0; 2];
             let wants: Vec<_> = spans.iter().map(|&(file, gap, len)| {
@@ -153,7 +200,7 @@ mod tests {
                 ends[file] = offset + len;
                 whole(file, offset, len)
             }).collect();
-            let found = groups(&wants);
+            let found = groups(&wants, reads);
             let order: Vec<_> = found.iter().flat_map(|group| group.places.iter().map(|place| place.want)).collect();
             prop_assert_eq!(order, (0..wants.len()).collect::<Vec<_>>());
             for group in &found {
@@ -165,6 +212,14 @@ mod tests {
                     prop_assert!(at.is_none_or(|at| at == (*offset, range.start)));
                     at = Some((offset + range.len() as u64, range.end));
                 }
+                if let (Some(first), Some((last, _))) = (group.pieces.first(), at) {
+                    let ReadPiece::Run { offset } = first.0 else { unreachable!("no selection") };
+                    let is_aligned = offset % PAGE_BYTES == 0 && last % PAGE_BYTES == 0;
+                    prop_assert!(is_aligned || reads == Reads::Exact);
+                    let (low, high) = (group.places[0], group.places[group.places.len() - 1]);
+                    prop_assert!(offset <= wants[low.want].offset);
+                    prop_assert!(last >= wants[high.want].offset + wants[high.want].len);
+                }
                 for place in &group.places {
                     let want = &wants[place.want];
                     prop_assert_eq!((want.file, want.len), (group.file, place.len as u64));
@@ -172,8 +227,9 @@ mod tests {
                     prop_assert_eq!(want.offset % PAGE_BYTES, place.offset as u64 % PAGE_BYTES);
                 }
                 let wanted: u64 = group.places.iter().map(|place| place.len as u64).sum();
-                prop_assert!(group.places.len() == 1 || group.memory_bytes as u64 <= GROUP_BYTES + PAGE_BYTES);
-                prop_assert!(group.memory_bytes as u64 - wanted <= PAGE_BYTES * group.places.len() as u64);
+                let edges = 2 * PAGE_BYTES;
+                prop_assert!(group.places.len() == 1 || group.memory_bytes as u64 <= GROUP_BYTES + edges);
+                prop_assert!(group.memory_bytes as u64 - wanted <= edges + PAGE_BYTES * group.places.len() as u64);
             }
         }
     }

@@ -5,11 +5,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::{Opened, page_cache};
-use crate::mix::{GAMMA, mix};
+use crate::fetch::crew::KeepGoing;
+use crate::mapped_file::Opened;
 use crate::words::words;
 
 use super::plan::Want;
+use super::sample::{drawn, is_cached};
+use super::trial;
 
 words! {
     /// How a stream gets its bytes.
@@ -22,6 +24,8 @@ words! {
         Ahead = "ahead",
         /// Positioned reads into owned memory.
         Pread = "pread",
+        /// Reads into owned memory that go past the page cache.
+        Direct = "direct",
     }
 }
 
@@ -33,16 +37,6 @@ const SAMPLED_PAGES: u64 = 64;
 pub struct Choice {
     pub strategy: Strategy,
     pub reason: String,
-}
-
-/// Draws a number below `bound`, which is not 0.
-pub(super) fn drawn(seed: u64, number: u64, bound: u64) -> u64 {
-    mix(seed.wrapping_add(number.wrapping_mul(GAMMA))) % bound
-}
-
-/// Returns whether the page of a byte is cached. One that cannot be probed (NaN) counts as missing.
-pub(super) fn is_cached(opened: &Opened, offset: u64, seed: u64) -> bool {
-    page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0)
 }
 
 /// What a decision needs to know beyond the files.
@@ -62,6 +56,7 @@ pub fn choose(
     wants: &[Want],
     files: impl Fn(usize) -> Result<Arc<Opened>>,
     around: Surroundings,
+    keep_going: &mut KeepGoing<'_>,
 ) -> Result<Choice> {
     let seed = around.seed;
     let decided = |strategy, reason: String| Ok(Choice { strategy, reason });
@@ -113,7 +108,18 @@ pub fn choose(
                 );
                 decided(Strategy::Ahead, reason)
             }
-            None => decided(Strategy::Pread, cold),
+            None => {
+                let in_file: Vec<_> = wants.iter().filter(|other| other.file == want.file).collect();
+                let is_worth_it = result_bytes >= trial::LEAST_BYTES;
+                let known =
+                    is_worth_it.then(|| trial::of_mount(&opened, &in_file, seed, keep_going)).flatten();
+                let strategy = match &known {
+                    Some(found) if found.is_direct_better => Strategy::Direct,
+                    _ => Strategy::Pread,
+                };
+                let facts = known.map_or(String::new(), |found| format!("; {}", found.facts));
+                decided(strategy, format!("{cold}{facts}"))
+            }
         };
     }
     decided(Strategy::Mapped, format!("all of {SAMPLED_PAGES} sampled pages are in the page cache"))
@@ -136,7 +142,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::mapped_file::{MappedFile, RequestedMode};
+    use crate::mapped_file::{MappedFile, RequestedMode, page_cache};
 
     const LEN: u64 = 1 << 20;
 
@@ -144,7 +150,7 @@ mod tests {
         page_cache::evict(opened).expect("evicted");
         let wants = [Want { file: 0, offset: 0, len: LEN, selection: None }];
         let around = Surroundings { available_memory_bytes, local_processes, seed: 5 };
-        choose(Strategy::Auto, &wants, |_| Ok(opened.clone()), around).expect("a decision")
+        choose(Strategy::Auto, &wants, |_| Ok(opened.clone()), around, &mut || true).expect("a decision")
     }
 
     #[test]

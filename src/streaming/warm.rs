@@ -10,7 +10,8 @@ use crate::os::process::fork;
 use crate::slicing::Selection;
 
 use super::cache_fill::CacheFill;
-use super::engine::{Files, NextTensor, Stream, StreamLimits};
+use super::engine::{Files, NextTensor, Stream};
+use super::options::StreamOptions;
 use super::plan::Want;
 
 /// Reads tensors, into the page cache where reads come out of it, and elsewhere into memory of its own.
@@ -90,9 +91,9 @@ impl WarmLead {
             way.push(want);
         }
         let cache = CacheFill::start(&cached, files.clone(), memory_bytes)?;
-        let mut limits = StreamLimits::default();
-        limits.memory_bytes = memory_bytes.unwrap_or(limits.memory_bytes);
-        let memory = Stream::start(&others, Box::new(move |number| files(number)), None, limits)?;
+        let mut options = StreamOptions::default();
+        options.memory_bytes = memory_bytes.unwrap_or(options.memory_bytes);
+        let memory = Stream::start(&others, Box::new(move |number| files(number)), None, options)?;
         Ok(Self {
             places,
             cache,

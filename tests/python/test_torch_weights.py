@@ -287,7 +287,7 @@ def test_wrong_arguments_are_refused_at_once(folder):
     beyond = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ValueError, match=f"not '{beyond}'"):
         load_state_dict(folder, beyond)
-    with pytest.raises(ValueError, match='strategy must be "auto", "mapped", "ahead" or "pread"'):
+    with pytest.raises(ValueError, match='strategy must be "auto", "mapped", "ahead", "pread" or "direct"'):
         stream_checkpoint(folder, device="cpu", strategy="fast")
     with pytest.raises(ValueError, match='order must be "file", "plan" or "layer"'):
         stream_checkpoint(folder, device="cpu", order="name")

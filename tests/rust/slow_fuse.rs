@@ -4,6 +4,7 @@
 //! ```text
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
 //!           [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
+//!           [--refuse-direct open|read]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
@@ -14,6 +15,7 @@
 //! * `--direct-io`: no page cache, and MAP_SHARED is refused with ENODEV.
 //! * `--fail-after`: read requests after the first N fail with `--errno`.
 //! * `--fail-range`: so do read requests for any of these bytes of a file.
+//! * `--refuse-direct`: files cannot be opened with O_DIRECT, or not be read by such descriptors: EINVAL.
 //! * `--short-reads`: each read gives half of what is asked for. Without `--direct-io` the kernel takes that for
 //!   the end of the file.
 //!
@@ -62,6 +64,14 @@ struct Options {
     errno: i32,
     short_reads: bool,
     threads: u16,
+    refuse_direct: Option<RefusedCall>,
+}
+
+/// The call that fails for direct I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RefusedCall {
+    Open,
+    Read,
 }
 
 fn options() -> Outcome<Options> {
@@ -78,6 +88,7 @@ fn options() -> Outcome<Options> {
         errno: libc::EIO,
         short_reads: false,
         threads: 64,
+        refuse_direct: None,
     };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
@@ -107,6 +118,13 @@ fn options() -> Outcome<Options> {
             }
             "--errno" => options.errno = value()?.parse()?,
             "--short-reads" => options.short_reads = true,
+            "--refuse-direct" => {
+                options.refuse_direct = Some(match value()?.as_str() {
+                    "open" => RefusedCall::Open,
+                    "read" => RefusedCall::Read,
+                    other => return Err(format!("--refuse-direct open or read, not {other}").into()),
+                });
+            }
             "--threads" => options.threads = value()?.parse()?,
             _ => return Err(format!("{name} is not known").into()),
         }
@@ -204,6 +222,10 @@ impl Mirror {
         })
     }
 
+    fn is_refused(&self, call: RefusedCall, flags: OpenFlags) -> bool {
+        flags.0 & libc::O_DIRECT != 0 && self.options.refuse_direct == Some(call)
+    }
+
     fn bytes(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let number = self.counts.requests.fetch_add(1, Ordering::Relaxed);
         let in_flight = self.counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
@@ -282,7 +304,10 @@ impl Filesystem for Mirror {
         }
     }
 
-    fn open(&self, _request: &Request, number: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if self.is_refused(RefusedCall::Open, flags) {
+            return reply.error(Errno::EINVAL);
+        }
         let file = self.path(number).and_then(|path| File::open(path).map_err(Errno::from));
         match file {
             Ok(file) => {
@@ -303,10 +328,13 @@ impl Filesystem for Mirror {
         handle: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        if self.is_refused(RefusedCall::Read, flags) {
+            return reply.error(Errno::EINVAL);
+        }
         match self.bytes(handle, offset, size) {
             Ok(bytes) => reply.data(&bytes),
             Err(errno) => reply.error(errno),

@@ -18,6 +18,7 @@ from pagestream.torch._pinned import PinnedMemory
 from pagestream.torch._planned import finished, shape_of
 from pagestream.weights.dtypes import itemsize
 from pagestream.weights.indexing import Selection
+from pagestream.weights.streaming import cache_use
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -35,6 +36,8 @@ LEAST_STAGING_BYTES = 4 << 20
 # Large tensors cross in pieces of this size, or of a quarter of staging: while one is copied others are read.
 _PIECE_BYTES = 16 << 20
 _LEAST_PIECES = 4
+# What a piece takes in staging beside its bytes, at most: it lies there to the page as in the file.
+_EDGE_BYTES = 2 * 4096
 # Of the page cache one thread reads a few GB a second, and a GPU takes up to ten times that.
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 # Kernels read vectors of this size. A tensor that begins elsewhere is moved.
@@ -59,6 +62,7 @@ def transferred(
     device: CopyDevice,
     cast_of: CastOf,
     memory_bytes: int | None,
+    strategy: str,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     """Yields the tensors of a plan on a device, in order.
 
@@ -79,10 +83,11 @@ def transferred(
         device: Where tensors go.
         cast_of: The types that they get there.
         memory_bytes: The size of staging; at least 4 MiB are taken. None for a default.
+        strategy: ``"pread"`` or ``"direct"``.
     """
     total_bytes = sum(each.nbytes for each in wanted)
     nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or _STAGING_BYTES, total_bytes))
-    pieces, ranges = _cut(wanted, min(_PIECE_BYTES, nbytes // _LEAST_PIECES))
+    pieces, ranges = _cut(wanted, min(_PIECE_BYTES, nbytes // _LEAST_PIECES) - _EDGE_BYTES)
     process = os.getpid()
     with ExitStack() as stack:
         staging = PinnedMemory(device)
@@ -92,7 +97,7 @@ def transferred(
         try:
             arrivals = _Arrivals(wanted, pieces, device, staging, cast_of)
             following = 0
-            with closing(_arriving(files, ranges, staging, arrivals, device)) as found:
+            with closing(_arriving(files, ranges, staging, arrivals, device, strategy)) as found:
                 for number, tensor in found:
                     yield from _empty(wanted[following:number], device, cast_of)
                     yield wanted[number], tensor
@@ -112,11 +117,12 @@ def _arriving(
     staging: PinnedMemory,
     arrivals: _Arrivals,
     device: CopyDevice,
+    strategy: str,
 ) -> Generator[tuple[int, torch.Tensor], None, None]:
     """Yields numbers and tensors, once their copies are queued."""
     # Events after which the oldest lots may be overwritten.
     copying: deque[Any] = deque()
-    stream = _native.StagedStream(files, ranges, staging.array, _first_threads())
+    stream = _native.StagedStream(files, ranges, staging.array, _first_threads(), cache_use(strategy))
     try:
         while (lot := stream.next(not copying)) is not None:
             if lot:

@@ -108,7 +108,8 @@ def stream_checkpoint(
             bools and complex numbers keep their type, and so do floats of 8 bits and less, which need their
             scales. Tensors are cast one at a time, those for a GPU on the GPU. None for the files' types.
         strategy: For the CPU as in `Checkpoint.stream`, with tensors on copy-on-write pages for views. For
-            other devices all is read into memory: ``"mapped"`` and ``"ahead"`` are refused.
+            other devices all is read into memory, by ``"pread"`` or ``"direct"``: ``"mapped"`` and
+            ``"ahead"`` are refused.
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
             size of the page-locked memory: at least 4 MiB, and 128 MiB by default.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
@@ -186,12 +187,14 @@ def tensors_on(
         message = f'strategy="{strategy}" is for the CPU: pages of a file must not be copied to {device}'
         raise ValueError(message)
     means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy)
-    if staged_for is not None:
-        return transferred(files, wanted, staged_for, cast_of, memory_bytes)
-    view = partial(_on_file, files, tensors)
     # A copy to a device never begins in a mapping.
-    means = means if is_cpu else "pread"
-    pairs = streaming.tensors(files, wanted, means, tensors, view, memory_bytes, None, None)
+    means = means if is_cpu or means == "direct" else "pread"
+    if staged_for is not None:
+        return transferred(files, wanted, staged_for, cast_of, memory_bytes, means)
+    view = partial(_on_file, files, tensors)
+    pairs = streaming.tensors(
+        files, wanted, means, tensors, view, memory_bytes, threads=None, checks=None, drop_behind=False
+    )
     return _moved(pairs, device, cast_of)
 
 

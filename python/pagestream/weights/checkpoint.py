@@ -221,6 +221,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         threads: int | None = None,
         order: streaming.StreamOrder = "file",
         verify: bool | None = None,
+        drop_behind: bool | None = None,
         progress: Progress = False,
     ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Streams tensors as their bytes arrive, many reads at a time.
@@ -237,12 +238,16 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             strategy: How to get the bytes; `explain` tells what ``"auto"`` does.
 
                 * ``"pread"`` reads them into memory that belongs to the array;
+                * ``"direct"`` does so past the page cache (``O_DIRECT``), in whole pages; like ``"pread"``
+                  where the file system refuses (`explain` tells), and for parts that are not contiguous;
                 * ``"ahead"`` reads them into the page cache, and yields read-only views of the mapped files;
                 * ``"mapped"`` yields such views and reads nothing;
                 * ``"auto"`` is ``"mapped"`` if all of 64 pages, drawn at random, are in the page cache. It is
                   ``"ahead"`` if several processes of a job share this node (``LOCAL_WORLD_SIZE`` and its
                   like), or if copies would take more than half of the available memory; but not where reads
-                  bypass the page cache. Else it is ``"pread"``.
+                  bypass the page cache. It is ``"direct"`` where that takes less than half of the time of
+                  ``"pread"``, so that a program that is started twice loses nothing: streams of 512 MiB and
+                  more try 16 MiB each way, once for each mount. Else it is ``"pread"``.
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
                 read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or an eighth of the available
                 memory and at most 1 GiB.
@@ -254,6 +259,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             verify: True compares each tensor, in the memory in which it is handed out, with the checksums of
                 `write_checksums`, and before that sizes and headers of its files. Tensors are then read,
                 never viewed, and whole. None and False compare nothing.
+            drop_behind: True leaves the page cache as it was: pages that were not there before go again after
+                they were read; all of them where the kernel does not tell, as in ``"read"`` mode. ``"auto"``
+                is then ``"mapped"`` or ``"direct"``. None and False leave them there.
             progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
         Yields:
@@ -273,8 +281,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             FileChangedError: A file was rewritten since it was opened.
             ValueError: An unknown word, a number out of range, or a name that the plan has twice; the
                 checkpoint is closed; ``strategy="mapped"`` with a file in ``"read"`` mode, or ``"ahead"``
-                with one whose reads bypass the page cache; either or a part of a tensor with
-                ``verify=True``.
+                with one whose reads bypass the page cache; either with ``verify=True`` or
+                ``drop_behind=True``; or a part of a tensor with ``verify=True``.
 
         Example:
             >>> import numpy as np
@@ -288,8 +296,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         memory_bytes, threads = environment.memory_bytes(memory_bytes), environment.threads(threads)
         verify = verify is not None and checks.check_bool("verify", verify)
         wanted = streaming.planned(list(self), self.info, plan, order, self._arrays)
+        drop_behind = drop_behind is not None and checks.check_bool("drop_behind", drop_behind)
         asked = "pread" if verify and strategy == "auto" else strategy
-        found, _ = streaming.chosen(self._files, wanted, asked)
+        found, _ = streaming.chosen(self._files, wanted, asked, drop_behind=drop_behind)
         known = None
         if verify:
             known = checksums.known(self._files, streaming.comparable(wanted, found), threads)
@@ -298,7 +307,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         def view(each: streaming.Wanted) -> npt.NDArray[Any]:
             return self._mapped(each.info.name)[each.index]
 
-        pairs = streaming.tensors(self._files, wanted, found, own, view, memory_bytes, threads, known)
+        pairs = streaming.tensors(
+            self._files, wanted, found, own, view, memory_bytes, threads, known, drop_behind=drop_behind
+        )
         return streaming.reported(pairs, wanted, progress)
 
     def warm(self, plan: streaming.Plan = None, *, memory_bytes: int | None = None) -> warming.Lead:

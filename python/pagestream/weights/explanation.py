@@ -13,7 +13,7 @@ from pagestream.weights import streaming
 from pagestream.weights.indexing import ByteSelection
 
 if TYPE_CHECKING:
-    from pagestream.weights.streaming import Wanted
+    from pagestream.weights.streaming import Strategy, Wanted
     from pagestream.weights.tensor_info import TensorInfo
 
 # What one request of a FUSE mount is at most, by default.
@@ -59,18 +59,26 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
 
 
 def _trial(files: _native.Checkpoint, tensor: TensorInfo) -> list[str]:
-    """Times one request, and some side by side, at random places of a tensor."""
+    """Tries direct I/O, and times one request, and some side by side, at random places of a tensor."""
+    refusal = files.file_of(tensor.name, reads_ahead=False).direct_refusal()
+    lines = ["direct I/O: " + (f"refused ({refusal})" if refusal else "possible")]
     places = range(tensor.nbytes // _REQUEST_BYTES)
-    if len(places) < 2 * _SIDE_BY_SIDE:
-        return ["no tensor is large enough to time requests"]
-    first, *others = random.sample(places, 1 + _SIDE_BY_SIDE)
-    return [_timed(files, tensor.name, [first]), _timed(files, tensor.name, others)]
+    if len(places) < 4 * _SIDE_BY_SIDE:
+        return [*lines, "no tensor is large enough to time requests"]
+    first, *others = random.sample(places, 1 + 2 * _SIDE_BY_SIDE)
+    lines.append(_timed(files, tensor.name, [first], "pread"))
+    lines.append(_timed(files, tensor.name, others[::2], "pread"))
+    if not refusal:
+        lines.append(_timed(files, tensor.name, others[1::2], "direct"))
+    return lines
 
 
-def _timed(files: _native.Checkpoint, name: str, places: list[int]) -> str:
+def _timed(files: _native.Checkpoint, name: str, places: list[int], strategy: Strategy) -> str:
     wanted = [(name, ByteSelection(place * _REQUEST_BYTES, (_REQUEST_BYTES,), (1,), 1)) for place in places]
     begin = time.perf_counter()
-    with closing(_native.TensorStream(files, wanted, None, len(places), None)) as stream:
+    with closing(
+        _native.TensorStream(files, wanted, None, len(places), None, streaming.cache_use(strategy))
+    ) as stream:
         while stream.next() is not None:
             pass
         seconds = time.perf_counter() - begin
@@ -78,6 +86,7 @@ def _timed(files: _native.Checkpoint, name: str, places: list[int]) -> str:
     what = f"{_count(len(places), 'read')} of {_size(_REQUEST_BYTES)}" + (
         " side by side" if len(places) > 1 else ""
     )
+    what += " past the page cache" if strategy == "direct" else ""
     return f"{what}: {seconds * 1e3:.2f} ms, {rate} a second"
 
 

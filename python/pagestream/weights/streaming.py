@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 Chosen: TypeAlias = "Index | Literal[False] | None"
 Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
 StreamOrder = Literal["file", "plan", "layer"]
-Strategy = Literal["auto", "mapped", "ahead", "pread"]
+Strategy = Literal["auto", "mapped", "ahead", "pread", "direct"]
 
 _ORDERS = ("file", "plan", "layer")
+# Strategies that read into memory of the tensors' own.
+_OWNED = ("pread", "direct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
     Raises:
         ValueError: One of them cannot.
     """
-    if strategy != "pread":
+    if strategy not in _OWNED:
         message = (
             f'verify=True compares bytes that are read for the caller; strategy="{strategy}" yields views'
         )
@@ -157,19 +159,34 @@ def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
     return [each.info.name for each in wanted]
 
 
-def chosen(files: _native.Checkpoint, wanted: list[Wanted], strategy: Strategy) -> tuple[str, str]:
+def chosen(
+    files: _native.Checkpoint, wanted: list[Wanted], strategy: Strategy, *, drop_behind: bool = False
+) -> tuple[str, str]:
     """Returns the strategy to use, and why.
 
     Raises:
-        ValueError: An unknown word; ``"mapped"`` where a file is not mapped; or ``"ahead"`` where reads
-            bypass the page cache.
+        ValueError: An unknown word; ``"mapped"`` where a file is not mapped; ``"ahead"`` where reads bypass
+            the page cache; or either with `drop_behind`.
     """
     checks.one_of("strategy", strategy, _native.STRATEGIES)
     if strategy == "mapped" and files.mode == "read":
         message = f'strategy="mapped" needs a mapping; a file is in "read" mode: {files.reason}'
         raise ValueError(message)
+    if strategy in ("mapped", "ahead") and drop_behind:
+        message = f'strategy="{strategy}" yields views of the page cache, which drop_behind=True would empty'
+        raise ValueError(message)
     seed, native = random.getrandbits(64), [each.native() for each in wanted]
-    return _native.TensorStream.choose(files, native, strategy, ranks.local_processes(), seed)
+    found, reason = _native.TensorStream.choose(files, native, strategy, ranks.local_processes(), seed)
+    if drop_behind and strategy == "auto" and found != "mapped":
+        return "direct", f"{reason}; drop_behind=True leaves nothing in the page cache"
+    return found, reason
+
+
+def cache_use(strategy: str, *, drop_behind: bool = False) -> str:
+    """Returns what the reads of a strategy do to the page cache, as a word of the native streams."""
+    if strategy == "direct":
+        return "bypass"
+    return "drop_behind" if drop_behind else "fill"
 
 
 def tensors(
@@ -181,6 +198,8 @@ def tensors(
     memory_bytes: int | None,
     threads: int | None,
     checks: _native.ChecksumRun | None,
+    *,
+    drop_behind: bool,
 ) -> Generator[tuple[Wanted, Any], None, None]:
     """Yields the tensors of a plan.
 
@@ -188,18 +207,21 @@ def tensors(
         files: The files.
         wanted: The plan.
         strategy: What `chosen` returned.
-        framework: Makes tensors of memory of their own, for ``"pread"``.
+        framework: Makes tensors of memory of their own, for ``"pread"`` and ``"direct"``.
         view: Returns a tensor over the mapped file, for ``"mapped"`` and ``"ahead"``.
         memory_bytes: Bytes that are read and not yet used.
         threads: Threads that read.
         checks: What the bytes are compared with; None for nothing.
+        drop_behind: Whether bytes that are read leave the page cache again.
     """
     if strategy == "mapped":
         for each in wanted:
             yield each, view(each)
         return
     native = [each.native() for each in wanted]
-    stream = _native.TensorStream(files, native, memory_bytes, threads, checks)
+    stream = _native.TensorStream(
+        files, native, memory_bytes, threads, checks, cache_use(strategy, drop_behind=drop_behind)
+    )
     try:
         while (landed := stream.next()) is not None:
             number, buffer = landed

@@ -5,6 +5,7 @@
 //! name and links say, and whatever others do to the folder meanwhile.
 
 pub mod beneath;
+pub mod direct;
 pub mod fsinfo;
 pub mod open;
 pub mod pread;

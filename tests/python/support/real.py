@@ -137,13 +137,14 @@ def slow_fuse(
     errno=None,
     short_reads=False,
     threads=64,
+    refuse_direct=None,
     program=None,
 ):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
 
     `bandwidth_bytes` is what all requests together get in a second, and `request_bytes` the largest request.
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
-    those for any of the bytes in `fail_range`.
+    those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`, and
     `most_in_flight` reads.
@@ -159,6 +160,7 @@ def slow_fuse(
     command += ["--short-reads"] if short_reads else []
     command += [] if fail_after is None else ["--fail-after", str(fail_after)]
     command += [] if fail_range is None else ["--fail-range", f"{fail_range[0]}-{fail_range[1]}"]
+    command += [] if refuse_direct is None else ["--refuse-direct", refuse_direct]
     command += [] if errno is None else ["--errno", str(errno)]
     mount.mkdir(exist_ok=True)
     pipe = subprocess.PIPE

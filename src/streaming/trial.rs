@@ -1,0 +1,110 @@
+//! A short timed trial: whether a mount gives the bytes of a stream so much faster past the page cache that it pays to do
+//! without the cache.
+//!
+//! What went past the cache must be read again the next time. So direct reads pay where they take less than half of the
+//! time: then even a program that is started twice has lost nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::fetch::crew::{KeepGoing, Limits, PERIOD};
+use crate::mapped_file::Opened;
+use crate::os::process::fork;
+use crate::slicing::PIECE_BYTES;
+
+use super::engine::{NextTensor, Stream};
+use super::options::{CacheUse, StreamOptions};
+use super::plan::Want;
+use super::sample::drawn;
+
+/// Pieces that are read in each way, side by side.
+const PIECES: usize = 64;
+/// Streams of fewer bytes are over before a trial pays: it reads 128 MiB.
+pub const LEAST_BYTES: u64 = 2 << 30;
+/// A trial that takes longer is given up.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a trial has shown.
+#[derive(Debug, Clone)]
+pub struct Trial {
+    pub is_direct_better: bool,
+    pub facts: String,
+}
+
+/// What is known of each mount, by its device number.
+static KNOWN: Mutex<BTreeMap<u64, Trial>> = Mutex::new(BTreeMap::new());
+
+/// Returns what is known of the mount of a cold file, or tries it with pieces of the wants that are in the file. `None` if
+/// they are too few, or if the trial fails or takes too long.
+pub fn of_mount(
+    opened: &Arc<Opened>,
+    wants: &[&Want],
+    seed: u64,
+    keep_going: &mut KeepGoing<'_>,
+) -> Option<Trial> {
+    let device = opened.facts.identity.device;
+    if let Some(known) = fork::with_lock(&KNOWN, |known| known.get(&device).cloned()) {
+        return Some(known);
+    }
+    let places = drawn_places(wants, seed)?;
+    let (cached, direct): (Vec<_>, Vec<_>) = places.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
+    let cached = timed(opened, &cached, CacheUse::Fill, keep_going).ok()??;
+    let found = if let Some(refusal) = opened.direct_refusal() {
+        Trial { is_direct_better: false, facts: refusal }
+    } else {
+        let direct = timed(opened, &direct, CacheUse::Bypass, keep_going).ok()??;
+        let mib = PIECE_BYTES >> 20;
+        let facts = format!(
+            "{PIECES} reads of {mib} MiB side by side took {direct:.1?} past the page cache and {cached:.1?} through it"
+        );
+        Trial { is_direct_better: direct * 2 < cached, facts }
+    };
+    fork::with_lock(&KNOWN, |known| known.insert(device, found.clone()));
+    Some(found)
+}
+
+/// Draws places of whole pieces that are wanted, in order.
+fn drawn_places(wants: &[&Want], seed: u64) -> Option<Vec<u64>> {
+    let pieces = |want: &&Want| {
+        let first = want.offset.div_ceil(PIECE_BYTES);
+        first..((want.offset + want.len) / PIECE_BYTES).max(first)
+    };
+    let whole = wants.iter().filter(|want| want.selection.is_none());
+    let places: Vec<u64> = whole.flat_map(pieces).collect();
+    if places.len() < 4 * PIECES {
+        return None;
+    }
+    let mut found = BTreeSet::new();
+    for number in 0.. {
+        found.insert(places[drawn(seed, number, places.len() as u64) as usize] * PIECE_BYTES);
+        if found.len() == 2 * PIECES {
+            break;
+        }
+    }
+    Some(found.into_iter().collect())
+}
+
+/// Reads pieces side by side. Returns how long that takes; `None` if it takes too long, or if the caller wants to stop.
+fn timed(
+    opened: &Arc<Opened>,
+    places: &[u64],
+    cache: CacheUse,
+    keep_going: &mut KeepGoing<'_>,
+) -> Result<Option<Duration>> {
+    let want = |&offset: &u64| Want { file: 0, offset, len: PIECE_BYTES, selection: None };
+    let wants: Vec<_> = places.iter().map(want).collect();
+    let readers = Limits { first: PIECES, most: PIECES };
+    let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
+    let file = opened.clone();
+    let begun = Instant::now();
+    let stream = Stream::start(&wants, Box::new(move |_| Ok(file.clone())), None, options)?;
+    loop {
+        match stream.next(PERIOD)? {
+            NextTensor::End => return Ok(Some(begun.elapsed())),
+            NextTensor::NotYet if begun.elapsed() > PATIENCE || !keep_going() => return Ok(None),
+            NextTensor::Landed(_) | NextTensor::NotYet => {}
+        }
+    }
+}

@@ -1,0 +1,14 @@
+"""Prints what a stream of a checkpoint takes, twice, and why."""
+
+import json
+import sys
+
+from pagestream import open_checkpoint
+from pagestream.weights import streaming
+from pagestream.weights.checkpoint import native_files
+
+with open_checkpoint(sys.argv[1]) as weights:
+    infos = [weights.info(name) for name in weights]
+    wanted = [streaming.Wanted(info, ..., info.dtype, info.shape, None) for info in infos]
+    found = {time: streaming.chosen(native_files(weights), wanted, "auto") for time in ("first", "second")}
+print(json.dumps(found))
