@@ -11,10 +11,10 @@ use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::memory::Uninit;
 use crate::os::process::{fork, limits};
-use crate::slicing::{SlicePlan, fill};
+use crate::slicing::SlicePlan;
 
-use super::engine::Files;
-use super::options::READERS;
+use super::options::{CacheUse, READERS};
+use super::pieces::{Files, read_piece};
 use super::plan::{ReadPiece, Reads, Want, groups};
 
 /// Bytes between two looks at the available memory.
@@ -263,13 +263,7 @@ impl FillWork {
         if missing > 0 {
             scratch.reserve(piece.len);
             let memory = Uninit::spare(&mut scratch.spare_capacity_mut()[..piece.len]);
-            match &piece.piece {
-                ReadPiece::Run { offset } => opened.exact_reader().read_into(*offset, memory)?,
-                ReadPiece::Part { data_offset, selection } => {
-                    let plan = SlicePlan::new(selection.clone());
-                    fill(&opened, *data_offset, &plan, memory, 1, &mut || true)?;
-                }
-            }
+            read_piece(&opened, &piece.piece, memory, CacheUse::Fill, &mut || !self.lock().is_over)?;
         }
         if piece.is_last {
             opened.verify_with_server()?;

@@ -1,6 +1,5 @@
 //! [`Stream`]: threads that read groups ahead of a consumer.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,20 +9,17 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
-use crate::mapped_file::page_cache;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::memory::arena::Arena;
-use crate::os::memory::parts::{Part, Whole, WritableMemory, split};
+use crate::os::memory::parts::{Whole, WritableMemory, split};
 use crate::os::process::fork;
-use crate::slicing::{SlicePlan, fill};
 
 use super::options::{CacheUse, StreamOptions};
-use super::plan::{ReadPiece, TensorGroup, TensorPlace, Want, groups};
+use super::pieces::{Files, read_piece};
+use super::plan::{TensorGroup, TensorPlace, Want, groups};
 use super::staging::StagingPlaces;
-
-/// Opens the file of a number.
-pub type Files = dyn Fn(usize) -> Result<Arc<Opened>> + Send + Sync;
+use super::state::{LandedGroup, Reading, State, Task};
 
 /// Looks at the bytes of a want before they are handed out. An error takes the place of its tensor.
 pub type Inspect = dyn Fn(usize, &[u8]) -> Result<()> + Send + Sync;
@@ -53,49 +49,6 @@ pub struct Stream {
     process: u64,
 }
 
-/// A group that is being read.
-#[derive(Debug)]
-struct Reading {
-    /// Taken by the thread that read the last piece.
-    whole: Option<Whole<Box<dyn WritableMemory>>>,
-    pieces_left: usize,
-    opened: Option<Arc<Opened>>,
-}
-
-/// A piece that no thread has taken.
-#[derive(Debug)]
-struct Task {
-    group: usize,
-    piece: usize,
-    part: Part,
-}
-
-/// A group whose bytes are there.
-#[derive(Debug)]
-struct LandedGroup {
-    memory: Arc<dyn WritableMemory>,
-    untaken: usize,
-    /// The first want whose bytes were refused.
-    refusal: Option<(usize, Error)>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// The group whose turn is next. Those before it were begun.
-    begun: usize,
-    /// Groups behind it that will have no turn: they were begun before, or are left to others.
-    left_out: BTreeSet<usize>,
-    tasks: VecDeque<Task>,
-    reading: BTreeMap<usize, Reading>,
-    landed: BTreeMap<usize, LandedGroup>,
-    /// Bytes of the groups that were begun and are not all taken.
-    in_flight_bytes: u64,
-    /// Upper bound of `in_flight_bytes`.
-    memory_bytes: u64,
-    failure: Option<Error>,
-    is_over: bool,
-}
-
 struct StreamWork {
     groups: Vec<TensorGroup>,
     /// The group of each want, and its number there.
@@ -116,30 +69,6 @@ struct StreamWork {
 impl fmt::Debug for StreamWork {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("StreamWork").field("state", &self.state).finish_non_exhaustive()
-    }
-}
-
-impl LandedGroup {
-    fn new(memory: Box<dyn WritableMemory>, of: &TensorGroup, refusal: Option<(usize, Error)>) -> Self {
-        Self { memory: Arc::from(memory), untaken: of.places.len(), refusal }
-    }
-}
-
-impl State {
-    fn has_begun(&self, group: usize) -> bool {
-        group < self.begun || self.left_out.contains(&group)
-    }
-
-    fn is_live(&self, group: usize) -> bool {
-        self.landed.contains_key(&group) || self.reading.contains_key(&group)
-    }
-
-    /// Lets a group have no turn, or ends its turn.
-    fn leave_out(&mut self, group: usize) {
-        self.left_out.insert(group);
-        while self.left_out.remove(&self.begun) {
-            self.begun += 1;
-        }
     }
 }
 
@@ -489,49 +418,8 @@ impl StreamWork {
 
     fn read(&self, task: &mut Task) -> Result<()> {
         let opened = self.opened(task.group)?;
-        let mut memory = task.part.memory();
-        let mut len = memory.len() as u64;
-        match &self.groups[task.group].pieces[task.piece].0 {
-            ReadPiece::Run { offset } => {
-                let mut good = 0;
-                if self.cache == CacheUse::Bypass {
-                    // Whole pages reach behind the end of the file.
-                    len = len.min(opened.size().saturating_sub(*offset));
-                    good = (opened.read_directly(*offset, memory.reborrow()) as u64).min(len);
-                }
-                // What did not come directly, or why.
-                let rest = memory.range(good as usize..len as usize);
-                let read = || opened.exact_reader().read_into(offset + good, rest);
-                self.leaving_cache(&opened, offset + good, len - good, read)
-            }
-            ReadPiece::Part { data_offset, selection } => {
-                let plan = SlicePlan::new(selection.clone());
-                let (start, span) = selection.extent();
-                // Other threads read other pieces.
-                let read = || fill(&opened, *data_offset, &plan, memory, 1, &mut || !self.lock().is_over);
-                self.leaving_cache(&opened, data_offset + start, span, read)
-            }
-        }
-    }
-
-    /// Reads from a range of a file through the page cache, and drops what was not there before if that is asked for.
-    fn leaving_cache(
-        &self,
-        opened: &Opened,
-        offset: u64,
-        len: u64,
-        read: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        if len == 0 {
-            return Ok(());
-        }
-        if self.cache == CacheUse::Fill {
-            return read();
-        }
-        let found = page_cache::resident_pages(opened, offset, len);
-        read()?;
-        page_cache::restore(opened, offset, len, found.as_ref());
-        Ok(())
+        let piece = &self.groups[task.group].pieces[task.piece].0;
+        read_piece(&opened, piece, task.part.memory(), self.cache, &mut || !self.lock().is_over)
     }
 
     /// Returns the first want of a group whose bytes are refused.

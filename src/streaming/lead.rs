@@ -28,7 +28,9 @@ use crate::os::process::{fork, limits};
 use crate::slicing::{PIECE_BYTES, Selection};
 
 use super::engine::Stream;
+use super::expected::{Expected, NEAR_TENSORS};
 use super::guess::{FileTensors, Guess, Request};
+use super::lead_count::count_leads;
 use super::options::StreamOptions;
 use super::plan::Want;
 use super::sample;
@@ -42,8 +44,6 @@ const PROBED_PAGES: u64 = 4;
 const STEP_BYTES: u64 = 1 << 20;
 /// The lead after a jump.
 const FIRST_LEAD_BYTES: u64 = 16 << 20;
-/// Tensors of several threads come in nearly the right order. A request this near is no jump.
-const NEAR_TENSORS: usize = 32;
 /// The lead of a caller that names none: this share of the available memory, and no more than [`LEAD_BYTES`].
 const MEMORY_SHARE: u64 = 4;
 const LEAD_BYTES: u64 = 1 << 30;
@@ -55,25 +55,6 @@ const LOOK_BYTES: u64 = 64 << 20;
 const MAX_FRUITLESS: u32 = 2;
 /// Leads at a time, each with a thread, descriptors or memory of its own. Other files are used without one.
 const MAX_LEADS: usize = 8;
-
-/// The number of leads of this process that are not off.
-static LEADS: Mutex<LeadCount> = Mutex::new(LeadCount { process: 0, leads: 0 });
-
-/// The leads of a process, which is told by the number of forks: a child has none of its parent's.
-struct LeadCount {
-    process: u64,
-    leads: usize,
-}
-
-/// Changes the number of leads, and returns it.
-fn count_leads(change: impl FnOnce(usize) -> usize) -> usize {
-    fork::with_lock(&LEADS, |count| {
-        let process = fork::generation();
-        let leads = if count.process == process { count.leads } else { 0 };
-        *count = LeadCount { process, leads: change(leads) };
-        count.leads
-    })
-}
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -132,25 +113,6 @@ struct Following {
     /// The file; `None` once the lead is off.
     opened: Option<Arc<Opened>>,
     is_closed: bool,
-}
-
-/// A stream of tensors that are expected.
-#[derive(Debug)]
-struct Expected {
-    stream: Arc<Stream>,
-    wants: Vec<Want>,
-    /// The place of each want in the order that is followed; they ascend.
-    places: Vec<usize>,
-    is_used: bool,
-}
-
-impl Expected {
-    /// Returns the number of a want, if it is the one that is asked for and there or about to come.
-    fn find(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {
-        let number = self.places.binary_search(&place).ok()?;
-        let is_it = self.wants[number].selection.as_ref() == selection;
-        (is_it && self.stream.has(number, NEAR_TENSORS)).then_some(number)
-    }
 }
 
 /// Turns a lead off when its thread ends, also by a panic.

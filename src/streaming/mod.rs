@@ -61,14 +61,18 @@
 pub mod cache_fill;
 pub mod checksums;
 pub mod engine;
+mod expected;
 pub mod guess;
 pub mod idle;
 pub mod lanes;
 pub mod lead;
+mod lead_count;
 pub mod options;
+pub mod pieces;
 pub mod plan;
 mod sample;
 pub mod staging;
+mod state;
 pub mod strategy;
 mod trial;
 pub mod warm;

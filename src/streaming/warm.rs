@@ -10,8 +10,9 @@ use crate::os::process::fork;
 use crate::slicing::Selection;
 
 use super::cache_fill::CacheFill;
-use super::engine::{Files, NextTensor, Stream};
+use super::engine::{NextTensor, Stream};
 use super::options::StreamOptions;
+use super::pieces::Files;
 use super::plan::Want;
 
 /// Reads tensors, into the page cache where reads come out of it, and elsewhere into memory of its own.

@@ -1,0 +1,77 @@
+//! The groups of a stream, and how far each one is: waiting, reading, landed, handed out.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::mapped_file::Opened;
+use crate::os::memory::parts::{Part, Whole, WritableMemory};
+
+use super::plan::TensorGroup;
+
+/// A group that is being read.
+#[derive(Debug)]
+pub struct Reading {
+    /// Taken by the thread that read the last piece.
+    pub whole: Option<Whole<Box<dyn WritableMemory>>>,
+    pub pieces_left: usize,
+    pub opened: Option<Arc<Opened>>,
+}
+
+/// A piece that no thread has taken.
+#[derive(Debug)]
+pub struct Task {
+    pub group: usize,
+    pub piece: usize,
+    pub part: Part,
+}
+
+/// A group whose bytes are there.
+#[derive(Debug)]
+pub struct LandedGroup {
+    pub memory: Arc<dyn WritableMemory>,
+    pub untaken: usize,
+    /// The first want whose bytes were refused.
+    pub refusal: Option<(usize, Error)>,
+}
+
+#[derive(Debug, Default)]
+pub struct State {
+    /// The group whose turn is next. Those before it were begun.
+    pub begun: usize,
+    /// Groups behind it that will have no turn: they were begun before, or are left to others.
+    pub left_out: BTreeSet<usize>,
+    pub tasks: VecDeque<Task>,
+    pub reading: BTreeMap<usize, Reading>,
+    pub landed: BTreeMap<usize, LandedGroup>,
+    /// Bytes of the groups that were begun and are not all taken.
+    pub in_flight_bytes: u64,
+    /// Upper bound of `in_flight_bytes`.
+    pub memory_bytes: u64,
+    pub failure: Option<Error>,
+    pub is_over: bool,
+}
+
+impl LandedGroup {
+    pub fn new(memory: Box<dyn WritableMemory>, of: &TensorGroup, refusal: Option<(usize, Error)>) -> Self {
+        Self { memory: Arc::from(memory), untaken: of.places.len(), refusal }
+    }
+}
+
+impl State {
+    pub fn has_begun(&self, group: usize) -> bool {
+        group < self.begun || self.left_out.contains(&group)
+    }
+
+    pub fn is_live(&self, group: usize) -> bool {
+        self.landed.contains_key(&group) || self.reading.contains_key(&group)
+    }
+
+    /// Lets a group have no turn, or ends its turn.
+    pub fn leave_out(&mut self, group: usize) {
+        self.left_out.insert(group);
+        while self.left_out.remove(&self.begun) {
+            self.begun += 1;
+        }
+    }
+}
