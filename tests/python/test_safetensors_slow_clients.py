@@ -40,14 +40,20 @@ def unet(tmp_path_factory):
     return folder, output("made.py", "unet", folder)
 
 
-def loaded(way, made, tmp_path, direct):
-    """Loads a model from a slow mount. Returns what the mount has counted, and the bytes of the files."""
-    folder, digest = made
+def evicted_bytes(folder):
+    """Drops the files from the page cache. Returns their size."""
     total_bytes = 0
     for path in folder.glob("*.safetensors"):
         with MappedFile(path) as file:
             file.evict()
             total_bytes += file.size
+    return total_bytes
+
+
+def loaded(way, made, tmp_path, direct):
+    """Loads a model from a slow mount. Returns what the mount has counted, and the bytes of the files."""
+    folder, digest = made
+    total_bytes = evicted_bytes(folder)
     with real.slow_fuse(folder, tmp_path / "slow", delay_ms=10, direct_io=direct) as slow:
         assert output("loading.py", way, slow.path) == digest
     return slow.counts, total_bytes
@@ -59,6 +65,17 @@ def test_a_language_model(way, llama, tmp_path, direct):
     counts, total_bytes = loaded(way, llama, tmp_path, direct)
     assert counts["most_in_flight"] >= 8
     assert total_bytes <= counts["read_bytes"] <= 1.1 * total_bytes
+
+
+@both_mounts
+def test_ranks_of_tensor_parallelism(llama, tmp_path, direct):
+    folder, digest = llama
+    total_bytes = evicted_bytes(folder)
+    with real.slow_fuse(folder, tmp_path / "slow", delay_ms=10, direct_io=direct) as slow:
+        assert output("tensor_parallel.py", slow.path, tmp_path / "rendezvous") == digest
+    assert slow.counts["most_in_flight"] >= 8
+    # What is split is half of all. Two ranks that open a FUSE file drop each other's pages.
+    assert 0.9 * total_bytes <= slow.counts["read_bytes"] <= 1.6 * total_bytes
 
 
 @both_mounts
