@@ -195,8 +195,13 @@ impl Opened {
 
     /// Refuses a file one of whose mappings is damaged.
     pub fn check_damage(&self) -> Result<()> {
+        self.regions().try_for_each(Region::check_damage)
+    }
+
+    /// Returns all mappings of which there may be views.
+    pub(super) fn regions(&self) -> impl Iterator<Item = &Region> {
         let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
-        self.region.iter().chain(copy_on_write).try_for_each(|region| region.check_damage())
+        self.region.iter().chain(copy_on_write).map(|region| &**region)
     }
 
     /// Refuses, after ranges were copied, a file that is not all there or was rewritten.

@@ -157,6 +157,16 @@ impl Prefetcher {
     }
 }
 
+/// Tells the kernel that views of a range were used. They stay valid. Best effort.
+///
+/// Pages that were read and then touched count as used twice. Where memory is short, the kernel would keep them, and drop
+/// pages that were read ahead instead.
+pub fn mark_used(opened: &Opened, offset: u64, length: u64) {
+    for region in opened.regions() {
+        let _ = advise::advise_map(region, offset as usize, length as usize, Advice::Cold);
+    }
+}
+
 /// Drops a range that was read. This is best effort: a page that another process maps stays in the cache.
 pub fn drop_behind(opened: &Opened, offset: u64, length: u64, what: DropBehind) {
     if let Some(region) = &opened.region {

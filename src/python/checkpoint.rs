@@ -13,7 +13,7 @@ use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
 use super::lead::{FileLead, NextFile};
 use super::weights::{PyTensorFacts, PyWeightFile};
-use crate::mapped_file::{Mode, RequestedMode};
+use crate::mapped_file::{Mode, RequestedMode, page_cache};
 use crate::streaming::guess::Guess;
 use crate::streaming::warm::WarmSlot;
 use crate::weights::checkpoint::Checkpoint;
@@ -214,6 +214,18 @@ impl PyCheckpoint {
         let lead =
             if reads_ahead { self.leads[number].clone() } else { Arc::new(FileLead::new(Some(0), None)) };
         Ok(PyWeightFile::of(file, lead))
+    }
+
+    /// Notes that the caller has used a tensor over its file: where memory is short, its pages go before others.
+    fn mark_used(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<()> {
+        let (number, TensorEntry { offset, len, .. }) = self.find(name)?;
+        py.detach(|| {
+            // A file that was closed meanwhile has no pages to speak of.
+            if let Some(Ok(opened)) = self.checkpoint.open_file(number).map(|file| file.file.opened()) {
+                page_cache::mark_used(&opened, offset, len);
+            }
+        });
+        Ok(())
     }
 
     /// The number of files that are open.

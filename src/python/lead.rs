@@ -143,13 +143,13 @@ impl FileLead {
         }
         let opened = opened()?;
         let answer = py.detach(|| {
-            let lead = fork::get_or_make(&self.lead, || self.made(header, opened));
+            let lead = fork::get_or_make(&self.lead, || self.made(header, opened.clone()));
             let lead = lead.as_ref()?;
             if self.is_closed.load(Ordering::Relaxed) {
                 lead.close(); // it was made after the file was closed
                 return None;
             }
-            let answer = lead.ask(offset, selection);
+            let answer = lead.ask(&opened, offset, selection);
             let next = self.next.as_ref().filter(|next| !next.is_begun.load(Ordering::Relaxed));
             Some((lead, answer, next.and_then(|next| Some((next, lead.at_end()?)))))
         });

@@ -83,7 +83,8 @@ pub struct Guess {
     pub has_parts: bool,
     /// The number of tensors that were not asked for.
     pub unused: usize,
-    last: Option<usize>,
+    /// The tensor that was asked for last.
+    pub last: Option<usize>,
     used: Vec<bool>,
     /// For each kind what was asked for first of the last tensor; `None` for the whole.
     habits: HashMap<(u64, u64), Option<Selection>>,

@@ -9,6 +9,8 @@
 //!                └─(a part of a tensor is asked for)── advising
 //! ```
 //!
+//! In the page cache, tensors that the consumer has left behind make room for what was read ahead.
+//!
 //! What comes next is guessed ([`super::guess`]). The lead begins with the first right guess. Each further one doubles
 //! it, up to its limit. After a jump it begins anew. Parts of tensors get memory of their own, so a stream reads them
 //! also where reads come out of the page cache.
@@ -197,8 +199,9 @@ impl Lead {
         }
     }
 
-    /// Notes that the tensor at `offset` of the file, which is not empty, is asked for, or a part of it.
-    pub fn ask(&self, offset: u64, selection: Option<&Selection>) -> Answer {
+    /// Notes that the tensor at `offset` of the file, which is not empty, is asked for, or a part of it. `opened` is the
+    /// file with the mappings that the consumer has.
+    pub fn ask(&self, opened: &Opened, offset: u64, selection: Option<&Selection>) -> Answer {
         let work = &self.work;
         let found = work.tensors.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
         let (Ok(number), false, true) = (found, self.is_off(), self.process == fork::generation()) else {
@@ -206,7 +209,7 @@ impl Lead {
         };
         self.start();
         // Where no thread can be started, say, tensors are used as without a lead.
-        work.follow(number, selection).unwrap_or_else(|_| {
+        work.follow(opened, number, selection).unwrap_or_else(|_| {
             work.turn_off();
             Answer::InFile
         })
@@ -319,14 +322,20 @@ impl LeadWork {
     }
 
     /// Follows the consumer.
-    fn follow(&self, number: usize, selection: Option<&Selection>) -> Result<Answer> {
+    fn follow(&self, opened: &Opened, number: usize, selection: Option<&Selection>) -> Result<Answer> {
         let mut state = self.lock();
+        let last = state.guess.last;
         let had_parts = state.guess.has_parts;
         let request = state.guess.note(&self.tensors, number, selection);
         if self.is_advising && !state.guess.has_parts {
             self.lengthen(&mut state, number, request);
             drop(state);
             self.moved.notify_one();
+            // Where memory is short, the one before makes room for what was read ahead.
+            if let Some(last) = last.filter(|&last| last != number) {
+                let (offset, len) = self.tensors.ranges[last];
+                page_cache::mark_used(opened, offset, len);
+            }
             return Ok(Answer::InFile);
         }
         // What was expected before is not what comes next.

@@ -232,6 +232,8 @@ def tensors(
             del landed, buffer
             yield each, tensor
             del tensor
+            if strategy == "ahead":
+                files.mark_used(each.info.name)
     finally:
         stream.close()
 

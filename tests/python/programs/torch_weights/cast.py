@@ -2,11 +2,15 @@
 
 import json
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
-from memory import Peak
 
 from pagestream.torch import load_state_dict
+
+from support.memory_peak import Peak
 
 load_state_dict(sys.argv[1], mmap_mode="read", plan=["t00"], dtype=torch.bfloat16)  # torch's own first costs
 with Peak() as peak:

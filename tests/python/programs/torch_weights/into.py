@@ -2,13 +2,17 @@
 
 import json
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
-from memory import Peak
 from torch import nn
 
 from pagestream.safetensors.torch import save_file
 from pagestream.torch import load_into
+
+from support.memory_peak import Peak
 
 path, way = sys.argv[1:]
 COUNT, WIDTH = 24, 1448

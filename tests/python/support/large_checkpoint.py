@@ -1,0 +1,58 @@
+"""A checkpoint of 2 GiB in four shards. Each of its tensors is told by its sum."""
+
+import json
+
+import numpy as np
+
+from pagestream import MappedFile
+
+from support.weight_files import entry, weight_file
+
+MIB = 1 << 20
+TENSORS = 126
+TENSOR_BYTES = 16 * MIB
+LARGEST = 60
+LARGEST_BYTES = 48 * MIB
+TOTAL_BYTES = (TENSORS - 1) * TENSOR_BYTES + LARGEST_BYTES
+SHARDS = 4
+
+
+def name_of(number):
+    # By name in the order of the data: what a wrong guess of a lead costs is not the question here.
+    return f"layers.{number:03}.weight"
+
+
+def nbytes_of(number):
+    return LARGEST_BYTES if number == LARGEST else TENSOR_BYTES
+
+
+def write(folder):
+    """Writes the shards. Element i of tensor n is i + n."""
+    counted = np.arange(LARGEST_BYTES // 8)
+    for shard, numbers in enumerate(np.array_split(range(TENSORS), SHARDS), 1):
+        ends = np.cumsum([nbytes_of(number) for number in numbers]).tolist()
+        header = {
+            name_of(number): entry("I64", [nbytes_of(number) // 8], end - nbytes_of(number), end)
+            for number, end in zip(numbers.tolist(), ends, strict=True)
+        }
+        with open(folder / f"model-{shard:05}-of-{SHARDS:05}.safetensors", "wb") as file:
+            text = json.dumps(header)
+            # Aligned, or arrays would be copies.
+            file.write(weight_file(text + " " * (-len(text) % 8)))
+            for number in numbers:
+                (counted[: nbytes_of(number) // 8] + number).tofile(file)
+
+
+def evict(folder):
+    """Drops the files from the page cache: a page counts against the group that brought it in."""
+    for path in folder.iterdir():
+        with MappedFile(path) as file:
+            file.evict()
+            assert file.residency().fraction == 0.0
+
+
+def is_right(name, total):
+    """Returns whether a tensor of this name has this sum."""
+    number = int(name.split(".")[1])
+    count = nbytes_of(number) // 8
+    return total == count * (count - 1) // 2 + count * number
