@@ -43,7 +43,7 @@ impl PyWarmLead {
             if files.files.is_closed() {
                 return Err(Error::Closed { path: files.paths.first().cloned().unwrap_or_default() });
             }
-            slot.replace(None);
+            slot.replace(None); // its memory goes before other memory is taken
             let is_cached = |number| files.files.facts(number).mode == Mode::Shared;
             let all = files.clone();
             let open = Arc::new(move |number| all.file(number)?.file.opened());

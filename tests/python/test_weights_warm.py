@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from pagestream import MappedFile, open_checkpoint
-from pagestream.errors import MappedReadError
+from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.weights.warming import Lead
 
 from support import real
@@ -191,6 +191,30 @@ def test_small_tensors_in_any_order_and_twice(tmp_path):
         assert lead.wait()
         assert repr(lead) == f"<Lead {8 * MIB:,} of {8 * MIB:,} bytes, done>"
     assert slow.counts["read_bytes"] > 8 * MIB  # by page faults, for the second use
+
+
+def test_small_neighbours_share_memory_and_each_is_taken_once(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    safetensors.numpy.save_file(
+        {"a": np.full(4096, 1, "u1"), "b": np.full(4096, 2, "u1")}, folder / "model.safetensors"
+    )
+    with slow_weights(folder, tmp_path, direct_io=True, delay_ms=1) as (_, weights):
+        assert weights.warm().wait()
+        first, second, neighbour = weights["a"], weights["a"], weights["b"]
+        assert not np.shares_memory(first, second)
+        assert (first == second).all()
+        assert neighbour.ctypes.data == first.ctypes.data + 4096
+
+
+def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path):
+    with slow_weights(source, tmp_path, threads=4) as (_, weights):
+        lead = weights.warm(memory_bytes=AMPLE)
+        assert one_by_one(weights, ["t00", "t01", "t02", "t03"])
+        assert lead.wait(0) is False
+        assert "pagestream-lead" not in thread_names()
+        assert is_right("t47", weights["t47"])  # is read next
+        assert lead.wait(0) is False
 
 
 def test_each_file_goes_where_its_reads_come_from(source, tmp_path):
@@ -380,6 +404,17 @@ def test_a_failure_is_raised_by_each_wait_and_by_the_tensor(source, tmp_path, di
             list(weights.stream(["t20"]))
 
 
+def test_a_failure_that_a_consumer_meets_is_raised_by_wait(source, tmp_path):
+    failing = (20 * MIB + 8192, 20 * MIB + 12288)
+    with slow_weights(source, tmp_path, direct_io=True, fail_range=failing, threads=4) as (_, weights):
+        lead = weights.warm(memory_bytes=AMPLE)
+        with pytest.raises(MappedReadError):
+            weights.read("t20")
+        for _ in range(2):
+            with pytest.raises(MappedReadError):
+                lead.wait()
+
+
 def test_a_file_that_was_cut_is_named_with_its_offset(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file({f"t{number}": np.full(MIB, number, "u1") for number in range(8)}, path)
@@ -389,6 +424,18 @@ def test_a_file_that_was_cut_is_named_with_its_offset(tmp_path):
         with pytest.raises(MappedReadError, match="truncated") as caught:
             weights.warm().wait()
         assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize("mode", ["shared", "read"])
+def test_a_file_that_was_rewritten_is_an_error(tmp_path, mode):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"t": np.ones(MIB, "u1")}, path)
+    with open_checkpoint(path, mmap_mode=mode) as weights:
+        with open(path, "r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(b"changed!")
+        with pytest.raises(FileChangedError):
+            weights.warm().wait()
 
 
 def test_a_stream_reads_what_a_cancelled_lead_did_not(source, tmp_path):
