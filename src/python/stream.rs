@@ -101,11 +101,12 @@ impl PyTensorStream {
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let open = |number| files.file(number)?.file.opened();
+        let is_warmed = checkpoint.warm_slot().has_filled_cache();
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let chosen = py.detach(|| {
             let available_memory_bytes = limits::available_memory_bytes();
-            let around = Surroundings { available_memory_bytes, local_processes, seed };
+            let around = Surroundings { available_memory_bytes, local_processes, is_warmed, seed };
             choose(asked, &wants, open, around, &mut keep_going)
         });
         let Choice { strategy, reason } = raised.or(chosen)?;

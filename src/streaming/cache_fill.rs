@@ -68,13 +68,19 @@ struct FillState {
     look_at_bytes: u64,
     /// Threads that read a piece.
     reading: usize,
+    /// Whether memory can hold no more.
+    is_full: bool,
     failure: Option<Error>,
     is_over: bool,
 }
 
 impl FillState {
     fn has_ended(&self) -> bool {
-        self.failure.is_some() || (self.reading == 0 && (self.is_over || self.left == 0))
+        self.failure.is_some() || (self.reading == 0 && (self.takes_no_more() || self.left == 0))
+    }
+
+    fn takes_no_more(&self) -> bool {
+        self.is_over || self.is_full
     }
 }
 
@@ -115,6 +121,7 @@ impl CacheFill {
             limit_bytes: 0,
             look_at_bytes: 0,
             reading: 0,
+            is_full: false,
             failure: None,
             is_over: false,
         };
@@ -138,7 +145,7 @@ impl CacheFill {
         let Some(pieces) = self.work.pieces_of.get(want) else { return false };
         let mut state = self.work.lock();
         let left: Vec<_> = pieces.clone().filter(|&piece| !state.is_taken[piece]).collect();
-        if left.is_empty() || state.is_over {
+        if left.is_empty() || state.takes_no_more() {
             return left.is_empty();
         }
         state.urgent.extend(left);
@@ -227,7 +234,7 @@ impl FillWork {
     fn take(&self) -> Option<usize> {
         let mut state = self.lock();
         let number = loop {
-            if state.is_over {
+            if state.takes_no_more() {
                 return None;
             }
             let number = state.urgent.pop_front().unwrap_or_else(|| {
@@ -246,7 +253,7 @@ impl FillWork {
         }
         state.taken_bytes += self.pieces[number].len as u64;
         if state.taken_bytes > state.limit_bytes {
-            state.is_over = true;
+            state.is_full = true;
             self.ended.notify_all();
             return None;
         }

@@ -45,6 +45,8 @@ pub struct Surroundings {
     pub available_memory_bytes: u64,
     /// Processes of this job on this node, which share its page cache.
     pub local_processes: u64,
+    /// Whether the lead of `warm` reads into the page cache, or has.
+    pub is_warmed: bool,
     /// Picks the pages that are probed. A probe may bring its page into the cache, so each decision needs pages of its
     /// own.
     pub seed: u64,
@@ -97,6 +99,9 @@ pub fn choose(
         });
         return match refusal {
             Some(refusal) => decided(Strategy::Pread, refusal),
+            None if around.is_warmed => {
+                decided(Strategy::Ahead, format!("{cold}, where the lead of warm() reads as well"))
+            }
             None if local_processes > 1 => {
                 let reason = format!("{cold}, and {local_processes} processes of this node share that");
                 decided(Strategy::Ahead, reason)
@@ -149,7 +154,7 @@ mod tests {
     fn chosen(opened: &Arc<Opened>, available_memory_bytes: u64, local_processes: u64) -> Choice {
         page_cache::evict(opened).expect("evicted");
         let wants = [Want { file: 0, offset: 0, len: LEN, selection: None }];
-        let around = Surroundings { available_memory_bytes, local_processes, seed: 5 };
+        let around = Surroundings { available_memory_bytes, local_processes, is_warmed: false, seed: 5 };
         choose(Strategy::Auto, &wants, |_| Ok(opened.clone()), around, &mut || true).expect("a decision")
     }
 

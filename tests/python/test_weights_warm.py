@@ -292,6 +292,24 @@ def test_a_tensor_outside_of_the_plan_leaves_the_lead_alone(source, tmp_path, di
     assert slow.counts["read_bytes"] <= 1.06 * WHOLE + twice
 
 
+def test_a_tensor_outside_of_the_plan_drops_nothing_from_the_page_cache(source, tmp_path):
+    with slow_weights(source, tmp_path) as (slow, weights):
+        names = list(weights)
+        assert weights.warm(names[:24]).wait()
+        assert one_by_one(weights, names[40:])
+        assert one_by_one(weights, names[:24])
+    assert slow.counts["read_bytes"] <= (24 + 8 + 4) * MIB
+
+
+def test_a_stream_goes_the_way_of_the_lead(source, tmp_path):
+    with slow_weights(source, tmp_path, threads=2) as (slow, weights):
+        assert 'takes "pread"' in weights.explain()
+        weights.warm(memory_bytes=AMPLE)
+        assert re.search(r'takes "ahead": .* where the lead of warm\(\) reads as well', weights.explain())
+        assert not any(array.flags.writeable for _, array in weights.stream())
+    assert slow.counts["read_bytes"] <= 1.1 * WHOLE
+
+
 def test_a_tensor_that_was_taken_is_read_through_its_file_the_next_time(source, tmp_path):
     with slow_weights(source, tmp_path, direct_io=True, ahead=False) as (slow, weights):
         lead = weights.warm(["t03", "t04"])

@@ -244,10 +244,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 * ``"mapped"`` yields such views and reads nothing;
                 * ``"auto"`` is ``"mapped"`` if all of 64 pages, drawn at random, are in the page cache. It is
                   ``"ahead"`` if several processes of a job share this node (``LOCAL_WORLD_SIZE`` and its
-                  like), or if copies would take more than half of the available memory; but not where reads
-                  bypass the page cache. It is ``"direct"`` where that takes less than half of the time of
-                  ``"pread"``, so that a program that is started twice loses nothing: streams of 512 MiB and
-                  more try 16 MiB each way, once for each mount. Else it is ``"pread"``.
+                  like), after `warm`, or if copies would take more than half of the available memory; but not
+                  where reads bypass the page cache. It is ``"direct"`` where that takes less than half of the
+                  time of ``"pread"``, so that a program that is started twice loses nothing: streams of
+                  512 MiB and more try 16 MiB each way, once for each mount. Else it is ``"pread"``.
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
                 read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or an eighth of the available
                 memory and at most 1 GiB.
