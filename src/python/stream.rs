@@ -1,7 +1,6 @@
 //! `TensorStream`: tensors of a checkpoint that are read ahead. The Python package `weights/` has the documentation.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -11,32 +10,21 @@ use super::checksums::PyChecksumRun;
 use super::error::Raised;
 use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::ByteSelection;
-use crate::error::Error;
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
-use crate::streaming::engine::{Landed, NextTensor, Stream};
+use crate::streaming::continued::{ContinuedStream, NextWant};
 use crate::streaming::options::{CacheUse, READERS, StreamOptions};
-use crate::streaming::pieces::Files;
 use crate::streaming::plan::Want;
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
-use crate::streaming::warm::WarmLead;
-use crate::weights::checkpoint::Checkpoint;
 
 /// A tensor by its name; `None` for all of it.
 pub type WantedTensor<'py> = (Bound<'py, PyString>, Option<ByteSelection>);
 
 #[pyclass(name = "TensorStream", module = "pagestream._native", frozen)]
 pub struct PyTensorStream {
-    /// Reads what `lead` does not have. `None` only during `drop`.
-    stream: Option<Stream>,
-    /// Of each want, in order, the number under which it was claimed from the lead.
-    claims: Vec<Option<usize>>,
-    lead: Option<Arc<WarmLead>>,
-    /// The want that [`Self::next`] returns.
-    next: AtomicUsize,
-    wants: Vec<Want>,
-    checkpoint: Arc<Checkpoint>,
+    /// `None` only during `drop`.
+    stream: Option<ContinuedStream>,
 }
 
 /// Returns the threads that a caller allows.
@@ -74,17 +62,13 @@ impl PyTensorStream {
         let files = checkpoint.shared();
         // What was read ahead was not compared.
         let lead = checkpoint.warm_slot().lead().filter(|_| inspect.is_none());
-        let (claims, stream) = py.detach(|| {
+        let stream = py.detach(|| {
             let memory_bytes = memory_bytes.unwrap_or_else(|| StreamOptions::default().memory_bytes);
             let options = StreamOptions { memory_bytes, readers, cache };
-            let claim = |want: &Want| lead.as_ref()?.claim_or_leave(want.file, want.offset, want.part());
-            let claims: Vec<_> = wants.iter().map(claim).collect();
-            let is_left = |(_, claim): &(&Want, &Option<usize>)| claim.is_none();
-            let left: Vec<_> =
-                wants.iter().zip(&claims).filter(is_left).map(|(want, _)| want.clone()).collect();
-            Ok::<_, Error>((claims, Stream::start(&left, opener(files.clone()), inspect, options)?))
+            let open = Arc::new(move |number| files.file(number)?.file.opened());
+            ContinuedStream::start(wants, open, lead, inspect, options)
         })?;
-        Ok(Self { stream: Some(stream), claims, lead, next: AtomicUsize::new(0), wants, checkpoint: files })
+        Ok(Self { stream: Some(stream) })
     }
 
     /// Returns the strategy to use, and why.
@@ -116,56 +100,21 @@ impl PyTensorStream {
     /// Returns the number of the next tensor in the order of the wants, and memory with its bytes; None at the end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(usize, Py<PyExporter>)>> {
         fault::reinstall();
-        let number = self.next.load(Ordering::Relaxed);
-        let (Some(stream), Some(&claim)) = (&self.stream, self.claims.get(number)) else { return Ok(None) };
-        let landed = match claim {
-            Some(claim) => self.claimed(py, number, claim)?,
-            None => awaited(py, stream)?,
-        };
-        let Some(landed) = landed else { return Ok(None) };
-        self.next.store(number + 1, Ordering::Relaxed);
-        Ok(Some((number, landed_object(py, landed, true)?.unbind())))
+        let Some(stream) = &self.stream else { return Ok(None) };
+        loop {
+            match py.detach(|| stream.next(PERIOD))? {
+                NextWant::Landed(number, landed) => {
+                    return Ok(Some((number, landed_object(py, landed, true)?.unbind())));
+                }
+                NextWant::End => return Ok(None),
+                NextWant::NotYet => py.check_signals()?,
+            }
+        }
     }
 
     fn close(&self, py: Python<'_>) {
-        let left = self.next.swap(self.claims.len(), Ordering::Relaxed);
-        if let Some(lead) = &self.lead {
-            self.claims[left..].iter().flatten().for_each(|&claim| lead.release(claim));
-        }
-        py.detach(|| self.stream.as_ref().map(Stream::close));
+        py.detach(|| self.stream.as_ref().map(ContinuedStream::close));
     }
-}
-
-impl PyTensorStream {
-    /// Waits for a tensor that was claimed from the lead; reads it if the lead has ended.
-    fn claimed(&self, py: Python<'_>, number: usize, claim: usize) -> PyResult<Option<Landed>> {
-        let Some(lead) = &self.lead else { return Ok(None) };
-        loop {
-            match py.detach(|| lead.take(claim, PERIOD)) {
-                NextTensor::Landed(landed) => return Ok(Some(landed)),
-                NextTensor::NotYet => py.check_signals()?,
-                NextTensor::End => break,
-            }
-        }
-        let (want, open) = (std::slice::from_ref(&self.wants[number]), opener(self.checkpoint.clone()));
-        let alone = py.detach(|| Stream::start(want, open, None, StreamOptions::default()))?;
-        awaited(py, &alone)
-    }
-}
-
-/// Waits for the next tensor of a stream.
-fn awaited(py: Python<'_>, stream: &Stream) -> PyResult<Option<Landed>> {
-    loop {
-        match py.detach(|| stream.next(PERIOD))? {
-            NextTensor::Landed(landed) => return Ok(Some(landed)),
-            NextTensor::End => return Ok(None),
-            NextTensor::NotYet => py.check_signals()?,
-        }
-    }
-}
-
-fn opener(checkpoint: Arc<Checkpoint>) -> Box<Files> {
-    Box::new(move |number| checkpoint.file(number)?.file.opened())
 }
 
 impl Drop for PyTensorStream {

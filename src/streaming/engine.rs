@@ -128,6 +128,14 @@ impl Stream {
         Ok(stream)
     }
 
+    /// Refuses a child of the process whose stream it is.
+    pub fn check_process(&self) -> Result<()> {
+        if self.process == fork::generation() {
+            return Ok(());
+        }
+        Err(Error::argument("the stream's threads belong to the process that this one was forked from"))
+    }
+
     /// Takes the next tensor, waiting for it for at most `patience`.
     pub fn next(&self, patience: Duration) -> Result<NextTensor> {
         let taken = self.take(self.next.load(Ordering::Relaxed), patience)?;
@@ -169,10 +177,7 @@ impl Stream {
     /// Takes the tensor of a want, waiting for it for at most `patience`. Each is taken once. Groups that keep it
     /// from being read are given up.
     pub fn take(&self, want: usize, patience: Duration) -> Result<NextTensor> {
-        if self.process != fork::generation() {
-            let message = "the stream's threads belong to the process that this one was forked from";
-            return Err(Error::argument(message));
-        }
+        self.check_process()?;
         let Some(&(group, number)) = self.work.group_of.get(want) else { return Ok(NextTensor::End) };
         let deadline = Instant::now() + patience;
         let mut state = self.work.lock();

@@ -60,6 +60,7 @@
 
 pub mod cache_fill;
 pub mod checksums;
+pub mod continued;
 pub mod engine;
 mod expected;
 pub mod guess;
