@@ -15,7 +15,8 @@ from pagestream import MappedFile
 
 ROOT = Path(__file__).parents[2]
 FILE_BYTES = 10 << 30
-BLOCK_BYTES = 64 << 20
+WRITTEN_BYTES = 64 << 20
+BLOCK_BYTES = 1 << 20
 WARM_LIMIT = 0.01
 
 
@@ -28,8 +29,8 @@ def token_file(folder: Path, size_bytes: int = FILE_BYTES) -> Path:
     generator = np.random.default_rng(0)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        for start in range(0, size_bytes, BLOCK_BYTES):
-            file.write(generator.bytes(min(BLOCK_BYTES, size_bytes - start)))
+        for start in range(0, size_bytes, WRITTEN_BYTES):
+            file.write(generator.bytes(min(WRITTEN_BYTES, size_bytes - start)))
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
@@ -95,11 +96,28 @@ def direct_reader(path: Path, tokens: int, starts: np.ndarray, *, engine: str) -
 
     The file is evicted before, unless the engine reads through the page cache, which proves what is there.
     """
+    evicted = "0" if engine == "pread" else "1"
+    return run_direct_reader(path, tokens * 2, starts * 2, "--engine", engine, "--evict", evicted)
+
+
+def sequential_seconds(path: Path) -> float:
+    """What the disk needs for all of the file in order, past the page cache, 16 blocks of 1 MiB at a time.
+
+    The file is evicted before. No byte is looked at.
+    """
+    size_bytes = path.stat().st_size
+    starts = np.arange(0, size_bytes, BLOCK_BYTES)
+    # The last block overlaps the one before.
+    starts = np.minimum(starts, size_bytes - BLOCK_BYTES)
+    options = ("--engine", "uring", "--depth", "16", "--evict", "1", "--checksum", "0")
+    return run_direct_reader(path, BLOCK_BYTES, starts, *options)["seconds"]
+
+
+def run_direct_reader(path: Path, window_bytes: int, starts: np.ndarray, *options: str) -> dict[str, float]:
     with tempfile.NamedTemporaryFile() as offsets:
-        (starts.astype("<u8") * 2).tofile(offsets.name)
-        evicted = "0" if engine == "pread" else "1"
-        command = [example("direct_reader"), str(path), "--window-bytes", str(tokens * 2)]
-        command += ["--offsets", offsets.name, "--engine", engine, "--evict", evicted]
+        starts.astype("<u8").tofile(offsets.name)
+        command = [example("direct_reader"), str(path), "--window-bytes", str(window_bytes)]
+        command += ["--offsets", offsets.name, *options]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 

@@ -8,11 +8,24 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "pagestream",
+    "numpy",
+    "torch",
+    "safetensors",
+    "runai-model-streamer",
+    "fastsafetensors",
+    "cattensors",
+    "grain",
+    "litdata",
+    "megatron-core",
+)
 
 
 @dataclass
@@ -36,9 +49,10 @@ class Row:
     def median(self, name: str) -> float:
         return statistics.median(self.figures[name])
 
-    def quartiles(self, name: str) -> tuple[float, float]:
-        if len(self.figures[name]) == 1:
-            return (self.figures[name][0],) * 2
+    def span(self, name: str) -> tuple[float, float]:
+        """The first and the third quartile; of fewer than four figures the least and the largest."""
+        if len(self.figures[name]) < 4:
+            return min(self.figures[name]), max(self.figures[name])
         first, _, third = statistics.quantiles(self.figures[name], n=4, method="inclusive")
         return first, third
 
@@ -48,11 +62,13 @@ class Row:
         return self.median(better) / max(self.median(worse), 1e-12)
 
     def text(self, name: str) -> str:
-        """Name, median, quartiles and what else is to be said of a contestant."""
-        low, high = self.quartiles(name)
+        """Name, median, span, number of rounds and what else is to be said of a contestant."""
+        low, high = self.span(name)
         remark = f"; {self.remarks[name]}" if name in self.remarks else ""
-        span = "" if low == high else f" ({human(low, self.unit)} to {human(high, self.unit)})"
-        return f"{name}: {human(self.median(name), self.unit)}{span}{remark}"
+        span = "" if low == high else f"{human(low, self.unit)} to {human(high, self.unit)}, "
+        rounds = len(self.figures[name])
+        count = f"{rounds} round{'s' if rounds > 1 else ''}"
+        return f"{name}: {human(self.median(name), self.unit)} ({span}{count}){remark}"
 
     def verdict(self, rival: str) -> str:
         ratio, goal = self.ratio(rival), self.goals.get(rival)
@@ -82,32 +98,43 @@ def compare(
     times_a_call: int = 1,
     goals: dict[str, float] | None = None,
     limits: list[str] | None = None,
+    within: dict[str, Callable[[], AbstractContextManager[object]]] | None = None,
 ) -> Row:
     """Times the contestants in turn, the first being ours.
 
     Each is called as often as fills `seconds_per_sample`, found out once; the order turns with each round.
-    A call does `times_a_call` times what a figure stands for.
+    A call does `times_a_call` times what a figure stands for. `within` has what a contestant is called
+    within; to enter and to leave that is not timed.
     """
+    contexts = dict.fromkeys(contestants, nullcontext) | (within or {})
     names = list(contestants)
     row = Row(case, names[0], {name: [] for name in names}, goals=goals or {}, limits=limits or [])
     repeats = {}
     for name, call in contestants.items():
-        call()
-        start = time.perf_counter()
-        call()
-        once = max(time.perf_counter() - start, 1e-7)
+        with contexts[name]():
+            call()
+            start = time.perf_counter()
+            call()
+            once = max(time.perf_counter() - start, 1e-7)
         repeats[name] = max(1, int(seconds_per_sample / once))
     for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in in_turn(names, turn):
             call, repeat = contestants[name], repeats[name]
-            gc.collect()
-            gc.disable()
-            start = time.perf_counter()
-            for _ in range(repeat):
-                call()
-            row.figures[name].append((time.perf_counter() - start) / repeat / times_a_call)
-            gc.enable()
+            with contexts[name]():
+                gc.collect()
+                gc.disable()
+                start = time.perf_counter()
+                for _ in range(repeat):
+                    call()
+                row.figures[name].append((time.perf_counter() - start) / repeat / times_a_call)
+                gc.enable()
     return row
+
+
+def in_turn(names: list[str], turn: int) -> list[str]:
+    """The names in the order of one round, which another begins each time."""
+    first = turn % len(names)
+    return names[first:] + names[:first]
 
 
 def human(value: float, unit: str = "s") -> str:
@@ -140,7 +167,7 @@ def machine() -> dict[str, object]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     packages = {}
-    for name in ("pagestream", "numpy", "torch", "safetensors", "grain", "litdata", "megatron-core"):
+    for name in PACKAGES:
         try:
             packages[name] = version(name)
         except PackageNotFoundError:

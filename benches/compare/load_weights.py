@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,17 +47,27 @@ def by_load_file(folder: Path) -> Loaded:
         yield from safetensors.torch.load_file(path).items()
 
 
-def installed(way: Callable[[Path], Loaded]) -> Callable[[Path], Loaded]:
-    def load(folder: Path) -> Loaded:
+def installed(way: Callable[..., Loaded], **options: bool) -> Callable[..., Loaded]:
+    def load(*arguments: object) -> Loaded:
         import pagestream.safetensors
 
-        pagestream.safetensors.install()
-        yield from way(folder)
+        pagestream.safetensors.install(**options)
+        yield from way(*arguments)
 
     return load
 
 
-def by_runai(folder: Path) -> Loaded:
+def by_cattensors(folder: Path) -> Loaded:
+    import cattensors
+
+    cattensors.patch()
+    # Its `load_file` (0.2.0) fails with safetensors 0.8, which passes a `backend` to `safe_open`.
+    yield from by_safe_open(folder)
+
+
+def by_runai(folder: Path, strategy: str | None = None) -> Loaded:
+    if strategy is not None:
+        os.environ["RUNAI_STREAMER_FS_STRATEGY"] = strategy
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
@@ -85,11 +96,16 @@ WAYS: dict[str, Callable[[Path], Loaded]] = {
     "stream": stream,
     "safe_open, installed": installed(by_safe_open),
     "load_file, installed": installed(by_load_file),
+    "safe_open, installed, ahead=False": installed(by_safe_open, ahead=False),
+    "load_file, installed, ahead=False": installed(by_load_file, ahead=False),
     "safetensors, mmap": by_safe_open,
     "safetensors, pread": lambda folder: by_safe_open(folder, backend="pread"),
     "safetensors, load_file": by_load_file,
     "runai-model-streamer": by_runai,
+    # By default it reads with O_DIRECT, and on FUSE its requests then wait for one another.
+    "runai-model-streamer, io_uring_buffered": partial(by_runai, strategy="io_uring_buffered"),
     "fastsafetensors": by_fastsafetensors,
+    "cattensors": by_cattensors,
     "torch.load(mmap=True)": by_torch_load,
 }
 
@@ -100,17 +116,17 @@ def used(tensor: object) -> int:
     return int(np.ascontiguousarray(array).reshape(-1).view(np.uint64).sum(dtype=np.uint64))
 
 
-def main() -> None:
-    way, folder = WAYS[sys.argv[1]], Path(sys.argv[2])
+def report(load: Callable[[Path], Loaded], folder: Path) -> None:
+    """Loads from the folder, and prints what it took."""
     # Loading the libraries is not what is compared.
     with contextlib.redirect_stdout(sys.stderr):
         empty = folder / "nothing"
         with contextlib.suppress(Exception):
-            list(way(empty))
+            list(load(empty))
         os.sync()
         begun = time.perf_counter()
         first, sums = 0.0, {}
-        for name, tensor in way(folder):
+        for name, tensor in load(folder):
             sums[name] = used(tensor)
             first = first or time.perf_counter() - begun
         seconds = time.perf_counter() - begun
@@ -118,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report(WAYS[sys.argv[1]], Path(sys.argv[2]))

@@ -1,97 +1,104 @@
 """Whole checkpoints from slow mounts, cold, to CPU memory: every tensor loaded and each of its bytes used."""
 
-import json
-import subprocess
-import sys
+import statistics
 import tempfile
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-import safetensors.torch
-import torch
-from cold import ROOT, evict, example
+from fresh import Load, alternate, load_slow
 from harness import Row
-
-sys.path.append(str(ROOT / "tests/python"))  # the tests mount the same file system
-from support import real
+from load_weights import used
+from weight_files import written
 
 TITLE = "whole checkpoints of 4 shards from a FUSE mount, cold, to CPU memory"
-SHARDS, TENSORS, SIDE = 4, 32, 2048
-ROUNDS = 3
+SHARDS, TENSORS_PER_GIB, SHAPE = 4, 32, (2048, 2048)
+ROUNDS = 5
 OURS = ["stream", "safe_open, installed", "load_file, installed"]
 STOCK = ["safetensors, mmap", "safetensors, pread", "safetensors, load_file"]
-RIVALS = ["runai-model-streamer", "fastsafetensors", "torch.load(mmap=True)"]
-# Delay of a request of at most 128 KiB, in ms; the goal against the better way of safetensors.
-DELAYS = {10: 10.0, 2: 5.0}
+FAST_RIVALS = ["runai-model-streamer, io_uring_buffered", "fastsafetensors"]
+RIVALS = [*FAST_RIVALS, "runai-model-streamer", "cattensors", "torch.load(mmap=True)"]
 
 
-def make(folder: Path) -> dict[str, int]:
-    """Writes 1 GiB of tensors, as safetensors and as torch's own files. Returns the sum of each."""
-    folder.mkdir()
-    generator, sums = np.random.default_rng(0), {}
-    for shard in range(SHARDS):
-        tensors = {}
-        for number in range(TENSORS):
-            name = f"model.layers.{shard * TENSORS + number}.weight"
-            array = generator.integers(0, 1 << 16, (SIDE, SIDE), dtype=np.uint16)
-            sums[name] = int(array.reshape(-1).view(np.uint64).sum(dtype=np.uint64))
-            tensors[name] = torch.from_numpy(array).view(torch.bfloat16)
-        stem = folder / f"model-{shard + 1:05}-of-{SHARDS:05}"
-        safetensors.torch.save_file(tensors, stem.with_suffix(".safetensors"))
-        torch.save(tensors, stem.with_suffix(".pt"))
-    return sums
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint and a mount whose requests, of at most 128 KiB, take `delay_ms`."""
+
+    gib: int
+    delay_ms: int
+    direct_io: bool
 
 
-def load(way: str, folder: Path, source: Path, sums: dict[str, int]) -> tuple[float, float]:
-    """Loads in a new process, cold on both sides of the mount. Returns seconds, and those to the first."""
-    for place in (folder, source):
-        for path in place.iterdir():
-            evict(path)
-    program = Path(__file__).with_name("load_weights.py")
-    command = [sys.executable, str(program), way, str(folder)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        message = f"{way}: {done.stderr[-2000:]}"
-        raise RuntimeError(message)
-    found = json.loads(done.stdout.splitlines()[-1])
-    if found["sums"] != sums:
-        message = f"{way} gave other bytes"
-        raise AssertionError(message)
-    return found["seconds"], found["first_seconds"]
+CASES = {
+    f"{gib} GiB, {delay_ms} ms a request, {'direct_io' if direct_io else 'cached'}": Case(
+        gib, delay_ms, direct_io
+    )
+    for gib, delay_ms in ((1, 10), (1, 2), (4, 10))
+    for direct_io in (False, True)
+}
 
 
-def measure(folder: Path) -> list[Row]:
+def measure(folder: Path, cases: list[str]) -> list[Row]:
     rows = []
-    with tempfile.TemporaryDirectory(dir=folder) as inner:
-        source = Path(inner) / "source"
-        sums = make(source)
-        for delay_ms, goal in DELAYS.items():
-            for direct in (False, True):
-                point = Path(inner) / f"slow{delay_ms}{direct}"
-                case = f"{delay_ms} ms a request, {'direct_io' if direct else 'cached'}"
-                with real.slow_fuse(
-                    source, point, delay_ms=delay_ms, direct_io=direct, program=example("slow_fuse")
-                ) as slow:
-                    rows += of_mount(case, goal, slow.path, source, sums)
+    for gib in dict.fromkeys(CASES[name].gib for name in cases):
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            source = Path(inner) / "source"
+            tensors = written(
+                source,
+                shards=SHARDS,
+                tensors=gib * TENSORS_PER_GIB,
+                shape=SHAPE,
+                also_pickled=gib == 1,  # for `torch.load`
+            )
+            sums = {name: used(array) for name, array in tensors}
+            for name in cases:
+                if CASES[name].gib == gib:
+                    rows += of_mount(name, CASES[name], source, sums)
     return rows
 
 
-def of_mount(case: str, goal: float, mount: Path, source: Path, sums: dict[str, int]) -> list[Row]:
-    names = [*OURS, *STOCK, *RIVALS]
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    firsts: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(ROUNDS):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            whole, first = load(name, mount, source, sums)
-            seconds[name].append(whole)
-            firsts[name].append(first)
+def of_mount(name: str, case: Case, source: Path, sums: dict[str, int]) -> list[Row]:
+    # A large checkpoint only by those that are fast on the small one, and by `safetensors` for the ratio.
+    stock, rivals = (STOCK, RIVALS) if case.gib == 1 else (STOCK[:1], FAST_RIVALS)
+    load = partial(
+        load_slow,
+        "load_weights.py",
+        source=source,
+        sums=sums,
+        needed_bytes=case.gib << 30,
+        delay_ms=case.delay_ms,
+        direct_io=case.direct_io,
+    )
+    found = alternate([*OURS, *stock, *rivals], load, rounds=ROUNDS)
+    seconds = {way: [each.seconds for each in loads] for way, loads in found.items()}
+    remarks = {way: delivered(loads, case.gib << 30) for way, loads in found.items()}
+    # At 2 ms the cores decide.
+    is_slow = case.delay_ms > 2
+    goals = dict.fromkeys(stock, 10.0 if is_slow else 5.0)
+    goals |= dict.fromkeys(rivals, 1.0 if is_slow else 0.9) | {"stream": 0.9}
     rows = []
     for ours in OURS:
-        rivals = [*STOCK, *RIVALS] if ours == "stream" else [*STOCK, "stream"]
-        goals = dict.fromkeys(STOCK, goal) | dict.fromkeys(RIVALS, 1.0) | {"stream": 0.9}
-        figures = {name: seconds[name] for name in (ours, *rivals)}
-        rows.append(Row(case, ours, figures, goals={name: goals[name] for name in rivals}))
-        fastest = min(rivals, key=lambda name: float(np.median(seconds[name])))
-        figures = {ours: firsts[ours], f"{fastest}, all": seconds[fastest]}
-        rows.append(Row(f"{case}, first tensor", ours, figures, goals={f"{fastest}, all": 10.0}))
+        # A program that loads by `safetensors` is compared with itself, and with what could be had.
+        others = [*stock, *rivals] if ours == "stream" else [*stock, "stream", *([] if is_slow else rivals)]
+        figures = {way: seconds[way] for way in (ours, *others)}
+        told = {way: remarks[way] for way in figures}
+        rows.append(Row(name, ours, figures, goals={way: goals[way] for way in others}, remarks=told))
+        rows.append(first_tensor(name, ours, [*stock, *rivals] if ours == "stream" else stock, found))
     return rows
+
+
+def delivered(loads: list[Load], needed_bytes: int) -> str:
+    """What the mount saw of the loads in one way."""
+    share = statistics.median(each.delivered_bytes for each in loads) / needed_bytes
+    in_flight = statistics.median(each.most_in_flight for each in loads)
+    return f"{share:.2f} of the bytes delivered, at most {in_flight:.0f} requests in flight"
+
+
+def first_tensor(name: str, ours: str, rivals: list[str], found: dict[str, list[Load]]) -> Row:
+    """Our first tensor against all tensors of the fastest rival."""
+    fastest = min(rivals, key=lambda way: statistics.median(each.seconds for each in found[way]))
+    figures = {
+        ours: [each.first_seconds for each in found[ours]],
+        f"{fastest}, all": [each.seconds for each in found[fastest]],
+    }
+    return Row(f"{name}, first tensor", ours, figures, goals={f"{fastest}, all": 10.0})

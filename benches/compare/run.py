@@ -1,10 +1,15 @@
-"""Runs all comparisons and prints them; with --record keeps them in benches/record/."""
+"""Runs comparisons and prints them; with --record keeps them in benches/record/.
+
+run.py loads --only "1 GiB, 10 ms" --record
+"""
 
 import argparse
 import shutil
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import ablation
@@ -13,9 +18,11 @@ import checkpoints
 import criterion
 import latency
 import loads
+import local_loads
 import mounts
 import nfs
 import opens
+import parallel_slices
 import passes
 import reads
 import reopens
@@ -35,6 +42,8 @@ MODULES = {
     "passes": passes,
     "mounts": mounts,
     "loads": loads,
+    "local_loads": local_loads,
+    "parallel_slices": parallel_slices,
     "nfs": nfs,
     "starts": starts,
     "opens": opens,
@@ -50,8 +59,11 @@ ROOM_BYTES = 16 << 30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", choices=[*MODULES, []], help="which comparisons; all by default")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*MODULES, []], help="which comparisons; all by default")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="of those, only cases that have this in their name"
+    )
     parser.add_argument("--record", action="store_true", help="keep the results in benches/record/")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "target", help="for files of 10 GiB, on the disk to be measured"
@@ -59,29 +71,58 @@ def main() -> None:
     options = parser.parse_args()
     if _native.debug_build:
         parser.error("the extension is a debug build; make one for release (make build)")
+    names = options.names or list(MODULES)
+    measures = selected(names, options.only)
+    if not measures:
+        there = [case for name in names for case in getattr(MODULES[name], "CASES", ())]
+        among = "; ".join(there) or "none, for no case here has a name"
+        parser.error(f"--only {options.only!r} picks none of the cases: {among}")
     options.folder.mkdir(exist_ok=True)
     if shutil.disk_usage(options.folder).free < ROOM_BYTES:
         parser.error(f"{options.folder} has less than {ROOM_BYTES >> 30} GiB of room; see --folder")
     profile = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"]["release"]
     facts = {**machine(), "profile": profile}
     # First, for they are only looked for while they are fresh.
-    results: dict[str, list[Row]] = {} if options.only else criterion.results()
+    results: dict[str, list[Row]] = {} if options.names or options.only else criterion.results()
     for result in results.items():
         print(table(*result), flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for name in options.only or MODULES:
-            module, begin = MODULES[name], time.monotonic()
-            results[module.TITLE] = module.measure(Path(folder))
-            print(table(module.TITLE, results[module.TITLE]))
+        for name, measure in measures.items():
+            title, begin = MODULES[name].TITLE, time.monotonic()
+            results[title] = measure(Path(folder))
+            print(table(title, results[title]))
             print(f"({name}: {time.monotonic() - begin:.0f} s)\n", flush=True)
     if options.record:
         head = f"# {facts['date']}\n\n" + "".join(f"- {key}: {value}\n" for key, value in facts.items())
         text = "\n".join([head, *(table(*result) for result in results.items())])
         (ROOT / "benches/record").mkdir(exist_ok=True)
-        stem = ROOT / "benches/record" / f"{facts['date']}-{facts['commit']}"
+        stem = free_stem(ROOT / "benches/record" / f"{facts['date']}-{facts['commit']}")
         stem.with_suffix(".md").write_text(text)
         stem.with_suffix(".json").write_text(as_json(facts, results))
         print(f"recorded in {stem}.md and .json")
+
+
+def selected(names: list[str], text: str) -> dict[str, Callable[[Path], list[Row]]]:
+    """What measures each comparison; of one that has cases with names, those that have `text` in theirs."""
+    measures: dict[str, Callable[[Path], list[Row]]] = {}
+    for name in names:
+        module = MODULES[name]
+        if not hasattr(module, "CASES"):
+            if not text:
+                measures[name] = module.measure
+        elif cases := [case for case in module.CASES if text in case]:
+            measures[name] = partial(module.measure, cases=cases)
+    return measures
+
+
+def free_stem(stem: Path) -> Path:
+    """The stem, numbered where an earlier run of the same commit has it."""
+    number = 1
+    found = stem
+    while found.with_suffix(".json").exists():
+        number += 1
+        found = stem.with_name(f"{stem.name}-{number}")
+    return found
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from cold import device_bytes, direct_reader, evict, example, read_ahead, read_ahead_kb
-from harness import Row, compare
+from harness import Row, compare, in_turn
 
 from pagestream import MappedFile, open_checkpoint
 from pagestream.safetensors import safe_open
@@ -112,8 +112,7 @@ def cold(path: Path, read_ahead_kib: int | None) -> list[Row]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     shares: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(ROUNDS):
-        names = list(ways)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in in_turn(list(ways), turn):
             elapsed, read = timed_cold(path, ways[name], expected)
             seconds[name].append(elapsed)
             shares[name].append(read / needed)

@@ -1,0 +1,91 @@
+"""Loads in new processes, of files that are cold or come from a slow mount; what is loaded is verified."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cold import ROOT, evict, example
+from harness import in_turn
+
+sys.path.append(str(ROOT / "tests/python"))  # the tests mount the same file system
+from support import real
+
+# One that takes so long is left out of every second round, one that takes twice as long of two in three.
+SLOW_SECONDS = 10.0
+
+
+@dataclass
+class Load:
+    """What a load took; the last two are what a slow mount has counted."""
+
+    seconds: float
+    first_seconds: float
+    delivered_bytes: int = 0
+    most_in_flight: int = 0
+
+
+def load(program: str, arguments: list[str], sums: dict[str, int]) -> Load:
+    """Runs the program, whose name is that of a file here, and compares its sums by name."""
+    path = Path(__file__).with_name(program)
+    command = [sys.executable, str(path), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        message = f"{program} {' '.join(arguments)}: {done.stderr[-2000:]}"
+        raise RuntimeError(message)
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["sums"] != sums:
+        message = f"{program} {' '.join(arguments)} gave other bytes"
+        raise AssertionError(message)
+    return Load(found["seconds"], found["first_seconds"])
+
+
+def load_cold(program: str, way: str, folder: Path, sums: dict[str, int], *more: str) -> Load:
+    """Loads files that are evicted from the page cache before."""
+    for path in folder.iterdir():
+        evict(path)
+    return load(program, [way, str(folder), *more], sums)
+
+
+def load_slow(
+    program: str,
+    way: str,
+    source: Path,
+    sums: dict[str, int],
+    *more: str,
+    needed_bytes: int,
+    delay_ms: int,
+    direct_io: bool,
+) -> Load:
+    """Loads from a mount of `source` that is made for it, and so has nothing cached.
+
+    `source` is evicted, too. The mount must have delivered `needed_bytes` at least.
+    """
+    for path in source.iterdir():
+        evict(path)
+    point = source.with_name(f"{source.name}-slow")
+    with real.slow_fuse(
+        source, point, delay_ms=delay_ms, direct_io=direct_io, program=example("slow_fuse")
+    ) as slow:
+        found = load(program, [way, str(slow.path), *more], sums)
+    found.delivered_bytes = slow.counts["read_bytes"]
+    found.most_in_flight = slow.counts["most_in_flight"]
+    if found.delivered_bytes < needed_bytes:
+        message = (
+            f"{way}: the mount delivered {found.delivered_bytes} of {needed_bytes} bytes: it was not cold"
+        )
+        raise AssertionError(message)
+    return found
+
+
+def alternate(names: list[str], measure: Callable[[str], Load], *, rounds: int) -> dict[str, list[Load]]:
+    """Measures all in turn, in an order that changes; a slow one less often than in each round."""
+    found: dict[str, list[Load]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in in_turn(names, turn):
+            pause = int(found[name][0].seconds / SLOW_SECONDS) if turn else 0
+            if turn % (pause + 1) == 0:
+                found[name].append(measure(name))
+    return found
