@@ -7,9 +7,10 @@ import pytest
 from pagestream import _native
 from pagestream._common import types
 from pagestream._common.checks import listed, one_of
-from pagestream.files import mapped_file
+from pagestream.files import mapped_file, staging
 from pagestream.loading import mixture, options
 from pagestream.tokens import corpus
+from pagestream.weights import streaming
 
 HINTS = {
     "ADVICE": mapped_file.Advice,
@@ -17,10 +18,21 @@ HINTS = {
     "DROP_BEHIND": options.DropBehind,
     "EXHAUSTED": mixture.Exhausted,
     "FORMATS": corpus.Format,
+    "HUGE_PAGES": staging.HugePages,
     "MODES": types.Mode,
     "ORDERS": options.Order,
+    "PROTECTIONS": staging.Protection,
+    "STRATEGIES": streaming.Strategy,
     "TARGETS": options.Target,
 }
+
+# Those of a variable of the environment, and names of types, of which NumPy knows more.
+WITHOUT_HINT = {"FAULT_GUARDS", "TOKEN_DTYPES"}
+
+
+def test_all_words_of_the_core_have_a_hint():
+    words = {name for name, value in vars(_native).items() if isinstance(value, tuple)}
+    assert words == HINTS.keys() | WITHOUT_HINT
 
 
 @pytest.mark.parametrize("name", HINTS)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StagingBuffer"]
 
+HugePages = Literal["auto", "always", "never"]
+Protection = Literal["read", "readwrite"]
+
 
 class StagingBuffer(_native.StagingBuffer):
     r"""Anonymous memory to stage bytes in: page-aligned, zeroed, writable through the buffer protocol.
@@ -54,7 +57,7 @@ class StagingBuffer(_native.StagingBuffer):
         nbytes: int,
         *,
         shared: bool = False,
-        huge_pages: Literal["auto", "always", "never"] = "auto",
+        huge_pages: HugePages = "auto",
     ) -> Self:
         """Allocates the memory."""
         return super().__new__(cls, nbytes, shared, huge_pages, None)
@@ -80,7 +83,7 @@ class StagingBuffer(_native.StagingBuffer):
         """
         super().resize(nbytes)
 
-    def protect(self, protection: Literal["read", "readwrite"]) -> None:  # type: ignore[override]
+    def protect(self, protection: Protection) -> None:  # type: ignore[override]
         """Makes the memory read-only or writable again (mprotect(2)).
 
         While it is read-only, views of it are read-only, and a stray write by native code is a
