@@ -321,3 +321,43 @@ impl Work for FillWork {
         self.end(Some(Error::argument("a thread that warms a checkpoint panicked; please report it")));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    const LEN: u64 = 1024;
+    const FILES: usize = 40;
+
+    #[test]
+    fn what_is_brought_forward_is_read_next() {
+        let mut file = tempfile::Builder::new().tempfile_in("target").expect("a file on a disk");
+        file.write_all(&vec![1; LEN as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
+        let opened = mapped.opened().expect("open");
+        let wants: Vec<_> =
+            (0..FILES).map(|file| Want { file, offset: 0, len: LEN, selection: None }).collect();
+        let (order, gate) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(())));
+        let (seen, closed) = (order.clone(), gate.lock().expect("no panic"));
+        let waits = gate.clone();
+        let files = Arc::new(move |number| {
+            seen.lock().expect("no panic").push(number);
+            drop(waits.lock());
+            Ok(opened.clone())
+        });
+        let fill = CacheFill::start(&wants, files, None).expect("threads");
+        // The first threads have a piece each, and wait.
+        while order.lock().expect("no panic").len() < READERS.first {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(fill.bring_forward(FILES - 1));
+        drop(closed);
+        assert!(fill.wait(Duration::from_secs(60)).expect("no failure"));
+        assert_eq!(order.lock().expect("no panic")[READERS.first], FILES - 1);
+        assert!(fill.is_complete());
+        assert_eq!(fill.done_bytes(), FILES as u64 * LEN);
+    }
+}
