@@ -1,0 +1,10 @@
+"""Warms a checkpoint. Prints the bytes that were read, those in the page cache then, and the handle."""
+
+import sys
+
+from pagestream import MappedFile, open_checkpoint
+
+with open_checkpoint(sys.argv[1]) as weights, MappedFile(sys.argv[1]) as file:
+    lead = weights.warm()
+    assert lead.wait()
+    print(lead.bytes_read, int(file.residency().fraction * file.size), lead)
