@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::{Code, describe, system};
@@ -48,6 +49,8 @@ pub struct Opened {
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
     pub(super) direct: OnceLock<DirectFile>,
+    /// How long a small read takes, once it was found to be slow.
+    pub request_time: OnceLock<Duration>,
     /// Whether the kernel tells this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
 }
@@ -100,6 +103,7 @@ impl Opened {
             copy_on_write: OnceLock::new(),
             hints,
             direct: OnceLock::new(),
+            request_time: OnceLock::new(),
             residency_is_told: OnceLock::new(),
         })
     }
@@ -119,6 +123,7 @@ impl Opened {
             copy_on_write: OnceLock::new(),
             hints: self.hints.clone(),
             direct: OnceLock::new(),
+            request_time: self.request_time.clone(),
             residency_is_told: self.residency_is_told.clone(),
         }
     }

@@ -13,7 +13,7 @@ use super::lead::{FileLead, WarmTensor};
 use super::writable::WritableBuffer;
 use crate::error::{Error, Result};
 use crate::mapped_file::Opened;
-use crate::slicing::{self, MAX_READERS, Selection, SlicePlan};
+use crate::slicing::{self, MAX_READERS, Selection};
 use crate::weights::header::Header;
 
 /// Elements of a tensor, as Python's `ByteSelection` has them: all counts in bytes but those of the shape.
@@ -108,11 +108,12 @@ impl PyStoredTensor {
             return out.fill(py, landed.place.len, |start, chunk| copy_landed(&landed, start, chunk));
         }
         let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
-        let plan = SlicePlan::new(selection);
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
-        let done =
-            py.detach(|| slicing::fill(opened, self.offset, &plan, memory, MAX_READERS, &mut keep_going));
+        let done = py.detach(|| {
+            let plan = slicing::plan_for(opened, self.offset, selection);
+            slicing::fill(opened, self.offset, &plan, memory, MAX_READERS, &mut keep_going)
+        });
         raised.or(done)
     }
 }

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::memory::Uninit;
-use crate::slicing::{SlicePlan, fill};
+use crate::slicing::{fill, plan_for};
 
 use super::options::CacheUse;
 use super::plan::ReadPiece;
@@ -36,7 +36,7 @@ pub fn read_piece(
             leaving_cache(opened, offset + good, len - good, cache, read)
         }
         ReadPiece::Part { data_offset, selection } => {
-            let plan = SlicePlan::new(selection.clone());
+            let plan = plan_for(opened, *data_offset, selection.clone());
             let (start, span) = selection.extent();
             // Other threads read other pieces.
             let read = || fill(opened, *data_offset, &plan, memory, 1, keep_going);

@@ -443,6 +443,9 @@ PARTS = [
     (np.s_[:0, 3], 0, 0),
 ]
 
+# What is read of many runs to learn how long a request takes.
+TIMED_BYTES = 2 * 64
+
 COUNT = PROGRAMS / "weights_slices/count.py"
 
 
@@ -457,9 +460,10 @@ def test_just_the_bytes_that_are_needed_are_read(path, mode):
     found = counted(path, mode, [index for index, _, _ in PARTS], cold=False)
     needed = [nbytes for _, nbytes, _ in PARTS]
     if mode == "shared":  # what is cached may be copied out of the mapping
-        assert all(rchar <= nbytes for (rchar, _), nbytes in zip(found, needed, strict=True))
+        assert all(rchar <= nbytes + TIMED_BYTES for (rchar, _), nbytes in zip(found, needed, strict=True))
     else:
-        assert [rchar // 32 for rchar, _ in found] == [nbytes // 32 for nbytes in needed]
+        for (rchar, _), nbytes in zip(found, needed, strict=True):
+            assert nbytes <= rchar < nbytes + 32 + TIMED_BYTES
 
 
 @every_mode
@@ -470,7 +474,7 @@ def test_just_the_pages_that_are_needed_come_from_the_disk(path, mode, tmp_path)
     assert [read // PAGE for _, read in found] == [pages for _, _, pages in PARTS]
     for (rchar, _), (_, nbytes, _) in zip(found, PARTS, strict=True):
         # The C library counts the processors, a few bytes of sysfs, when threads begin to use memory.
-        assert nbytes <= rchar < nbytes + 32
+        assert nbytes <= rchar < nbytes + 32 + TIMED_BYTES
 
 
 @every_mode
@@ -507,10 +511,10 @@ def test_a_slow_mount_is_read_by_many_threads_and_nothing_twice(path, tmp_path, 
     write(source / "weights", Path(path).read_bytes())
     with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, direct_io=direct) as slow:
         weights = open_checkpoint(slow.path / "weights", mmap_mode=mode)
-        found = weights.read("matrix", np.s_[::8, 3:5])  # 256 reads
+        found = weights.read("matrix", np.s_[::32, 3:5])  # 64 reads, too far from each other to be joined
         weights.close()
-    np.testing.assert_array_equal(found, MATRIX[::8, 3:5])
-    assert slow.counts["read_requests"] <= 256 + 8
+    np.testing.assert_array_equal(found, MATRIX[::32, 3:5])
+    assert slow.counts["read_requests"] <= 64 + 8
     assert slow.counts["most_in_flight"] >= 8
 
 

@@ -278,6 +278,40 @@ def test_slices_read_only_what_they_need(tmp_path):
     assert needed <= slow.counts["read_bytes"] <= 1.2 * needed
 
 
+@pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
+def test_columns_on_a_slow_mount_are_read_with_the_gaps_between_them(tmp_path, direct):
+    """A request takes as long as the bytes of many gaps."""
+    source = tmp_path / "source"
+    source.mkdir()
+    matrix = np.arange(2048 * 2048, dtype="<u4").reshape(2048, 2048)
+    safetensors.numpy.save_file({"t": matrix}, source / "model.safetensors")
+    with (
+        real.slow_fuse(source, tmp_path / "slow", delay_ms=10, direct_io=direct) as slow,
+        open_checkpoint(slow.path / "model.safetensors") as weights,
+    ):
+        [(_, found)] = weights.stream({"t": np.s_[:, 512:768]}, strategy="pread")
+        equal(found, matrix[:, 512:768])
+        found = weights.read("t", np.s_[:, 1024:1280])
+        equal(found, matrix[:, 1024:1280])
+    # 2,048 runs of 1 KiB each time. All of the matrix takes 128 requests.
+    assert slow.counts["read_requests"] <= 4 * 128
+    assert slow.counts["read_bytes"] <= 2 * matrix.nbytes * 1.05
+
+
+def test_runs_of_64_kib_are_read_without_gaps_on_any_mount(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    matrix = np.arange(64 * 65536, dtype="<u4").reshape(64, 65536)
+    safetensors.numpy.save_file({"t": matrix}, source / "model.safetensors")
+    with (
+        real.slow_fuse(source, tmp_path / "slow", delay_ms=10, direct_io=True) as slow,
+        open_checkpoint(slow.path / "model.safetensors") as weights,
+    ):
+        [(_, found)] = weights.stream({"t": np.s_[:, 16384:32768]})
+        equal(found, matrix[:, 16384:32768])
+    assert found.nbytes <= slow.counts["read_bytes"] <= 1.05 * found.nbytes
+
+
 def test_a_file_that_was_cut_is_an_error_with_path_and_offset(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file({f"t{number}": np.ones(MIB, "u1") for number in range(8)}, path)
