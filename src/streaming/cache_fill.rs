@@ -342,22 +342,22 @@ mod tests {
             (0..FILES).map(|file| Want { file, offset: 0, len: LEN, selection: None }).collect();
         let (order, gate) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(())));
         let (seen, closed) = (order.clone(), gate.lock().expect("no panic"));
-        let waits = gate.clone();
+        let opening = gate.clone();
         let files = Arc::new(move |number| {
             seen.lock().expect("no panic").push(number);
-            drop(waits.lock());
+            drop(opening.lock());
             Ok(opened.clone())
         });
-        let fill = CacheFill::start(&wants, files, None).expect("threads");
+        let filling = CacheFill::start(&wants, files, None).expect("threads");
         // The first threads have a piece each, and wait.
         while order.lock().expect("no panic").len() < READERS.first {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(fill.bring_forward(FILES - 1));
+        assert!(filling.bring_forward(FILES - 1));
         drop(closed);
-        assert!(fill.wait(Duration::from_secs(60)).expect("no failure"));
+        assert!(filling.wait(Duration::from_secs(60)).expect("no failure"));
         assert_eq!(order.lock().expect("no panic")[READERS.first], FILES - 1);
-        assert!(fill.is_complete());
-        assert_eq!(fill.done_bytes(), FILES as u64 * LEN);
+        assert!(filling.is_complete());
+        assert_eq!(filling.done_bytes(), FILES as u64 * LEN);
     }
 }
