@@ -15,6 +15,8 @@ from support import real
 
 # One that takes so long is left out of every second round, one that takes twice as long of two in three.
 SLOW_SECONDS = 10.0
+# The largest read that arrives at a mount; libfuse's default, without which the kernel would send 1 MiB on direct_io.
+REQUEST_BYTES = 128 << 10
 
 
 @dataclass
@@ -67,7 +69,12 @@ def load_slow(
         evict(path)
     point = source.with_name(f"{source.name}-slow")
     with real.slow_fuse(
-        source, point, delay_ms=delay_ms, direct_io=direct_io, program=example("slow_fuse")
+        source,
+        point,
+        delay_ms=delay_ms,
+        request_bytes=REQUEST_BYTES,
+        direct_io=direct_io,
+        program=example("slow_fuse"),
     ) as slow:
         found = load(program, [way, str(slow.path), *more], sums)
     found.delivered_bytes = slow.counts["read_bytes"]
