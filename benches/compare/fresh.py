@@ -15,7 +15,7 @@ from support import real
 
 # One that takes so long is left out of every second round, one that takes twice as long of two in three.
 SLOW_SECONDS = 10.0
-# The largest read that arrives at a mount; libfuse's default, without which the kernel would send 1 MiB on direct_io.
+# The largest read that arrives at a mount: libfuse's default. Without it direct_io has reads of 1 MiB.
 REQUEST_BYTES = 128 << 10
 
 

@@ -228,7 +228,14 @@ impl Opened {
         let now = self.identity_now()?;
         if now.size < offset + length {
             let cause = ReadCause::Truncated { size_at_open: known.size, size_now: now.size };
-            return Err(Error::MappedRead { path: self.path.clone(), offset, length, cause });
+            // What is not there.
+            let (first, end) = (offset.max(now.size), offset + length);
+            return Err(Error::MappedRead {
+                path: self.path.clone(),
+                offset: first,
+                length: end - first,
+                cause,
+            });
         }
         if is_unchanged(known, &now) { Ok(()) } else { Err(self.change_or_rewrite(&now)) }
     }

@@ -115,6 +115,12 @@ pub fn resident_pages(opened: &Opened, offset: u64, length: u64) -> Option<Resid
     Some(ResidentPages { page_bytes, first, pages })
 }
 
+/// Returns whether more than a hundredth of a file is in the page cache, as far as the kernel tells.
+pub fn holds_pages(opened: &Opened) -> bool {
+    let found = resident_pages(opened, 0, opened.size());
+    found.is_some_and(|found| found.missing_bytes(0, opened.size()) < opened.size() / 100 * 99)
+}
+
 /// Returns the mapping, if the kernel tells this user which of its pages are cached.
 fn told_region(opened: &Opened) -> Option<&Region> {
     let region = opened.region.as_deref()?;

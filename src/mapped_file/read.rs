@@ -139,13 +139,18 @@ impl Opened {
         fork::get_or_make(&self.direct, || DirectFile::open(self.file()))
     }
 
+    /// Likewise; true also for a private mapping that was asked for, which says nothing about the page cache.
+    pub fn may_read_from_cache(&self) -> bool {
+        self.reads_from_cache() || (self.facts.mode == Mode::Private && self.facts.reason.is_none())
+    }
+
     pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<()> {
         let len = out.len();
         let (mut good, mut short) = match pread::read_at(self.file(), offset, out.reborrow()) {
             Ok(()) => return Ok(()),
             Err(failure) => failure,
         };
-        if short == Short::Errno(Code::IO) {
+        if matches!(short, Short::Errno(Code::IO | Code::TIMEDOUT)) {
             std::thread::sleep(IO_RETRY_PAUSE);
             match pread::read_at(self.file(), offset + good as u64, out.range(good..len)) {
                 Ok(()) => return Ok(()),

@@ -32,7 +32,7 @@ pub struct PyStagedStream {
 
 #[pymethods]
 impl PyStagedStream {
-    /// Starts with so many threads; more read where storage is slow.
+    /// Starts with so many threads; more read where storage is slow, up to the second number.
     #[new]
     fn new(
         py: Python<'_>,
@@ -40,11 +40,13 @@ impl PyStagedStream {
         wanted: Vec<WantedTensor<'_>>,
         staging: &Bound<'_, PyAny>,
         first_threads: usize,
+        most_threads: Option<usize>,
         cache_use: &str,
     ) -> PyResult<Self> {
         let cache = CacheUse::from_word(cache_use)?;
         check_threads(first_threads)?;
-        let readers = Limits { first: first_threads, most: READERS.most.max(first_threads) };
+        let most = most_threads.unwrap_or(READERS.most).max(first_threads);
+        let readers = Limits { first: first_threads, most };
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         let arena = Arc::new(Arena::new(GivenMemory::of(staging)?));

@@ -28,7 +28,7 @@ pub struct PyTensorStream {
 }
 
 /// Returns the threads that a caller allows.
-fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
+pub fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
     threads.map_or(Ok(()), check_threads)?;
     Ok(threads.map_or(READERS, |given| Limits { first: given, most: given }))
 }
@@ -79,6 +79,7 @@ impl PyTensorStream {
         wanted: Vec<WantedTensor<'_>>,
         strategy: &str,
         local_processes: u64,
+        may_try: bool,
         seed: u64,
     ) -> PyResult<(&'static str, String)> {
         let asked = Strategy::from_word(strategy)?;
@@ -90,7 +91,7 @@ impl PyTensorStream {
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let chosen = py.detach(|| {
             let available_memory_bytes = limits::available_memory_bytes();
-            let around = Surroundings { available_memory_bytes, local_processes, is_warmed, seed };
+            let around = Surroundings { available_memory_bytes, local_processes, is_warmed, may_try, seed };
             choose(asked, &wants, open, around, &mut keep_going)
         });
         let Choice { strategy, reason } = raised.or(chosen)?;

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use super::checkpoint::PyCheckpoint;
 use super::export::drop_detached;
-use super::stream::{WantedTensor, wants_of};
+use super::stream::{WantedTensor, readers_of, wants_of};
 use crate::error::{Error, Result};
 use crate::fetch::crew::PERIOD;
 use crate::mapped_file::Mode;
@@ -36,7 +36,9 @@ impl PyWarmLead {
         checkpoint: &PyCheckpoint,
         wanted: Vec<WantedTensor<'_>>,
         memory_bytes: Option<u64>,
+        threads: Option<usize>,
     ) -> PyResult<Self> {
+        let readers = readers_of(threads)?;
         let wants = wants_of(checkpoint, wanted)?;
         let (files, slot) = (checkpoint.shared(), checkpoint.warm_slot());
         let lead = py.detach(|| -> Result<_> {
@@ -47,7 +49,7 @@ impl PyWarmLead {
             let is_cached = |number| files.files.facts(number).mode == Mode::Shared;
             let all = files.clone();
             let open = Arc::new(move |number| all.file(number)?.file.opened());
-            let lead = Arc::new(WarmLead::start(wants, is_cached, open, memory_bytes)?);
+            let lead = Arc::new(WarmLead::start(wants, is_cached, open, memory_bytes, readers)?);
             slot.replace(Some(lead.clone()));
             if files.files.is_closed() {
                 slot.replace(None); // by another thread, meanwhile

@@ -17,7 +17,7 @@ use super::stored_tensor::PyStoredTensor;
 use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::mapped_file::{MappedFile, RequestedMode};
+use crate::mapped_file::{MappedFile, Mode, RequestedMode, page_cache};
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
 
@@ -213,13 +213,21 @@ impl PyWeightFile {
         file_system_of(py, &self.weights.file)
     }
 
-    /// Whether positioned reads come out of the page cache.
+    /// Whether positioned reads come out of the page cache; None if that is not known.
     #[getter]
-    fn reads_from_cache(&self) -> PyResult<bool> {
-        Ok(self.weights.file.opened()?.reads_from_cache())
+    fn reads_from_cache(&self) -> PyResult<Option<bool>> {
+        let opened = self.weights.file.opened()?;
+        let is_as_asked = opened.facts.mode != Mode::Shared && opened.facts.reason.is_none();
+        Ok((!is_as_asked).then(|| opened.reads_from_cache()))
     }
 
-    /// Returns why the file cannot be opened for direct I/O; None if it can.
+    /// Whether some of the file is in the page cache.
+    fn holds_pages(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(py.detach(|| self.weights.file.opened().map(|opened| page_cache::holds_pages(&opened)))?)
+    }
+
+    /// Returns why the file cannot be read past the page cache; None if it can, as far as is known. Opens it anew, which
+    /// on FUSE drops its pages.
     fn direct_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(py.detach(|| self.weights.file.opened().map(|opened| opened.direct_refusal()))?)
     }

@@ -13,7 +13,7 @@ use crate::os::memory::Uninit;
 use crate::os::process::{fork, limits};
 use crate::slicing::SlicePlan;
 
-use super::options::{CacheUse, READERS};
+use super::options::CacheUse;
 use super::pieces::{Files, read_piece};
 use super::plan::{ReadPiece, Reads, Want, groups};
 
@@ -93,7 +93,12 @@ impl std::fmt::Debug for FillWork {
 impl CacheFill {
     /// Starts to read. At most `memory_bytes` are brought or found in the cache, and in any case no more than memory can
     /// hold; `None` for half of that.
-    pub fn start(wants: &[Want], files: Arc<Files>, memory_bytes: Option<u64>) -> Result<Self> {
+    pub fn start(
+        wants: &[Want],
+        files: Arc<Files>,
+        memory_bytes: Option<u64>,
+        readers: Limits,
+    ) -> Result<Self> {
         let mut pieces = Vec::new();
         let mut pieces_of = vec![0..0; wants.len()];
         for group in groups(wants, Reads::Exact) {
@@ -109,7 +114,7 @@ impl CacheFill {
                 pieces_of[place.want] = first..pieces.len();
             }
         }
-        let Limits { first, most } = READERS;
+        let Limits { first, most } = readers;
         let crew =
             Arc::new(Crew::new(Limits { first: first.min(pieces.len()), most: most.min(pieces.len()) }));
         let state = FillState {
@@ -328,6 +333,7 @@ mod tests {
 
     use super::*;
     use crate::mapped_file::{MappedFile, RequestedMode};
+    use crate::streaming::options::READERS;
 
     const LEN: u64 = 1024;
     const FILES: usize = 40;
@@ -348,7 +354,7 @@ mod tests {
             drop(opening.lock());
             Ok(opened.clone())
         });
-        let filling = CacheFill::start(&wants, files, None).expect("threads");
+        let filling = CacheFill::start(&wants, files, None, READERS).expect("threads");
         // The first threads have a piece each, and wait.
         while order.lock().expect("no panic").len() < READERS.first {
             std::thread::sleep(Duration::from_millis(1));

@@ -21,6 +21,7 @@ pub struct ContinuedStream {
     claims: Vec<Option<usize>>,
     wants: Vec<Want>,
     files: SharedFiles,
+    options: StreamOptions,
     position: Mutex<Position>,
 }
 
@@ -73,7 +74,7 @@ impl ContinuedStream {
         let unclaimed = wants.iter().zip(&claims).filter(|(_, claim)| claim.is_none());
         let left: Vec<_> = unclaimed.map(|(want, _)| want.clone()).collect();
         let stream = Stream::start(&left, files.boxed(), inspect, options)?;
-        Ok(Self { stream, lead, claims, wants, files, position: Mutex::default() })
+        Ok(Self { stream, lead, claims, wants, files, options, position: Mutex::default() })
     }
 
     fn position(&self) -> MutexGuard<'_, Position> {
@@ -91,7 +92,7 @@ impl ContinuedStream {
             (None, Some(claim), Some(lead)) => match lead.take(claim, patience) {
                 NextTensor::End => {
                     let want = std::slice::from_ref(&self.wants[number]);
-                    let alone = Stream::start(want, self.files.boxed(), None, StreamOptions::default())?;
+                    let alone = Stream::start(want, self.files.boxed(), None, self.options)?;
                     position.alone.insert(alone).next(patience)?
                 }
                 found => found,

@@ -24,7 +24,7 @@ use crate::fetch::ahead::Ahead;
 use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, Limits};
 use crate::fetch::ranges::{ByteRange, FileId};
-use crate::mapped_file::{Mode, Opened, page_cache};
+use crate::mapped_file::{Opened, page_cache};
 use crate::os::process::{fork, limits};
 
 use crate::slicing::{PIECE_BYTES, Selection};
@@ -149,10 +149,7 @@ impl Lead {
     ) -> Self {
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
-        // A private mapping that was asked for says nothing about the page cache.
-        let facts = &opened.facts;
-        let is_advising =
-            opened.reads_from_cache() || (facts.mode == Mode::Private && facts.reason.is_none());
+        let is_advising = opened.may_read_from_cache();
         let state = Following {
             guess: Guess::new(&tensors),
             cursor: (0, 0),

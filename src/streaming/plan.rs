@@ -21,6 +21,17 @@ pub enum Reads {
     WholePages,
 }
 
+impl Reads {
+    /// Returns how much of a run is read in one go. Mounts often cut that into requests of 128 KiB and make them one after
+    /// another: pieces are small, so that the threads share a tensor. Direct I/O has larger requests.
+    const fn piece_bytes(self) -> u64 {
+        match self {
+            Self::Exact => 256 << 10,
+            Self::WholePages => PIECE_BYTES,
+        }
+    }
+}
+
 /// A wanted tensor of a file, or a part of it.
 #[derive(Debug, Clone)]
 pub struct Want {
@@ -85,10 +96,11 @@ impl TensorGroup {
             Reads::Exact => (range.offset, range.end()),
             Reads::WholePages => (base, range.end().next_multiple_of(PAGE_BYTES)),
         };
-        let mut pieces = Vec::with_capacity(range.len.div_ceil(PIECE_BYTES) as usize + 1);
+        let piece_bytes = reads.piece_bytes();
+        let mut pieces = Vec::with_capacity(range.len.div_ceil(piece_bytes) as usize + 1);
         while offset < last {
             // Pieces end where the file's large blocks do: no two of them share a page or a request.
-            let end = (offset - offset % PIECE_BYTES + PIECE_BYTES).min(last);
+            let end = (offset - offset % piece_bytes + piece_bytes).min(last);
             pieces.push((ReadPiece::Run { offset }, place_of(offset)..place_of(end)));
             offset = end;
         }
@@ -165,7 +177,7 @@ mod tests {
             found.iter().map(|group| group.places.iter().map(|place| place.want).collect()).collect();
         assert_eq!(tensors, [vec![0, 1], vec![2], vec![3], vec![4]]);
         assert_eq!(found[0].places[1], TensorPlace { want: 1, offset: 150, len: 50 });
-        assert_eq!(found[1].pieces.len(), 4, "cut at the whole mebibytes of the file");
+        assert_eq!(found[1].pieces.len(), 13, "cut at whole quarters of a mebibyte of the file");
     }
 
     #[test]
@@ -207,7 +219,7 @@ mod tests {
                 let mut at = None;
                 for (piece, range) in &group.pieces {
                     let ReadPiece::Run { offset } = piece else { unreachable!("no selection") };
-                    prop_assert!(range.len() as u64 <= PIECE_BYTES && !range.is_empty());
+                    prop_assert!(range.len() as u64 <= reads.piece_bytes() && !range.is_empty());
                     prop_assert_eq!(*offset % PAGE_BYTES, range.start as u64 % PAGE_BYTES);
                     prop_assert!(at.is_none_or(|at| at == (*offset, range.start)));
                     at = Some((offset + range.len() as u64, range.end));

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::fetch::budget::default_memory_bytes;
 use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::Opened;
 use crate::words::words;
@@ -47,6 +48,8 @@ pub struct Surroundings {
     pub local_processes: u64,
     /// Whether the lead of `warm` reads into the page cache, or has.
     pub is_warmed: bool,
+    /// Whether the mount may be tried, with threads and memory of the trial's own.
+    pub may_try: bool,
     /// Picks the pages that are probed. A probe may bring its page into the cache, so each decision needs pages of its
     /// own.
     pub seed: u64,
@@ -115,7 +118,8 @@ pub fn choose(
             }
             None => {
                 let in_file: Vec<_> = wants.iter().filter(|other| other.file == want.file).collect();
-                let is_worth_it = result_bytes >= trial::LEAST_BYTES;
+                let has_memory = default_memory_bytes() >= trial::MEMORY_BYTES;
+                let is_worth_it = around.may_try && has_memory && result_bytes >= trial::LEAST_BYTES;
                 let known =
                     is_worth_it.then(|| trial::of_mount(&opened, &in_file, seed, keep_going)).flatten();
                 let strategy = match &known {
@@ -135,7 +139,7 @@ fn refusal_of_cache(opened: &Opened) -> Option<String> {
     let path = opened.path.display();
     if opened.region.is_none() && opened.size() > 0 {
         Some(format!("{path} is not mapped"))
-    } else if opened.reads_from_cache() {
+    } else if opened.may_read_from_cache() {
         None
     } else {
         Some(format!("reads of {path} bypass the page cache"))
@@ -154,7 +158,13 @@ mod tests {
     fn chosen(opened: &Arc<Opened>, available_memory_bytes: u64, local_processes: u64) -> Choice {
         page_cache::evict(opened).expect("evicted");
         let wants = [Want { file: 0, offset: 0, len: LEN, selection: None }];
-        let around = Surroundings { available_memory_bytes, local_processes, is_warmed: false, seed: 5 };
+        let around = Surroundings {
+            available_memory_bytes,
+            local_processes,
+            is_warmed: false,
+            may_try: false,
+            seed: 5,
+        };
         choose(Strategy::Auto, &wants, |_| Ok(opened.clone()), around, &mut || true).expect("a decision")
     }
 

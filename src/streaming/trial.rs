@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::fetch::crew::{KeepGoing, Limits, PERIOD};
-use crate::mapped_file::Opened;
+use crate::mapped_file::{Opened, page_cache};
 use crate::os::process::fork;
 use crate::slicing::PIECE_BYTES;
 
@@ -21,6 +21,8 @@ use super::sample::drawn;
 
 /// Pieces that are read in each way, side by side.
 const PIECES: usize = 64;
+/// What the pieces of one way take in memory.
+pub const MEMORY_BYTES: u64 = PIECES as u64 * PIECE_BYTES;
 /// Streams of fewer bytes are over before a trial pays: it reads 128 MiB.
 pub const LEAST_BYTES: u64 = 2 << 30;
 /// A trial that takes longer is given up.
@@ -37,7 +39,7 @@ pub struct Trial {
 static KNOWN: Mutex<BTreeMap<u64, Trial>> = Mutex::new(BTreeMap::new());
 
 /// Returns what is known of the mount of a cold file, or tries it with pieces of the wants that are in the file. `None` if
-/// they are too few, or if the trial fails or takes too long.
+/// they are too few, if some of the file is in the page cache, or if the trial fails.
 pub fn of_mount(
     opened: &Arc<Opened>,
     wants: &[&Want],
@@ -48,21 +50,40 @@ pub fn of_mount(
     if let Some(known) = fork::with_lock(&KNOWN, |known| known.get(&device).cloned()) {
         return Some(known);
     }
+    // To open a file anew drops its pages on FUSE.
+    if page_cache::holds_pages(opened) {
+        return None;
+    }
     let places = drawn_places(wants, seed)?;
     let (cached, direct): (Vec<_>, Vec<_>) = places.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
-    let cached = timed(opened, &cached, CacheUse::Fill, keep_going).ok()??;
-    let found = if let Some(refusal) = opened.direct_refusal() {
-        Trial { is_direct_better: false, facts: refusal }
-    } else {
-        let direct = timed(opened, &direct, CacheUse::Bypass, keep_going).ok()??;
-        let mib = PIECE_BYTES >> 20;
-        let facts = format!(
-            "{PIECES} reads of {mib} MiB side by side took {direct:.1?} past the page cache and {cached:.1?} through it"
-        );
-        Trial { is_direct_better: direct * 2 < cached, facts }
-    };
-    fork::with_lock(&KNOWN, |known| known.insert(device, found.clone()));
+    let found = compared(opened, &cached, &direct, keep_going).ok()?;
+    let found = found.unwrap_or_else(|| Trial {
+        is_direct_better: false,
+        facts: format!("reads of {PIECES} MiB side by side take more than {PATIENCE:?}"),
+    });
+    if keep_going() {
+        fork::with_lock(&KNOWN, |known| known.insert(device, found.clone()));
+    }
     Some(found)
+}
+
+/// Reads pieces in both ways. `None` if that takes too long.
+fn compared(
+    opened: &Arc<Opened>,
+    cached: &[u64],
+    direct: &[u64],
+    keep_going: &mut KeepGoing<'_>,
+) -> Result<Option<Trial>> {
+    let Some(cached) = timed(opened, cached, CacheUse::Fill, keep_going)? else { return Ok(None) };
+    if let Some(refusal) = opened.direct_refusal() {
+        return Ok(Some(Trial { is_direct_better: false, facts: refusal }));
+    }
+    let Some(direct) = timed(opened, direct, CacheUse::Bypass, keep_going)? else { return Ok(None) };
+    let mib = PIECE_BYTES >> 20;
+    let facts = format!(
+        "{PIECES} reads of {mib} MiB side by side took {direct:.1?} past the page cache and {cached:.1?} through it"
+    );
+    Ok(Some(Trial { is_direct_better: direct * 2 < cached, facts }))
 }
 
 /// Draws places of whole pieces that are wanted, in order.

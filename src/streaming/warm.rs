@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::fetch::crew::Limits;
 use crate::os::process::fork;
 use crate::slicing::Selection;
 
@@ -79,6 +80,7 @@ impl WarmLead {
         is_cached: impl Fn(usize) -> bool,
         files: Arc<Files>,
         memory_bytes: Option<u64>,
+        readers: Limits,
     ) -> Result<Self> {
         let (mut cached, mut others) = (Vec::new(), Vec::new());
         let mut places = HashMap::with_capacity(wants.len());
@@ -91,8 +93,8 @@ impl WarmLead {
             }
             way.push(want);
         }
-        let cache = CacheFill::start(&cached, files.clone(), memory_bytes)?;
-        let mut options = StreamOptions::default();
+        let cache = CacheFill::start(&cached, files.clone(), memory_bytes, readers)?;
+        let mut options = StreamOptions { readers, ..StreamOptions::default() };
         options.memory_bytes = memory_bytes.unwrap_or(options.memory_bytes);
         let memory = Stream::start(&others, Box::new(move |number| files(number)), None, options)?;
         Ok(Self {

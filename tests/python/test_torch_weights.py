@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from pagestream import MappedFile
+from pagestream import MappedFile, open_checkpoint
 from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
 from pagestream.torch import _device, load_state_dict, stream_checkpoint, weights
 from pagestream.weights.dtypes import NAMES
@@ -21,7 +21,7 @@ from support.process import PROGRAMS, output_of
 from support.weight_files import ELEMENT_TYPES, entry, odd_file, weight_file, write
 
 MIB = 1 << 20
-STRATEGIES = ["auto", "mapped", "ahead", "pread"]
+STRATEGIES = ["auto", "mapped", "ahead", "pread", "direct"]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
@@ -339,3 +339,19 @@ def test_integrated_gpus_work_in_the_hosts_memory(monkeypatch):
     assert _device.shares_memory(torch.device("mps"))
     Properties.is_integrated = 0
     assert not _device.shares_memory(torch.device("cuda", 0))
+
+
+def test_the_environment_bounds_the_threads(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    safetensors.torch.save_file({"t": torch.zeros(8 << 20, dtype=torch.uint8)}, source / "model.safetensors")
+    monkeypatch.setenv("PAGESTREAM_THREADS", "1")
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True, delay_ms=2) as slow:
+        for _ in stream_checkpoint(slow.path, device="cpu"):
+            pass
+        with open_checkpoint(slow.path) as opened:
+            assert opened.warm().wait()
+    assert slow.counts["most_in_flight"] == 1
+    monkeypatch.setenv("PAGESTREAM_THREADS", "x")
+    with pytest.raises(ValueError, match="PAGESTREAM_THREADS"):
+        stream_checkpoint(source, device="cpu")

@@ -38,7 +38,7 @@ def staging(nbytes):
 def test_all_tensors_pass_through_memory_that_is_far_smaller(weights, tensors, cache_use):
     memory = staging(7 * MIB)
     stream = _native.StagedStream(
-        native_files(weights), [(name, None) for name in tensors], memory, 4, cache_use
+        native_files(weights), [(name, None) for name in tensors], memory, 4, None, cache_use
     )
     found = {}
     while (lot := stream.next(True)) is not None:
@@ -55,7 +55,7 @@ def test_all_tensors_pass_through_memory_that_is_far_smaller(weights, tensors, c
 def test_memory_that_is_not_given_back_is_not_written(weights, tensors):
     memory = staging(8 * MIB)
     stream = _native.StagedStream(
-        native_files(weights), [(name, None) for name in tensors], memory, 4, "fill"
+        native_files(weights), [(name, None) for name in tensors], memory, 4, None, "fill"
     )
     kept, lots = [], 0
     deadline = time.monotonic() + 0.5  # readers have long done what they may
@@ -76,7 +76,7 @@ def test_parts_have_their_place_as_well(weights, tensors):
     name = "t008"
     wanted = [(name, ByteSelection(first, (100,), (1,), 1)) for first in range(0, 4000, 100)]
     wanted.append((name, ByteSelection(3999, (1000,), (-4,), 1)))
-    stream = _native.StagedStream(native_files(weights), wanted, memory, 4, "fill")
+    stream = _native.StagedStream(native_files(weights), wanted, memory, 4, None, "fill")
     found = []
     while (lot := stream.next(True)) is not None:
         [(_, offset, nbytes)] = lot
@@ -89,13 +89,13 @@ def test_parts_have_their_place_as_well(weights, tensors):
 def test_what_does_not_fit_and_what_cannot_be_written_is_refused(weights, tensors):
     files = native_files(weights)
     with pytest.raises(ValueError, match=r"staging has 1048576 bytes, and 62\d* are needed at once"):
-        _native.StagedStream(files, [(list(tensors)[-1], None)], staging(MIB), 4, "fill")
+        _native.StagedStream(files, [(list(tensors)[-1], None)], staging(MIB), 4, None, "fill")
     read_only = staging(MIB)
     read_only.flags.writeable = False
     with pytest.raises(TypeError, match="writable"):
-        _native.StagedStream(files, [("t000", None)], read_only, 4, "fill")
+        _native.StagedStream(files, [("t000", None)], read_only, 4, None, "fill")
     with pytest.raises(ValueError, match="threads must be"):
-        _native.StagedStream(files, [("t000", None)], staging(MIB), 0, "fill")
+        _native.StagedStream(files, [("t000", None)], staging(MIB), 0, None, "fill")
 
 
 def test_failures_come_after_what_has_landed(tmp_path, tensors):
@@ -103,7 +103,7 @@ def test_failures_come_after_what_has_landed(tmp_path, tensors):
     safetensors.numpy.save_file(tensors, path)
     weights = open_checkpoint(path)
     stream = _native.StagedStream(
-        native_files(weights), [(n, None) for n in weights], staging(7 * MIB), 1, "fill"
+        native_files(weights), [(n, None) for n in weights], staging(7 * MIB), 1, None, "fill"
     )
     assert stream.next(True)
     stream.give_back()

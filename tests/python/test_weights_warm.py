@@ -210,7 +210,7 @@ def test_small_neighbours_share_memory_and_each_is_taken_once(tmp_path):
 
 
 def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path):
-    with slow_weights(source, tmp_path, threads=4) as (_, weights):
+    with slow_weights(source, tmp_path, threads=2, delay_ms=40) as (_, weights):
         lead = weights.warm(memory_bytes=AMPLE)
         assert one_by_one(weights, ["t00", "t01", "t02", "t03"])
         assert lead.wait(0) is False

@@ -8,6 +8,17 @@ from contextlib import contextmanager
 Progress = bool | Callable[[int, int], object] | None
 
 
+def checked(progress: Progress) -> None:
+    """Refuses what `reporting` cannot use.
+
+    Raises:
+        TypeError: It is neither a bool nor a callable.
+    """
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        message = f"progress must be True, False or a callable, not {progress!r}"  # type: ignore[unreachable]
+        raise TypeError(message)
+
+
 @contextmanager
 def reporting(progress: Progress, total_bytes: int, label: str) -> Iterator[Callable[[int], object] | None]:
     """Yields the function to call with the bytes done so far, or None without progress.
@@ -20,7 +31,9 @@ def reporting(progress: Progress, total_bytes: int, label: str) -> Iterator[Call
 
     Raises:
         ImportError: ``progress=True`` and tqdm is not installed.
+        TypeError: `progress` is neither a bool nor a callable.
     """
+    checked(progress)
     if progress is None or progress is False:
         yield None
     elif progress is True:

@@ -62,6 +62,7 @@ def transferred(
     device: CopyDevice,
     cast_of: CastOf,
     memory_bytes: int | None,
+    threads: int | None,
     strategy: str,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     """Yields the tensors of a plan on a device, in order.
@@ -83,6 +84,7 @@ def transferred(
         device: Where tensors go.
         cast_of: The types that they get there.
         memory_bytes: The size of staging; at least 4 MiB are taken. None for a default.
+        threads: Number of threads that read; None for a default.
         strategy: ``"pread"`` or ``"direct"``.
     """
     total_bytes = sum(each.nbytes for each in wanted)
@@ -97,7 +99,7 @@ def transferred(
         try:
             arrivals = _Arrivals(wanted, pieces, device, staging, cast_of)
             following = 0
-            with closing(_arriving(files, ranges, staging, arrivals, device, strategy)) as found:
+            with closing(_arriving(files, ranges, staging, arrivals, device, threads, strategy)) as found:
                 for number, tensor in found:
                     yield from _empty(wanted[following:number], device, cast_of)
                     yield wanted[number], tensor
@@ -117,12 +119,14 @@ def _arriving(
     staging: PinnedMemory,
     arrivals: _Arrivals,
     device: CopyDevice,
+    threads: int | None,
     strategy: str,
 ) -> Generator[tuple[int, torch.Tensor], None, None]:
     """Yields numbers and tensors, once their copies are queued."""
     # Events after which the oldest lots may be overwritten.
     copying: deque[Any] = deque()
-    stream = _native.StagedStream(files, ranges, staging.array, _first_threads(), cache_use(strategy))
+    first, most = (_first_threads(), None) if threads is None else (threads, threads)
+    stream = _native.StagedStream(files, ranges, staging.array, first, most, cache_use(strategy))
     try:
         while (lot := stream.next(not copying)) is not None:
             if lot:

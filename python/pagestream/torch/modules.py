@@ -105,7 +105,9 @@ def load_into(
     Parameters and buffers on ``meta`` get memory of their own, one at a time, of the type that they have
     there, on torch's default device: ``with torch.device("cuda"): load_into(…)`` fills a module that has no
     memory yet. A tensor that several modules share is read once and stays shared; of its names the first that
-    the checkpoint has counts. Buffers that are not persistent are left alone.
+    the checkpoint has counts (``torch.nn.Module.load_state_dict`` copies all, so that the last one counts).
+    Buffers that are not persistent are left alone. Modules with a ``_load_from_state_dict`` or
+    ``set_extra_state`` of their own are filled by names and shapes all the same; neither is called.
 
     Names and shapes are compared before any tensor is read: then the module is as it was. After a failure
     that comes later some tensors are loaded and others are not.

@@ -181,19 +181,21 @@ def tensors_on(
         ValueError: The strategy is not possible, or a number is out of range.
     """
     files, memory_bytes = native_files(weights), environment.memory_bytes(memory_bytes)
+    threads = environment.threads(None)
     tensors, staged_for = TorchTensors(None), copy_device(device)
     is_cpu = staged_for is None and device.type == "cpu"
     if strategy in ("mapped", "ahead") and not is_cpu:
         message = f'strategy="{strategy}" is for the CPU: pages of a file must not be copied to {device}'
         raise ValueError(message)
-    means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy)
+    is_limited = memory_bytes is not None or threads is not None
+    means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy, is_limited=is_limited)
     # A copy to a device never begins in a mapping.
     means = means if is_cpu or means == "direct" else "pread"
     if staged_for is not None:
-        return transferred(files, wanted, staged_for, cast_of, memory_bytes, means)
+        return transferred(files, wanted, staged_for, cast_of, memory_bytes, threads, means)
     view = partial(_on_file, files, tensors)
     pairs = streaming.tensors(
-        files, wanted, means, tensors, view, memory_bytes, threads=None, checks=None, drop_behind=False
+        files, wanted, means, tensors, view, memory_bytes, threads, checks=None, drop_behind=False
     )
     return _moved(pairs, device, cast_of)
 

@@ -246,8 +246,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                   ``"ahead"`` if several processes of a job share this node (``LOCAL_WORLD_SIZE`` and its
                   like), after `warm`, or if copies would take more than half of the available memory; but not
                   where reads bypass the page cache. It is ``"direct"`` where that takes less than half of the
-                  time of ``"pread"``, so that a program that is started twice loses nothing: streams of
-                  512 MiB and more try 16 MiB each way, once for each mount. Else it is ``"pread"``.
+                  time of ``"pread"``, so that a program that is started twice loses nothing: streams of 2 GiB
+                  and more of cold files, without limits of threads and memory, try 64 MiB each way, once for
+                  each mount. Else it is ``"pread"``.
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
                 read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or an eighth of the available
                 memory and at most 1 GiB.
@@ -261,7 +262,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 never viewed, and whole. None and False compare nothing.
             drop_behind: True leaves the page cache as it was: pages that were not there before go again after
                 they were read; all of them where the kernel does not tell, as in ``"read"`` mode. ``"auto"``
-                is then ``"mapped"`` or ``"direct"``. None and False leave them there.
+                is then ``"mapped"`` or ``"direct"``, or ``"pread"`` with `verify`. None and False leave them
+                there.
             progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
         Yields:
@@ -315,8 +317,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     def warm(self, plan: streaming.Plan = None, *, memory_bytes: int | None = None) -> warming.Lead:
         """Starts to read tensors that will be used soon, while the program does something else.
 
-        Bytes go into the page cache, for this and all other processes. On files that bypass it (`explain`
-        tells) or are not in ``"shared"`` mode, they go into memory: the first use of a tensor, or of the part
+        Bytes go into the page cache, for this and all other processes; but on FUSE each further opening of
+        a file drops its pages, unless the daemon keeps them (libfuse's ``kernel_cache``): there they are for
+        this checkpoint. On files that bypass the cache (`explain` tells) or are not in ``"shared"`` mode,
+        they go into memory: the first use of a tensor, or of the part
         that the plan wants, takes them from there, be it by ``weights[name]``, `read` or `stream`, and the
         lead reads on. `stream` also takes over what is not read yet; with ``verify=True``, and to a GPU, it
         reads everything by itself.
@@ -348,12 +352,13 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         """
         memory_bytes = environment.memory_bytes(memory_bytes)
         wanted = streaming.planned(list(self), self.info, plan, "file", self._arrays)
-        return warming.started(self._files, wanted, memory_bytes)
+        return warming.started(self._files, wanted, memory_bytes, environment.threads(None))
 
     def explain(self, plan: streaming.Plan = None) -> str:
         """Explains how `stream` would get the bytes of a plan, and by which facts.
 
-        A few pages that are not in memory are read to time the storage.
+        A few MiB that are not in memory are read to time the storage, and 128 MiB for a plan of 2 GiB and
+        more.
 
         Args:
             plan: What would be streamed; see `stream`.

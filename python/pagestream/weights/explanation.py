@@ -49,28 +49,33 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
     """Returns lines about a file's mount and mode, the same for all files of which they are true."""
     system = file.file_system
     window = system["read_ahead_bytes"]
-    through = "come out of" if file.reads_from_cache else "bypass"
+    through = {
+        None: "reads may come out of the page cache: the mode was asked for",
+        True: "reads come out of the page cache",
+        False: "reads bypass the page cache",
+    }
     return (
         f"{system['mount_point']} ({system['type']}, {system['source']}; {system['options']})",
         f"mode: {file.mode}" + (f", because {file.reason}" if file.reason else ""),
-        f"reads {through} the page cache",
+        through[file.reads_from_cache],
         "the kernel's read-ahead: " + ("not told" if window is None else _size(window)),
     )
 
 
 def _trial(files: _native.Checkpoint, tensor: TensorInfo) -> list[str]:
-    """Tries direct I/O, and times one request, and some side by side, at random places of a tensor."""
-    refusal = files.file_of(tensor.name, reads_ahead=False).direct_refusal()
-    lines = ["direct I/O: " + (f"refused ({refusal})" if refusal else "possible")]
+    """Times one request, and some side by side, at random places of a tensor."""
     places = range(tensor.nbytes // _REQUEST_BYTES)
     if len(places) < 4 * _SIDE_BY_SIDE:
-        return [*lines, "no tensor is large enough to time requests"]
+        return ["no tensor is large enough to time requests"]
     first, *others = random.sample(places, 1 + 2 * _SIDE_BY_SIDE)
-    lines.append(_timed(files, tensor.name, [first], "pread"))
-    lines.append(_timed(files, tensor.name, others[::2], "pread"))
-    if not refusal:
-        lines.append(_timed(files, tensor.name, others[1::2], "direct"))
-    return lines
+    file = files.file_of(tensor.name, reads_ahead=False)
+    holds_pages = file.holds_pages()
+    lines = [_timed(files, tensor.name, [first], "pread"), _timed(files, tensor.name, others[::2], "pread")]
+    if holds_pages:
+        return [*lines, "direct I/O: not tried, because on FUSE that drops what the page cache has of a file"]
+    past_cache = _timed(files, tensor.name, others[1::2], "direct")
+    refusal = file.direct_refusal()
+    return [*lines, f"direct I/O: refused ({refusal})" if refusal else past_cache]
 
 
 def _timed(files: _native.Checkpoint, name: str, places: list[int], strategy: Strategy) -> str:

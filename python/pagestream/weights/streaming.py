@@ -13,8 +13,8 @@ import numpy as np
 
 from pagestream import _native
 from pagestream._common import checks, ranks
-from pagestream._common.progress import reporting
-from pagestream.errors import FormatError
+from pagestream._common.progress import checked, reporting
+from pagestream.errors import FormatError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
 
@@ -105,8 +105,14 @@ def planned(
         rank = {name: number for number, name in enumerate(names)}
         wanted.sort(key=lambda each: rank[each.info.name])
     if order == "layer":
-        wanted.sort(key=lambda each: [int(number) for number in re.findall(r"\d+", each.info.name)])
+        wanted.sort(key=lambda each: _numbers_in(each.info.name))
     return wanted
+
+
+def _numbers_in(name: str) -> list[tuple[int, str]]:
+    """Returns what orders names by the numbers in them, of any length."""
+    digits = (number.lstrip("0") for number in re.findall(r"[0-9]+", name))
+    return [(len(each), each) for each in digits]
 
 
 def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:
@@ -133,7 +139,11 @@ def _wanted(info: TensorInfo, part: Index | None, framework: Framework) -> Wante
     dtype, shape = framework.described(info.dtype, info.shape, info.nbytes)
     if part is None or part is ...:
         return Wanted(info, ..., dtype, shape, None)
-    selected = indexing.select(shape, part, name=repr(info.name))
+    try:
+        selected = indexing.select(shape, part, name=repr(info.name))
+    except SliceError as error:
+        message = f"{info.path}: tensor {info.name!r}: {error}"
+        raise SliceError(message) from error
     # Elements smaller than a byte are unpacked before they are selected.
     return Wanted(info, part, dtype, shape, None if dtype in SUB_BYTE_BITS else selected)
 
@@ -160,9 +170,21 @@ def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
 
 
 def chosen(
-    files: _native.Checkpoint, wanted: list[Wanted], strategy: Strategy, *, drop_behind: bool = False
+    files: _native.Checkpoint,
+    wanted: list[Wanted],
+    strategy: Strategy,
+    *,
+    drop_behind: bool = False,
+    is_limited: bool = False,
 ) -> tuple[str, str]:
     """Returns the strategy to use, and why.
+
+    Args:
+        files: The files.
+        wanted: The plan.
+        strategy: What the caller asked for.
+        drop_behind: Whether nothing may stay in the page cache.
+        is_limited: Whether the caller named limits of threads or memory, which a trial of the mount exceeds.
 
     Raises:
         ValueError: An unknown word; ``"mapped"`` where a file is not mapped; ``"ahead"`` where reads bypass
@@ -170,13 +192,16 @@ def chosen(
     """
     checks.one_of("strategy", strategy, _native.STRATEGIES)
     if strategy == "mapped" and files.mode == "read":
-        message = f'strategy="mapped" needs a mapping; a file is in "read" mode: {files.reason}'
+        reason = files.reason or "as was asked for"
+        message = f'strategy="mapped" needs a mapping; a file is in "read" mode: {reason}'
         raise ValueError(message)
     if strategy in ("mapped", "ahead") and drop_behind:
         message = f'strategy="{strategy}" yields views of the page cache, which drop_behind=True would empty'
         raise ValueError(message)
     seed, native = random.getrandbits(64), [each.native() for each in wanted]
-    found, reason = _native.TensorStream.choose(files, native, strategy, ranks.local_processes(), seed)
+    found, reason = _native.TensorStream.choose(
+        files, native, strategy, ranks.local_processes(), not (drop_behind or is_limited), seed
+    )
     if drop_behind and strategy == "auto" and found != "mapped":
         return "direct", f"{reason}; drop_behind=True leaves nothing in the page cache"
     return found, reason
@@ -241,7 +266,14 @@ def tensors(
 def reported(
     pairs: Generator[tuple[Wanted, Any], None, None], wanted: list[Wanted], progress: Progress
 ) -> Iterator[tuple[str, Any]]:
-    """Yields names and tensors, and reports the bytes that the consumer has used."""
+    """Returns names and tensors, and reports the bytes that the consumer has used."""
+    checked(progress)
+    return _reported(pairs, wanted, progress)
+
+
+def _reported(
+    pairs: Generator[tuple[Wanted, Any], None, None], wanted: list[Wanted], progress: Progress
+) -> Iterator[tuple[str, Any]]:
     total_bytes = sum(each.nbytes for each in wanted)
     # Closed here, and not when the last reference is dropped: an interrupt meanwhile would be lost.
     with closing(pairs), reporting(progress, total_bytes, "tensors") as report:

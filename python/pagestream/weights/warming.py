@@ -58,8 +58,8 @@ class Lead:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the lead can do no more by itself.
 
-        That is when all bytes are there; when it was cancelled; or when it holds as many bytes as it may, and
-        goes on only as tensors are taken.
+        That is when all bytes are there; when it was cancelled; or when as many are there as may be. In the
+        page cache it ends then; in memory it goes on as tensors are taken.
 
         Args:
             timeout: Seconds to wait at most; None for as long as it takes.
@@ -71,8 +71,8 @@ class Lead:
             MappedReadError: A file was cut or its storage failed; with path and offset. It is raised again at
                 each further call; what was read before can be used.
             FileChangedError: A file was rewritten since it was opened; likewise.
-            ValueError: `timeout` is negative or not a number; or this is a child of the process that started
-                the lead.
+            ValueError: `timeout` is negative, infinite or not a number; or this is a child of the process
+                that started the lead.
 
         Example:
             >>> from pagestream import open_checkpoint
@@ -107,6 +107,9 @@ class Lead:
         return f"<{type(self).__name__} {done:,} of {planned:,} bytes, {self._native.state}>"
 
 
-def started(files: _native.Checkpoint, wanted: list[Wanted], memory_bytes: int | None) -> Lead:
+def started(
+    files: _native.Checkpoint, wanted: list[Wanted], memory_bytes: int | None, threads: int | None
+) -> Lead:
     """Starts to read a plan; see `Checkpoint.warm`."""
-    return Lead(files, _native.WarmLead(files, [each.native() for each in wanted], memory_bytes))
+    native = [each.native() for each in wanted]
+    return Lead(files, _native.WarmLead(files, native, memory_bytes, threads))

@@ -10,5 +10,8 @@ from pagestream.weights.checkpoint import native_files
 with open_checkpoint(sys.argv[1]) as weights:
     infos = [weights.info(name) for name in weights]
     wanted = [streaming.Wanted(info, ..., info.dtype, info.shape, None) for info in infos]
-    found = {time: streaming.chosen(native_files(weights), wanted, "auto") for time in ("first", "second")}
+    files = native_files(weights)
+    limited = streaming.chosen(files, wanted, "auto", is_limited=True)
+    found = {time: streaming.chosen(files, wanted, "auto") for time in ("first", "second")}
+    found["limited"] = limited
 print(json.dumps(found))
