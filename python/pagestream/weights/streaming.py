@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from pagestream import _native
+from pagestream import _native, errors
 from pagestream._common import checks, ranks
 from pagestream._common.progress import checked, reporting
-from pagestream.errors import FormatError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
 
@@ -71,7 +70,7 @@ class Wanted:
 
         try:
             tensor = framework.make(self.dtype, shape, self.nbytes, 0, buffer, fill)
-        except FormatError as error:
+        except errors.FormatError as error:
             message = f"{self.info.path}: tensor {self.info.name!r} at byte {self.info.offset}: {error}"
             raise type(error)(message) from error
         return tensor[self.index] if self.part is None and self.index is not ... else tensor
@@ -141,9 +140,9 @@ def _wanted(info: TensorInfo, part: Index | None, framework: Framework) -> Wante
         return Wanted(info, ..., dtype, shape, None)
     try:
         selected = indexing.select(shape, part, name=repr(info.name))
-    except SliceError as error:
+    except errors.SliceError as error:
         message = f"{info.path}: tensor {info.name!r}: {error}"
-        raise SliceError(message) from error
+        raise errors.SliceError(message) from error
     # Elements smaller than a byte are unpacked before they are selected.
     return Wanted(info, part, dtype, shape, None if dtype in SUB_BYTE_BITS else selected)
 
