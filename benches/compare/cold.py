@@ -103,7 +103,7 @@ def direct_reader(path: Path, tokens: int, starts: np.ndarray, *, engine: str) -
 def sequential_seconds(path: Path) -> float:
     """What the disk needs for all of the file in order, past the page cache, 16 blocks of 1 MiB at a time.
 
-    The file is evicted before. No byte is looked at.
+    Evicts the file first, and does not look at the bytes.
     """
     size_bytes = path.stat().st_size
     starts = np.arange(0, size_bytes, BLOCK_BYTES)

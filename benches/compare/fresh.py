@@ -15,7 +15,7 @@ from support import real
 
 # One that takes so long is left out of every second round, one that takes twice as long of two in three.
 SLOW_SECONDS = 10.0
-# The largest read that arrives at a mount: libfuse's default. Without it direct_io has reads of 1 MiB.
+# The largest read that arrives at a mount: what daemons get that ask the kernel for no more.
 REQUEST_BYTES = 128 << 10
 
 

@@ -24,6 +24,7 @@
 //!   ([`crew::Wait`]). While storage is slow the crew has all threads that its limits allow; when it is calm
 //!   the additional ones leave. Each item is done once, and all threads end with the work. The caller is asked
 //!   every [`crew::PERIOD`] whether to go on, in its own thread.
+//! * [`background`]: ends its threads when its owner goes, and leaves those of a parent alone in a child.
 //! * [`budget`]: has room while less than the limit is in flight; the consumer gives credit back. The limit
 //!   doubles and starts anew.
 //! * [`buffers`]: a buffer returns to its pool when its last user drops it, and never before.
@@ -38,6 +39,7 @@
 //! No part opens a file, knows a format or touches Python. Rooms from floor 3 up may use this one.
 
 pub mod ahead;
+pub mod background;
 pub mod budget;
 pub mod buffers;
 pub mod crew;

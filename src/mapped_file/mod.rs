@@ -2,10 +2,10 @@
 //!
 //! **What it promises.** A file that can be read can be opened: `mode.rs` walks from a shared mapping over a private
 //! one to positioned reads. It is opened once, its descriptor stays open as long as the object (on FUSE each further
-//! `open` drops the file's page cache; direct reads need a second one), and it is mapped once per protection. A file that is cut, rewritten or fails
-//! is an error that says so, in every way that copies; a view of it shows that as damage, or to `check`. No call kills
-//! the process. What is handed out, a [`View`], keeps
-//! its mapping alive by itself: closing or refreshing the file does not disturb it.
+//! `open` drops the file's page cache; direct reads need a second one), and it is mapped once per protection. A file
+//! that is cut, rewritten or fails is an error that says so, in every way that copies; a view of it shows that as
+//! damage, or to `check`. No call kills the process. What is handed out, a [`View`], keeps its mapping alive by itself:
+//! closing or refreshing the file does not disturb it.
 //!
 //! **Five ways to read.**
 //!

@@ -139,7 +139,8 @@ impl Opened {
         fork::get_or_make(&self.direct, || DirectFile::open(self.file()))
     }
 
-    /// Likewise; true also for a private mapping that was asked for, which says nothing about the page cache.
+    /// Returns whether positioned reads get what the kernel fetched ahead, as far as is known: a private mapping that was
+    /// asked for says nothing about the page cache.
     pub fn may_read_from_cache(&self) -> bool {
         self.reads_from_cache() || (self.facts.mode == Mode::Private && self.facts.reason.is_none())
     }

@@ -20,15 +20,15 @@
 //! ```
 //!
 //! **What it promises.** The result is the one that NumPy's indexing would give, or an error. A byte is read at
-//! most once, but for 128 bytes that may be read to be timed, and no byte outside the selection and its small gaps. Memory beyond the result is at most one piece
-//! for each thread. The caller is asked every [`crew::PERIOD`](crate::fetch::crew::PERIOD) whether to
+//! most once, but for 128 bytes that may be read to be timed, and no byte outside the selection and its small gaps. Memory
+//! beyond the result is at most one piece for each thread. The caller is asked every [`crew::PERIOD`](crate::fetch::crew::PERIOD) whether to
 //! continue.
 //!
 //! **Caller:** the binding.
 //!
 //! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is also read, unless the extent would
-//! grow beyond [`PIECE_BYTES`]. A larger one only is where a request takes so long that the gap is cheaper: 16 kB at 2 ms, and
-//! never more than 64 KiB with the run before it ([`plan_for`]).
+//! grow beyond [`PIECE_BYTES`]. A larger gap is read only where a request takes so long that the gap is
+//! cheaper: 16 kB at 2 ms, and never more than 64 KiB with the run before it ([`plan_for`]).
 
 mod fill;
 mod gaps;

@@ -7,10 +7,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
+use crate::fetch::background::{Background, BackgroundWork};
+use crate::fetch::crew::{Limits, Step, Wait, Work};
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::memory::Uninit;
-use crate::os::process::{fork, limits};
+use crate::os::process::limits;
 use crate::slicing::SlicePlan;
 
 use super::options::CacheUse;
@@ -23,11 +24,7 @@ const LOOK_BYTES: u64 = 64 << 20;
 /// Threads that read tensors of files whose reads come out of the page cache. Each reads into one buffer, again and
 /// again.
 #[derive(Debug)]
-pub struct CacheFill {
-    work: Arc<FillWork>,
-    crew: Arc<Crew>,
-    process: u64,
-}
+pub struct CacheFill(Background<FillWork>);
 
 /// What a thread reads in one go.
 #[derive(Debug)]
@@ -115,8 +112,7 @@ impl CacheFill {
             }
         }
         let Limits { first, most } = readers;
-        let crew =
-            Arc::new(Crew::new(Limits { first: first.min(pieces.len()), most: most.min(pieces.len()) }));
+        let limits = Limits { first: first.min(pieces.len()), most: most.min(pieces.len()) };
         let state = FillState {
             is_taken: vec![false; pieces.len()],
             left: pieces.len(),
@@ -130,7 +126,7 @@ impl CacheFill {
             failure: None,
             is_over: false,
         };
-        let work = Arc::new(FillWork {
+        let work = FillWork {
             pieces,
             pieces_of,
             files,
@@ -139,16 +135,14 @@ impl CacheFill {
             read_bytes: AtomicU64::new(0),
             state: Mutex::new(state),
             ended: Condvar::new(),
-        });
-        let filling = Self { work, crew, process: fork::generation() };
-        filling.crew.start("pagestream-warm", &filling.work)?;
-        Ok(filling)
+        };
+        Background::start("pagestream-warm", work, limits).map(Self)
     }
 
     /// Has a want read next, unless it was. Returns false if it will not be read.
     pub fn bring_forward(&self, want: usize) -> bool {
-        let Some(pieces) = self.work.pieces_of.get(want) else { return false };
-        let mut state = self.work.lock();
+        let Some(pieces) = self.0.pieces_of.get(want) else { return false };
+        let mut state = self.0.lock();
         let left: Vec<_> = pieces.clone().filter(|&piece| !state.is_taken[piece]).collect();
         if left.is_empty() || state.takes_no_more() {
             return left.is_empty();
@@ -160,7 +154,7 @@ impl CacheFill {
     /// Waits, at most for `patience`, until nothing more is read. Returns whether this is so.
     pub fn wait(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
-        let mut state = self.work.lock();
+        let mut state = self.0.lock();
         loop {
             if let Some(error) = &state.failure {
                 return Err(error.clone());
@@ -169,70 +163,45 @@ impl CacheFill {
             if state.has_ended() || left.is_zero() {
                 return Ok(state.has_ended());
             }
-            state = self.work.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.0.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Returns whether all was read or found in the cache.
     pub fn is_complete(&self) -> bool {
-        let state = self.work.lock();
+        let state = self.0.lock();
         state.left == 0 && state.has_ended() && state.failure.is_none()
     }
 
     /// Bytes of the wants that were read or found in the cache.
     pub fn done_bytes(&self) -> u64 {
-        self.work.done_bytes.load(Ordering::Relaxed)
+        self.0.done_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes in pages that were not in the cache.
     pub fn read_bytes(&self) -> u64 {
-        self.work.read_bytes.load(Ordering::Relaxed)
+        self.0.read_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of all wants, and of small gaps between them.
     pub fn planned_bytes(&self) -> u64 {
-        self.work.pieces.iter().map(|piece| piece.len as u64).sum()
+        self.0.pieces.iter().map(|piece| piece.len as u64).sum()
     }
 
     /// Stops reading. Threads in the middle of a read end by themselves.
     pub fn stop(&self) {
-        if self.process == fork::generation() {
-            self.work.end(None);
-        }
+        self.0.stop();
     }
 
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
-        if self.process == fork::generation() {
-            self.work.end(None);
-            self.crew.wait_for_end(CLOSE_PATIENCE);
-        }
-    }
-}
-
-impl Drop for CacheFill {
-    fn drop(&mut self) {
-        if self.process == fork::generation() {
-            self.work.end(None);
-        } else {
-            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
-            std::mem::forget(self.work.clone());
-        }
+        self.0.close();
     }
 }
 
 impl FillWork {
     fn lock(&self) -> MutexGuard<'_, FillState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn end(&self, error: Option<Error>) {
-        let mut state = self.lock();
-        if !state.is_over {
-            state.failure = error;
-        }
-        state.is_over = true;
-        self.ended.notify_all();
     }
 
     /// Takes a piece to read. Returns `None` once there will be no more.
@@ -296,6 +265,17 @@ fn missing_bytes(opened: &Opened, piece: &FillPiece) -> u64 {
             let plan = SlicePlan::new(selection.clone());
             plan.extents().map(|extent| missing(data_offset + extent.range.offset, extent.range.len)).sum()
         }
+    }
+}
+
+impl BackgroundWork for FillWork {
+    fn end(&self, error: Option<Error>) {
+        let mut state = self.lock();
+        if !state.is_over {
+            state.failure = error;
+        }
+        state.is_over = true;
+        self.ended.notify_all();
     }
 }
 

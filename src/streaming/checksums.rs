@@ -17,12 +17,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::fetch::background::{Background, BackgroundWork};
 use crate::fetch::budget::{Budget, default_memory_bytes};
-use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
+use crate::fetch::crew::{Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
 use crate::mapped_file::page_cache;
 use crate::os::memory::Uninit;
-use crate::os::process::fork;
 
 use super::lanes::{LaneHasher, PIECE_BYTES, lanes, piece_end};
 
@@ -76,11 +76,7 @@ pub enum NextOutcome<T> {
 
 /// Files that are hashed by threads of their own. Outcomes come in no order.
 #[derive(Debug)]
-pub struct Hashing<T> {
-    work: Arc<HashWork<T>>,
-    crew: Arc<Crew>,
-    process: u64,
-}
+pub struct Hashing<T: Send + 'static>(Background<HashWork<T>>);
 
 /// A file that is being hashed.
 struct Job<T> {
@@ -175,7 +171,7 @@ impl<T: Send + 'static> Hashing<T> {
             failure: None,
             is_over: false,
         };
-        let work = Arc::new(HashWork {
+        let work = HashWork {
             files,
             prepare,
             width,
@@ -183,21 +179,15 @@ impl<T: Send + 'static> Hashing<T> {
             done_bytes: AtomicU64::new(0),
             task_ready: Condvar::new(),
             outcome_ready: Condvar::new(),
-        });
-        let crew = Arc::new(Crew::new(limits));
-        let hashing = Self { work, crew, process: fork::generation() };
-        hashing.crew.start("pagestream-hash", &hashing.work)?;
-        Ok(hashing)
+        };
+        Background::start("pagestream-hash", work, limits).map(Self)
     }
 
     /// Takes the outcome of a file, waiting for it for at most `patience`.
     pub fn next(&self, patience: Duration) -> Result<NextOutcome<T>> {
-        if self.process != fork::generation() {
-            let message = "the threads that verify belong to the process that this one was forked from";
-            return Err(Error::argument(message));
-        }
+        self.0.check_process("the threads that verify")?;
         let deadline = Instant::now() + patience;
-        let mut state = locked(&self.work.state);
+        let mut state = locked(&self.0.state);
         loop {
             if let Some(outcome) = state.outcomes.pop_front() {
                 return Ok(NextOutcome::Outcome(outcome));
@@ -212,51 +202,23 @@ impl<T: Send + 'static> Hashing<T> {
             if left.is_zero() {
                 return Ok(NextOutcome::NotYet);
             }
-            let waited = self.work.outcome_ready.wait_timeout(state, left);
+            let waited = self.0.outcome_ready.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Bytes that were hashed so far.
     pub fn done_bytes(&self) -> u64 {
-        self.work.done_bytes.load(Ordering::Relaxed)
+        self.0.done_bytes.load(Ordering::Relaxed)
     }
 
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
-        if self.process == fork::generation() {
-            self.work.end(None);
-            self.crew.wait_for_end(CLOSE_PATIENCE);
-        }
-    }
-}
-
-impl<T> Drop for Hashing<T> {
-    fn drop(&mut self) {
-        if self.process == fork::generation() {
-            // Threads in the middle of a read end by themselves.
-            self.work.end(None);
-        } else {
-            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
-            std::mem::forget(self.work.clone());
-        }
+        self.0.close();
     }
 }
 
 impl<T> HashWork<T> {
-    /// Ends the work, with an error or without.
-    fn end(&self, error: Option<Error>) {
-        let mut state = locked(&self.state);
-        if !state.is_over {
-            state.failure = error;
-        }
-        state.is_over = true;
-        state.lanes.clear();
-        state.free.clear();
-        self.task_ready.notify_all();
-        self.outcome_ready.notify_all();
-    }
-
     /// Waits for a task. Returns `None` once there will be no more.
     fn wait_for_task(&self) -> Option<HashTask<T>> {
         let mut state = locked(&self.state);
@@ -409,7 +371,21 @@ impl<T> Job<T> {
     }
 }
 
-impl<T: Send> Work for HashWork<T> {
+impl<T: Send + 'static> BackgroundWork for HashWork<T> {
+    fn end(&self, error: Option<Error>) {
+        let mut state = locked(&self.state);
+        if !state.is_over {
+            state.failure = error;
+        }
+        state.is_over = true;
+        state.lanes.clear();
+        state.free.clear();
+        self.task_ready.notify_all();
+        self.outcome_ready.notify_all();
+    }
+}
+
+impl<T: Send + 'static> Work for HashWork<T> {
     type Tools = ();
 
     fn step(&self, (): &mut ()) -> Option<Step> {

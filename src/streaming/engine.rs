@@ -7,13 +7,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::fetch::crew::{CLOSE_PATIENCE, Crew, Limits, Step, Wait, Work};
+use crate::fetch::background::{Background, BackgroundWork};
+use crate::fetch::crew::{Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::memory::arena::Arena;
 use crate::os::memory::parts::{Whole, WritableMemory, split};
-use crate::os::process::fork;
 
 use super::options::{CacheUse, StreamOptions};
 use super::pieces::{Files, read_piece};
@@ -42,11 +42,9 @@ pub enum NextTensor {
 /// Tensors that are read ahead of the consumer, in order.
 #[derive(Debug)]
 pub struct Stream {
-    work: Arc<StreamWork>,
-    crew: Arc<Crew>,
+    work: Background<StreamWork>,
     /// The want that [`Self::next`] returns.
     next: AtomicUsize,
-    process: u64,
 }
 
 struct StreamWork {
@@ -107,7 +105,7 @@ impl Stream {
         let numbered = |(group, of): (usize, &TensorGroup)| {
             (0..of.places.len()).map(move |number| (group, number)).collect::<Vec<_>>()
         };
-        let work = Arc::new(StreamWork {
+        let work = StreamWork {
             group_of: groups.iter().enumerate().flat_map(numbered).collect(),
             groups,
             files,
@@ -118,22 +116,18 @@ impl Stream {
             read_bytes: AtomicU64::new(0),
             task_ready: Condvar::new(),
             group_landed: Condvar::new(),
-        });
+        };
         // Groups of empty tensors have no piece, and need a thread all the same.
         let pieces = work.groups.iter().map(|group| group.pieces.len()).sum::<usize>().max(1);
         let Limits { first, most } = options.readers;
-        let crew = Arc::new(Crew::new(Limits { first: first.min(pieces), most: most.min(pieces) }));
-        let stream = Self { work, crew, next: AtomicUsize::new(0), process: fork::generation() };
-        stream.crew.start("pagestream-read", &stream.work)?;
-        Ok(stream)
+        let limits = Limits { first: first.min(pieces), most: most.min(pieces) };
+        let work = Background::start("pagestream-read", work, limits)?;
+        Ok(Self { work, next: AtomicUsize::new(0) })
     }
 
     /// Refuses a child of the process whose stream it is.
     pub fn check_process(&self) -> Result<()> {
-        if self.process == fork::generation() {
-            return Ok(());
-        }
-        Err(Error::argument("the stream's threads belong to the process that this one was forked from"))
+        self.work.check_process("the stream's threads")
     }
 
     /// Takes the next tensor, waiting for it for at most `patience`.
@@ -155,7 +149,7 @@ impl Stream {
 
     /// Goes on after the caller has dropped tensors that lay in its memory.
     pub fn wake(&self) {
-        if self.process == fork::generation() {
+        if self.work.is_here() {
             let _state = self.work.lock();
             self.work.task_ready.notify_all();
         }
@@ -295,29 +289,14 @@ impl Stream {
 
     /// Stops reading. Threads in the middle of a read end by themselves.
     pub fn stop(&self) {
-        if self.process == fork::generation() {
-            self.work.end(None);
-        }
+        self.work.stop();
     }
 
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
-        if self.process == fork::generation() {
-            self.work.end(None);
-            self.crew.wait_for_end(CLOSE_PATIENCE);
+        self.work.close();
+        if self.work.is_here() {
             self.work.lock().landed.clear();
-        }
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.process == fork::generation() {
-            // Threads in the middle of a read end by themselves.
-            self.work.end(None);
-        } else {
-            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
-            std::mem::forget(self.work.clone());
         }
     }
 }
@@ -325,21 +304,6 @@ impl Drop for Stream {
 impl StreamWork {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the stream, with an error or without.
-    fn end(&self, error: Option<Error>) {
-        let mut state = self.lock();
-        if !state.is_over {
-            state.failure = error;
-        }
-        state.is_over = true;
-        state.tasks.clear();
-        let unfinished = std::mem::take(&mut state.reading);
-        self.task_ready.notify_all();
-        self.group_landed.notify_all();
-        drop(state);
-        drop(unfinished);
     }
 
     /// Waits for a task. Returns `None` once there will be no more.
@@ -473,6 +437,22 @@ impl StreamWork {
             self.group_landed.notify_all();
         }
         Ok(())
+    }
+}
+
+impl BackgroundWork for StreamWork {
+    fn end(&self, error: Option<Error>) {
+        let mut state = self.lock();
+        if !state.is_over {
+            state.failure = error;
+        }
+        state.is_over = true;
+        state.tasks.clear();
+        let unfinished = std::mem::take(&mut state.reading);
+        self.task_ready.notify_all();
+        self.group_landed.notify_all();
+        drop(state);
+        drop(unfinished);
     }
 }
 

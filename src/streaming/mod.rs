@@ -55,8 +55,8 @@
 //! [`strategy`] decides between views, the page cache and memory of a stream's own, which is read through the page cache or,
 //! where a timed trial shows that this is much faster, past it.
 //!
-//! **Callers:** the binding, at `Stream` (a plan is known), at `Lead` (it is not), and at `WarmLead` (it is, and who will
-//! use it is not).
+//! **Callers:** the binding, at `Stream` (a plan is known), at `Lead` (it is not), and at `WarmLead` (it is known, and its
+//! consumer is not).
 
 pub mod cache_fill;
 pub mod checksums;

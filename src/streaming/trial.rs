@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, Limits, PERIOD};
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::process::fork;
@@ -39,7 +39,7 @@ pub struct Trial {
 static KNOWN: Mutex<BTreeMap<u64, Trial>> = Mutex::new(BTreeMap::new());
 
 /// Returns what is known of the mount of a cold file, or tries it with pieces of the wants that are in the file. `None` if
-/// they are too few, if some of the file is in the page cache, or if the trial fails.
+/// they are too few, if some of the file is in the page cache, or if the trial fails or is stopped.
 pub fn of_mount(
     opened: &Arc<Opened>,
     wants: &[&Want],
@@ -61,9 +61,7 @@ pub fn of_mount(
         is_direct_better: false,
         facts: format!("reads of {PIECES} MiB side by side take more than {PATIENCE:?}"),
     });
-    if keep_going() {
-        fork::with_lock(&KNOWN, |known| known.insert(device, found.clone()));
-    }
+    fork::with_lock(&KNOWN, |known| known.insert(device, found.clone()));
     Some(found)
 }
 
@@ -107,7 +105,8 @@ fn drawn_places(wants: &[&Want], seed: u64) -> Option<Vec<u64>> {
     Some(found.into_iter().collect())
 }
 
-/// Reads pieces side by side. Returns how long that takes; `None` if it takes too long, or if the caller wants to stop.
+/// Reads pieces side by side. Returns how long that takes; `None` if it takes too long. It is an error if the caller wants
+/// to stop.
 fn timed(
     opened: &Arc<Opened>,
     places: &[u64],
@@ -124,7 +123,8 @@ fn timed(
     loop {
         match stream.next(PERIOD)? {
             NextTensor::End => return Ok(Some(begun.elapsed())),
-            NextTensor::NotYet if begun.elapsed() > PATIENCE || !keep_going() => return Ok(None),
+            NextTensor::NotYet if !keep_going() => return Err(Error::argument("the trial was stopped")),
+            NextTensor::NotYet if begun.elapsed() > PATIENCE => return Ok(None),
             NextTensor::Landed(_) | NextTensor::NotYet => {}
         }
     }

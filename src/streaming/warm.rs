@@ -139,8 +139,8 @@ impl WarmLead {
         self.memory.leave_out(want).then_some(want)
     }
 
-    /// Takes a tensor that was claimed, waiting for it for at most `patience`. After a failure there is none: its own file
-    /// tells the consumer why.
+    /// Takes a tensor that was claimed, waiting for it for at most `patience`. After a failure it returns the
+    /// end: the consumer learns the cause from the tensor's own file.
     pub fn take(&self, want: usize, patience: Duration) -> NextTensor {
         self.memory.take(want, patience).unwrap_or_else(|error| {
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

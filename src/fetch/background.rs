@@ -1,0 +1,81 @@
+//! [`Background`]: work by a crew of its own, which goes on while its owner does something else.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::os::process::fork;
+
+use super::crew::{CLOSE_PATIENCE, Crew, Limits, Work};
+
+/// Work that can be ended early.
+pub trait BackgroundWork: Work + Send + 'static {
+    /// Ends the work, with an error or without. Threads in the middle of a read end by themselves.
+    fn end(&self, error: Option<Error>);
+}
+
+/// Work and its threads. The work ends with this value.
+///
+/// A child of a fork has no such threads, and a lock may be one that they held: it touches nothing.
+#[derive(Debug)]
+pub struct Background<W: BackgroundWork> {
+    work: Arc<W>,
+    crew: Arc<Crew>,
+    process: u64,
+}
+
+impl<W: BackgroundWork> Background<W> {
+    /// Starts the first threads of `work`.
+    pub fn start(name: &'static str, work: W, limits: Limits) -> Result<Self> {
+        let started =
+            Self { work: Arc::new(work), crew: Arc::new(Crew::new(limits)), process: fork::generation() };
+        started.crew.start(name, &started.work)?;
+        Ok(started)
+    }
+
+    /// Returns whether this is the process that has the threads.
+    pub fn is_here(&self) -> bool {
+        self.process == fork::generation()
+    }
+
+    /// Refuses a child of that process. `threads` is what they are called.
+    pub fn check_process(&self, threads: &str) -> Result<()> {
+        if self.is_here() {
+            return Ok(());
+        }
+        Err(Error::argument(format!("{threads} belong to the process that this one was forked from")))
+    }
+
+    /// Stops the work. Threads in the middle of a read end by themselves.
+    pub fn stop(&self) {
+        if self.is_here() {
+            self.work.end(None);
+        }
+    }
+
+    /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
+    pub fn close(&self) {
+        if self.is_here() {
+            self.work.end(None);
+            self.crew.wait_for_end(CLOSE_PATIENCE);
+        }
+    }
+}
+
+impl<W: BackgroundWork> Deref for Background<W> {
+    type Target = W;
+
+    fn deref(&self) -> &W {
+        &self.work
+    }
+}
+
+impl<W: BackgroundWork> Drop for Background<W> {
+    fn drop(&mut self) {
+        if self.is_here() {
+            self.work.end(None);
+        } else {
+            std::mem::forget(self.work.clone());
+        }
+    }
+}
