@@ -60,6 +60,7 @@ def load_slow(
     needed_bytes: int,
     delay_ms: int,
     direct_io: bool,
+    background: int | None = None,
 ) -> Load:
     """Loads from a mount of `source` that is made for it, and so has nothing cached.
 
@@ -74,6 +75,7 @@ def load_slow(
         delay_ms=delay_ms,
         request_bytes=REQUEST_BYTES,
         direct_io=direct_io,
+        background=background,
         program=example("slow_fuse"),
     ) as slow:
         found = load(program, [way, str(slow.path), *more], sums)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,10 @@ def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def stream(folder: Path) -> Loaded:
+def stream(folder: Path, **options: Any) -> Loaded:
     from pagestream import open_checkpoint
 
-    yield from open_checkpoint(folder).stream()
+    yield from open_checkpoint(folder).stream(**options)
 
 
 def by_safe_open(folder: Path, **options: str) -> Loaded:
@@ -94,6 +95,9 @@ def by_torch_load(folder: Path) -> Loaded:
 
 WAYS: dict[str, Callable[[Path], Loaded]] = {
     "stream": stream,
+    "stream, pread": partial(stream, strategy="pread"),
+    "stream, 4 threads": partial(stream, threads=4),
+    "stream, 64 threads": partial(stream, threads=64),
     "safe_open, installed": installed(by_safe_open),
     "load_file, installed": installed(by_load_file),
     "safe_open, installed, ahead=False": installed(by_safe_open, ahead=False),

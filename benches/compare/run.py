@@ -30,6 +30,7 @@ import slices
 import staging
 import starts
 import verify
+import weights_ablation
 import windows
 from harness import ROOT, Row, as_json, machine, table
 
@@ -54,6 +55,7 @@ MODULES = {
     "staging": staging,
     "verify": verify,
     "ablation": ablation,
+    "weights_ablation": weights_ablation,
 }
 ROOM_BYTES = 16 << 30
 

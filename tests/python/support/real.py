@@ -137,6 +137,7 @@ def slow_fuse(
     errno=None,
     short_reads=False,
     threads=64,
+    background=None,
     refuse_direct=None,
     program=None,
 ):
@@ -145,6 +146,7 @@ def slow_fuse(
     `bandwidth_bytes` is what all requests together get in a second, and `request_bytes` the largest request.
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
+    `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`, and
     `most_in_flight` reads.
@@ -160,6 +162,7 @@ def slow_fuse(
     command += ["--short-reads"] if short_reads else []
     command += [] if fail_after is None else ["--fail-after", str(fail_after)]
     command += [] if fail_range is None else ["--fail-range", f"{fail_range[0]}-{fail_range[1]}"]
+    command += [] if background is None else ["--background", str(background)]
     command += [] if refuse_direct is None else ["--refuse-direct", refuse_direct]
     command += [] if errno is None else ["--errno", str(errno)]
     mount.mkdir(exist_ok=True)

@@ -1,0 +1,126 @@
+"""What each adaptive mechanism of streams and slices pays: with it, against a fixed choice."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from cold import ROOT, evict, example
+from fresh import Load, alternate, load_cold, load_slow
+from harness import Row
+from load_weights import used
+from weight_files import written
+
+sys.path.append(str(ROOT / "tests/python"))  # the tests mount the same file system
+from support import real
+
+TITLE = "streams and slices without one of their mechanisms"
+SHARDS, SHAPE, ROUNDS = 4, (2048, 2048), 5
+DELAY_MS = 10
+# libfuse's default for a mount: how many requests for read-ahead it gets at a time.
+FEW_REQUESTS, MANY_REQUESTS = 12, 64
+SLICED_BYTES = 256 << 20
+RULE = "by what a request costs"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, and the mount that it is on; None is the local disk."""
+
+    gib: int
+    ours: str
+    without: list[str]
+    background: int | None = None
+    direct_io: bool = False
+
+
+TRIAL = ["stream, pread"]
+THREADS = ["stream, 4 threads", "stream, 64 threads"]
+STREAMS = {
+    f"trial, {FEW_REQUESTS} requests for read-ahead": Case(3, "stream", TRIAL, FEW_REQUESTS),
+    f"trial, {MANY_REQUESTS} requests for read-ahead": Case(3, "stream", TRIAL, MANY_REQUESTS),
+    "trial, local disk": Case(3, "stream", TRIAL),
+    "more threads while storage is slow, cached": Case(1, "stream", THREADS, MANY_REQUESTS),
+    "more threads while storage is slow, direct_io": Case(
+        1, "stream", THREADS, MANY_REQUESTS, direct_io=True
+    ),
+    "more threads while storage is slow, local disk": Case(1, "stream", THREADS),
+}
+# Wanted bytes, and those from the beginning of one run to that of the next.
+RUNS = {
+    f"gaps, {run:,} bytes of each {step:,}, {delay_ms} ms a request": (run, step, delay_ms)
+    for run, step in ((1024, 8192), (4096, 32_768))
+    for delay_ms in (2, 10)
+}
+CASES = [*STREAMS, *RUNS]
+
+
+def measure(folder: Path, cases: list[str]) -> list[Row]:
+    rows = []
+    for gib in dict.fromkeys(case.gib for name, case in STREAMS.items() if name in cases):
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            source = Path(inner) / "source"
+            tensors = written(source, shards=SHARDS, tensors=gib * 32, shape=SHAPE)
+            sums = {name: used(array) for name, array in tensors}
+            for name, case in STREAMS.items():
+                if name in cases and case.gib == gib:
+                    rows.append(of_streams(name, case, source, sums))
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        source = Path(inner) / "source"
+        source.mkdir()
+        (source / "bytes").write_bytes(bytes(range(251)) * (SLICED_BYTES // 251))
+        rows += [of_gaps(name, source, *RUNS[name]) for name in cases if name in RUNS]
+    return rows
+
+
+def of_streams(name: str, case: Case, source: Path, sums: dict[str, int]) -> Row:
+    needed_bytes = case.gib << 30
+    if case.background is None:
+        load = partial(load_cold, "load_weights.py", folder=source, sums=sums)
+    else:
+        load = partial(
+            load_slow,
+            "load_weights.py",
+            source=source,
+            sums=sums,
+            needed_bytes=needed_bytes,
+            delay_ms=DELAY_MS,
+            direct_io=case.direct_io,
+            background=case.background,
+        )
+    found = alternate([case.ours, *case.without], load, rounds=ROUNDS)
+    figures = {way: [each.seconds for each in loads] for way, loads in found.items()}
+    where = f"{case.gib} GiB, cold" if case.background is None else f"{case.gib} GiB, {DELAY_MS} ms a request"
+    return Row(f"{name}, {where}", case.ours, figures, limits=case.without)
+
+
+def of_gaps(name: str, source: Path, run: int, step: int, delay_ms: int) -> Row:
+    """Slices with and without the rule, each on a mount that has nothing cached."""
+    sums: set[int] = set()
+    shares: dict[str, list[float]] = {}
+    wanted_bytes = SLICED_BYTES // step * run
+    reader, daemon = example("slice_reader"), example("slow_fuse")
+
+    def measured(way: str) -> Load:
+        evict(source / "bytes")
+        with real.slow_fuse(source, source.with_name("slow"), delay_ms=delay_ms, program=daemon) as slow:
+            command = [reader, str(slow.path / "bytes"), "--run", str(run), "--step", str(step)]
+            command += ["--gap", "4096"] if way != RULE else ["--gap", "measured"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+        told = json.loads(done.stdout)
+        sums.add(told["checksum"])
+        shares.setdefault(way, []).append(slow.counts["read_bytes"] / wanted_bytes)
+        return Load(told["seconds"], first_seconds=told["seconds"])
+
+    without = "gaps below 4,096 bytes"
+    found = alternate([RULE, without], measured, rounds=ROUNDS)
+    if len(sums) != 1:
+        message = f"{name}: not the same bytes"
+        raise AssertionError(message)
+    figures = {way: [each.seconds for each in loads] for way, loads in found.items()}
+    remarks = {way: f"{statistics.median(share):.2f} of the needed bytes" for way, share in shares.items()}
+    return Row(name, RULE, figures, limits=[without], remarks=remarks)
