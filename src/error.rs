@@ -56,8 +56,8 @@ pub enum ReadCause {
     Truncated { size_at_open: u64, size_now: u64 },
     /// The file reports that it is long enough, yet a read returned nothing.
     EndedEarly { size: u64 },
-    /// The system's own error.
-    Io { errno: i32 },
+    /// The system's own error. `advice` may be empty.
+    Io { errno: i32, advice: &'static str },
     /// User code touched the bytes in a mapping and could not have them; zeros stand there now.
     Damaged { size_at_open: u64, to_end: bool },
 }
@@ -165,7 +165,10 @@ impl fmt::Display for ReadCause {
                 "the read returned no data although the file reports {size} bytes; \
                  the file system or its server is at fault"
             ),
-            Self::Io { errno } => write!(f, "{}", errno_text(*errno)),
+            Self::Io { errno, advice } => {
+                let separator = if advice.is_empty() { "" } else { ": " };
+                write!(f, "{}{separator}{advice}", errno_text(*errno))
+            }
             Self::Damaged { size_at_open, to_end } => {
                 if *to_end {
                     write!(

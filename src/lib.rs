@@ -52,7 +52,7 @@ pub mod internals {
     pub use crate::sampling::order::{EpochOrder, Order, OrderKind};
     pub use crate::sampling::permutation::{MAX_LENGTH, Permutation};
     pub use crate::sampling::schedule::{Draw, Schedule, SourceSize};
-    pub use crate::slicing::{GAP_BYTES, MAX_READERS, PIECE_BYTES, Selection, SlicePlan, fill};
+    pub use crate::slicing::{GAP_BYTES, MAX_READERS, PIECE_BYTES, Selection, SlicePlan, fill, plan_for};
     pub use crate::tokens::corpus::{Piece, TokenCorpus};
     pub use crate::tokens::format::layout::{Format, TOKEN_DTYPES};
     pub use crate::tokens::windows::{Target, Windows};

@@ -1,15 +1,17 @@
 //! What the rule for gaps makes of evenly spaced runs of a file: time, reads, and bytes from the disk.
 //!
 //! ```text
-//! slice_reader FILE --run BYTES --step BYTES [--mode shared] [--gap 4096] [--evict 1] [--rounds 1]
+//! slice_reader FILE --run BYTES --step BYTES [--mode shared] [--gap 4096|measured] [--evict 1] [--rounds 1]
 //! ```
 //!
-//! Reads `run` bytes out of each `step`, as a slice of a tensor that fills the file would. `--evict 1` drops the
+//! Reads `run` bytes out of each `step`, as a slice of a tensor that fills the file would. Gaps below `--gap` bytes are
+//! read through; `measured` leaves that to what a request costs. `--evict 1` drops the
 //! file from the page cache before each round, and fails if more than one page in a hundred stays. Prints a line
 //! of JSON with the best round.
 
 use pagestream::internals::{
     GAP_BYTES, MAX_READERS, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill, page_cache,
+    plan_for,
 };
 use std::path::Path;
 use std::time::Instant;
@@ -26,13 +28,14 @@ fn device_bytes() -> Outcome<u64> {
 fn main() -> Outcome<()> {
     let mut words = std::env::args().skip(1);
     let path = words.next().ok_or("which file?")?;
-    let (mut run, mut step, mut gap) = (0, 0, GAP_BYTES);
+    let (mut run, mut step, mut gap) = (0, 0, Some(GAP_BYTES));
     let (mut mode, mut evict, mut rounds) = (RequestedMode::Auto, true, 1);
     while let (Some(name), Some(value)) = (words.next(), words.next()) {
         match name.as_str() {
             "--run" => run = value.parse()?,
             "--step" => step = value.parse()?,
-            "--gap" => gap = value.parse()?,
+            "--gap" if value == "measured" => gap = None,
+            "--gap" => gap = Some(value.parse()?),
             "--mode" => mode = RequestedMode::from_word(&value)?,
             "--evict" => evict = value == "1",
             "--rounds" => rounds = value.parse()?,
@@ -56,8 +59,11 @@ fn main() -> Outcome<()> {
         let before = device_bytes()?;
         let begin = Instant::now();
         let selection = Selection::new(0, &[count, run], &[i64::try_from(step)?, 1], 1, size)?;
-        let plan = SlicePlan::with_gap(selection, gap);
         let opened = file.opened()?;
+        let plan = match gap {
+            Some(bytes) => SlicePlan::with_gap(selection, bytes),
+            None => plan_for(&opened, 0, selection),
+        };
         fill(&opened, 0, &plan, Uninit::of(&mut out), MAX_READERS, &mut || true)?;
         best = best.min(begin.elapsed().as_secs_f64());
         bytes = device_bytes()? - before;

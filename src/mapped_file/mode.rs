@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::os::errno::{Code, describe, system};
+use crate::os::errno::{Code, describe, storage_advice, system};
 use crate::os::file::open::{self, Identity, Kind, kind_name};
 use crate::os::file::pread::{self, Short};
 use crate::os::memory::Uninit;
@@ -199,15 +199,9 @@ pub(super) fn open_advice(path: &Path, errno: Code) -> String {
             Err(_) | Ok(Kind::RegularFile | Kind::Directory) => String::new(),
             Ok(other) => not_regular(other),
         },
-        Code::STALE => "the server no longer knows the file; list the directory and open it again".into(),
-        Code::IO => {
-            "the disk, or the server or daemon behind this mount, failed; the kernel log says more (dmesg)"
-                .into()
-        }
         Code::PERM => {
             "the system forbids it even to the owner; look for security modules and immutable flags".into()
         }
-        Code::NOTCONN => "the daemon behind this mount is gone; mount it again".into(),
-        _ => String::new(),
+        other => storage_advice(other).into(),
     }
 }

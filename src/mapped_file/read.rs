@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, ReadCause, Result};
-use crate::os::errno::Code;
+use crate::os::errno::{Code, storage_advice};
 use crate::os::fault;
 use crate::os::file::pread::{self, Short};
 use crate::os::memory::Uninit;
@@ -164,7 +164,12 @@ impl Opened {
                     "the buffer to read into cannot be written; is it a mapping of a file that was cut?";
                 return Err(Error::Buffer { detail: detail.into() });
             }
-            Short::Errno(errno) => ReadCause::Io { errno: errno.raw_os_error() },
+            Short::Errno(errno) => {
+                if errno == Code::STALE {
+                    self.refuse_replaced()?;
+                }
+                ReadCause::Io { errno: errno.raw_os_error(), advice: storage_advice(errno) }
+            }
             Short::EndOfFile => {
                 let (size_at_open, size_now) = (self.size(), self.identity_now()?.size);
                 if size_now < size_at_open {

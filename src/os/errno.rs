@@ -28,6 +28,20 @@ pub fn describe(errno: Errno) -> String {
     }
 }
 
+/// Returns what to do about storage that failed; nothing where the error number does not tell.
+pub fn storage_advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::IO | Errno::TIMEDOUT => {
+            "the disk, or the server or daemon behind this mount, failed; the kernel log says more (dmesg)"
+        }
+        Errno::NOTCONN | Errno::CONNABORTED => {
+            "the daemon behind this mount is gone; mount it again, and open the file again"
+        }
+        Errno::STALE => "the server no longer knows the file; list the directory and open it again",
+        _ => "",
+    }
+}
+
 fn name(errno: Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::ACCESS => "EACCES",

@@ -25,7 +25,7 @@ fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::System { errno, path, .. } => PyOSError::new_err((*errno, message, text(path))),
         Error::MappedRead { path, offset, length, cause } => {
             let errno = match cause {
-                ReadCause::Io { errno } => *errno,
+                ReadCause::Io { errno, .. } => *errno,
                 ReadCause::Truncated { .. } | ReadCause::EndedEarly { .. } | ReadCause::Damaged { .. } => {
                     libc::EIO
                 }

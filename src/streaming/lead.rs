@@ -12,8 +12,8 @@
 //! In the page cache, tensors that the consumer has left behind make room for what was read ahead.
 //!
 //! What comes next is guessed ([`super::guess`]). The lead begins with the first right guess. Each further one doubles
-//! it, up to its limit. After a jump it begins anew. Parts of tensors get memory of their own, so a stream reads them
-//! also where reads come out of the page cache.
+//! it, up to its limit. After a jump it begins anew; in the next file it goes on at full length. Parts of tensors get
+//! memory of their own, so a stream reads them also where reads come out of the page cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -235,8 +235,9 @@ impl Lead {
         state.guess = guess.in_next_file(&work.tensors);
         if work.is_advising && !state.guess.has_parts {
             state.guesses_right = true;
+            state.budget = Budget::new(work.stream_bytes(), work.limit_bytes);
         } else if let Some(opened) = state.opened.clone() {
-            let expected = work.start_stream(&opened, &state, 0)?;
+            let expected = work.start_stream(&opened, &state, 0, work.stream_bytes())?;
             state.stream = Some(expected);
         }
         drop(state);
@@ -364,7 +365,7 @@ impl LeadWork {
         } else {
             state.guesses_right = false;
             state.jumps += 1;
-            state.budget = Budget::new(FIRST_LEAD_BYTES.min(self.limit_bytes), self.limit_bytes);
+            state.budget = Budget::new(self.first_bytes(), self.limit_bytes);
             state.cursor = (place, 0);
         }
     }
@@ -457,7 +458,7 @@ impl LeadWork {
             return Ok(Answer::InFile);
         }
         if is_next && !state.guess.has_parts {
-            let expected = self.start_stream(&opened, state, place)?;
+            let expected = self.start_stream(&opened, state, place, self.first_bytes())?;
             let stream = state.stream.insert(expected).stream.clone();
             return Ok(Answer::InStream(stream, 0));
         }
@@ -472,25 +473,36 @@ impl LeadWork {
         let is_likely = is_next && (is_expected || state.fruitless < MAX_FRUITLESS);
         let next = Some(place + 1).filter(|&next| is_likely && next < self.tensors.ranges.len());
         if let Some(next) = next.and_then(goes_on) {
-            let expected = self.start_stream(&opened, state, next)?;
+            let expected = self.start_stream(&opened, state, next, self.first_bytes())?;
             let before = state.stream.replace(expected);
             state.fruitless = before.map_or(0, |it| if it.is_used { 0 } else { state.fruitless + 1 });
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
-            return Ok(Answer::InStream(Arc::new(self.stream_of(&opened, &[alone])?), 0));
+            return Ok(Answer::InStream(Arc::new(stream_of(&opened, &[alone], self.first_bytes())?), 0));
         }
         Ok(Answer::InFile)
     }
 
-    /// The longest lead of a stream.
+    /// The lead of a stream before any guess was right.
+    fn first_bytes(&self) -> u64 {
+        self.limit_bytes.min(FIRST_LEAD_BYTES)
+    }
+
+    /// The longest lead of a stream. In the next file a lead begins with it.
     fn stream_bytes(&self) -> u64 {
         self.limit_bytes.min(STREAM_BYTES)
     }
 
-    /// Starts to read what is expected from a place on.
-    fn start_stream(&self, opened: &Arc<Opened>, state: &Following, first: usize) -> Result<Expected> {
+    /// Starts to read what is expected from a place on, `memory_bytes` ahead.
+    fn start_stream(
+        &self,
+        opened: &Arc<Opened>,
+        state: &Following,
+        first: usize,
+        memory_bytes: u64,
+    ) -> Result<Expected> {
         let expected = (first..self.tensors.ranges.len()).filter_map(|place| {
             let number = self.tensors.number_at(place, state.guess.order);
             // The first one is being asked for.
@@ -500,13 +512,14 @@ impl LeadWork {
             (is_wanted && bytes <= self.limit_bytes).then_some((place, want))
         });
         let (places, wants): (Vec<_>, Vec<_>) = expected.unzip();
-        Ok(Expected { stream: Arc::new(self.stream_of(opened, &wants)?), wants, places, is_used: false })
+        let stream = Arc::new(stream_of(opened, &wants, memory_bytes)?);
+        Ok(Expected { stream, wants, places, is_used: false })
     }
+}
 
-    fn stream_of(&self, opened: &Arc<Opened>, wants: &[Want]) -> Result<Stream> {
-        let memory_bytes = FIRST_LEAD_BYTES.min(self.stream_bytes());
-        let options = StreamOptions { memory_bytes, ..StreamOptions::default() };
-        let opened = opened.clone();
-        Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, options)
-    }
+/// Starts to read `memory_bytes` ahead.
+fn stream_of(opened: &Arc<Opened>, wants: &[Want], memory_bytes: u64) -> Result<Stream> {
+    let options = StreamOptions { memory_bytes, ..StreamOptions::default() };
+    let opened = opened.clone();
+    Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, options)
 }

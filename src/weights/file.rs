@@ -11,6 +11,9 @@ use super::header_cache;
 use super::mistaken::{self, SNIFFED_BYTES};
 use super::strictness::Strictness;
 
+/// What is read at once of a file: the headers of most files end in it, and on a network each read is a round trip.
+const FIRST_READ_BYTES: u64 = 32 << 10;
+
 /// An open file with its header. Clones share the file.
 #[derive(Debug, Clone)]
 pub struct WeightFile {
@@ -65,21 +68,28 @@ fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     let size = opened.size();
     // Nothing is read ahead: perhaps only a few rows of the tensors, or none, will be wanted.
     let reader = opened.exact_reader();
+    // Bytes behind the header need not be readable.
+    let first_read = reader.read(0, size.min(FIRST_READ_BYTES));
+    let head = first_read.or_else(|_| reader.read(0, size.min(LENGTH_BYTES)))?;
     let read = || {
-        let prefix = reader.read(0, size.min(LENGTH_BYTES))?;
-        let length = match header::header_bytes(&prefix, size) {
+        let length = match header::header_bytes(&head, size) {
             Ok(length) => length,
             Err(error) => return Ok(Err(error)),
         };
-        let json = reader.read(LENGTH_BYTES, length)?;
-        Ok(Header::parse(&json, size, strictness))
+        match head.get(LENGTH_BYTES as usize..(LENGTH_BYTES + length) as usize) {
+            Some(json) => Ok(Header::parse(json, size, strictness)),
+            None => Ok(Header::parse(&reader.read(LENGTH_BYTES, length)?, size, strictness)),
+        }
     };
     let found = read()?;
-    let first = match &found {
-        Ok(_) => Vec::new(),
-        Err(_) => reader.read(0, size.min(SNIFFED_BYTES as u64))?,
-    };
     // The header of a file that was rewritten meanwhile is not to blame.
     reader.finish()?;
-    found.map_err(|error| refusal(file.path(), "Error while deserializing header", &error, &first))
+    found.map_err(|error| {
+        refusal(
+            file.path(),
+            "Error while deserializing header",
+            &error,
+            &head[..head.len().min(SNIFFED_BYTES)],
+        )
+    })
 }

@@ -132,6 +132,7 @@ def test_a_pinned_mode_raises_the_errno(token_file, mode):
         ("EINTR", "1..60", "8192"),
         ("EAGAIN", "1..3", "8192"),
         ("EIO", "1", "8192"),
+        ("ETIMEDOUT", "1", "8192"),
         ("EINTR", "1+", "MappedReadError EINTR"),
         ("EIO", "1+", "MappedReadError EIO"),
         ("ESTALE", "1+", "MappedReadError ESTALE"),

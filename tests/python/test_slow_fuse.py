@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagestream import MappedFile, TokenLoader, open_tokens
-from pagestream.errors import MappedReadError
+from pagestream.errors import FileChangedError, MappedReadError
 
 from support import real
 
@@ -88,6 +88,21 @@ def test_another_error_number_is_kept(source):
     ):
         file.read(0, 10)
     assert caught.value.errno == errno.ESTALE
+    assert "open it again" in str(caught.value)
+
+
+def test_a_read_of_a_file_that_the_server_has_deleted_says_so(source):
+    stale = {"fail_after": 1, "errno": errno.ESTALE, "direct_io": True}
+    with (
+        real.slow_fuse(source, source.parent / "slow", **stale) as slow,
+        MappedFile(slow.path / "tokens.bin", mode="read") as file,
+    ):
+        (source / "tokens.bin").unlink()
+        while os.path.exists(file.path):  # the kernel believes what it knows for a second
+            time.sleep(0.05)
+        with pytest.raises(FileChangedError, match="deleted") as caught:
+            file.read(0, 10)
+        assert caught.value.filename == file.path
 
 
 def test_short_reads_are_read_on(source):

@@ -4,7 +4,7 @@
 //! ```text
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
 //!           [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
-//!           [--refuse-direct open|read]
+//!           [--background N] [--refuse-direct open|read]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
@@ -13,6 +13,8 @@
 //! * `--request-bytes`: the kernel asks for this many bytes at a time at most: whole pages, and no more than 1 MiB,
 //!   which is its own limit.
 //! * `--direct-io`: no page cache, and MAP_SHARED is refused with ENODEV.
+//! * `--background`: this many requests arrive at a time that the kernel makes by itself, to read ahead; as many as
+//!   there are threads unless told. libfuse has 12.
 //! * `--fail-after`: read requests after the first N fail with `--errno`.
 //! * `--fail-range`: so do read requests for any of these bytes of a file.
 //! * `--refuse-direct`: files cannot be opened with O_DIRECT, or not be read by such descriptors: EINVAL.
@@ -64,6 +66,7 @@ struct Options {
     errno: i32,
     short_reads: bool,
     threads: u16,
+    background: Option<u16>,
     refuse_direct: Option<RefusedCall>,
 }
 
@@ -88,6 +91,7 @@ fn options() -> Outcome<Options> {
         errno: libc::EIO,
         short_reads: false,
         threads: 64,
+        background: None,
         refuse_direct: None,
     };
     let mut words = std::env::args_os().skip(1);
@@ -126,6 +130,7 @@ fn options() -> Outcome<Options> {
                 });
             }
             "--threads" => options.threads = value()?.parse()?,
+            "--background" => options.background = Some(value()?.parse()?),
             _ => return Err(format!("{name} is not known").into()),
         }
     }
@@ -282,8 +287,8 @@ fn kind(found: &Metadata) -> FileType {
 
 impl Filesystem for Mirror {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // The kernel sends no more read-ahead requests at a time than this; its default is 12.
-        if let Err(nearest) = config.set_max_background(self.options.threads) {
+        let background = self.options.background.unwrap_or(self.options.threads);
+        if let Err(nearest) = config.set_max_background(background) {
             let _ = config.set_max_background(nearest);
         }
         Ok(())
