@@ -32,7 +32,7 @@ RIVALS = [
     "torch.load(mmap=True)",
 ]
 DISK = "the disk alone: O_DIRECT in order, 16 blocks of 1 MiB at a time"
-COLD_ROUNDS, NEW_ROUNDS, AGAIN_ROUNDS = 5, 15, 41
+COLD_ROUNDS, NEW_ROUNDS, AGAIN_ROUNDS = 5, 15, 21
 READ_AHEAD_KIB = 128
 # How many times as long as without it what reads ahead may take where there is nothing to read.
 MOST_WITH_AHEAD = 1.02
