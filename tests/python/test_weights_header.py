@@ -13,9 +13,10 @@ import safetensors
 import safetensors.numpy
 
 from pagestream import open_checkpoint
-from pagestream.errors import SafetensorError
+from pagestream.errors import MappedReadError, SafetensorError
 from pagestream.safetensors import safe_open
 
+from support import real
 from support.process import PROGRAMS, output_of
 from support.weight_files import entry, weight_file, write
 
@@ -346,3 +347,36 @@ def test_a_million_tensors_take_at_most_three_times_their_header(tmp_path):
     taken_bytes, count, offset = map(int, output_of(MILLION, path).split())
     assert (count, offset) == (1_000_000, 8 + len(header) + 999_999)
     assert taken_bytes <= 3 * len(header)
+
+
+# --- reads ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(("tensors", "reads"), [(10, 1), (2000, 2)])
+def test_a_header_needs_one_read_and_a_long_one_two(source, tensors, reads):
+    arrays = {f"layer.{number}": np.full(100, number, "i4") for number in range(tensors)}
+    safetensors.numpy.save_file(arrays, source / "file.safetensors")
+    with (
+        real.slow_fuse(source, source.parent / "slow", direct_io=True) as slow,
+        open_checkpoint(slow.path / "file.safetensors") as weights,
+    ):
+        assert set(weights) == set(arrays)
+    assert slow.counts["read_requests"] == reads
+
+
+def test_bytes_behind_the_header_need_not_be_readable(source):
+    safetensors.numpy.save_file({"x": np.arange(1 << 16)}, source / "file.safetensors")
+    with (
+        real.slow_fuse(source, source.parent / "slow", direct_io=True, fail_range=(4096, 8192)) as slow,
+        open_checkpoint(slow.path / "file.safetensors") as weights,
+    ):
+        assert weights.info("x").shape == (1 << 16,)
+        with pytest.raises(MappedReadError, match="kernel log"):
+            weights.read("x")
