@@ -402,6 +402,26 @@ def test_the_lead_goes_on_to_the_next_shard(shards, tmp_path, direct):
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
 
 
+def chars_read():
+    with open("/proc/self/io") as counts:
+        return next(int(line.split()[1]) for line in counts if line.startswith("rchar:"))
+
+
+def test_the_lead_has_its_full_length_in_the_next_shard(tmp_path):
+    """All of it comes before any of its tensors is asked for, more than a lead begins with."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for shard in (1, 2):
+        tensors = {f"layers.{shard}.{number:02}": tensor(number) for number in range(40)}
+        safetensors.numpy.save_file(tensors, folder / f"model-0000{shard}-of-00002.safetensors")
+    with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
+        before = chars_read()
+        with safe_open(min(slow.path.iterdir()), "np") as file:
+            assert sums(file, file.keys()) == list(range(40))
+            # The first tensors come by page faults, which do not count.
+            assert until(lambda: chars_read() - before >= 76 * MIB)
+
+
 @both_mounts
 def test_the_next_shard_is_let_go_of_where_nobody_wants_it(shards, tmp_path, direct):
     with slow_shards(shards, tmp_path, direct_io=direct) as slow:
