@@ -5,9 +5,8 @@
 //! ```
 //!
 //! Reads `run` bytes out of each `step`, as a slice of a tensor that fills the file would. Gaps below `--gap` bytes are
-//! read through; `measured` leaves that to what a request costs. `--evict 1` drops the
-//! file from the page cache before each round, and fails if more than one page in a hundred stays. Prints a line
-//! of JSON with the best round.
+//! read through; `measured` leaves that to what a request costs. `--evict 1` drops the file from the page cache before
+//! each round, and fails if more than one page in a hundred stays. Prints a line of JSON with the best round.
 
 use pagestream::internals::{
     GAP_BYTES, MAX_READERS, MappedFile, RequestedMode, Selection, SlicePlan, Uninit, fill, page_cache,

@@ -15,7 +15,7 @@ use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
 use super::direct::DirectFile;
-use super::identity::{change, changed, is_gone, is_same_file, is_unchanged, rewrite};
+use super::identity::{change, changed, is_gone, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
 
 /// What was found out when the file was opened or refreshed.
@@ -266,27 +266,6 @@ impl Opened {
         open::identity_now(self.file()).map_err(|errno| self.cannot_stat(errno))
     }
 
-    /// Refuses a file that was deleted, or whose path leads to another one, for a read whose error number says that the
-    /// server does not know the file.
-    pub(super) fn refuse_replaced(&self) -> Result<()> {
-        self.identity_now()?;
-        let known = &self.facts.identity;
-        match open::identity_at(&self.path) {
-            Ok(now) if !is_same_file(known, &now) => {
-                let detail = format!(
-                    "another file took its place while it was open: expected inode {}, found {}; open it again",
-                    known.inode, now.inode
-                );
-                Err(changed(&self.path, detail))
-            }
-            Err(errno) if is_gone(errno.raw_os_error()) => {
-                let detail = format!("it was deleted while it was open: {}", describe(errno));
-                Err(changed(&self.path, detail))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The error of a file that is known to have changed.
     pub(super) fn change_or_rewrite(&self, now: &Identity) -> Error {
         let known = &self.facts.identity;
@@ -303,30 +282,5 @@ impl Opened {
         }
         let advice = "the storage behind the file failed; open it again once it is back";
         system("cannot stat the open file", &self.path, errno, advice)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::error::Error;
-    use crate::mapped_file::{MappedFile, RequestedMode};
-
-    #[test]
-    fn a_stale_file_is_replaced_if_its_path_leads_to_another_one() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (path, other) = (folder.path().join("file"), folder.path().join("other"));
-        std::fs::write(&path, b"some bytes").expect("written");
-        let mapped = MappedFile::open(&path, RequestedMode::Auto).expect("opened");
-        let opened = mapped.opened().expect("open");
-        assert_eq!(opened.refuse_replaced(), Ok(()));
-        std::fs::write(&other, b"some other").expect("written");
-        std::fs::rename(&other, &path).expect("renamed");
-        let refusal = |expected: &str| match opened.refuse_replaced() {
-            Err(Error::FileChanged { detail, .. }) => assert!(detail.contains(expected), "{detail}"),
-            outcome => panic!("{outcome:?}"),
-        };
-        refusal("another file took its place");
-        std::fs::remove_file(&path).expect("deleted");
-        refusal("it was deleted");
     }
 }

@@ -166,7 +166,8 @@ impl Opened {
             }
             Short::Errno(errno) => {
                 if errno == Code::STALE {
-                    self.refuse_replaced()?;
+                    // A server that no longer has the file says so of its attributes, too: then it has changed.
+                    self.identity_now()?;
                 }
                 ReadCause::Io { errno: errno.raw_os_error(), advice: storage_advice(errno) }
             }

@@ -66,7 +66,7 @@ pub fn header_of(file: &MappedFile, strictness: Strictness) -> Result<Arc<Header
 fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     let opened = file.opened()?;
     let size = opened.size();
-    // Nothing is read ahead: perhaps only a few rows of the tensors, or none, will be wanted.
+    // Nothing else is read ahead: perhaps only a few rows of the tensors, or none, will be wanted.
     let reader = opened.exact_reader();
     // Bytes behind the header need not be readable.
     let first_read = reader.read(0, size.min(FIRST_READ_BYTES));
