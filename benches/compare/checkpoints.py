@@ -60,7 +60,7 @@ def ours(source: Path | list[Path]) -> np.ndarray:
 
 
 def in_a_loop(folder: Path) -> np.ndarray:
-    """Opens every file and keeps whose tensor is where, as one has to who takes them by name."""
+    """Opens every file and notes which one has each tensor, as a caller that takes tensors by name has to."""
     where = {}
     for path in files_of(folder):
         file = safetensors.safe_open(path, "np")

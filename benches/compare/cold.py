@@ -21,7 +21,7 @@ WARM_LIMIT = 0.01
 
 
 def token_file(folder: Path, size_bytes: int = FILE_BYTES) -> Path:
-    """A file of random uint16 tokens, made if the folder has none of that size. Who asks removes it."""
+    """A file of random uint16 tokens, made if the folder has none of that size. The caller removes it."""
     path = folder / f"tokens-{size_bytes}.bin"
     if path.exists() and path.stat().st_size == size_bytes:
         return path

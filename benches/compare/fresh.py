@@ -44,11 +44,9 @@ def load(program: str, arguments: list[str], sums: dict[str, int]) -> Load:
     return Load(found["seconds"], found["first_seconds"])
 
 
-def load_cold(program: str, way: str, folder: Path, sums: dict[str, int], *more: str) -> Load:
-    """Loads files that are evicted from the page cache before."""
-    for path in folder.iterdir():
-        evict(path)
-    return load(program, [way, str(folder), *more], sums)
+def load_cold(program: str, way: str, folder: Path, sums: dict[str, int]) -> Load:
+    """Loads files that the program evicts from the page cache before."""
+    return load(program, [way, str(folder), "--evict"], sums)
 
 
 def load_slow(

@@ -1,8 +1,13 @@
 """Loads all tensors of the safetensors files of a folder to CPU memory, in one way, and prints what it took.
 
-    load_weights.py WAY FOLDER
+    load_weights.py WAY FOLDER [--evict] [--wait]
 
-Prints JSON: seconds in all, seconds to the first tensor, and a sum over all bytes by name.
+With --wait it says "ready" first, and begins once it gets a line. With --evict all files of the folder are
+read and then evicted first: a virtual machine gives free memory back to its host, and fetching it again would
+take longer than the load.
+
+Prints JSON: seconds in all, seconds to the first tensor, seconds of processors, and a sum over all bytes by
+name.
 """
 
 import contextlib
@@ -17,7 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from cold import evict
 
+# The descriptor of what is printed.
+PRINTED = 1
 # Names and arrays or tensors, one after another.
 Loaded = Iterator[tuple[str, object]]
 
@@ -120,7 +128,20 @@ def used(tensor: object) -> int:
     return int(np.ascontiguousarray(array).reshape(-1).view(np.uint64).sum(dtype=np.uint64))
 
 
-def report(load: Callable[[Path], Loaded], folder: Path) -> None:
+def read_and_evict(folder: Path) -> None:
+    buffer = bytearray(1 << 20)
+    paths = [path for path in folder.iterdir() if path.is_file()]
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    for path in paths:
+        evict(path)
+
+
+def report(
+    load: Callable[[Path], Loaded], folder: Path, *, evicts: bool = False, waits: bool = False
+) -> None:
     """Loads from the folder, and prints what it took."""
     # Loading the libraries is not what is compared.
     with contextlib.redirect_stdout(sys.stderr):
@@ -128,14 +149,20 @@ def report(load: Callable[[Path], Loaded], folder: Path) -> None:
         with contextlib.suppress(Exception):
             list(load(empty))
         os.sync()
-        begun = time.perf_counter()
+        if evicts:
+            read_and_evict(folder)
+        if waits:
+            os.write(PRINTED, b"ready\n")
+            sys.stdin.readline()
+        begun, begun_cpu = time.perf_counter(), time.process_time()
         first, sums = 0.0, {}
         for name, tensor in load(folder):
             sums[name] = used(tensor)
             first = first or time.perf_counter() - begun
-        seconds = time.perf_counter() - begun
-    print(json.dumps({"seconds": seconds, "first_seconds": first, "sums": sums}))
+        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - begun_cpu
+    found = {"seconds": seconds, "first_seconds": first, "cpu_seconds": cpu_seconds, "sums": sums}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    report(WAYS[sys.argv[1]], Path(sys.argv[2]))
+    report(WAYS[sys.argv[1]], Path(sys.argv[2]), evicts="--evict" in sys.argv, waits="--wait" in sys.argv)

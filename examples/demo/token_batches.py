@@ -56,7 +56,7 @@ def check(content: bytes, shape: Shape, name: str, batches: Iterable[Batch]) -> 
     Args:
         content: The file's tokens, little-endian `uint16`.
         shape: That of x and of y.
-        name: Who gave the batches.
+        name: The reader that gave the batches.
         batches: What is checked.
 
     Raises:

@@ -13,7 +13,7 @@ use crate::os::process::usage::Usage;
 pub const PERIOD: Duration = Duration::from_millis(50);
 
 /// How long closing waits for threads that are in the middle of a read: one may hang in a read of dead storage.
-pub const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+pub const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Called now and then by the thread that called into this crate; `false` stops.
 pub type KeepGoing<'a> = dyn FnMut() -> bool + 'a;

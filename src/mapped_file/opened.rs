@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -9,8 +10,9 @@ use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::{Code, describe, system};
 use crate::os::fault;
 use crate::os::file::beneath::path_of;
+use crate::os::file::fsinfo;
 use crate::os::file::open::{self, Identity};
-use crate::os::memory::advise::Advice;
+use crate::os::memory::advise::{Advice, set_wide_faults};
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
@@ -48,6 +50,8 @@ pub struct Opened {
     pub region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
+    /// Whether page faults read megabytes, in mappings that come later, too.
+    pub has_wide_faults: AtomicBool,
     pub(super) direct: OnceLock<DirectFile>,
     /// How long a small read takes, once it was found to be slow.
     pub request_time: OnceLock<Duration>,
@@ -102,6 +106,7 @@ impl Opened {
             region: found.region.map(Arc::new),
             copy_on_write: OnceLock::new(),
             hints,
+            has_wide_faults: AtomicBool::new(false),
             direct: OnceLock::new(),
             request_time: OnceLock::new(),
             residency_is_told: OnceLock::new(),
@@ -122,10 +127,16 @@ impl Opened {
             region: self.region.clone(),
             copy_on_write: OnceLock::new(),
             hints: self.hints.clone(),
+            has_wide_faults: AtomicBool::new(false),
             direct: OnceLock::new(),
             request_time: self.request_time.clone(),
             residency_is_told: self.residency_is_told.clone(),
         }
+    }
+
+    /// Tells the file's mount from others.
+    pub fn mount_number(&self) -> (u64, u64) {
+        (self.facts.identity.device, fsinfo::mount_number(self.file()))
     }
 
     pub fn size(&self) -> u64 {
@@ -194,13 +205,25 @@ impl Opened {
         if self.size() == 0 {
             return Ok(None);
         }
-        let map = || Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite);
-        fork::get_or_make(&self.copy_on_write, || map().map(Arc::new)).clone().map(Some).map_err(Some)
+        let map = || {
+            let region = Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite)?;
+            if self.has_wide_faults.load(Ordering::Relaxed) {
+                set_wide_faults(&region, true);
+            }
+            Ok(Arc::new(region))
+        };
+        fork::get_or_make(&self.copy_on_write, map).clone().map(Some).map_err(Some)
     }
 
     /// Refuses a file one of whose mappings is damaged.
     pub fn check_damage(&self) -> Result<()> {
         self.regions().try_for_each(Region::check_damage)
+    }
+
+    /// Returns whether anybody has a view of a mapping.
+    pub fn has_views(&self) -> bool {
+        let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
+        self.region.iter().chain(copy_on_write).any(|region| Arc::strong_count(region) > 1)
     }
 
     /// Returns all mappings of which there may be views.

@@ -1,6 +1,7 @@
 //! The page cache of an open file: advice, residency, fetching ahead, warming, evicting, locking.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, system};
@@ -22,6 +23,9 @@ const WARM_CHUNK_BYTES: u64 = 8 << 20;
 /// The kernel reads no more than its read-ahead window, or the device's largest request, for one
 /// `MADV_WILLNEED` (`force_page_cache_ra` in mm/readahead.c); this much is read everywhere.
 const AHEAD_CHUNK_BYTES: u64 = 128 << 10;
+
+/// A wide page fault reads this much, and asks for as much again (`do_sync_mmap_readahead` in mm/filemap.c).
+const WIDE_FAULT_BYTES: u64 = 2 << 20;
 
 /// Called with the bytes done so far; `false` stops.
 pub type Progress<'a> = dyn FnMut(u64) -> bool + 'a;
@@ -134,6 +138,31 @@ pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) {
     for start in (offset..end).step_by(AHEAD_CHUNK_BYTES as usize) {
         if !pass_on(opened, Advice::WillNeed, start, AHEAD_CHUNK_BYTES.min(end - start)) {
             return;
+        }
+    }
+}
+
+/// Sets whether each page fault in the file's mappings reads 4 MiB. For whole tensors that are used in order, on storage
+/// that answers at once: there nothing else reads as fast.
+pub fn set_wide_faults(opened: &Opened, are_wide: bool) {
+    if opened.has_wide_faults.swap(are_wide, Ordering::Relaxed) == are_wide {
+        return;
+    }
+    // Kernels before 5.18 know no wider faults than those of this advice.
+    opened.expect_faults_in_order(are_wide);
+    for region in opened.regions() {
+        advise::set_wide_faults(region, are_wide);
+    }
+}
+
+/// Has wide page faults bring in a range, and waits for them. Nothing is read where faults are narrow. Where one fails, the
+/// consumer meets the error.
+pub fn fault_ahead(opened: &Opened, offset: u64, length: u64) {
+    let Some(region) = opened.region.as_deref().filter(|_| fault::install_and_check()) else { return };
+    let first = offset.next_multiple_of(WIDE_FAULT_BYTES);
+    for place in (first..offset + length).step_by(WIDE_FAULT_BYTES as usize) {
+        if opened.has_wide_faults.load(Ordering::Relaxed) {
+            let _ = region.copy_out(place as usize, Uninit::of(&mut [0]));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `TensorStream`: tensors of a checkpoint that are read ahead. The Python package `weights/` has the documentation.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
@@ -79,8 +80,8 @@ impl PyTensorStream {
         wanted: Vec<WantedTensor<'_>>,
         strategy: &str,
         local_processes: u64,
+        may_fill_cache: bool,
         may_try: bool,
-        seed: u64,
     ) -> PyResult<(&'static str, String)> {
         let asked = Strategy::from_word(strategy)?;
         let wants = wants_of(checkpoint, wanted)?;
@@ -91,7 +92,14 @@ impl PyTensorStream {
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let chosen = py.detach(|| {
             let available_memory_bytes = limits::available_memory_bytes();
-            let around = Surroundings { available_memory_bytes, local_processes, is_warmed, may_try, seed };
+            let around = Surroundings {
+                available_memory_bytes,
+                local_processes,
+                is_warmed,
+                may_fill_cache,
+                may_try,
+                seed: RandomState::new().hash_one(strategy),
+            };
             choose(asked, &wants, open, around, &mut keep_going)
         });
         let Choice { strategy, reason } = raised.or(chosen)?;

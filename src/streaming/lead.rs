@@ -2,50 +2,55 @@
 //! will ask for.
 //!
 //! ```text
-//!   reads come out of the page cache ──> advising ──(all was asked for; pages were cached)──> off
+//!   reads come out of the page cache,
+//!   the storage answers at once ───────> widening, until the consumer jumps
+//!                                        each page fault reads megabytes, and threads cause those that come next
+//!   it does not ───────────────────────> advising ──(all was asked for; pages were cached)──> off
 //!                                        a thread asks the kernel for what comes next         ▲
-//!   they do not ───────────────────────> reading ──(a read failed; memory is short)───────────┘
+//!   reads bypass the page cache ───────> reading ──(a read failed; memory is short)───────────┘
 //!                ▲                       a stream reads what comes next into owned memory
-//!                └─(a part of a tensor is asked for)── advising
+//!                └─(a part of a tensor is asked for)── widening, advising
 //! ```
 //!
-//! In the page cache, tensors that the consumer has left behind make room for what was read ahead.
+//! While a thread advises, tensors that the consumer has left behind make room for what was read ahead.
 //!
-//! What comes next is guessed ([`super::guess`]). The lead begins with the first right guess. Each further one doubles
-//! it, up to its limit. After a jump it begins anew; in the next file it goes on at full length. Parts of tensors get
+//! What comes next is guessed ([`super::guess`]). In the next file a lead goes on at full length. Parts of tensors get
 //! memory of their own, so a stream reads them also where reads come out of the page cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fetch::ahead::Ahead;
 use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, Limits};
-use crate::fetch::ranges::{ByteRange, FileId};
+use crate::fetch::ranges::ByteRange;
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::process::{fork, limits};
 
 use crate::slicing::{PIECE_BYTES, Selection};
 
 use super::engine::Stream;
-use super::expected::{Expected, NEAR_TENSORS};
+use super::expected::Expected;
 use super::guess::{FileTensors, Guess, Request};
 use super::lead_count::count_leads;
+use super::lead_cursor::{LeadCursor, LeadStep};
 use super::options::StreamOptions;
 use super::plan::Want;
 use super::sample;
+use super::wide_faults;
 
 /// Smaller files are read before a lead would help.
 const LEAST_FILE_BYTES: u64 = 16 << 20;
 /// Pages that are probed before a lead begins, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
 const PROBED_PAGES: u64 = 4;
-/// Bytes that the kernel is asked for at a time.
-const STEP_BYTES: u64 = 1 << 20;
 /// The lead after a jump.
 const FIRST_LEAD_BYTES: u64 = 16 << 20;
+/// The lead by page faults, and the threads that cause them: while one waits for the disk, the other asks it for more.
+const WIDE_LEAD_BYTES: u64 = 32 << 20;
+const WIDE_THREADS: usize = 2;
 /// The lead of a caller that names none: this share of the available memory, and no more than [`LEAD_BYTES`].
 const MEMORY_SHARE: u64 = 4;
 const LEAD_BYTES: u64 = 1 << 30;
@@ -55,8 +60,27 @@ const STREAM_BYTES: u64 = 128 << 20;
 const LOOK_BYTES: u64 = 64 << 20;
 /// After this many streams of parts in vain another one begins only once an expected part was asked for.
 const MAX_FRUITLESS: u32 = 2;
-/// Leads at a time, each with a thread, descriptors or memory of its own. Other files are used without one.
+/// Leads at a time that have a thread, descriptors or memory of their own. Other files are used without one.
 const MAX_LEADS: usize = 8;
+
+/// What brings whole tensors before they are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Means {
+    /// Page faults, each of which reads far ahead: the consumer's, and those of threads.
+    WideFaults,
+    /// A thread that asks the kernel.
+    Advice,
+    /// A stream. It reads parts of tensors in any case.
+    Reads,
+}
+
+impl Means {
+    /// A lead of `first_bytes`, of those that are used through the file, which may become as long as the limit.
+    fn budget(self, first_bytes: u64, limit_bytes: u64) -> Budget {
+        let most = if self == Self::WideFaults { limit_bytes.min(WIDE_LEAD_BYTES) } else { limit_bytes };
+        Budget::new(first_bytes.min(most), most)
+    }
+}
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -80,11 +104,12 @@ pub struct Lead {
 struct LeadWork {
     tensors: FileTensors,
     limit_bytes: u64,
-    /// Whether a thread advises, as long as whole tensors are asked for, or else a stream reads.
-    is_advising: bool,
+    means: Means,
     /// Whether pages of the file that are cached must stay so: on FUSE a further opening drops them.
     keeps_cache: bool,
     is_off: AtomicBool,
+    /// Whether it is one of [`MAX_LEADS`].
+    is_counted: AtomicBool,
     state: Mutex<Following>,
     /// Signals that the consumer has moved.
     moved: Condvar,
@@ -93,19 +118,9 @@ struct LeadWork {
 #[derive(Debug)]
 struct Following {
     guess: Guess,
-    /// The tensor to advise on next, by its place, and how many of its bytes were advised on.
-    cursor: (usize, u64),
-    /// Bytes that were advised on and whose tensors were not asked for.
-    budget: Budget,
-    /// For each tensor the bytes that count against the budget, and since which jump.
-    advised: Vec<(u32, u64)>,
-    jumps: u32,
-    /// Whether the last request was to be expected. After a jump nothing shows yet that other tensors will follow.
-    guesses_right: bool,
+    cursor: LeadCursor,
     /// The stream that reads what comes next.
     stream: Option<Expected>,
-    /// Bytes that may still be advised on once the consumer has asked for all that it wants.
-    last_bytes: Option<u64>,
     /// Streams of parts in a row that nothing was taken from.
     fruitless: u32,
     /// Tensors that the consumer awaits from streams.
@@ -114,6 +129,12 @@ struct Following {
     taken_bytes: u64,
     /// The file; `None` once the lead is off.
     opened: Option<Arc<Opened>>,
+    /// Threads that advise.
+    threads: usize,
+    /// Whether there were some, and all have ended.
+    has_ended: bool,
+    /// Whether the consumer has closed the file.
+    is_left: bool,
     is_closed: bool,
 }
 
@@ -140,59 +161,75 @@ impl Lead {
     }
 
     /// Makes a lead for the tensors of a file. Nothing is read before one is asked for. With `keeps_cache` the file is
-    /// not opened anew.
+    /// not opened anew. `seed` picks pages that are probed.
     pub fn new(
         opened: Arc<Opened>,
         tensors: FileTensors,
         limit_bytes: Option<u64>,
         keeps_cache: bool,
+        seed: u64,
     ) -> Self {
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
-        let is_advising = opened.may_read_from_cache();
+        let means = match opened.may_read_from_cache() {
+            true if wide_faults::pay(&opened, seed) => Means::WideFaults,
+            true => Means::Advice,
+            false => Means::Reads,
+        };
         let state = Following {
             guess: Guess::new(&tensors),
-            cursor: (0, 0),
-            budget: Budget::new(FIRST_LEAD_BYTES.min(limit_bytes), limit_bytes),
-            advised: vec![(0, 0); tensors.ranges.len()],
-            jumps: 0,
-            guesses_right: false,
-            last_bytes: None,
+            cursor: LeadCursor::new(tensors.ranges.len(), means.budget(FIRST_LEAD_BYTES, limit_bytes)),
             stream: None,
             fruitless: 0,
             awaited: 0,
             taken_bytes: 0,
             opened: Some(opened),
+            threads: 0,
+            has_ended: false,
+            is_left: false,
             is_closed: false,
         };
         let work = LeadWork {
-            is_advising,
+            means,
             keeps_cache,
             tensors,
             limit_bytes,
             is_off: AtomicBool::new(false),
+            is_counted: AtomicBool::new(means != Means::WideFaults),
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
-        count_leads(|leads| leads + 1);
+        if means != Means::WideFaults {
+            count_leads(|leads| leads + 1);
+        }
         Self {
             work: Arc::new(work),
-            crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
+            crew: Arc::new(Crew::new(Limits { first: 1, most: WIDE_THREADS })),
             is_started: AtomicBool::new(false),
             process: fork::generation(),
         }
     }
 
-    /// Starts the thread that advises, once. Not before the lead is in use: of several that are made at the same time
+    /// Starts the threads that advise, once. Not before the lead is in use: of several that are made at the same time
     /// one is kept, and the thread opens the file anew, which drops it from the page cache on FUSE.
     fn start(&self) {
-        if !self.work.is_advising || self.is_started.swap(true, Ordering::Relaxed) {
+        let threads = match self.work.means {
+            Means::Advice => 1,
+            Means::WideFaults if self.work.lock().cursor.guesses_right() => WIDE_THREADS,
+            Means::WideFaults | Means::Reads => return,
+        };
+        if self.is_started.swap(true, Ordering::Relaxed) || !self.work.is_among_leads() {
             return;
         }
-        let Some(opened) = self.work.lock().opened.clone() else { return };
-        let work = self.work.clone();
-        if self.crew.assist("pagestream-lead", move || work.advise(&opened)).is_err() {
-            self.work.turn_off();
+        let mut state = self.work.lock();
+        let Some(opened) = state.opened.clone() else { return };
+        state.threads = threads;
+        drop(state);
+        for _ in 0..threads {
+            let (work, opened) = (self.work.clone(), opened.clone());
+            if self.crew.assist("pagestream-lead", move || work.advise(&opened)).is_err() {
+                self.work.turn_off();
+            }
         }
     }
 
@@ -204,12 +241,13 @@ impl Lead {
         let (Ok(number), false, true) = (found, self.is_off(), self.process == fork::generation()) else {
             return Answer::InFile;
         };
-        self.start();
         // Where no thread can be started, say, tensors are used as without a lead.
-        work.follow(opened, number, selection).unwrap_or_else(|_| {
+        let answer = work.follow(opened, number, selection).unwrap_or_else(|_| {
             work.turn_off();
             Answer::InFile
-        })
+        });
+        self.start();
+        answer
     }
 
     /// Returns what a consumer is expected to do in the next file, once all that it will ask for in this one was asked
@@ -220,28 +258,34 @@ impl Lead {
         }
         let state = self.work.lock();
         let is_read = state.stream.as_ref().is_some_and(|expected| expected.stream.is_all_begun());
-        let is_advised = state.guesses_right && state.cursor.0 >= self.work.tensors.ranges.len();
-        (is_read || is_advised).then(|| state.guess.clone())
+        let is_at_end = is_read || state.cursor.is_at_end();
+        if is_at_end {
+            // Others may begin, though the consumer may have left tensors out here.
+            self.work.discount();
+        }
+        is_at_end.then(|| state.guess.clone())
     }
 
     /// Begins to read for a consumer that is expected to go on from another file.
     pub fn begin(&self, guess: &Guess) -> Result<()> {
-        self.start();
         let work = &self.work;
         let mut state = work.lock();
         if state.guess.unused < work.tensors.ranges.len() {
             return Ok(()); // the consumer is here already
         }
         state.guess = guess.in_next_file(&work.tensors);
-        if work.is_advising && !state.guess.has_parts {
-            state.guesses_right = true;
-            state.budget = Budget::new(work.stream_bytes(), work.limit_bytes);
+        if work.means != Means::Reads && !state.guess.has_parts {
+            state.cursor.begin(work.means.budget(work.stream_bytes(), work.limit_bytes));
+            if let (Means::WideFaults, Some(opened)) = (work.means, &state.opened) {
+                page_cache::set_wide_faults(opened, true);
+            }
         } else if let Some(opened) = state.opened.clone() {
             let expected = work.start_stream(&opened, &state, 0, work.stream_bytes())?;
             state.stream = Some(expected);
         }
         drop(state);
-        work.moved.notify_one();
+        self.start();
+        work.moved.notify_all();
         Ok(())
     }
 
@@ -270,27 +314,38 @@ impl Lead {
     /// Waits, at most for `patience`, until the kernel was asked for all that was asked for here, or for as much as
     /// memory can hold. Returns whether it was.
     pub fn finish(&self, patience: Duration) -> bool {
-        if !self.work.is_advising || self.process != fork::generation() {
+        if self.work.means != Means::Advice || self.process != fork::generation() {
             return true;
         }
-        self.work.lock().last_bytes.get_or_insert_with(|| limits::available_memory_bytes() / 2);
+        self.work.lock().cursor.finish(|| limits::available_memory_bytes() / 2);
         self.work.moved.notify_all();
         self.crew.wait_for_end(patience);
         self.is_off() || self.crew.threads() == 0
     }
 
-    /// Stops reading ahead. A thread that is asking the kernel ends by itself.
+    /// Stops reading ahead. Threads go on with tensors that were asked for, as far as memory can hold them, as long as
+    /// anybody has views of the file.
     pub fn close(&self) {
-        if self.process == fork::generation() {
-            self.work.turn_off();
+        if self.process != fork::generation() {
+            return;
         }
+        let mut state = self.work.lock();
+        if state.threads == 0 || state.guess.has_parts {
+            drop(state);
+            self.work.turn_off();
+            return;
+        }
+        state.cursor.finish(|| limits::available_memory_bytes() / 2);
+        state.is_left = true;
+        drop(state);
+        self.work.moved.notify_all();
     }
 }
 
 impl Drop for Lead {
     fn drop(&mut self) {
         if self.process == fork::generation() {
-            self.work.turn_off();
+            self.close();
         } else {
             // The lock may be one that a thread of the parent held: nothing is touched.
             std::mem::forget(self.work.clone());
@@ -304,9 +359,8 @@ impl LeadWork {
     }
 
     fn turn_off(&self) {
-        if !self.is_off.swap(true, Ordering::Relaxed) {
-            count_leads(|leads| leads.saturating_sub(1));
-        }
+        self.is_off.store(true, Ordering::Relaxed);
+        self.discount();
         let released = {
             let mut state = self.lock();
             state.is_closed = true;
@@ -315,6 +369,9 @@ impl LeadWork {
         self.moved.notify_all();
         if let (Some(expected), _) = &released {
             expected.stream.stop();
+        }
+        if let (Means::WideFaults, (_, Some(opened))) = (self.means, &released) {
+            page_cache::set_wide_faults(opened, false);
         }
         drop(released);
     }
@@ -325,10 +382,21 @@ impl LeadWork {
         let last = state.guess.last;
         let had_parts = state.guess.has_parts;
         let request = state.guess.note(&self.tensors, number, selection);
-        if self.is_advising && !state.guess.has_parts {
-            self.lengthen(&mut state, number, request);
+        if self.means != Means::Reads && !state.guess.has_parts {
+            state.cursor.note(number, request, self.means.budget(self.first_bytes(), self.limit_bytes));
+            let guesses_right = state.cursor.guesses_right();
+            let is_over = state.has_ended && state.guess.unused == 0;
             drop(state);
-            self.moved.notify_one();
+            if is_over {
+                self.turn_off();
+                return Ok(Answer::InFile);
+            }
+            if self.means == Means::WideFaults {
+                page_cache::set_wide_faults(opened, guesses_right);
+                self.moved.notify_all();
+                return Ok(Answer::InFile);
+            }
+            self.moved.notify_all();
             // Where memory is short, the one before makes room for what was read ahead.
             if let Some(last) = last.filter(|&last| last != number) {
                 let (offset, len) = self.tensors.ranges[last];
@@ -336,6 +404,7 @@ impl LeadWork {
             }
             return Ok(Answer::InFile);
         }
+        page_cache::set_wide_faults(opened, false);
         // What was expected before is not what comes next.
         let is_over = request.has_turned || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.stream.take() } else { None };
@@ -343,94 +412,58 @@ impl LeadWork {
         state.awaited += usize::from(matches!(answer, Ok(Answer::InStream(..))));
         drop(state);
         drop(dropped);
-        self.moved.notify_one();
+        self.moved.notify_all();
         answer
-    }
-
-    /// Follows a consumer that uses the file's pages.
-    fn lengthen(&self, state: &mut Following, number: usize, request: Request) {
-        let Request { place, is_next, is_first, has_turned, .. } = request;
-        if has_turned {
-            state.cursor = (place, 0);
-        }
-        let (since, bytes) = state.advised[number];
-        let was_advised = bytes > 0 && since == state.jumps;
-        if was_advised && is_first {
-            state.budget.give_back(bytes);
-        }
-        let is_near = (state.cursor.0..state.cursor.0 + NEAR_TENSORS).contains(&place);
-        if was_advised || is_next || (is_near && state.cursor != (0, 0)) {
-            state.budget.double();
-            state.guesses_right = true;
-        } else {
-            state.guesses_right = false;
-            state.jumps += 1;
-            state.budget = Budget::new(self.first_bytes(), self.limit_bytes);
-            state.cursor = (place, 0);
-        }
     }
 
     /// Asks the kernel for what comes next, as long as the consumer is near.
     fn advise(&self, opened: &Opened) {
         let off = TurnOff(self);
         let mut ahead = Ahead::default();
-        if !self.keeps_cache {
+        if self.means == Means::Advice && !self.keeps_cache {
             ahead.prefetcher = page_cache::Prefetcher::new(opened);
         }
-        while let Some(range) = self.next_range() {
+        let is_of_use = loop {
+            let Some(range) = self.next_range() else { break true };
+            if self.means == Means::WideFaults {
+                page_cache::fault_ahead(opened, range.offset, range.len);
+                continue;
+            }
             // Best effort: what is not asked for is read when it is used.
             let asked = ahead.ask(&[range], |_| Ok(opened));
             if asked.is_err() || ahead.is_warm() {
-                break;
+                break false;
             }
+        };
+        let mut state = self.lock();
+        state.threads -= 1;
+        state.has_ended = state.threads == 0;
+        let goes_on = state.threads > 0 || (!state.is_left && state.guess.unused > 0);
+        if is_of_use && (state.guess.has_parts || goes_on) {
+            std::mem::forget(off); // streams read on, or all was asked for ahead
         }
-        if self.lock().guess.has_parts {
-            std::mem::forget(off); // streams read on
+        if is_of_use && !state.guess.has_parts {
+            self.discount();
         }
     }
 
     /// Waits until the lead is too short. Returns what to ask for next; `None` at the end.
     fn next_range(&self) -> Option<ByteRange> {
         let mut state = self.lock();
-        loop {
-            if state.is_closed || state.guess.has_parts {
-                return None;
+        while !state.is_closed && !state.guess.has_parts {
+            let Following { cursor, guess, opened, is_left, .. } = &mut *state;
+            // On storage that answers at once a tensor of which little may be used is left to its page faults.
+            let is_idle = self.means == Means::WideFaults && !cursor.guesses_right();
+            if *is_left && (is_idle || !opened.as_ref().is_some_and(|opened| opened.has_views())) {
+                break;
             }
-            let (place, done) = state.cursor;
-            if place >= self.tensors.ranges.len() {
-                if state.guess.unused == 0 || state.last_bytes.is_some() {
-                    return None;
-                }
-                // The consumer may have begun in the middle.
-                state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
+            match if is_idle { LeadStep::Wait } else { cursor.next(&self.tensors, guess) } {
+                LeadStep::Ask(range) => return Some(range),
+                LeadStep::Wait => state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner),
+                LeadStep::End => break,
             }
-            let number = self.tensors.number_at(place, state.guess.order);
-            let (offset, len) = self.tensors.ranges[number];
-            let is_used = state.guess.is_used(number);
-            let is_done = done == 0 && state.advised[number].1 > 0 && state.advised[number].0 == state.jumps;
-            if done >= len || is_done {
-                state.cursor = (place + 1, 0);
-                continue;
-            }
-            let may_lead = state.guesses_right && state.budget.has_room();
-            if !is_used && !may_lead && state.last_bytes.is_none() {
-                state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let bytes = STEP_BYTES.min(len - done);
-            if let Some(left) = state.last_bytes {
-                state.last_bytes = Some(left.checked_sub(bytes).filter(|_| is_used)?);
-            }
-            state.cursor.1 += bytes;
-            if !is_used {
-                state.budget.take(bytes);
-            }
-            let jumps = state.jumps;
-            let (since, before) = state.advised[number];
-            state.advised[number] = (jumps, if since == jumps { before + bytes } else { bytes });
-            return Some(ByteRange { file: FileId::default(), offset: offset + done, len: bytes });
         }
+        None
     }
 
     /// Finds what is asked for in the stream that reads what comes next, or starts another one.
@@ -485,6 +518,18 @@ impl LeadWork {
         Ok(Answer::InFile)
     }
 
+    /// Counts the lead, unless it is. Returns false if there are too many.
+    fn is_among_leads(&self) -> bool {
+        self.is_counted.swap(true, Ordering::Relaxed) || count_leads(|leads| leads + 1) <= MAX_LEADS
+    }
+
+    /// Counts the lead no longer.
+    fn discount(&self) {
+        if self.is_counted.swap(false, Ordering::Relaxed) {
+            count_leads(|leads| leads.saturating_sub(1));
+        }
+    }
+
     /// The lead of a stream before any guess was right.
     fn first_bytes(&self) -> u64 {
         self.limit_bytes.min(FIRST_LEAD_BYTES)
@@ -503,6 +548,9 @@ impl LeadWork {
         first: usize,
         memory_bytes: u64,
     ) -> Result<Expected> {
+        if !self.is_among_leads() {
+            return Err(Error::argument("other files are read ahead"));
+        }
         let expected = (first..self.tensors.ranges.len()).filter_map(|place| {
             let number = self.tensors.number_at(place, state.guess.order);
             // The first one is being asked for.
@@ -522,4 +570,40 @@ fn stream_of(opened: &Arc<Opened>, wants: &[Want], memory_bytes: u64) -> Result<
     let options = StreamOptions { memory_bytes, ..StreamOptions::default() };
     let opened = opened.clone();
     Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, options)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    const TENSORS: u64 = 1024;
+    const TENSOR_BYTES: u64 = 16 << 10;
+
+    #[test]
+    fn page_faults_are_wide_while_whole_tensors_are_used_in_order() {
+        let mut file = tempfile::Builder::new().tempfile_in("target").expect("a file on a disk");
+        file.write_all(&vec![1; (TENSORS * TENSOR_BYTES) as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
+        let opened = mapped.opened().expect("open");
+        page_cache::evict(&opened).expect("evicted");
+        wide_faults::take_for_quick(&opened);
+        assert!(Lead::is_worth_it(&opened, None, 1));
+        let ranges: Vec<_> = (0..TENSORS).map(|number| (number * TENSOR_BYTES, TENSOR_BYTES)).collect();
+        let tensors = FileTensors::new(ranges, vec![1; TENSORS as usize], vec![]);
+        let lead = Lead::new(opened.clone(), tensors, None, false, 1);
+        let half = Selection::new(0, &[TENSOR_BYTES / 2], &[1], 1, TENSOR_BYTES).expect("inside");
+        let are_wide_after = |number: u64, selection: Option<&Selection>| {
+            lead.ask(&opened, number * TENSOR_BYTES, selection);
+            opened.has_wide_faults.load(Ordering::Relaxed)
+        };
+        assert!(!are_wide_after(0, None), "nothing shows that others follow");
+        assert!(are_wide_after(1, None));
+        assert!(are_wide_after(3, None), "one was left out");
+        assert!(!are_wide_after(900, None), "a jump");
+        assert!(are_wide_after(901, None));
+        assert!(!are_wide_after(902, Some(&half)), "streams read parts");
+    }
 }

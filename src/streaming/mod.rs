@@ -36,7 +36,9 @@
 //! **The lead** serves a consumer that asks for the tensors of a file one by one and names no plan:
 //!
 //! ```text
-//!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ a thread advises: into the page cache
+//!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ threads cause page faults that read far:
+//!                                                                            │  the storage answers at once
+//!                                                                            ├─ a thread advises: into the page cache
 //!                                                                            └─ a Stream: into memory of its own
 //!   close ──> idle::IdleStore: the file and its lead, for half a second ──> the next opening, or nothing
 //! ```
@@ -68,6 +70,7 @@ pub mod idle;
 pub mod lanes;
 pub mod lead;
 mod lead_count;
+mod lead_cursor;
 pub mod options;
 pub mod pieces;
 pub mod plan;
@@ -77,3 +80,4 @@ mod state;
 pub mod strategy;
 mod trial;
 pub mod warm;
+pub mod wide_faults;

@@ -35,8 +35,8 @@ pub struct Trial {
     pub facts: String,
 }
 
-/// What is known of each mount, by its device number.
-static KNOWN: Mutex<BTreeMap<u64, Trial>> = Mutex::new(BTreeMap::new());
+/// What is known of each mount, by its number.
+static KNOWN: Mutex<BTreeMap<(u64, u64), Trial>> = Mutex::new(BTreeMap::new());
 
 /// Returns what is known of the mount of a cold file, or tries it with pieces of the wants that are in the file. `None` if
 /// they are too few, if some of the file is in the page cache, or if the trial fails or is stopped.
@@ -46,8 +46,8 @@ pub fn of_mount(
     seed: u64,
     keep_going: &mut KeepGoing<'_>,
 ) -> Option<Trial> {
-    let device = opened.facts.identity.device;
-    if let Some(known) = fork::with_lock(&KNOWN, |known| known.get(&device).cloned()) {
+    let mount = opened.mount_number();
+    if let Some(known) = fork::with_lock(&KNOWN, |known| known.get(&mount).cloned()) {
         return Some(known);
     }
     // To open a file anew drops its pages on FUSE.
@@ -61,7 +61,7 @@ pub fn of_mount(
         is_direct_better: false,
         facts: format!("reads of {PIECES} MiB side by side take more than {PATIENCE:?}"),
     });
-    fork::with_lock(&KNOWN, |known| known.insert(device, found.clone()));
+    fork::with_lock(&KNOWN, |known| known.insert(mount, found.clone()));
     Some(found)
 }
 

@@ -1,4 +1,4 @@
-"""What tensors cost: memory of one's own, descriptors, mappings, and the time of who lets the last one go."""
+"""What tensors cost: memory of one's own, descriptors, mappings, and the time that letting the last one go takes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Read-ahead under every name: tensors that are asked for one by one come at the rate of the mount."""
 
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from pagestream.safetensors.numpy import load_file
 from pagestream.safetensors.torch import load_file as load_torch
 
 from support import real
-from support.process import PROGRAMS, output_of, thread_names
+from support.process import PROGRAMS, output_of, thread_names, threads_end
 
 MIB = 1 << 20
 TENSORS = 48
@@ -159,6 +160,43 @@ def test_closing_stops_the_lead(source, tmp_path, direct):
             assert file.get_tensor("t00")[0] == 0
             assert file.get_tensor("t01")[0] == 1
         time.sleep(0.5)
+    assert slow.counts["read_bytes"] < WHOLE
+
+
+def resident_share(array):
+    """Returns how much of a mapped array is in the page cache, of the pages that it fills."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = -(-array.ctypes.data // 4096) * 4096
+    pages = (array.ctypes.data + array.nbytes - address) // 4096
+    found = (ctypes.c_ubyte * pages)()
+    assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(pages * 4096), found) == 0
+    return sum(each & 1 for each in found) / pages
+
+
+def becomes_resident(array):
+    deadline = time.monotonic() + 20
+    while (share := resident_share(array)) < 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return share == 1
+
+
+def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path):
+    """Programs take all tensors, close the file, and use them later."""
+    with slow_mount(source, tmp_path, delay_ms=100) as slow:
+        with safe_open(slow.path / "model.safetensors", "np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert all(becomes_resident(array) for array in arrays.values())
+        assert threads_end("pagestream-lead")
+        del arrays
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
+
+
+def test_what_nobody_holds_any_more_is_not_read(source, tmp_path):
+    with slow_mount(source, tmp_path, delay_ms=200) as slow:
+        with safe_open(slow.path / "model.safetensors", "np", ahead=2 * MIB) as file:
+            for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
+                file.get_tensor(name)
+        assert threads_end("pagestream-lead")
     assert slow.counts["read_bytes"] < WHOLE
 
 
@@ -383,6 +421,26 @@ def slow_shards(folder, tmp_path, **options):
             file.evict()
     with real.slow_fuse(folder, tmp_path / "slow", **{"delay_ms": 20, **options}) as slow:
         yield slow
+
+
+def test_each_shard_has_a_lead_though_tensors_are_left_out(tmp_path):
+    """Of each shard one tensor is never used."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for shard in range(12):
+        tensors = {f"layers.{shard:02}.{number:02}": tensor(number) for number in range(17)}
+        safetensors.numpy.save_file(tensors, source / f"model-{shard + 1:05}-of-00012.safetensors")
+    with slow_shards(source, tmp_path, delay_ms=1) as slow, open_checkpoint(slow.path) as weights:
+        for name in weights:
+            if name.endswith(".05"):
+                continue
+            array = weights[name]
+            if name.endswith(".12"):
+                assert becomes_resident(array), name
+                # Nobody has asked for the next one yet.
+                assert becomes_resident(weights[f"{name[:-2]}13"]), name
+            assert int(array.sum()) == int(name[-2:]) * MIB
+        del array
 
 
 @both_mounts

@@ -154,6 +154,19 @@ def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
     assert WHOLE <= slow.counts["read_bytes"] <= (1.02 if direct else 1.1) * WHOLE
 
 
+@both_mounts
+def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch, direct):
+    monkeypatch.setenv("PAGESTREAM_THREADS", "3")
+    with slow_weights(source, tmp_path, direct_io=direct) as (_, weights):
+        lead = weights.warm(memory_bytes=AMPLE)
+        most = 0
+        while not lead.wait(timeout=0.005):
+            # Of the two kinds one has nothing to do.
+            readers = [name for name in thread_names() if name in ("pagestream-warm", "pagestream-read")]
+            most = max(most, len(readers))
+        assert most == 3
+
+
 @every_use
 def test_a_lead_with_little_memory_goes_on_as_tensors_are_taken(source, tmp_path, use):
     with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
@@ -565,5 +578,5 @@ def test_bad_plans_are_refused_before_anything_is_read(source, tmp_path):
         weights.close()
         with pytest.raises(ValueError, match="closed"):
             weights.warm()
-        assert not {"pagestream-read", "pagestream-warm"} & thread_names()
+        assert {"pagestream-read", "pagestream-warm"}.isdisjoint(thread_names())
     assert slow.counts["read_bytes"] <= 65536

@@ -68,7 +68,7 @@ class Residency:
         method: ``"mincore"``, ``"cachestat"``, ``"preadv2"`` (a sample of at most 1024 pages, each
             of which is fetched if it was missing) or ``"unavailable"``.
         exact: Whether every page was asked, by a method that changes nothing. The kernel tells the
-            truth to the file's owner and to users who may write to it; for others `method` is
+            truth to the file's owner and to users that may write to it; for others `method` is
             ``"preadv2"``.
 
     Example:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -197,9 +196,14 @@ def chosen(
     if strategy in ("mapped", "ahead") and drop_behind:
         message = f'strategy="{strategy}" yields views of the page cache, which drop_behind=True would empty'
         raise ValueError(message)
-    seed, native = random.getrandbits(64), [each.native() for each in wanted]
+    native = [each.native() for each in wanted]
     found, reason = _native.TensorStream.choose(
-        files, native, strategy, ranks.local_processes(), not (drop_behind or is_limited), seed
+        files,
+        native,
+        strategy,
+        ranks.local_processes(),
+        not drop_behind,
+        not (drop_behind or is_limited),
     )
     if drop_behind and strategy == "auto" and found != "mapped":
         return "direct", f"{reason}; drop_behind=True leaves nothing in the page cache"
@@ -239,8 +243,7 @@ def tensors(
         drop_behind: Whether bytes that are read leave the page cache again.
     """
     if strategy == "mapped":
-        for each in wanted:
-            yield each, view(each)
+        yield from _views(files, wanted, view)
         return
     native = [each.native() for each in wanted]
     stream = _native.TensorStream(
@@ -260,6 +263,16 @@ def tensors(
                 files.mark_used(each.info.name)
     finally:
         stream.close()
+
+
+def _views(
+    files: _native.Checkpoint, wanted: list[Wanted], view: Callable[[Wanted], Any]
+) -> Generator[tuple[Wanted, Any], None, None]:
+    """Yields views of the mapped files."""
+    for each in wanted:
+        if each.index is ...:
+            files.note_view(each.info.name)
+        yield each, view(each)
 
 
 def reported(

@@ -30,8 +30,9 @@ class Lead:
         ...     model = dict.fromkeys(weights)  # takes a minute, say
         ...     for name in model:
         ...         model[name] = weights[name].copy()
-        >>> lead.fraction
-        1.0
+        ...     is_done = lead.wait()
+        >>> is_done, lead.fraction
+        (True, 1.0)
     """
 
     __slots__ = ("_files", "_native")

@@ -22,6 +22,22 @@ pub struct FileSystem {
     pub read_ahead_bytes: Option<u64>,
 }
 
+/// `STATX_MNT_ID` (Linux 5.8) and `STATX_MNT_ID_UNIQUE` (Linux 6.8), by number (linux/stat.h): not all versions of rustix
+/// name them.
+const MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x1000);
+const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+/// Returns the number of the file's mount, which no other mount gets, ever; from older kernels one that another mount may
+/// get once this one is gone. 0 where the kernel tells none.
+pub fn mount_number(file: BorrowedFd<'_>) -> u64 {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let told = |asked: StatxFlags| {
+        let stat = rustix::fs::statx(file, "", flags, asked).ok()?;
+        (stat.stx_mask & asked.bits() != 0).then_some(stat.stx_mnt_id)
+    };
+    told(UNIQUE_MOUNT_ID).or_else(|| told(MOUNT_ID)).unwrap_or(0)
+}
+
 /// File systems whose reads leave the machine. Those of FUSE have the prefix `fuse.`.
 const NETWORK: &[&str] = &[
     "9p",
@@ -71,11 +87,9 @@ pub fn file_system(file: BorrowedFd<'_>) -> FileSystem {
 fn find_mount(file: BorrowedFd<'_>) -> Option<FileSystem> {
     // Each byte as one character, so that names which are not UTF-8 survive; `unescape` undoes it.
     let table: String = std::fs::read("/proc/self/mountinfo").ok()?.into_iter().map(char::from).collect();
-    // STATX_MNT_ID, since Linux 5.8; not in rustix's set of flags, so by number (linux/stat.h).
-    let mount_id = StatxFlags::from_bits_retain(0x1000);
-    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mount_id).ok()?;
+    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, MOUNT_ID).ok()?;
     let device = format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
-    let known_id = (stat.stx_mask & mount_id.bits() != 0).then_some(stat.stx_mnt_id);
+    let known_id = (stat.stx_mask & MOUNT_ID.bits() != 0).then_some(stat.stx_mnt_id);
     let lines = || table.lines().filter_map(MountLine::parse);
     // The last of several mounts of one device is the one on top.
     let line = match known_id {

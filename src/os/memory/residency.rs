@@ -1,7 +1,7 @@
 //! Which pages of a file are in the page cache.
 //!
 //! Three methods are tried in this order:
-//! 1. mincore(2) on the mapping. It is exact for the file's owner and for users who may write to it. To all others
+//! 1. mincore(2) on the mapping. It is exact for the file's owner and for users that may write to it. To all others
 //!    the kernel answers that everything is cached (since 5.2, against side channels), so the method is skipped.
 //! 2. cachestat(2) (Linux 6.5) for files that are not mapped; the same rule about permission.
 //! 3. `preadv2(RWF_NOWAIT)` of one byte, which fails where it would have to wait. It is exact for everybody, but

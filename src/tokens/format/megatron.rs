@@ -243,7 +243,7 @@ fn dtype_of_code(code: u8) -> Result<Dtype, String> {
     match CODES.iter().chain(DEEPSPEED_CODES).find(|(known, _)| *known == code) {
         Some(&(_, dtype)) => Ok(dtype),
         None if matches!(code, 6 | 7) => Err(format!(
-            "the index says floating-point data (type code {code}, float32 or float64 depending on who wrote \
+            "the index says floating-point data (type code {code}, float32 or float64 depending on what wrote \
              it); tokens are integers, expected code 1 to 5 or 8 to 10"
         )),
         None => Err(format!("type code {code} in the Megatron index; expected 1 to 5 or 8 to 10")),

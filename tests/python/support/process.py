@@ -49,11 +49,11 @@ def start_python(program, *arguments, **environment):
 
 
 def thread_names():
-    """Returns the names of this process's threads, native ones among them."""
-    found = set()
+    """Returns the name of each of this process's threads, native ones among them."""
+    found = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            found.add((task / "comm").read_text().strip())
+            found.append((task / "comm").read_text().strip())
     return found
 
 

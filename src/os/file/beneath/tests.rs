@@ -234,7 +234,7 @@ fn a_link_that_takes_the_place_of_a_file_is_not_followed_out() {
     assert!(opens.any());
 }
 
-/// To open a FIFO wakes who waits to write to it, and a device may do anything.
+/// Opening a FIFO wakes processes that wait to write to it, and a device may do anything.
 #[test]
 fn what_is_no_file_is_not_opened_for_reading() {
     let (_root, path) = tree();

@@ -1,0 +1,253 @@
+//! [`LeadCursor`]: for which bytes of a file the kernel was asked ahead of a consumer that uses whole tensors, and for
+//! which it is to be asked next.
+//!
+//! The lead begins with the first right guess. Each further one doubles it, up to its limit. After a jump it begins
+//! anew.
+
+use crate::fetch::budget::Budget;
+use crate::fetch::ranges::{ByteRange, FileId};
+
+use super::expected::NEAR_TENSORS;
+use super::guess::{FileTensors, Guess, Request};
+
+/// Bytes that the kernel is asked for at a time.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// What a thread that advises does next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum LeadStep {
+    /// Asks the kernel for these bytes.
+    Ask(ByteRange),
+    /// Waits until the consumer has moved.
+    Wait,
+    /// Ends: all was asked for.
+    End,
+}
+
+#[derive(Debug)]
+pub struct LeadCursor {
+    /// The tensor to advise on next, by its place, and how many of its bytes were advised on.
+    cursor: (usize, u64),
+    /// Bytes that were advised on and whose tensors were not asked for.
+    budget: Budget,
+    /// For each tensor the bytes that count against the budget, and since which jump.
+    advised: Vec<(u32, u64)>,
+    jumps: u32,
+    /// Whether anything was asked for, or is expected to be.
+    has_begun: bool,
+    /// Whether the last request was to be expected. After a jump nothing shows yet that other tensors will follow.
+    guesses_right: bool,
+    /// Bytes that may still be advised on once the consumer has asked for all that it wants.
+    last_bytes: Option<u64>,
+}
+
+impl LeadCursor {
+    /// `budget` is what is asked for ahead of a consumer of so many tensors.
+    pub fn new(tensors: usize, budget: Budget) -> Self {
+        let advised = vec![(0, 0); tensors];
+        Self {
+            cursor: (0, 0),
+            budget,
+            advised,
+            jumps: 0,
+            has_begun: false,
+            guesses_right: false,
+            last_bytes: None,
+        }
+    }
+
+    pub fn guesses_right(&self) -> bool {
+        self.guesses_right
+    }
+
+    /// Returns whether all of the file was asked for, of a consumer that does what was expected.
+    pub fn is_at_end(&self) -> bool {
+        self.guesses_right && self.cursor.0 >= self.advised.len()
+    }
+
+    /// Begins for a consumer that is expected to come here from another file.
+    pub fn begin(&mut self, budget: Budget) {
+        (self.has_begun, self.guesses_right) = (true, true);
+        self.budget = budget;
+    }
+
+    /// Notes that the consumer has asked for all that it wants, of which as many bytes as this may be advised on.
+    pub fn finish(&mut self, bytes: impl FnOnce() -> u64) {
+        if self.last_bytes.is_none() {
+            self.last_bytes = Some(bytes());
+            // A jump may have left some behind.
+            self.cursor = (0, 0);
+        }
+    }
+
+    /// Returns whether the consumer has asked for all that it wants.
+    pub fn is_finishing(&self) -> bool {
+        self.last_bytes.is_some()
+    }
+
+    /// Notes a request for a tensor, by its number. After a jump the lead is as long as `first` is.
+    pub fn note(&mut self, number: usize, request: Request, first: Budget) {
+        let Request { place, is_next, is_first, has_turned, .. } = request;
+        if has_turned {
+            self.cursor = (place, 0);
+        }
+        let (since, bytes) = self.advised[number];
+        let was_advised = bytes > 0 && since == self.jumps;
+        if was_advised && is_first {
+            self.budget.give_back(bytes);
+        }
+        let is_near = (self.cursor.0..self.cursor.0 + NEAR_TENSORS).contains(&place);
+        if was_advised || is_next || (is_near && self.has_begun) {
+            self.budget.double();
+            self.guesses_right = true;
+        } else {
+            self.guesses_right = false;
+            self.jumps += 1;
+            self.budget = first;
+            self.cursor = (place, 0);
+        }
+        self.has_begun = true;
+    }
+
+    /// Returns what to do next.
+    pub fn next(&mut self, tensors: &FileTensors, guess: &Guess) -> LeadStep {
+        loop {
+            let (place, done) = self.cursor;
+            if place >= tensors.ranges.len() {
+                // The consumer may have begun in the middle.
+                let is_over = guess.unused == 0 || self.is_finishing();
+                let is_all_advised = || self.advised.iter().all(|&(_, bytes)| bytes > 0);
+                return if is_over || is_all_advised() { LeadStep::End } else { LeadStep::Wait };
+            }
+            let number = tensors.number_at(place, guess.order);
+            let (offset, len) = tensors.ranges[number];
+            let is_used = guess.is_used(number);
+            let is_done = done == 0 && self.advised[number].1 > 0 && self.advised[number].0 == self.jumps;
+            if done >= len || is_done || (self.is_finishing() && !is_used) {
+                self.cursor = (place + 1, 0);
+                continue;
+            }
+            let may_lead = self.guesses_right && self.budget.has_room();
+            if !is_used && !may_lead {
+                return LeadStep::Wait;
+            }
+            let bytes = STEP_BYTES.min(len - done);
+            if let Some(left) = self.last_bytes {
+                let Some(left) = left.checked_sub(bytes) else { return LeadStep::End };
+                self.last_bytes = Some(left);
+            }
+            self.cursor.1 += bytes;
+            if !is_used {
+                self.budget.take(bytes);
+            }
+            let (since, before) = self.advised[number];
+            self.advised[number] = (self.jumps, if since == self.jumps { before + bytes } else { bytes });
+            return LeadStep::Ask(ByteRange { file: FileId::default(), offset: offset + done, len: bytes });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TENSORS: usize = 64;
+    const TENSOR_BYTES: u64 = 3 * STEP_BYTES / 2;
+
+    struct Consumer {
+        tensors: FileTensors,
+        guess: Guess,
+        cursor: LeadCursor,
+    }
+
+    impl Consumer {
+        fn new() -> Self {
+            let ranges = (0..TENSORS as u64).map(|number| (number * TENSOR_BYTES, TENSOR_BYTES)).collect();
+            let tensors = FileTensors::new(ranges, vec![1; TENSORS], vec![]);
+            Self { guess: Guess::new(&tensors), cursor: LeadCursor::new(TENSORS, budget()), tensors }
+        }
+
+        fn ask(&mut self, number: usize) {
+            let request = self.guess.note(&self.tensors, number, None);
+            self.cursor.note(number, request, budget());
+        }
+
+        fn next(&mut self) -> LeadStep {
+            self.cursor.next(&self.tensors, &self.guess)
+        }
+
+        /// Bytes from the first that is asked for to the last. They lie one after another.
+        fn asked(&mut self) -> std::ops::Range<u64> {
+            let mut found: Option<std::ops::Range<u64>> = None;
+            while let LeadStep::Ask(range) = self.next() {
+                let begin = found.as_ref().map_or(range.offset, |found| found.start);
+                assert_eq!(found.map_or(range.offset, |found| found.end), range.offset);
+                found = Some(begin..range.offset + range.len);
+            }
+            found.unwrap_or(0..0)
+        }
+    }
+
+    fn budget() -> Budget {
+        Budget::new(2 * STEP_BYTES, 8 * STEP_BYTES)
+    }
+
+    #[test]
+    fn the_lead_begins_with_a_right_guess_and_doubles_with_each() {
+        let mut consumer = Consumer::new();
+        assert_eq!(consumer.next(), LeadStep::Wait);
+        consumer.ask(0);
+        assert_eq!(consumer.asked(), 0..TENSOR_BYTES, "nothing shows that others follow");
+        consumer.ask(1);
+        let ahead = |consumer: &mut Consumer, used: u64| consumer.asked().end - used * TENSOR_BYTES;
+        let second = ahead(&mut consumer, 2);
+        assert!((4 * STEP_BYTES..5 * STEP_BYTES).contains(&second), "{second}");
+        consumer.ask(2);
+        let third = ahead(&mut consumer, 3);
+        assert!((8 * STEP_BYTES..9 * STEP_BYTES).contains(&third), "{third}");
+        consumer.ask(3);
+        let fourth = ahead(&mut consumer, 4);
+        assert!((8 * STEP_BYTES..9 * STEP_BYTES).contains(&fourth), "{fourth}: the most");
+    }
+
+    #[test]
+    fn after_a_jump_the_lead_begins_anew() {
+        let mut consumer = Consumer::new();
+        (0..4).for_each(|number| consumer.ask(number));
+        consumer.asked();
+        consumer.ask(60);
+        assert!(!consumer.cursor.guesses_right());
+        assert_eq!(consumer.asked(), 60 * TENSOR_BYTES..61 * TENSOR_BYTES);
+        consumer.ask(61);
+        assert_eq!(consumer.asked(), 61 * TENSOR_BYTES..64 * TENSOR_BYTES);
+        assert!(consumer.cursor.is_at_end());
+        assert_eq!(consumer.next(), LeadStep::Wait, "the consumer may go back to the beginning");
+    }
+
+    #[test]
+    fn what_was_left_out_is_left_out_at_the_end() {
+        let mut consumer = Consumer::new();
+        for number in [0, 1, 40] {
+            consumer.ask(number);
+        }
+        consumer.cursor.finish(|| u64::MAX);
+        let mut bytes = [0; TENSORS];
+        while let LeadStep::Ask(range) = consumer.next() {
+            bytes[(range.offset / TENSOR_BYTES) as usize] += range.len;
+        }
+        for (number, bytes) in bytes.into_iter().enumerate() {
+            assert_eq!(bytes, if [0, 1, 40].contains(&number) { TENSOR_BYTES } else { 0 }, "{number}");
+        }
+        assert_eq!(consumer.next(), LeadStep::End);
+    }
+
+    #[test]
+    fn what_was_asked_for_is_asked_for_to_the_end_as_far_as_memory_allows() {
+        let mut consumer = Consumer::new();
+        (0..TENSORS).for_each(|number| consumer.ask(number));
+        let room = TENSORS as u64 / 2 * TENSOR_BYTES;
+        consumer.cursor.finish(|| room);
+        assert_eq!(consumer.asked(), 0..room);
+        assert_eq!(consumer.next(), LeadStep::End);
+    }
+}
