@@ -22,6 +22,7 @@ __all__ = [
     "FormatError",
     "MappedReadError",
     "PagestreamError",
+    "RankError",
     "SafetensorError",
     "SliceError",
     "StateMismatchError",
@@ -80,6 +81,29 @@ class StateMismatchError(PagestreamError, ValueError):
         >>> issubclass(StateMismatchError, ValueError)
         True
     """
+
+
+class RankError(PagestreamError, RuntimeError):
+    """Another rank of a job that loads together has failed, and so this one cannot go on.
+
+    Attributes:
+        rank: The rank in the process group; None where the group's store cannot be reached.
+        told: What happened there.
+
+    Example:
+        >>> from pagestream.errors import RankError
+        >>> str(RankError(3, "FileNotFoundError: model.safetensors"))
+        'rank 3 of the process group: FileNotFoundError: model.safetensors'
+    """
+
+    def __init__(self, rank: int | None, told: str) -> None:
+        """Keeps what is known."""
+        super().__init__(rank, told)
+        self.rank, self.told = rank, told
+
+    def __str__(self) -> str:
+        """Returns which rank it was, and what happened."""
+        return self.told if self.rank is None else f"rank {self.rank} of the process group: {self.told}"
 
 
 class MappedReadError(PagestreamError, OSError):

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from pagestream.torch.dataset import TokenDataset
 from pagestream.torch.loader import TokenLoader
 from pagestream.torch.modules import LoadReport, load_into
 from pagestream.torch.sampler import DistributedTokenSampler
 from pagestream.torch.weights import load_state_dict, stream_checkpoint
 
+if TYPE_CHECKING:
+    from pagestream.torch.storage_readers import HuggingFaceStorageReader, QuantizedHuggingFaceStorageReader
+
 __all__ = [
     "DistributedTokenSampler",
+    "HuggingFaceStorageReader",
     "LoadReport",
+    "QuantizedHuggingFaceStorageReader",
     "TokenDataset",
     "TokenLoader",
     "load_into",
     "load_state_dict",
     "stream_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
+    # torch.distributed.checkpoint takes its time to import, and few programs need it.
+    if name in ("HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"):
+        from pagestream.torch import storage_readers
+
+        return getattr(storage_readers, name)
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

@@ -13,6 +13,7 @@ from torch.nn.parameter import Parameter, is_lazy
 from pagestream._common import checks
 from pagestream._common.progress import reporting
 from pagestream.safetensors._torch_tensors import dtype_named
+from pagestream.torch._meeting import joined
 from pagestream.torch._planned import planned, shape_of
 from pagestream.torch.weights import tensors_on, usable
 from pagestream.weights.checkpoint import open_checkpoint
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TypeAlias
 
+    import torch.distributed as dist
+
     from pagestream._common.progress import Progress
     from pagestream._common.types import StrPath
+    from pagestream.torch._meeting import Meeting
     from pagestream.weights.checkpoint import Checkpoint
     from pagestream.weights.streaming import Plan, Strategy, Wanted
 
@@ -97,6 +101,7 @@ def load_into(
     rename: Rename = None,
     strict: bool = True,
     assign: bool = False,
+    process_group: dist.ProcessGroup | None = None,
     progress: Progress = False,
 ) -> LoadReport:
     """Fills a module from a checkpoint, tensor by tensor, without a second copy of it in memory.
@@ -124,6 +129,8 @@ def load_into(
         assign: Whether the module gets the loaded tensors themselves, of the types in the files, on the
             devices of those that they replace. On the CPU they may be views of the files, as those of
             `load_state_dict`.
+        process_group: Ranks that load at the same time, each into a module of its own, and share the reads;
+            see `stream_checkpoint`.
         progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
     Returns:
@@ -139,6 +146,7 @@ def load_into(
         KeyError: The plan has a name that is not there.
         MappedReadError: A file was cut or its storage failed.
         FileChangedError: A file was rewritten meanwhile.
+        RankError: Another rank of `process_group` has failed.
 
     Example:
         >>> import torch
@@ -152,7 +160,7 @@ def load_into(
     """
     checks.check_bool("strict", strict)
     checks.check_bool("assign", assign)
-    with open_checkpoint(path) as weights:
+    with joined(process_group) as meeting, open_checkpoint(path) as weights:
         wanted = planned(weights, plan, "file")
         names = _renamed(wanted, rename)
         targets = _targets(module)
@@ -161,7 +169,7 @@ def load_into(
         if problems:
             message = f"Error(s) in loading state_dict for {type(module).__name__}:"
             raise RuntimeError("\n\t".join([message, *problems]))
-        _load(weights, chosen, assign=assign, progress=progress)
+        _load(weights, chosen, assign=assign, meeting=meeting, progress=progress)
         return report
 
 
@@ -267,22 +275,37 @@ def _misfits(names: dict[str, Wanted], targets: dict[str, _Target], *, assign: b
 
 
 def _load(
-    weights: Checkpoint, chosen: list[tuple[Wanted, _Target]], *, assign: bool, progress: Progress
+    weights: Checkpoint,
+    chosen: list[tuple[Wanted, _Target]],
+    *,
+    assign: bool,
+    meeting: Meeting | None,
+    progress: Progress,
 ) -> None:
     """Streams the tensors to each device in turn, and puts them in their places."""
     lots: dict[tuple[torch.device, Strategy], dict[str, tuple[Wanted, _Target]]] = {}
     for each, target in chosen:
         # What is new in the module is memory of its own, unless the user asked for the loaded tensors.
         strategy: Strategy = "pread" if target.tensor.is_meta and not assign else "auto"
-        lots.setdefault((usable(target.device()), strategy), {})[each.info.name] = each, target
+        # Ranks load all in one go, because their devices differ.
+        key = (usable(target.device()), strategy) if meeting is None else (torch.device("cpu"), "auto")
+        lots.setdefault(key, {})[each.info.name] = each, target
     done_bytes, total_bytes = 0, sum(each.nbytes for each, _ in chosen)
+    if meeting is not None:
+        # Also a rank that wants nothing meets the others.
+        lots.setdefault((torch.device("cpu"), "auto"), {})
     with torch.no_grad(), reporting(progress, total_bytes, "tensors") as report:
         for (device, means), here in lots.items():
             wanted = [each for each, _ in here.values()]
-            stream = tensors_on(device, weights, wanted, strategy=means, cast_of=lambda _: None)
+            stream = tensors_on(
+                device, weights, wanted, strategy=means, cast_of=lambda _: None, meeting=meeting
+            )
             with closing(stream) as pairs:
                 for each, tensor in pairs:
-                    here[each.info.name][1].put(tensor, assign=assign)
+                    target = here[each.info.name][1]
+                    if meeting is not None:
+                        tensor = tensor.to(target.device())  # noqa: PLW2901
+                    target.put(tensor, assign=assign)
                     del tensor
                     done_bytes += each.nbytes
                     if report is not None:

@@ -7,17 +7,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from pagestream._common import environment
 from pagestream.safetensors._torch_tensors import TorchTensors
 from pagestream.torch._device import CopyDevice, shares_memory
+from pagestream.torch._exchange import together
+from pagestream.torch._meeting import Meeting, joined
 from pagestream.torch._planned import cast_to, finished, planned
 from pagestream.torch._transfer import transferred
 from pagestream.weights import streaming
 from pagestream.weights.checkpoint import native_files, open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from typing import TypedDict
 
     from pagestream import _native
     from pagestream._common.progress import Progress
@@ -25,6 +29,11 @@ if TYPE_CHECKING:
     from pagestream.torch._planned import CastOf
     from pagestream.weights.checkpoint import Checkpoint
     from pagestream.weights.streaming import Plan, Strategy, StreamOrder, Wanted
+
+    class _Options(TypedDict):
+        memory_bytes: int | None
+        threads: int | None
+
 
 __all__ = ["load_state_dict", "stream_checkpoint"]
 
@@ -36,14 +45,16 @@ def load_state_dict(
     mmap_mode: Mode | None = None,
     dtype: torch.dtype | None = None,
     plan: Plan = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, torch.Tensor]:
     """Loads a checkpoint as a dict of tensors.
 
-    On the CPU, tensors of files that are in the page cache are not copied: they lie on copy-on-write pages of
-    the file, as those of `pagestream.safetensors.torch.load_file` do. Writing to them changes the tensor,
-    not the file. Other files are read, many reads at a time, and their tensors own their memory; where that
-    would take more than half of what is available, or processes of one job share the node, they are read into
-    the page cache instead. `stream_checkpoint` says how tensors get to other devices.
+    On the CPU, tensors of files that are in the page cache, or on storage that answers at once, are not
+    copied: they lie on copy-on-write pages of the file, as those of
+    `pagestream.safetensors.torch.load_file` do. Writing to them changes the tensor, not the file. Other
+    files are read, many reads at a time, and their tensors own their memory; where that would take more than
+    half of what is available, or processes of one job share the node, they are read into the page cache
+    instead. `stream_checkpoint` says how tensors get to other devices.
 
     Args:
         path: A file, a folder, an index or a list of files; see `open_checkpoint`.
@@ -51,6 +62,8 @@ def load_state_dict(
         mmap_mode: How to open the files; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
         dtype: Type of the floating-point tensors; see `stream_checkpoint`.
         plan: Which tensors to load, and which parts of them; see `Checkpoint.stream`.
+        process_group: Ranks that load at the same time and share the reads; see `stream_checkpoint`. Then
+            all tensors own their memory.
 
     Returns:
         The tensors, in the order of the files.
@@ -72,10 +85,11 @@ def load_state_dict(
         >>> list(load_state_dict("model.safetensors", plan=["weight"]))
         ['weight']
     """
-    with open_checkpoint(path, mmap_mode=mmap_mode) as weights:
+    with joined(process_group) as meeting, open_checkpoint(path, mmap_mode=mmap_mode) as weights:
         cast_of, where = cast_to(dtype), usable(device)
         wanted = planned(weights, plan, "file")
-        return {each.info.name: made for each, made in tensors_on(where, weights, wanted, cast_of=cast_of)}
+        pairs = tensors_on(where, weights, wanted, cast_of=cast_of, meeting=meeting)
+        return {each.info.name: made for each, made in pairs}
 
 
 def stream_checkpoint(
@@ -87,6 +101,7 @@ def stream_checkpoint(
     strategy: Strategy = "auto",
     memory_bytes: int | None = None,
     order: StreamOrder = "file",
+    process_group: dist.ProcessGroup | None = None,
     progress: Progress = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Streams the tensors of a checkpoint to a device, as their bytes arrive.
@@ -113,6 +128,13 @@ def stream_checkpoint(
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
             size of the page-locked memory: at least 4 MiB, and 128 MiB by default.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
+        process_group: Ranks of ``torch.distributed`` that all call this, each with a plan of its own, and
+            share the reads: each byte that any of them wants is read by one of those that want it, and sent
+            to the others (``torch.distributed.all_to_all_single``, in rounds). Where all ranks have their
+            files in the page cache, or on storage that answers at once, each reads for itself. Tensors come
+            in the order of rank 0, and as fast as the slowest consumer takes them. Ranks that are late or
+            slow make the others wait, without a time-out; one that fails, is killed or leaves the iterator
+            early makes all raise. None reads all that this process wants.
         progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
     Yields:
@@ -127,6 +149,7 @@ def stream_checkpoint(
         KeyError: The plan has a name that is not there.
         MappedReadError: A file was cut or its storage failed; while it is streamed.
         FileChangedError: A file was rewritten meanwhile; while it is streamed.
+        RankError: Another rank of `process_group` has failed.
 
     Example:
         >>> from pagestream.torch import stream_checkpoint
@@ -135,10 +158,19 @@ def stream_checkpoint(
         weight torch.float64 (2, 3)
         bias torch.float32 (3,)
     """
-    weights = open_checkpoint(path)
-    cast_of, where = cast_to(dtype), usable(device)
-    wanted = planned(weights, plan, order)
-    pairs = tensors_on(where, weights, wanted, strategy=strategy, memory_bytes=memory_bytes, cast_of=cast_of)
+    with joined(process_group) as meeting:
+        weights = open_checkpoint(path)
+        cast_of, where = cast_to(dtype), usable(device)
+        wanted = planned(weights, plan, order)
+        pairs = tensors_on(
+            where,
+            weights,
+            wanted,
+            strategy=strategy,
+            memory_bytes=memory_bytes,
+            cast_of=cast_of,
+            meeting=meeting,
+        )
     return streaming.reported(pairs, wanted, progress)
 
 
@@ -174,19 +206,33 @@ def tensors_on(
     cast_of: CastOf,
     strategy: Strategy = "auto",
     memory_bytes: int | None = None,
+    threads: int | None = None,
+    meeting: Meeting | None = None,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     """Returns an iterator over the tensors of a plan, on a device. The arguments are checked at once.
+
+    With `meeting` its ranks share the reads.
 
     Raises:
         ValueError: The strategy is not possible, or a number is out of range.
     """
     files, memory_bytes = native_files(weights), environment.memory_bytes(memory_bytes)
-    threads = environment.threads(None)
+    threads = environment.threads(threads)
     tensors, staged_for = TorchTensors(None), copy_device(device)
     is_cpu = staged_for is None and device.type == "cpu"
     if strategy in ("mapped", "ahead") and not is_cpu:
         message = f'strategy="{strategy}" is for the CPU: pages of a file must not be copied to {device}'
         raise ValueError(message)
+    if meeting is not None:
+        if strategy in ("mapped", "ahead"):
+            message = (
+                f'strategy="{strategy}" yields views of files; with process_group bytes are read and sent'
+            )
+            raise ValueError(message)
+        options: _Options = {"memory_bytes": memory_bytes, "threads": threads}
+        alone = partial(tensors_on, device, weights, wanted, cast_of=cast_of, strategy=strategy, **options)
+        shared = partial(together, meeting, files, wanted, strategy, cast_of, device, **options)
+        return _of_ranks(meeting, files, wanted, strategy, alone, shared)
     is_limited = memory_bytes is not None or threads is not None
     means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy, is_limited=is_limited)
     # A copy to a device never begins in a mapping.
@@ -198,6 +244,24 @@ def tensors_on(
         files, wanted, means, tensors, view, memory_bytes, threads, checks=None, drop_behind=False
     )
     return _moved(pairs, device, cast_of)
+
+
+def _of_ranks(
+    meeting: Meeting,
+    files: _native.Checkpoint,
+    wanted: list[Wanted],
+    strategy: Strategy,
+    alone: Callable[[], Generator[tuple[Wanted, torch.Tensor], None, None]],
+    shared: Callable[[], Generator[tuple[Wanted, torch.Tensor], None, None]],
+) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
+    """Yields what each rank reads for itself, if all have it at hand, or else what they share."""
+    with meeting:
+        means, _ = streaming.chosen(files, wanted, strategy, is_limited=True)
+        meeting.may_leave = all(each == "mapped" for each in meeting.gather("means", means))
+        with closing(alone() if meeting.may_leave else shared()) as pairs:
+            yield from pairs
+        # What fails in the consumer of one rank fails in all.
+        meeting.meet()
 
 
 def _moved(

@@ -1,0 +1,282 @@
+"""Tensors of a checkpoint that the ranks of a process group load together: each byte is read by one of them.
+
+```text
+  what this rank wants ──> Meeting.gather ──> _shares.shared: each rank's pieces (the same on all ranks)
+                                                   │
+  own pieces <── read ahead by threads ────────────┤
+      │                                            │
+      └──> round by round: Meeting.meet ──> all_to_all_single ──> tensors ──> consumer
+```
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pagestream import _native
+from pagestream.safetensors._torch_tensors import TorchTensors
+from pagestream.torch._planned import finished
+from pagestream.torch._shares import Piece, Request, SharedTensor, rounds, shared, volume, within
+from pagestream.weights import arrays, indexing, streaming
+from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    import torch
+
+    from pagestream.torch._meeting import Meeting
+    from pagestream.torch._planned import CastOf
+    from pagestream.torch._shares import Box
+    from pagestream.weights.streaming import Strategy, Wanted
+    from pagestream.weights.tensor_info import TensorInfo
+
+    _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+
+# What a rank may hold at a time where the caller does not say: a share of the available memory.
+_AVAILABLE_SHARE, _MEMORY_BYTES = 8, 1 << 30
+# Shares of that: for a round, and for what is read ahead. The rest is for tensors that are not complete.
+_ROUND_SHARE = 4
+_READ_SHARE = 2
+
+
+@dataclass(slots=True)
+class _Target:
+    """A tensor of this rank, until all of it is there.
+
+    Attributes:
+        each: What is wanted.
+        box: The box of it, in bytes, that has all that is wanted.
+        missing_bytes: What is not there yet.
+        memory: Memory for the box, from its first byte on.
+    """
+
+    each: Wanted
+    box: Box
+    missing_bytes: int
+    memory: _Bytes | None = None
+
+    def put(self, part: Box, data: _Bytes) -> None:
+        """Copies a part to its place."""
+        if self.memory is None:
+            self.memory = np.empty([end - start for start, end in self.box], np.uint8)
+        self.memory[within(part, self.box)] = data
+        self.missing_bytes -= volume(part)
+
+    def made(self, framework: arrays.Framework, cast_of: CastOf) -> torch.Tensor:
+        """Returns the tensor."""
+        each, memory = self.each, self.memory
+        shape = each.shape if each.part is None else each.part.shape
+        if memory is not None and each.part is not None:
+            item_bytes = itemsize(each.dtype)
+            elements = memory.reshape(*memory.shape[:-1], memory.shape[-1] // item_bytes, item_bytes)
+            memory = np.ascontiguousarray(elements[_inner(each, self.box)])
+        nbytes = 0 if memory is None else memory.nbytes
+        buffer = None if memory is None else memory.reshape(-1).data
+        tensor = framework.make(each.dtype, shape, nbytes, 0, buffer, _nothing)
+        return finished(each, tensor, cast_of)
+
+
+def byte_box(each: Wanted) -> tuple[tuple[int, ...], Box]:
+    """Returns the shape of a tensor in bytes, and the smallest box that has what is wanted of it."""
+    shape = _byte_shape(each)
+    if each.part is None:
+        return shape, tuple((0, length) for length in shape)
+    item_bytes = itemsize(each.dtype)
+    parts = [part for part in indexing.parts(each.shape, each.index) if part is not None]
+    box = [_bounds(part, length) for part, length in zip(parts, each.shape, strict=True)]
+    if not box:
+        return shape, tuple((0, length) for length in shape)
+    start, end = box[-1]
+    return shape, (*box[:-1], (start * item_bytes, end * item_bytes))
+
+
+def _byte_shape(each: Wanted) -> tuple[int, ...]:
+    item_bytes = itemsize(each.dtype)
+    if each.dtype in SUB_BYTE_BITS:
+        return (each.info.nbytes,)
+    return (*each.shape[:-1], (each.shape[-1] if each.shape else 1) * item_bytes)
+
+
+def _bounds(part: Any, length: int) -> tuple[int, int]:  # noqa: ANN401 - an int or a slice
+    if not isinstance(part, slice):
+        place = part if part >= 0 else part + length
+        return place, place + 1
+    places = range(*part.indices(length))
+    return (min(places[0], places[-1]), max(places[0], places[-1]) + 1) if places else (0, 0)
+
+
+def _inner(each: Wanted, box: Box) -> tuple[Any, ...]:
+    """Returns the index of what is wanted in its box of elements, which has one more dimension for bytes."""
+    found: list[Any] = []
+    dimension = 0
+    for part in indexing.parts(each.shape, each.index):
+        if part is None:
+            found.append(None)
+            continue
+        start, _ = box[dimension]
+        length = each.shape[dimension]
+        last = dimension == len(each.shape) - 1
+        start //= itemsize(each.dtype) if last else 1
+        if isinstance(part, slice):
+            places = range(*part.indices(length))
+            first = places[0] - start if places else 0
+            end = first + len(places) * places.step
+            found.append(slice(first, end if end >= 0 else None, places.step))
+        else:
+            found.append((part if part >= 0 else part + length) - start)
+        dimension += 1
+    return tuple(found)
+
+
+def together(
+    meeting: Meeting,
+    files: _native.Checkpoint,
+    wanted: list[Wanted],
+    strategy: Strategy,
+    cast_of: CastOf,
+    device: torch.device,
+    memory_bytes: int | None,
+    threads: int | None,
+) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
+    """Yields the tensors of this rank's plan, in an order that all ranks share.
+
+    Args:
+        meeting: The ranks.
+        files: The files.
+        wanted: This rank's plan.
+        strategy: How to read: ``"auto"``, ``"pread"`` or ``"direct"``.
+        cast_of: Names the types of the tensors.
+        device: Where they go.
+        memory_bytes: What the rank may hold beside the tensors that it has handed out.
+        threads: Threads that read.
+
+    Raises:
+        ValueError: Ranks have different checkpoints.
+    """
+    tensors, targets = _agreed(meeting, wanted)
+    pieces = shared(tensors, meeting.size)
+    own = [piece for piece in pieces if piece.reader == meeting.rank]
+    info_of = {key[0]: target.each.info for key, target in targets.items()}
+    reads = [_read_of(info_of[piece.tensor], tensors[piece.tensor].shape, piece.box) for piece in own]
+    means, _ = streaming.chosen(files, reads, strategy, is_limited=True)
+    means = "direct" if means == "direct" else "pread"
+    memory_bytes = memory_bytes or min(_native.available_memory_bytes() // _AVAILABLE_SHARE, _MEMORY_BYTES)
+    reading = streaming.tensors(
+        files,
+        reads,
+        means,
+        arrays.NumpyArrays(raw=True),
+        _no_view,
+        memory_bytes // _READ_SHARE,
+        threads,
+        checks=None,
+        drop_behind=False,
+    )
+    framework = TorchTensors(None)
+    with closing(reading):
+        lots = list(rounds(pieces, tensors, memory_bytes // _ROUND_SHARE)) or [[]]
+        for number, lot in enumerate(lots, 1):
+            _move(meeting, lot, tensors, targets, reading)
+            meeting.may_leave = number == len(lots)
+            for key in list(targets):
+                if targets[key].missing_bytes:
+                    break
+                target = targets.pop(key)
+                each, tensor = target.each, target.made(framework, cast_of).to(device)
+                del target
+                yield each, tensor
+                del tensor
+
+
+def _agreed(
+    meeting: Meeting, wanted: list[Wanted]
+) -> tuple[list[SharedTensor], dict[tuple[int, int], _Target]]:
+    """Returns what all ranks want, and what this one does, by the numbers of tensor and request."""
+    boxes = [byte_box(each) for each in wanted]
+    plan = [[each.info.name, each.info.dtype, *box] for each, box in zip(wanted, boxes, strict=True)]
+    said = meeting.gather("plan", json.dumps(plan))
+    plans = {payload: json.loads(payload) for payload in set(said)}
+    numbers: dict[str, int] = {}
+    facts: list[tuple[str, list[int]]] = []
+    requests: list[list[Request]] = []
+    own: list[tuple[int, int]] = []
+    for rank, payload in enumerate(said):
+        for name, dtype, shape, box in plans[payload]:
+            number = numbers.setdefault(name, len(numbers))
+            if number == len(facts):
+                facts.append((dtype, shape))
+                requests.append([])
+            elif facts[number] != (dtype, shape):
+                message = (
+                    f"rank {rank} has another checkpoint than ranks before it: there {name!r} has {dtype} "
+                    f"elements in {shape} bytes, here {facts[number][0]} in {facts[number][1]}"
+                )
+                raise ValueError(message)
+            if rank == meeting.rank:
+                own.append((number, len(requests[number])))
+            requests[number].append(Request(rank, tuple((start, end) for start, end in box)))
+    tensors = [
+        SharedTensor(tuple(shape), tuple(of_tensor))
+        for (_, shape), of_tensor in zip(facts, requests, strict=True)
+    ]
+    targets = {
+        key: _Target(each, box, volume(box)) for key, each, (_, box) in zip(own, wanted, boxes, strict=True)
+    }
+    return tensors, dict(sorted(targets.items(), key=lambda item: item[0]))
+
+
+def _read_of(info: TensorInfo, shape: tuple[int, ...], box: Box) -> Wanted:
+    """Returns what a piece is read as: bytes."""
+    index = tuple(slice(start, end) for start, end in box)
+    return streaming.Wanted(info, index, "U8", shape, indexing.select(shape, index))
+
+
+def _move(
+    meeting: Meeting,
+    lot: list[Piece],
+    tensors: list[SharedTensor],
+    targets: dict[tuple[int, int], _Target],
+    reading: Iterator[tuple[Wanted, _Bytes]],
+) -> None:
+    """Reads this rank's pieces of a round, and swaps parts with the other ranks."""
+    outgoing: list[list[_Bytes]] = [[] for _ in range(meeting.size)]
+    incoming: list[list[tuple[_Target, Box]]] = [[] for _ in range(meeting.size)]
+    is_swapped = False
+    for piece in lot:
+        is_own = piece.reader == meeting.rank
+        data = next(reading)[1] if is_own else None
+        for number, part in piece.parts:
+            taker = tensors[piece.tensor].requests[number].rank
+            is_swapped |= taker != piece.reader
+            if taker == meeting.rank:
+                target = targets[piece.tensor, number]
+                if data is None:
+                    incoming[piece.reader].append((target, part))
+                else:
+                    target.put(part, data[within(part, piece.box)])
+            elif data is not None:
+                outgoing[taker].append(data[within(part, piece.box)])
+    if not is_swapped:
+        meeting.meet()
+        return
+    came = meeting.swap(outgoing, [sum(volume(part) for _, part in parts) for parts in incoming])
+    for buffer, parts in zip(came, incoming, strict=True):
+        first = 0
+        for target, part in parts:
+            shape = [end - start for start, end in part]
+            target.put(part, buffer[first : first + volume(part)].reshape(shape))
+            first += volume(part)
+
+
+def _no_view(each: Wanted) -> _Bytes:
+    raise AssertionError(each)
+
+
+def _nothing(memory: Any) -> None:  # noqa: ANN401
+    raise AssertionError(memory)

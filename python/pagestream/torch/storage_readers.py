@@ -1,0 +1,440 @@
+"""Readers for ``torch.distributed.checkpoint.load``, in the place of torch's own for safetensors files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import hf_storage, quantized_hf_storage
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from pagestream._common import checks
+from pagestream.errors import SafetensorError
+from pagestream.safetensors._torch_tensors import dtype_named, shape_in_torch
+from pagestream.torch._meeting import joined
+from pagestream.torch._planned import planned
+from pagestream.torch.weights import tensors_on
+from pagestream.weights.checkpoint import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    from pagestream.weights.streaming import Wanted
+
+__all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"]
+
+# What torch's writer notes in a file's metadata: where its parts of tensors lie in the whole ones.
+_SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+_SUFFIX = ".safetensors"
+_OPENING_THREADS = 16
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor, or a part of one, in a file.
+
+    Attributes:
+        relative_path: The file.
+        shape: The shape in the file.
+        dtype: The type in the file.
+        checkpoint: The number of the checkpoint that has the file.
+    """
+
+    relative_path: str
+    shape: torch.Size
+    dtype: torch.dtype
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class _SharedReads:
+    """What the coordinator adds to each plan: that so many ranks read together."""
+
+    ranks: int
+
+
+class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
+    """Reads safetensors files for ``torch.distributed.checkpoint.load``.
+
+    It takes the place of ``torch.distributed.checkpoint.HuggingFaceStorageReader``. It reads exactly the
+    ranges that the local shards of DTensors need, many reads at a time, within a budget of memory; and with
+    several ranks each range is read by one of those that need it, and sent to the others.
+
+    Args:
+        path: The folder of the ``.safetensors`` files. All of them count, as with torch's reader.
+        thread_count: Threads that read. None means ``PAGESTREAM_THREADS``, or as many as the storage is slow.
+        process_group: The group that ``load`` gets, whose ranks share the reads; None for the default one.
+        read_once: Whether ranks share the reads. With False each reads all that it needs.
+        memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+        >>> import warnings
+        >>> import torch
+        >>> import torch.distributed.checkpoint as dcp
+        >>> from pagestream.torch import HuggingFaceStorageReader
+        >>> state = {"weight": torch.empty(2, 3, dtype=torch.float64)}
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # that this is one process
+        ...     dcp.load(state, storage_reader=HuggingFaceStorageReader("."), no_dist=True)
+        >>> state["weight"].sum()
+        tensor(6., dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        thread_count: int | None = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        read_once: bool = True,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Keeps the arguments. Nothing is opened yet."""
+        hf_storage.HuggingFaceStorageReader.__init__(self, os.fspath(path))
+        if thread_count is not None:
+            checks.at_least(1, "thread_count", thread_count)
+        self._threads = thread_count
+        self._read_once = checks.check_bool("read_once", read_once)
+        self._memory_bytes = memory_bytes
+        self._group = process_group
+        self._checkpoints: list[Checkpoint] = []
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Forgets what was read; `checkpoint_id` is another folder to read from.
+
+        Example:
+            >>> from pagestream.torch import HuggingFaceStorageReader
+            >>> HuggingFaceStorageReader("elsewhere").reset(".")
+        """
+        super().reset(checkpoint_id)
+        self._checkpoints = []
+
+    def read_metadata(self) -> Metadata:
+        """Opens the files, in parallel, and returns what their headers say.
+
+        Raises:
+            OSError: A file cannot be opened; with ``errno`` and ``filename``.
+            SafetensorError: A file is not a valid safetensors file.
+
+        Example:
+            >>> from pagestream.torch import HuggingFaceStorageReader
+            >>> sorted(HuggingFaceStorageReader(".").read_metadata().state_dict_metadata)
+            ['bias', 'weight']
+        """
+        names = sorted(name for name in os.listdir(self.path) if name.endswith(_SUFFIX))
+        self._checkpoints = _opened([os.path.join(self.path, name) for name in names])
+        tensors: dict[str, TensorStorageMetadata] = {}
+        self.storage_data: dict[MetadataIndex, _Stored] = {}
+        for number, weights in enumerate(self._checkpoints):
+            places = json.loads((weights.metadata or {}).get(_SHARDING, "null"))
+            for name in weights:
+                info = weights.info(name)
+                dtype, shape = dtype_named(info.dtype), shape_in_torch(info.dtype, info.shape)
+                offsets = torch.Size([0] * len(shape) if places is None else places[name][_OFFSETS])
+                stored = _Stored(info.path, torch.Size(shape), dtype, number)
+                self.storage_data[MetadataIndex(name, offsets)] = stored
+                known = tensors.setdefault(
+                    name, TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(offsets), [])
+                )
+                known.chunks.append(ChunkStorageMetadata(offsets, stored.shape))
+                ends = [offset + length for offset, length in zip(offsets, shape, strict=True)]
+                known.size = torch.Size(map(max, known.size, ends))
+        return Metadata(
+            dict(tensors), storage_data=self.storage_data, storage_meta=StorageMeta(load_id=self.load_id)
+        )
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Has the ranks share their reads, unless each is to read for itself. For the coordinator.
+
+        Example:
+            >>> from torch.distributed.checkpoint.planner import LoadPlan
+            >>> from pagestream.torch import HuggingFaceStorageReader
+            >>> HuggingFaceStorageReader(".").prepare_global_plan([LoadPlan([])])
+            [LoadPlan(items=[], storage_data=None, planner_data=None)]
+        """
+        if not self._read_once or len(plans) == 1:
+            return plans
+        return [replace(plan, storage_data=_SharedReads(len(plans))) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads what a plan wants, and copies it into the planner's tensors.
+
+        Raises:
+            MappedReadError: A file was cut or its storage failed.
+            FileChangedError: A file was rewritten since its header was read.
+            RankError: Another rank has failed.
+            ValueError: The ranks that load are not those of the reader's process group.
+
+        Example:
+            >>> from torch.distributed.checkpoint import DefaultLoadPlanner
+            >>> from torch.distributed.checkpoint.planner import LoadPlan
+            >>> from pagestream.torch import HuggingFaceStorageReader
+            >>> HuggingFaceStorageReader(".").read_data(LoadPlan([]), DefaultLoadPlanner()).done()
+            True
+        """
+        group = self._group_of(plan)
+        items: list[list[ReadItem]] = [[] for _ in self._checkpoints]
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                message = f"{item.storage_index.fqn!r}: safetensors files have tensors alone"
+                raise SafetensorError(message)
+            items[self.storage_data[item.storage_index].checkpoint].append(item)
+        for weights, here in zip(self._checkpoints, items, strict=True):
+            self._read_from(weights, here, planner, group)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _group_of(self, plan: LoadPlan) -> dist.ProcessGroup | None:
+        """Returns the group whose ranks share the reads, if they do."""
+        shared = plan.storage_data
+        if not isinstance(shared, _SharedReads):
+            return None
+        group = self._group or dist.group.WORLD
+        if group is None or dist.get_world_size(group) != shared.ranks:
+            found = 0 if group is None else dist.get_world_size(group)
+            message = (
+                f"{shared.ranks} ranks load, but the reader's process group has {found}: give the reader the "
+                "process_group that load gets, or read_once=False"
+            )
+            raise ValueError(message)
+        return group
+
+    def _read_from(
+        self,
+        weights: Checkpoint,
+        items: list[ReadItem],
+        planner: LoadPlanner,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """Reads what items want of one checkpoint."""
+        with joined(group) as meeting:
+            parts = [(item, part) for item in items for part in self._parts_of(item)]
+            parts.sort(key=lambda each: (weights.info(each[1][0]).path, weights.info(each[1][0]).offset))
+            wanted = [_wanted(weights, *part) for _, part in parts]
+            item_of = {id(each): item for each, (item, _) in zip(wanted, parts, strict=True)}
+            device = _device_of(planner, items)
+            pairs = tensors_on(
+                device,
+                weights,
+                wanted,
+                cast_of=lambda _: None,
+                memory_bytes=self._memory_bytes,
+                threads=self._threads,
+                meeting=meeting,
+            )
+            with closing(pairs):
+                for each, tensor in pairs:
+                    self._take(item_of[id(each)], each, tensor, planner)
+                    del tensor
+        # Views of a file that was cut meanwhile would have been zeros.
+        weights.check()
+
+    def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
+        """Yields the parts of stored tensors that an item is made of."""
+        yield item.storage_index.fqn, _box(item)
+
+    def _take(self, item: ReadItem, each: Wanted, tensor: torch.Tensor, planner: LoadPlanner) -> None:
+        """Copies a part that has come to where it belongs."""
+        del each
+        _put(item, tensor, planner)
+
+
+class QuantizedHuggingFaceStorageReader(
+    quantized_hf_storage.QuantizedHuggingFaceStorageReader, HuggingFaceStorageReader
+):
+    """Reads quantised safetensors files for ``torch.distributed.checkpoint.load``, and dequantises them.
+
+    It takes the place of torch's ``QuantizedHuggingFaceStorageReader``, by whose arithmetic tensors become
+    what they were: FP8 in blocks with ``.weight_scale_inv``, and MXFP4 with ``_blocks`` and ``_scales``.
+    Reads are those of `HuggingFaceStorageReader`, and so are the other arguments.
+
+    Args:
+        path: The folder, which has a ``model.safetensors.index.json``.
+        thread_count: Threads that read.
+        target_dtype: The type of dequantised tensors.
+        block_size: The length of a block of FP8 weights, in elements, in both dimensions.
+        process_group: The group whose ranks share the reads.
+        read_once: Whether ranks share the reads.
+        memory_bytes: Bytes that are read ahead and not yet used.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+        >>> from pagestream.torch import QuantizedHuggingFaceStorageReader
+        >>> QuantizedHuggingFaceStorageReader(".", block_size=64).block_size
+        64
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        thread_count: int | None = None,
+        target_dtype: torch.dtype = torch.float32,
+        block_size: int = 128,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        read_once: bool = True,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Keeps the arguments. Nothing is opened yet."""
+        HuggingFaceStorageReader.__init__(
+            self,
+            path,
+            thread_count,
+            process_group=process_group,
+            read_once=read_once,
+            memory_bytes=memory_bytes,
+        )
+        self.target_dtype, self.block_size = target_dtype, block_size
+        self._weight_scale_mapping: dict[str, str] = {}
+        self._weight_map: dict[str, str] = {}
+        self._tensor_full_shapes: dict[str, torch.Size] = {}
+        self._held: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+
+    def read_metadata(self) -> Metadata:
+        """Opens the files, in parallel, and returns what the tensors are once they are dequantised.
+
+        Raises:
+            OSError: A file or the index cannot be opened; with ``errno`` and ``filename``.
+            SafetensorError: A file is not a valid safetensors file.
+
+        Example:
+            >>> from pagestream.torch import QuantizedHuggingFaceStorageReader
+            >>> try:
+            ...     QuantizedHuggingFaceStorageReader(".").read_metadata()
+            ... except FileNotFoundError as error:
+            ...     print(error.filename)
+            model.safetensors.index.json
+        """
+        metadata = super().read_metadata()
+        # Scales come beside their weights here, whichever file has them: torch's reader shall open none.
+        self._weight_map = dict.fromkeys(self._weight_map, "")
+        return metadata  # type: ignore[no-any-return]
+
+    def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
+        name = item.storage_index.fqn
+        if not self._is_tensor_quantized(name):
+            yield from super()._parts_of(item)
+            return
+        yield self._weight_scale_mapping[name], ()
+        try:
+            super()._process_read_request(_Asking(), item, None)  # type: ignore[arg-type]
+        except _Asked as asked:
+            yield name, asked.index
+
+    def _take(self, item: ReadItem, each: Wanted, tensor: torch.Tensor, planner: LoadPlanner) -> None:
+        name = item.storage_index.fqn
+        if not self._is_tensor_quantized(name):
+            super()._take(item, each, tensor, planner)
+            return
+        held = self._held[id(item)]
+        held[each.info.name] = tensor
+        if len(held) > 1:
+            super()._process_read_request(_Held(self._held.pop(id(item))), item, planner)
+
+
+class _Asked(BaseException):
+    """Which part of a tensor torch's reader wants. No `Exception`, which that reader would log."""
+
+    def __init__(self, index: tuple[slice, ...]) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class _Asking:
+    """In the place of an open file: tells what is asked of it."""
+
+    def get_slice(self, name: str) -> Self:  # noqa: ARG002
+        return self
+
+    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
+        raise _Asked(index)
+
+
+class _Held:
+    """In the place of an open file: has the parts that were read."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> _HeldPart:
+        return _HeldPart(self._tensors[name])
+
+
+class _HeldPart:
+    """In the place of a slice: the part that was read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
+        return self._tensor
+
+
+def _opened(paths: list[str]) -> list[Checkpoint]:
+    """Returns the files as one checkpoint, or each as one where several have parts of the same tensors."""
+    if not paths:
+        return []
+    whole = open_checkpoint(paths[:1])
+    if len(paths) > 1 and _SHARDING not in (whole.metadata or {}):
+        return [open_checkpoint(paths)]
+    with ThreadPoolExecutor(_OPENING_THREADS) as pool:
+        return [whole, *pool.map(open_checkpoint, paths[1:])]
+
+
+def _box(item: ReadItem) -> tuple[slice, ...]:
+    """Returns what an item wants of its tensor."""
+    return tuple(
+        slice(offset, offset + length)
+        for offset, length in zip(item.storage_offsets, item.lengths, strict=True)
+    )
+
+
+def _wanted(weights: Checkpoint, name: str, index: tuple[slice, ...]) -> Wanted:
+    """Returns a part of a tensor; all of it as such."""
+    shape = weights.info(name).shape
+    is_whole = all(part.indices(length) == (0, length, 1) for part, length in zip(index, shape, strict=False))
+    return planned(weights, {name: None if is_whole else index}, "plan")[0]
+
+
+def _device_of(planner: LoadPlanner, items: list[ReadItem]) -> torch.device:
+    """Returns where the tensors of items are; the CPU if they are in several places."""
+    devices = {planner.resolve_tensor(item).device for item in items}
+    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+
+def _put(item: ReadItem, tensor: torch.Tensor, planner: LoadPlanner) -> None:
+    """Copies what was read for an item into the planner's tensor."""
+    target = planner.resolve_tensor(item).detach()
+    if target.size() != tensor.size():
+        message = (
+            f"{item.storage_index.fqn!r}: {list(tensor.shape)} elements were read for {list(target.shape)}"
+        )
+        raise ValueError(message)
+    target.copy_(tensor)
+    planner.commit_tensor(item, target)

@@ -1,0 +1,52 @@
+"""A rank that loads from a mount of its own: ``node.py WAY MOUNT…``, one for each rank."""
+
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor import empty as distributed_empty
+
+from pagestream import open_checkpoint
+from pagestream.torch import HuggingFaceStorageReader, stream_checkpoint
+
+way, *mounts = sys.argv[1:]
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+mine = mounts[rank]
+
+
+def share(length):
+    return slice(length * rank // size, length * (rank + 1) // size)
+
+
+def is_right(name, tensor):
+    """The tensors are full of their numbers."""
+    return bool((tensor == int(name[1:])).all())
+
+
+if way == "readers":
+    mesh = init_device_mesh("cpu", (size,))
+    with open_checkpoint(mine, ahead=False) as weights:
+        shapes = {name: weights.info(name).shape for name in weights}
+    # Half by rows, half by columns.
+    state = {
+        name: distributed_empty(
+            *shape, dtype=torch.uint8, device_mesh=mesh, placements=[Shard(int(name[1:]) % 2)]
+        )
+        for name, shape in shapes.items()
+    }
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(mine))
+    assert all(is_right(name, tensor.to_local()) for name, tensor in state.items())
+else:
+    plans = {
+        "whole": lambda info: None,
+        "rows": lambda info: np.s_[share(info.shape[0])],
+        "columns": lambda info: np.s_[:, share(info.shape[1])],
+    }
+    stream = stream_checkpoint(mine, device="cpu", plan=plans[way], process_group=dist.group.WORLD)
+    assert all(is_right(name, tensor) for name, tensor in stream)
+dist.destroy_process_group()

@@ -1,0 +1,458 @@
+"""What is checked on the ranks of a process group: functions that all ranks run, one after another.
+
+``rank_checks.py RESULTS``: of each check the results get what was wrong, None if nothing was. Beside them are
+``source``, which has a checkpoint, and ``mount``, which shows it past the page cache.
+"""
+
+import json
+import sys
+import time
+import traceback
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.quantized_hf_storage import (
+    QuantizedHuggingFaceStorageReader as TorchQuantizedReader,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import empty as distributed_empty
+
+from pagestream.errors import RankError
+from pagestream.torch import (
+    HuggingFaceStorageReader,
+    QuantizedHuggingFaceStorageReader,
+    load_into,
+    load_state_dict,
+    stream_checkpoint,
+)
+
+
+def source_of(folder):
+    """Returns what a folder of the mount shows."""
+    place = folder.parts.index("mount")
+    return Path(*folder.parts[:place], "source", *folder.parts[place + 1 :])
+
+
+def everything(folder):
+    found = {}
+    for path in sorted(source_of(folder).glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def is_equal(found, expected):
+    return found.dtype == expected.dtype and found.shape == expected.shape and torch.equal(found, expected)
+
+
+def share(length):
+    """Returns the bounds of this rank's share."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return length * rank // size, length * (rank + 1) // size
+
+
+def streamed(folder, plan, **options):
+    """Streams a plan, compares each tensor with what safetensors has, and returns the names."""
+    expected = everything(folder)
+    names = []
+    stream = stream_checkpoint(folder, device="cpu", plan=plan, process_group=dist.group.WORLD, **options)
+    for name, tensor in stream:
+        index = plan.get(name) if isinstance(plan, dict) else None
+        wanted = expected[name] if index is None else torch.from_numpy(as_array(expected[name])[index].copy())
+        wanted = wanted if index is None else wanted.view(expected[name].dtype)
+        assert is_equal(tensor, wanted), name
+        names.append(name)
+    return names
+
+
+def as_array(tensor):
+    """Returns an array of the same elements, for indices that torch does not have."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
+    return tensor.view(bits).numpy()
+
+
+def plan_of(folder, index_of):
+    shapes = {name: tuple(tensor.shape) for name, tensor in everything(folder).items()}
+    return {
+        name: index_of(shape) if len(shape) > 1 and min(shape) > 8 else None for name, shape in shapes.items()
+    }
+
+
+def the_same_for_all(folder):
+    assert streamed(folder, None) == list(load_state_dict(folder))
+
+
+def rows(folder):
+    streamed(folder, plan_of(folder, lambda shape: np.s_[slice(*share(shape[0]))]))
+
+
+def columns(folder):
+    streamed(folder, plan_of(folder, lambda shape: np.s_[:, slice(*share(shape[1]))]))
+
+
+def other_parts_on_each_rank(folder):
+    indices = [np.s_[5::-2, None, 3], np.s_[-3:, 7:9], None, np.s_[..., ::3]]
+    streamed(folder, plan_of(folder, lambda _: indices[dist.get_rank() % len(indices)]))
+
+
+def some_tensors_on_each_rank(folder):
+    names = list(everything(folder))
+    mine = names[dist.get_rank() :: dist.get_world_size()]
+    assert sorted(streamed(folder, mine)) == sorted(mine)
+    # One rank wants nothing.
+    assert streamed(folder, [] if dist.get_rank() == 0 else names[:3]) == (
+        [] if dist.get_rank() == 0 else names[:3]
+    )
+
+
+def little_memory(folder):
+    streamed(folder, None, memory_bytes=1 << 20)
+
+
+def another_order(folder):
+    names = list(everything(folder))[::-1]
+    assert streamed(folder, dict.fromkeys(names), order="plan") == names
+
+
+def a_subgroup(folder):
+    """As hybrid sharding has it: each group of replicas loads for itself."""
+    size = dist.get_world_size()
+    if size < 2:
+        return
+    groups = [dist.new_group(list(range(first, size, 2))) for first in range(2)]
+    mine = groups[dist.get_rank() % 2]
+    found = dict(stream_checkpoint(folder, device="cpu", process_group=mine))
+    expected = everything(folder)
+    assert all(is_equal(found[name], expected[name]) for name in expected)
+
+
+def a_cast(folder):
+    stream = stream_checkpoint(folder, device="cpu", dtype=torch.float16, process_group=dist.group.WORLD)
+    expected = everything(folder)
+    for name, tensor in stream:
+        is_cast = expected[name].is_floating_point() and expected[name].itemsize > 1
+        wanted = expected[name].to(torch.float16) if is_cast else expected[name]
+        assert is_equal(tensor, wanted), name
+
+
+def by_storage_reader(folder, make, **options):
+    """Loads a state by our reader and by torch's, and compares what the ranks have."""
+    found, expected = make(), make()
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(folder, **options))
+    dcp.load(expected, storage_reader=dcp.HuggingFaceStorageReader(str(source_of(folder))))
+    assert list(found) == list(expected)
+    for name, tensor in found.items():
+        local, other = (
+            each.to_local() if isinstance(each, DTensor) else each for each in (tensor, expected[name])
+        )
+        assert is_equal(local, other), name
+        assert not isinstance(tensor, DTensor) or tensor.placements == expected[name].placements
+
+
+def state_on(folder, mesh_shape, placements_of):
+    """Returns a function that makes an empty state of DTensors, by the placements for each shape."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    tensors = everything(folder)
+
+    def make():
+        return {
+            name: distributed_empty(
+                *tensor.shape, dtype=tensor.dtype, device_mesh=mesh, placements=placements_of(tensor)
+            ).zero_()
+            for name, tensor in tensors.items()
+            if tensor.itemsize > 1 and tensor.numel()
+        }
+
+    return make
+
+
+def sharded_by_storage_reader(folder):
+    size = (dist.get_world_size(),)
+    for placements_of in (
+        lambda tensor: [Shard(0) if tensor.ndim else Replicate()],
+        lambda tensor: [Shard(tensor.ndim - 1) if tensor.ndim else Replicate()],
+        lambda _: [Replicate()],
+    ):
+        by_storage_reader(folder, state_on(folder, size, placements_of))
+
+
+def two_dimensions_by_storage_reader(folder):
+    half = dist.get_world_size() // 2
+    if half < 2:
+        return
+    for rest in (Shard(1), Replicate()):
+        by_storage_reader(
+            folder,
+            state_on(
+                folder,
+                (2, half),
+                lambda tensor, rest=rest: [Shard(0), rest] if tensor.ndim > 1 else [Replicate(), Replicate()],
+            ),
+        )
+
+
+def alone_by_storage_reader(folder):
+    make = state_on(
+        folder, (dist.get_world_size(),), lambda tensor: [Shard(0) if tensor.ndim else Replicate()]
+    )
+    by_storage_reader(folder, make, read_once=False, thread_count=2)
+
+
+def fully_sharded_by_storage_reader(folder):
+    """FSDP2, as torchtitan has it."""
+    expected = everything(folder)
+
+    def make():
+        module = torch.nn.Module()
+        for name, tensor in expected.items():
+            if tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel():
+                parameter = torch.nn.Parameter(torch.zeros_like(tensor.reshape(tensor.shape or (1,))))
+                module.register_parameter(name.replace(".", "_"), parameter)
+        fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        names = {name.replace(".", "_"): name for name in expected}
+        return {names[name]: each for name, each in module.state_dict().items() if "scale" not in name}
+
+    by_storage_reader(folder, make)
+
+
+def quantised_by_storage_reader(folder):
+    """FP8 in blocks, and MXFP4: whole, and rows of it."""
+    quantised = folder / "quantised"
+    if dist.get_rank() == 0:
+        write_quantised(source_of(quantised))
+    dist.barrier()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def make(placement):
+        shapes = {"a.weight": (300, 520), "b_blocks": (4, 40, 96)}
+        return {
+            name: distributed_empty(*shape, device_mesh=mesh, placements=[placement]).zero_()
+            for name, shape in shapes.items()
+        }
+
+    for placement in (Shard(0), Shard(1), Replicate()):
+        found, expected = make(placement), make(placement)
+        dcp.load(found, storage_reader=QuantizedHuggingFaceStorageReader(quantised))
+        dcp.load(expected, storage_reader=TorchQuantizedReader(str(source_of(quantised))))
+        for name, tensor in found.items():
+            assert is_equal(tensor.to_local(), expected[name].to_local()), (name, placement)
+            assert tensor.to_local().abs().sum() > 0
+
+
+def write_quantised(folder):
+    folder.mkdir()
+    torch.manual_seed(1)
+    files = {
+        "model-1.safetensors": {
+            "a.weight": torch.randn(300, 520).to(torch.float8_e4m3fn),
+            "b_blocks": torch.randint(0, 256, (4, 40, 3, 16), dtype=torch.uint8),
+            "b_scales": torch.randint(120, 130, (4, 40, 3), dtype=torch.uint8),
+        },
+        # Not in the file of its weight.
+        "model-2.safetensors": {"a.weight_scale_inv": torch.rand(3, 5)},
+    }
+    weight_map = {}
+    for file, tensors in files.items():
+        save_file(tensors, folder / file)
+        weight_map |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def parts_in_several_files_by_storage_reader(folder):
+    """What torch's writer makes: each rank's parts in a file of its own."""
+    saved = folder / "saved"
+    make = state_on(
+        folder, (dist.get_world_size(),), lambda tensor: [Shard(0) if tensor.ndim else Replicate()]
+    )
+    state = make()
+    for number, tensor in enumerate(state.values()):
+        tensor.fill_(number + 1)
+    dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(str(source_of(saved)), save_distributed=True))
+    (some, *_) = saved.rglob("*.safetensors")
+    by_storage_reader(some.parent, make)
+
+
+def a_group_that_is_not_the_one_that_loads(folder):
+    size = dist.get_world_size()
+    if size < 4:
+        return
+    halves = [dist.new_group(list(range(first, size, 2))) for first in range(2)]
+    state = {"layers.0.norm": torch.zeros(77)}
+    mine = halves[dist.get_rank() % 2]
+    with pytest.raises(CheckpointException, match="give the reader the process_group"):
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(folder), process_group=mine)
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(folder, process_group=mine), process_group=mine)
+    assert is_equal(state["layers.0.norm"], everything(folder)["layers.0.norm"])
+
+
+def failure(begin, told):
+    """Has the last rank fail in `begin`, and looks for what the others raise."""
+    is_failing = dist.get_rank() == dist.get_world_size() - 1
+    begun = time.monotonic()
+    with pytest.raises((RankError, OSError, KeyError, ZeroDivisionError)) as raised:
+        begin(is_failing)
+    error = raised.value
+    assert isinstance(error, RankError) != is_failing
+    assert is_failing or error.rank == dist.get_world_size() - 1
+    assert told in f"{type(error).__name__}: {error}"
+    assert time.monotonic() - begun < 10
+    # Nothing is left half done: the group can be used.
+    dist.barrier()
+
+
+def a_rank_without_files(folder):
+    def begin(is_failing):
+        path = "/nowhere" if is_failing else folder
+        dict(stream_checkpoint(path, device="cpu", process_group=dist.group.WORLD))
+
+    failure(begin, "FileNotFoundError")
+
+
+def a_bad_argument(folder):
+    def begin(is_failing):
+        plan = ["nobody"] if is_failing else None
+        dict(stream_checkpoint(folder, device="cpu", plan=plan, process_group=dist.group.WORLD))
+
+    failure(begin, "nobody")
+
+
+def a_consumer_that_fails(folder):
+    def begin(is_failing):
+        stream = stream_checkpoint(folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
+        for _ in stream:
+            if is_failing:
+                # The generator is closed as it is dropped.
+                del stream
+                raise ZeroDivisionError
+        assert not is_failing
+
+    is_failing = dist.get_rank() == dist.get_world_size() - 1
+    failure(begin, "ZeroDivisionError" if is_failing else "left before all was loaded")
+
+
+def a_stream_that_nobody_begins(folder):
+    def begin(is_failing):
+        stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
+        if is_failing:
+            del stream
+            raise ZeroDivisionError
+        dict(stream)
+
+    is_failing = dist.get_rank() == dist.get_world_size() - 1
+    failure(begin, "ZeroDivisionError" if is_failing else "left before all was loaded")
+
+
+def a_rank_that_needs_no_more(folder):
+    """Leaves after its last tensor, without asking for another one."""
+    names = list(everything(folder))
+    stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
+    is_first = dist.get_rank() == 0
+    found = [name for name, _ in (islice(stream, len(names)) if is_first else stream)]
+    stream.close()
+    assert found == names
+
+
+def another_checkpoint(folder):
+    """One rank has a tensor of another shape."""
+    if dist.get_world_size() < 2:
+        return
+    other = folder / f"other-{dist.get_rank()}"
+    source_of(other).mkdir()
+    is_odd = dist.get_rank() == dist.get_world_size() - 1
+    save_file({"t": torch.zeros(3 + is_odd)}, source_of(other) / "model.safetensors")
+    # The first rank that sees it tells the others.
+    with pytest.raises(
+        (ValueError, RankError), match=f"rank {dist.get_world_size() - 1} has another checkpoint"
+    ):
+        dict(stream_checkpoint(other, device="cpu", process_group=dist.group.WORLD))
+    dist.barrier()
+
+
+def a_slow_rank(folder):
+    """A consumer that takes longer than the silence after which a rank counts as dead."""
+    from pagestream.torch import _meeting
+
+    stream = stream_checkpoint(folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
+    for number, _ in enumerate(stream):
+        if number == 2 and dist.get_rank() == 0:
+            time.sleep(_meeting.SILENT_SECONDS + 2)
+
+
+def a_module(folder):
+    expected = everything(folder)
+    module = torch.nn.Module()
+    for name, tensor in expected.items():
+        kind = torch.nn.Parameter(torch.empty_like(tensor), requires_grad=False)
+        module.register_parameter(name.replace(".", "_"), kind)
+    rename = {name: name.replace(".", "_") for name in expected}
+    report = load_into(module, folder, rename=rename, process_group=dist.group.WORLD)
+    assert (report.missing, report.unexpected) == ([], [])
+    for name, tensor in expected.items():
+        assert is_equal(getattr(module, rename[name]).data, tensor)
+
+
+def a_state_dict(folder):
+    found = load_state_dict(folder, process_group=dist.group.WORLD)
+    expected = everything(folder)
+    assert list(found) == list(load_state_dict(folder))
+    assert all(is_equal(found[name], tensor) for name, tensor in expected.items())
+
+
+CHECKS = {
+    each.__name__.replace("_", " "): each
+    for each in (
+        the_same_for_all,
+        rows,
+        columns,
+        other_parts_on_each_rank,
+        some_tensors_on_each_rank,
+        little_memory,
+        another_order,
+        a_subgroup,
+        a_cast,
+        a_module,
+        a_state_dict,
+        sharded_by_storage_reader,
+        two_dimensions_by_storage_reader,
+        alone_by_storage_reader,
+        fully_sharded_by_storage_reader,
+        quantised_by_storage_reader,
+        parts_in_several_files_by_storage_reader,
+        a_group_that_is_not_the_one_that_loads,
+        a_rank_without_files,
+        a_bad_argument,
+        a_consumer_that_fails,
+        a_stream_that_nobody_begins,
+        a_rank_that_needs_no_more,
+        another_checkpoint,
+        a_slow_rank,
+    )
+}
+
+
+def main():
+    results = Path(sys.argv[1])
+    folder = results / "mount"
+    dist.init_process_group("gloo")
+    with (results / f"{dist.get_rank()}").open("w") as file:
+        for name, check in CHECKS.items():
+            failed, begun = None, time.monotonic()
+            try:
+                check(folder)
+            except BaseException:  # noqa: BLE001 - whatever it is, it is the result
+                failed = traceback.format_exc()
+            seconds = time.monotonic() - begun
+            print(json.dumps({"check": name, "failed": failed, "seconds": seconds}), file=file, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

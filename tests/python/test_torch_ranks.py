@@ -1,0 +1,112 @@
+"""Checkpoints that the ranks of a process group load together. `support.rank_checks` has what they do."""
+
+import contextlib
+import json
+import socket
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from support import rank_checks, real
+from support.process import PROGRAMS, start_python
+from support.ranks import run_ranks
+
+SIZES = (1, 2, 4)
+# Of the checkpoint that nodes load, in tensors of 1 MiB.
+NODE_MIB = 64
+pytestmark = pytest.mark.timeout(300)
+
+
+def write_checkpoint(folder):
+    """Two files with tensors of many types and shapes."""
+    torch.manual_seed(0)
+    for part in range(2):
+        tensors = {f"layers.{part}.matrix.{number}": torch.randn(300, 1000) for number in range(4)}
+        tensors |= {
+            f"layers.{part}.half": torch.randn(257, 513).to(torch.bfloat16),
+            f"layers.{part}.norm": torch.randn(77),
+            f"layers.{part}.experts": torch.randn(9, 33, 65).to(torch.float16),
+            f"layers.{part}.places": torch.arange(1000).reshape(10, 100),
+            f"layers.{part}.scale": torch.tensor(part + 0.5),
+            f"layers.{part}.empty": torch.empty(0, 4),
+            f"layers.{part}.eighths": torch.randn(64, 64).to(torch.float8_e4m3fn),
+            f"layers.{part}.large": torch.randn(1200, 3000),
+        }
+        save_file(tensors, folder / f"model-{part}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What the checks of each number of ranks gave, by number and check, a list with one for each rank."""
+    found = {}
+    for size in SIZES:
+        results = tmp_path_factory.mktemp(f"ranks{size}")
+        source = results / "source"
+        source.mkdir()
+        write_checkpoint(source)
+        # Reads that bypass the page cache are shared.
+        with real.slow_fuse(source, results / "mount", direct_io=True):
+            run_ranks(size, rank_checks.__file__, results)
+        for rank in range(size):
+            for line in (results / str(rank)).read_text().splitlines():
+                each = json.loads(line)
+                found.setdefault((size, each["check"]), []).append(each["failed"])
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", rank_checks.CHECKS)
+def test_ranks(outcomes, size, name):
+    assert outcomes[size, name] == [None] * size, "\n".join(filter(None, outcomes[size, name]))
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_rank_that_is_killed_is_named_within_ten_seconds(tmp_path, killed):
+    """Rank 0 has the store of the group: without it nobody knows what became of the others."""
+    write_checkpoint(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
+    ranks = [
+        start_python(PROGRAMS / "torch_ranks/loads.py", tmp_path, RANK=str(rank), **place)
+        for rank in range(3)
+    ]
+    try:
+        assert len({each.stdout.readline() for each in ranks}) == 1
+        ranks[killed].kill()
+        for rank, each in enumerate(ranks):
+            if rank == killed:
+                continue
+            output = each.communicate("\n" * 100)[0]
+            found, message, seconds = json.loads(output.splitlines()[-1])
+            assert found == (None if killed == 0 else killed), message
+            assert ("store cannot be reached" if killed == 0 else "no sign of life") in message
+            assert seconds < 10
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+
+
+@pytest.mark.parametrize("way", ["whole", "rows", "columns", "readers"])
+def test_each_byte_leaves_the_store_once(tmp_path, way):
+    """Each rank is a node with a mount of its own, whose reads are counted."""
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {
+        f"t{number:02}": torch.full((1024, 1024), number, dtype=torch.uint8) for number in range(NODE_MIB)
+    }
+    save_file(tensors, source / "model.safetensors")
+    with contextlib.ExitStack() as mounts:
+        nodes = [
+            mounts.enter_context(real.slow_fuse(source, tmp_path / f"node{rank}", delay_ms=1))
+            for rank in range(4)
+        ]
+        run_ranks(4, PROGRAMS / "torch_ranks/node.py", way, *(node.path for node in nodes))
+    read_bytes = [node.counts["read_bytes"] for node in nodes]
+    whole = NODE_MIB << 20
+    # The header is read by all, and a page that two ranks have some of by both.
+    assert whole <= sum(read_bytes) <= 1.1 * whole, read_bytes
+    assert max(read_bytes) <= 1.3 * whole / 4, read_bytes
