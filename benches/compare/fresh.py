@@ -16,7 +16,7 @@ from support import real
 # One that takes so long is left out of every second round, one that takes twice as long of two in three.
 SLOW_SECONDS = 10.0
 # The largest read that arrives at a mount: what daemons get that ask the kernel for no more.
-REQUEST_BYTES = 128 << 10
+USUAL_REQUEST_BYTES = 128 << 10
 
 
 @dataclass
@@ -59,10 +59,12 @@ def load_slow(
     delay_ms: int,
     direct_io: bool,
     background: int | None = None,
+    request_bytes: int = USUAL_REQUEST_BYTES,
 ) -> Load:
     """Loads from a mount of `source` that is made for it, and so has nothing cached.
 
-    `source` is evicted, too. The mount must have delivered `needed_bytes` at least.
+    `source` is evicted, too. `request_bytes` is the largest request, and the kernel's read-ahead. The mount
+    must have delivered `needed_bytes` at least.
     """
     for path in source.iterdir():
         evict(path)
@@ -71,7 +73,8 @@ def load_slow(
         source,
         point,
         delay_ms=delay_ms,
-        request_bytes=REQUEST_BYTES,
+        request_bytes=request_bytes,
+        read_ahead_bytes=request_bytes,
         direct_io=direct_io,
         background=background,
         program=example("slow_fuse"),

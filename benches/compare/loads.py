@@ -22,19 +22,24 @@ RIVALS = [*FAST_RIVALS, "runai-model-streamer", "cattensors", "torch.load(mmap=T
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint and a mount whose requests, of at most 128 KiB, take `delay_ms`."""
+    """A checkpoint and a mount whose requests, of at most `request_kib`, take `delay_ms`."""
 
     gib: int
     delay_ms: int
     direct_io: bool
+    request_kib: int
+
+    @property
+    def name(self) -> str:
+        large = "" if self.request_kib == 128 else f" of {self.request_kib} KiB"
+        means = "direct_io" if self.direct_io else "cached"
+        return f"{self.gib} GiB, {self.delay_ms} ms a request{large}, {means}"
 
 
 CASES = {
-    f"{gib} GiB, {delay_ms} ms a request, {'direct_io' if direct_io else 'cached'}": Case(
-        gib, delay_ms, direct_io
-    )
-    for gib, delay_ms in ((1, 10), (1, 2), (4, 10))
-    for direct_io in (False, True)
+    case.name: case
+    for gib, delay_ms, request_kib in ((1, 10, 128), (1, 2, 128), (4, 10, 128), (1, 50, 1024))
+    for case in (Case(gib, delay_ms, direct_io, request_kib) for direct_io in (False, True))
 }
 
 
@@ -58,8 +63,9 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
 
 
 def of_mount(name: str, case: Case, source: Path, sums: dict[str, int]) -> list[Row]:
-    # A large checkpoint only by those that are fast on the small one, and by `safetensors` for the ratio.
-    stock, rivals = (STOCK, RIVALS) if case.gib == 1 else (STOCK[:1], FAST_RIVALS)
+    # Other cases only by those that are fast in the usual one, and by `safetensors` for the ratio.
+    is_whole = (case.gib, case.request_kib) == (1, 128)
+    stock, rivals = (STOCK, RIVALS) if is_whole else (STOCK[:1], FAST_RIVALS)
     load = partial(
         load_slow,
         "load_weights.py",
@@ -68,6 +74,7 @@ def of_mount(name: str, case: Case, source: Path, sums: dict[str, int]) -> list[
         needed_bytes=case.gib << 30,
         delay_ms=case.delay_ms,
         direct_io=case.direct_io,
+        request_bytes=case.request_kib << 10,
     )
     found = alternate([*OURS, *stock, *rivals], load, rounds=ROUNDS)
     seconds = {way: [each.seconds for each in loads] for way, loads in found.items()}

@@ -1,6 +1,5 @@
 """What each adaptive mechanism of streams and slices pays: with it, against a fixed choice."""
 
-import contextlib
 import json
 import statistics
 import subprocess
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cold import ROOT, evict, example, read_ahead
+from cold import ROOT, evict, example
 from fresh import Load, alternate, load_cold, load_slow
 from harness import Row
 from load_weights import used
@@ -29,48 +28,27 @@ RULE = "by what a request costs"
 
 
 @dataclass(frozen=True)
-class SlowMount:
-    background: int
-    direct_io: bool = False
-
-
-@dataclass(frozen=True)
-class LocalDisk:
-    """The read-ahead to set, None for the disk's own."""
-
-    read_ahead_kib: int | None = None
-
-
-@dataclass(frozen=True)
 class Case:
-    """A checkpoint, and what it is on."""
+    """A checkpoint, and the mount that it is on; None is the local disk."""
 
     gib: int
     ours: str
     without: list[str]
-    on: SlowMount | LocalDisk
+    background: int | None = None
+    direct_io: bool = False
 
 
-READS = ["stream, pread"]
+TRIAL = ["stream, pread"]
 THREADS = ["stream, 4 threads", "stream, 64 threads"]
-NARROW = ["safe_open, installed, ahead=False"]
 STREAMS = {
-    **{
-        f"trial, {requests} requests for read-ahead": Case(3, "stream", READS, SlowMount(requests))
-        for requests in (FEW_REQUESTS, MANY_REQUESTS)
-    },
-    "more threads while storage is slow, cached": Case(1, "stream", THREADS, SlowMount(MANY_REQUESTS)),
+    f"trial, {FEW_REQUESTS} requests for read-ahead": Case(3, "stream", TRIAL, FEW_REQUESTS),
+    f"trial, {MANY_REQUESTS} requests for read-ahead": Case(3, "stream", TRIAL, MANY_REQUESTS),
+    "trial, local disk": Case(3, "stream", TRIAL),
+    "more threads while storage is slow, cached": Case(1, "stream", THREADS, MANY_REQUESTS),
     "more threads while storage is slow, direct_io": Case(
-        1, "stream", THREADS, SlowMount(MANY_REQUESTS, direct_io=True)
+        1, "stream", THREADS, MANY_REQUESTS, direct_io=True
     ),
-    **{
-        f"wide page faults, {function}, {of_disk}": Case(1, ours, without, LocalDisk(read_ahead_kib))
-        for read_ahead_kib, of_disk in ((None, "the disk's own read-ahead"), (128, "read-ahead 128 KiB"))
-        for function, ours, without in (
-            ("stream", "stream", READS),
-            ("safe_open", "safe_open, installed", NARROW),
-        )
-    },
+    "more threads while storage is slow, local disk": Case(1, "stream", THREADS),
 }
 # Wanted bytes, and those from the beginning of one run to that of the next.
 RUNS = {
@@ -100,31 +78,24 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
 
 
 def of_streams(name: str, case: Case, source: Path, sums: dict[str, int]) -> Row:
-    found: dict[str, list[Load]] = {}
-    if isinstance(case.on, LocalDisk):
-        where = "cold"
+    needed_bytes = case.gib << 30
+    if case.background is None:
         load = partial(load_cold, "load_weights.py", folder=source, sums=sums)
-        kib = case.on.read_ahead_kib
-        with read_ahead(source, kib) if kib else contextlib.nullcontext(kib) as found_kib:
-            if found_kib != kib:
-                message = f"the read-ahead of the disk stays at {found_kib} KiB: this process may not set it"
-                raise PermissionError(message)
-            found = alternate([case.ours, *case.without], load, rounds=ROUNDS)
     else:
-        where = f"{DELAY_MS} ms a request"
         load = partial(
             load_slow,
             "load_weights.py",
             source=source,
             sums=sums,
-            needed_bytes=case.gib << 30,
+            needed_bytes=needed_bytes,
             delay_ms=DELAY_MS,
-            direct_io=case.on.direct_io,
-            background=case.on.background,
+            direct_io=case.direct_io,
+            background=case.background,
         )
-        found = alternate([case.ours, *case.without], load, rounds=ROUNDS)
+    found = alternate([case.ours, *case.without], load, rounds=ROUNDS)
     figures = {way: [each.seconds for each in loads] for way, loads in found.items()}
-    return Row(f"{name}, {case.gib} GiB, {where}", case.ours, figures, limits=case.without)
+    where = f"{case.gib} GiB, cold" if case.background is None else f"{case.gib} GiB, {DELAY_MS} ms a request"
+    return Row(f"{name}, {where}", case.ours, figures, limits=case.without)
 
 
 def of_gaps(name: str, source: Path, run: int, step: int, delay_ms: int) -> Row:

@@ -22,17 +22,12 @@ impl Opened {
         })
     }
 
-    /// Tells the kernel whether page faults come in the order of the file: it then reads twice as far ahead of each.
-    pub(super) fn expect_faults_in_order(&self, are_in_order: bool) {
-        fork::with_lock(&self.hints, |hints| {
-            if hints.exact_readers == 0 {
-                self.set(if are_in_order { Advice::Sequential } else { Advice::Normal });
-            }
-        });
-    }
-
     pub(super) fn without_read_ahead(&self) -> WithoutReadAhead<'_> {
         fork::with_lock(&self.hints, |hints| {
+            if hints.exact_readers == 0 {
+                // Twice the window (`generic_fadvise` in mm/fadvise.c), which bounds each request of a long read.
+                self.set(Advice::Sequential);
+            }
             hints.exact_readers += 1;
             // Each time, because a process that has shared the descriptor since a fork may have set it back.
             self.set(Advice::Random);

@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::os::fault;
 use crate::os::file::beneath::path_of;
 use crate::os::file::fsinfo;
 use crate::os::file::open::{self, Identity};
-use crate::os::memory::advise::{Advice, set_wide_faults};
+use crate::os::memory::advise::Advice;
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
@@ -50,11 +49,11 @@ pub struct Opened {
     pub region: Option<Arc<Region>>,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
-    /// Whether page faults read megabytes, in mappings that come later, too.
-    pub has_wide_faults: AtomicBool,
     pub(super) direct: OnceLock<DirectFile>,
     /// How long a small read takes, once it was found to be slow.
     pub request_time: OnceLock<Duration>,
+    /// The most that the kernel fetches on one request.
+    pub(super) ahead_chunk_bytes: OnceLock<u64>,
     /// Whether the kernel tells this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
 }
@@ -106,9 +105,9 @@ impl Opened {
             region: found.region.map(Arc::new),
             copy_on_write: OnceLock::new(),
             hints,
-            has_wide_faults: AtomicBool::new(false),
             direct: OnceLock::new(),
             request_time: OnceLock::new(),
+            ahead_chunk_bytes: OnceLock::new(),
             residency_is_told: OnceLock::new(),
         })
     }
@@ -127,9 +126,9 @@ impl Opened {
             region: self.region.clone(),
             copy_on_write: OnceLock::new(),
             hints: self.hints.clone(),
-            has_wide_faults: AtomicBool::new(false),
             direct: OnceLock::new(),
             request_time: self.request_time.clone(),
+            ahead_chunk_bytes: self.ahead_chunk_bytes.clone(),
             residency_is_told: self.residency_is_told.clone(),
         }
     }
@@ -205,14 +204,8 @@ impl Opened {
         if self.size() == 0 {
             return Ok(None);
         }
-        let map = || {
-            let region = Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite)?;
-            if self.has_wide_faults.load(Ordering::Relaxed) {
-                set_wide_faults(&region, true);
-            }
-            Ok(Arc::new(region))
-        };
-        fork::get_or_make(&self.copy_on_write, map).clone().map(Some).map_err(Some)
+        let map = || Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite);
+        fork::get_or_make(&self.copy_on_write, || map().map(Arc::new)).clone().map(Some).map_err(Some)
     }
 
     /// Refuses a file one of whose mappings is damaged.

@@ -1,12 +1,11 @@
 //! The page cache of an open file: advice, residency, fetching ahead, warming, evicting, locking.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::os::errno::{Code, system};
 use crate::os::fault;
-use crate::os::file::open;
+use crate::os::file::{fsinfo, open};
 use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::map::Region;
 use crate::os::memory::residency::{self, Residency};
@@ -21,11 +20,10 @@ use super::opened::Opened;
 const WARM_CHUNK_BYTES: u64 = 8 << 20;
 
 /// The kernel reads no more than its read-ahead window, or the device's largest request, for one
-/// `MADV_WILLNEED` (`force_page_cache_ra` in mm/readahead.c); this much is read everywhere.
-const AHEAD_CHUNK_BYTES: u64 = 128 << 10;
-
-/// A wide page fault reads this much, and asks for as much again (`do_sync_mmap_readahead` in mm/filemap.c).
-const WIDE_FAULT_BYTES: u64 = 2 << 20;
+/// `MADV_WILLNEED` (`force_page_cache_ra` in mm/readahead.c), and makes requests of 2 MiB at most. Where the window is
+/// not known it is taken for the usual one.
+const MOST_AHEAD_BYTES: u64 = 2 << 20;
+const USUAL_AHEAD_BYTES: u64 = 128 << 10;
 
 /// Called with the bytes done so far; `false` stops.
 pub type Progress<'a> = dyn FnMut(u64) -> bool + 'a;
@@ -134,37 +132,20 @@ fn told_region(opened: &Opened) -> Option<&Region> {
 
 /// Asks the kernel to read a range ahead, without waiting for it. What is refused once is not asked for again.
 pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) {
-    let end = offset + length;
-    for start in (offset..end).step_by(AHEAD_CHUNK_BYTES as usize) {
-        if !pass_on(opened, Advice::WillNeed, start, AHEAD_CHUNK_BYTES.min(end - start)) {
+    let (end, chunk_bytes) = (offset + length, ahead_chunk_bytes(opened));
+    for start in (offset..end).step_by(chunk_bytes as usize) {
+        if !pass_on(opened, Advice::WillNeed, start, chunk_bytes.min(end - start)) {
             return;
         }
     }
 }
 
-/// Sets whether each page fault in the file's mappings reads 4 MiB. For whole tensors that are used in order, on storage
-/// that answers at once: there nothing else reads as fast.
-pub fn set_wide_faults(opened: &Opened, are_wide: bool) {
-    if opened.has_wide_faults.swap(are_wide, Ordering::Relaxed) == are_wide {
-        return;
-    }
-    // Kernels before 5.18 know no wider faults than those of this advice.
-    opened.expect_faults_in_order(are_wide);
-    for region in opened.regions() {
-        advise::set_wide_faults(region, are_wide);
-    }
-}
-
-/// Has wide page faults bring in a range, and waits for them. Nothing is read where faults are narrow. Where one fails, the
-/// consumer meets the error.
-pub fn fault_ahead(opened: &Opened, offset: u64, length: u64) {
-    let Some(region) = opened.region.as_deref().filter(|_| fault::install_and_check()) else { return };
-    let first = offset.next_multiple_of(WIDE_FAULT_BYTES);
-    for place in (first..offset + length).step_by(WIDE_FAULT_BYTES as usize) {
-        if opened.has_wide_faults.load(Ordering::Relaxed) {
-            let _ = region.copy_out(place as usize, Uninit::of(&mut [0]));
-        }
-    }
+/// Returns how much the kernel fetches on one request.
+fn ahead_chunk_bytes(opened: &Opened) -> u64 {
+    *fork::get_or_make(&opened.ahead_chunk_bytes, || {
+        let window = fsinfo::read_ahead_bytes_of(opened.facts.identity.device).filter(|&bytes| bytes > 0);
+        window.unwrap_or(USUAL_AHEAD_BYTES).clamp(page_bytes() as u64, MOST_AHEAD_BYTES)
+    })
 }
 
 /// Asks the kernel for ranges of a file through an open file description of its own.
@@ -172,20 +153,28 @@ pub fn fault_ahead(opened: &Opened, offset: u64, length: u64) {
 /// Page faults keep their read-ahead state in the description of the mapping. Once they have, FUSE leaves out what it
 /// is asked for while its queue is full, and tells nobody (`fuse_readahead` in fs/fuse/file.c).
 #[derive(Debug)]
-pub struct Prefetcher(OwnedFd);
+pub struct Prefetcher {
+    file: OwnedFd,
+    chunk_bytes: u64,
+}
 
 impl Prefetcher {
     /// Opens the file again. On FUSE that drops its cached pages, so it comes before anything is fetched.
     pub fn new(opened: &Opened) -> Option<Self> {
-        open::reopen(opened.file()).ok().map(Self)
+        let file = open::reopen(opened.file()).ok()?;
+        let chunk_bytes = ahead_chunk_bytes(opened);
+        // A sequential reader has twice the window (`generic_fadvise` in mm/fadvise.c).
+        let is_doubled = advise::advise_file(file.as_fd(), 0, opened.size(), Advice::Sequential);
+        let chunk_bytes = if is_doubled { (2 * chunk_bytes).min(MOST_AHEAD_BYTES) } else { chunk_bytes };
+        Some(Self { file, chunk_bytes })
     }
 
     /// Asks for a range that lies inside the file. Waits while the queue is full.
     pub fn fetch(&self, offset: u64, length: u64) {
         let end = offset + length;
-        for start in (offset..end).step_by(AHEAD_CHUNK_BYTES as usize) {
-            let chunk = AHEAD_CHUNK_BYTES.min(end - start);
-            if !advise::advise_file(self.0.as_fd(), start, chunk, Advice::WillNeed) {
+        for start in (offset..end).step_by(self.chunk_bytes as usize) {
+            let chunk = self.chunk_bytes.min(end - start);
+            if !advise::advise_file(self.file.as_fd(), start, chunk, Advice::WillNeed) {
                 return;
             }
         }

@@ -216,20 +216,6 @@ impl PyCheckpoint {
         Ok(PyWeightFile::of(file, lead))
     }
 
-    /// Notes that all of a tensor is used over its file. On storage that answers at once, page faults read ahead of that.
-    fn note_view(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<()> {
-        let (number, TensorEntry { offset, .. }) = self.find(name)?;
-        py.detach(|| {
-            // A file that was closed meanwhile is opened again, or not, by the view.
-            if let Some(file) = self.checkpoint.open_file(number)
-                && let Ok(opened) = file.file.opened()
-            {
-                self.leads[number].note_view(&file.header, &opened, offset);
-            }
-        });
-        Ok(())
-    }
-
     /// Notes that the caller has used a tensor over its file: where memory is short, its pages go before others.
     fn mark_used(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<()> {
         let (number, TensorEntry { offset, len, .. }) = self.find(name)?;

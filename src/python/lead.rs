@@ -20,7 +20,6 @@ use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::guess::{FileTensors, Guess};
 use crate::streaming::lead::{Answer, Lead};
 use crate::streaming::warm::{WarmSlot, Warmed};
-use crate::streaming::wide_faults;
 use crate::weights::header::{Header, TensorEntry};
 
 /// Opens the file that comes next and begins to read it, for a consumer that goes on as in the file of this lead. Runs in
@@ -179,18 +178,6 @@ impl FileLead {
         }
     }
 
-    /// Notes that the tensor at `offset` is used over the file, whose page faults read ahead where the storage answers at
-    /// once.
-    pub fn note_view(&self, header: &Header, opened: &Arc<Opened>, offset: u64) {
-        let seed = RandomState::new().hash_one(&opened.path);
-        if self.limit_bytes == Some(0) || !wide_faults::pay(opened, seed) {
-            return;
-        }
-        if let Some(lead) = fork::get_or_make(&self.lead, || self.made(header, opened.clone())) {
-            lead.ask(opened, offset, None);
-        }
-    }
-
     /// Takes the tensor at `offset` of the file, or a part of it, from the lead of `warm`, and waits for bytes that are to
     /// be in memory. `None` if that lead does not have it.
     pub fn take_warm(
@@ -245,7 +232,7 @@ impl FileLead {
             .map(|entry| natural::kind_of(entry.name.as_bytes()));
         let tensors = FileTensors::new(ranges.clone(), kinds.collect(), vec![by_name, by_layer]);
         let keeps_cache = self.warm.as_ref().is_some_and(|(slot, _)| slot.has_filled_cache());
-        Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache, seed))
+        Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache))
     }
 
     /// Waits until the kernel was asked for all that was asked for here.

@@ -80,7 +80,6 @@ impl PyTensorStream {
         wanted: Vec<WantedTensor<'_>>,
         strategy: &str,
         local_processes: u64,
-        may_fill_cache: bool,
         may_try: bool,
     ) -> PyResult<(&'static str, String)> {
         let asked = Strategy::from_word(strategy)?;
@@ -96,7 +95,6 @@ impl PyTensorStream {
                 available_memory_bytes,
                 local_processes,
                 is_warmed,
-                may_fill_cache,
                 may_try,
                 seed: RandomState::new().hash_one(strategy),
             };

@@ -2,14 +2,11 @@
 //! will ask for.
 //!
 //! ```text
-//!   reads come out of the page cache,
-//!   the storage answers at once ───────> widening, until the consumer jumps
-//!                                        each page fault reads megabytes, and threads cause those that come next
-//!   it does not ───────────────────────> advising ──(all was asked for; pages were cached)──> off
+//!   reads come out of the page cache ──> advising ──(all was asked for; pages were cached)──> off
 //!                                        a thread asks the kernel for what comes next         ▲
-//!   reads bypass the page cache ───────> reading ──(a read failed; memory is short)───────────┘
+//!   they do not ───────────────────────> reading ──(a read failed; memory is short)───────────┘
 //!                ▲                       a stream reads what comes next into owned memory
-//!                └─(a part of a tensor is asked for)── widening, advising
+//!                └─(a part of a tensor is asked for)── advising
 //! ```
 //!
 //! While a thread advises, tensors that the consumer has left behind make room for what was read ahead.
@@ -39,7 +36,6 @@ use super::lead_cursor::{LeadCursor, LeadStep};
 use super::options::StreamOptions;
 use super::plan::Want;
 use super::sample;
-use super::wide_faults;
 
 /// Smaller files are read before a lead would help.
 const LEAST_FILE_BYTES: u64 = 16 << 20;
@@ -48,9 +44,6 @@ const LEAST_FILE_BYTES: u64 = 16 << 20;
 const PROBED_PAGES: u64 = 4;
 /// The lead after a jump.
 const FIRST_LEAD_BYTES: u64 = 16 << 20;
-/// The lead by page faults, and the threads that cause them: while one waits for the disk, the other asks it for more.
-const WIDE_LEAD_BYTES: u64 = 32 << 20;
-const WIDE_THREADS: usize = 2;
 /// The lead of a caller that names none: this share of the available memory, and no more than [`LEAD_BYTES`].
 const MEMORY_SHARE: u64 = 4;
 const LEAD_BYTES: u64 = 1 << 30;
@@ -66,20 +59,18 @@ const MAX_LEADS: usize = 8;
 /// What brings whole tensors before they are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
-    /// Page faults, each of which reads far ahead: the consumer's, and those of threads.
-    WideFaults,
     /// A thread that asks the kernel.
     Advice,
     /// A stream. It reads parts of tensors in any case.
     Reads,
 }
 
-impl Means {
-    /// A lead of `first_bytes`, of those that are used through the file, which may become as long as the limit.
-    fn budget(self, first_bytes: u64, limit_bytes: u64) -> Budget {
-        let most = if self == Self::WideFaults { limit_bytes.min(WIDE_LEAD_BYTES) } else { limit_bytes };
-        Budget::new(first_bytes.min(most), most)
-    }
+/// The thread that advises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adviser {
+    NotStarted,
+    Runs,
+    Ended,
 }
 
 /// The answer to a request.
@@ -129,10 +120,7 @@ struct Following {
     taken_bytes: u64,
     /// The file; `None` once the lead is off.
     opened: Option<Arc<Opened>>,
-    /// Threads that advise.
-    threads: usize,
-    /// Whether there were some, and all have ended.
-    has_ended: bool,
+    adviser: Adviser,
     /// Whether the consumer has closed the file.
     is_left: bool,
     is_closed: bool,
@@ -161,31 +149,26 @@ impl Lead {
     }
 
     /// Makes a lead for the tensors of a file. Nothing is read before one is asked for. With `keeps_cache` the file is
-    /// not opened anew. `seed` picks pages that are probed.
+    /// not opened anew.
     pub fn new(
         opened: Arc<Opened>,
         tensors: FileTensors,
         limit_bytes: Option<u64>,
         keeps_cache: bool,
-        seed: u64,
     ) -> Self {
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
-        let means = match opened.may_read_from_cache() {
-            true if wide_faults::pay(&opened, seed) => Means::WideFaults,
-            true => Means::Advice,
-            false => Means::Reads,
-        };
+        let means = if opened.may_read_from_cache() { Means::Advice } else { Means::Reads };
+        let budget = Budget::new(FIRST_LEAD_BYTES.min(limit_bytes), limit_bytes);
         let state = Following {
             guess: Guess::new(&tensors),
-            cursor: LeadCursor::new(tensors.ranges.len(), means.budget(FIRST_LEAD_BYTES, limit_bytes)),
+            cursor: LeadCursor::new(tensors.ranges.len(), budget),
             stream: None,
             fruitless: 0,
             awaited: 0,
             taken_bytes: 0,
             opened: Some(opened),
-            threads: 0,
-            has_ended: false,
+            adviser: Adviser::NotStarted,
             is_left: false,
             is_closed: false,
         };
@@ -195,41 +178,32 @@ impl Lead {
             tensors,
             limit_bytes,
             is_off: AtomicBool::new(false),
-            is_counted: AtomicBool::new(means != Means::WideFaults),
+            is_counted: AtomicBool::new(true),
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
-        if means != Means::WideFaults {
-            count_leads(|leads| leads + 1);
-        }
+        count_leads(|leads| leads + 1);
         Self {
             work: Arc::new(work),
-            crew: Arc::new(Crew::new(Limits { first: 1, most: WIDE_THREADS })),
+            crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
             is_started: AtomicBool::new(false),
             process: fork::generation(),
         }
     }
 
-    /// Starts the threads that advise, once. Not before the lead is in use: of several that are made at the same time
+    /// Starts the thread that advises, once. Not before the lead is in use: of several that are made at the same time
     /// one is kept, and the thread opens the file anew, which drops it from the page cache on FUSE.
     fn start(&self) {
-        let threads = match self.work.means {
-            Means::Advice => 1,
-            Means::WideFaults if self.work.lock().cursor.guesses_right() => WIDE_THREADS,
-            Means::WideFaults | Means::Reads => return,
-        };
-        if self.is_started.swap(true, Ordering::Relaxed) || !self.work.is_among_leads() {
+        if self.work.means != Means::Advice || self.is_started.swap(true, Ordering::Relaxed) {
             return;
         }
         let mut state = self.work.lock();
         let Some(opened) = state.opened.clone() else { return };
-        state.threads = threads;
+        state.adviser = Adviser::Runs;
         drop(state);
-        for _ in 0..threads {
-            let (work, opened) = (self.work.clone(), opened.clone());
-            if self.crew.assist("pagestream-lead", move || work.advise(&opened)).is_err() {
-                self.work.turn_off();
-            }
+        let work = self.work.clone();
+        if self.crew.assist("pagestream-lead", move || work.advise(&opened)).is_err() {
+            self.work.turn_off();
         }
     }
 
@@ -275,10 +249,7 @@ impl Lead {
         }
         state.guess = guess.in_next_file(&work.tensors);
         if work.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.begin(work.means.budget(work.stream_bytes(), work.limit_bytes));
-            if let (Means::WideFaults, Some(opened)) = (work.means, &state.opened) {
-                page_cache::set_wide_faults(opened, true);
-            }
+            state.cursor.begin(work.budget(work.stream_bytes()));
         } else if let Some(opened) = state.opened.clone() {
             let expected = work.start_stream(&opened, &state, 0, work.stream_bytes())?;
             state.stream = Some(expected);
@@ -323,14 +294,14 @@ impl Lead {
         self.is_off() || self.crew.threads() == 0
     }
 
-    /// Stops reading ahead. Threads go on with tensors that were asked for, as far as memory can hold them, as long as
+    /// Stops reading ahead. The thread goes on with tensors that were asked for, as far as memory can hold them, as long as
     /// anybody has views of the file.
     pub fn close(&self) {
         if self.process != fork::generation() {
             return;
         }
         let mut state = self.work.lock();
-        if state.threads == 0 || state.guess.has_parts {
+        if state.adviser != Adviser::Runs || state.guess.has_parts {
             drop(state);
             self.work.turn_off();
             return;
@@ -370,9 +341,6 @@ impl LeadWork {
         if let (Some(expected), _) = &released {
             expected.stream.stop();
         }
-        if let (Means::WideFaults, (_, Some(opened))) = (self.means, &released) {
-            page_cache::set_wide_faults(opened, false);
-        }
         drop(released);
     }
 
@@ -383,17 +351,11 @@ impl LeadWork {
         let had_parts = state.guess.has_parts;
         let request = state.guess.note(&self.tensors, number, selection);
         if self.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.note(number, request, self.means.budget(self.first_bytes(), self.limit_bytes));
-            let guesses_right = state.cursor.guesses_right();
-            let is_over = state.has_ended && state.guess.unused == 0;
+            state.cursor.note(number, request, self.budget(self.first_bytes()));
+            let is_over = state.adviser == Adviser::Ended && state.guess.unused == 0;
             drop(state);
             if is_over {
                 self.turn_off();
-                return Ok(Answer::InFile);
-            }
-            if self.means == Means::WideFaults {
-                page_cache::set_wide_faults(opened, guesses_right);
-                self.moved.notify_all();
                 return Ok(Answer::InFile);
             }
             self.moved.notify_all();
@@ -404,7 +366,6 @@ impl LeadWork {
             }
             return Ok(Answer::InFile);
         }
-        page_cache::set_wide_faults(opened, false);
         // What was expected before is not what comes next.
         let is_over = request.has_turned || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.stream.take() } else { None };
@@ -420,15 +381,11 @@ impl LeadWork {
     fn advise(&self, opened: &Opened) {
         let off = TurnOff(self);
         let mut ahead = Ahead::default();
-        if self.means == Means::Advice && !self.keeps_cache {
+        if !self.keeps_cache {
             ahead.prefetcher = page_cache::Prefetcher::new(opened);
         }
         let is_of_use = loop {
             let Some(range) = self.next_range() else { break true };
-            if self.means == Means::WideFaults {
-                page_cache::fault_ahead(opened, range.offset, range.len);
-                continue;
-            }
             // Best effort: what is not asked for is read when it is used.
             let asked = ahead.ask(&[range], |_| Ok(opened));
             if asked.is_err() || ahead.is_warm() {
@@ -436,9 +393,8 @@ impl LeadWork {
             }
         };
         let mut state = self.lock();
-        state.threads -= 1;
-        state.has_ended = state.threads == 0;
-        let goes_on = state.threads > 0 || (!state.is_left && state.guess.unused > 0);
+        state.adviser = Adviser::Ended;
+        let goes_on = !state.is_left && state.guess.unused > 0;
         if is_of_use && (state.guess.has_parts || goes_on) {
             std::mem::forget(off); // streams read on, or all was asked for ahead
         }
@@ -452,12 +408,10 @@ impl LeadWork {
         let mut state = self.lock();
         while !state.is_closed && !state.guess.has_parts {
             let Following { cursor, guess, opened, is_left, .. } = &mut *state;
-            // On storage that answers at once a tensor of which little may be used is left to its page faults.
-            let is_idle = self.means == Means::WideFaults && !cursor.guesses_right();
-            if *is_left && (is_idle || !opened.as_ref().is_some_and(|opened| opened.has_views())) {
+            if *is_left && !opened.as_ref().is_some_and(|opened| opened.has_views()) {
                 break;
             }
-            match if is_idle { LeadStep::Wait } else { cursor.next(&self.tensors, guess) } {
+            match cursor.next(&self.tensors, guess) {
                 LeadStep::Ask(range) => return Some(range),
                 LeadStep::Wait => state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner),
                 LeadStep::End => break,
@@ -530,6 +484,11 @@ impl LeadWork {
         }
     }
 
+    /// A lead of `first_bytes`, which may become as long as the limit.
+    fn budget(&self, first_bytes: u64) -> Budget {
+        Budget::new(first_bytes, self.limit_bytes)
+    }
+
     /// The lead of a stream before any guess was right.
     fn first_bytes(&self) -> u64 {
         self.limit_bytes.min(FIRST_LEAD_BYTES)
@@ -570,40 +529,4 @@ fn stream_of(opened: &Arc<Opened>, wants: &[Want], memory_bytes: u64) -> Result<
     let options = StreamOptions { memory_bytes, ..StreamOptions::default() };
     let opened = opened.clone();
     Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, options)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-    use crate::mapped_file::{MappedFile, RequestedMode};
-
-    const TENSORS: u64 = 1024;
-    const TENSOR_BYTES: u64 = 16 << 10;
-
-    #[test]
-    fn page_faults_are_wide_while_whole_tensors_are_used_in_order() {
-        let mut file = tempfile::Builder::new().tempfile_in("target").expect("a file on a disk");
-        file.write_all(&vec![1; (TENSORS * TENSOR_BYTES) as usize]).expect("written");
-        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
-        let opened = mapped.opened().expect("open");
-        page_cache::evict(&opened).expect("evicted");
-        wide_faults::take_for_quick(&opened);
-        assert!(Lead::is_worth_it(&opened, None, 1));
-        let ranges: Vec<_> = (0..TENSORS).map(|number| (number * TENSOR_BYTES, TENSOR_BYTES)).collect();
-        let tensors = FileTensors::new(ranges, vec![1; TENSORS as usize], vec![]);
-        let lead = Lead::new(opened.clone(), tensors, None, false, 1);
-        let half = Selection::new(0, &[TENSOR_BYTES / 2], &[1], 1, TENSOR_BYTES).expect("inside");
-        let are_wide_after = |number: u64, selection: Option<&Selection>| {
-            lead.ask(&opened, number * TENSOR_BYTES, selection);
-            opened.has_wide_faults.load(Ordering::Relaxed)
-        };
-        assert!(!are_wide_after(0, None), "nothing shows that others follow");
-        assert!(are_wide_after(1, None));
-        assert!(are_wide_after(3, None), "one was left out");
-        assert!(!are_wide_after(900, None), "a jump");
-        assert!(are_wide_after(901, None));
-        assert!(!are_wide_after(902, Some(&half)), "streams read parts");
-    }
 }

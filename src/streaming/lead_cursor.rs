@@ -56,10 +56,6 @@ impl LeadCursor {
         }
     }
 
-    pub fn guesses_right(&self) -> bool {
-        self.guesses_right
-    }
-
     /// Returns whether all of the file was asked for, of a consumer that does what was expected.
     pub fn is_at_end(&self) -> bool {
         self.guesses_right && self.cursor.0 >= self.advised.len()
@@ -216,7 +212,7 @@ mod tests {
         (0..4).for_each(|number| consumer.ask(number));
         consumer.asked();
         consumer.ask(60);
-        assert!(!consumer.cursor.guesses_right());
+        assert!(!consumer.cursor.guesses_right);
         assert_eq!(consumer.asked(), 60 * TENSOR_BYTES..61 * TENSOR_BYTES);
         consumer.ask(61);
         assert_eq!(consumer.asked(), 61 * TENSOR_BYTES..64 * TENSOR_BYTES);

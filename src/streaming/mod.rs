@@ -36,9 +36,7 @@
 //! **The lead** serves a consumer that asks for the tensors of a file one by one and names no plan:
 //!
 //! ```text
-//!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ threads cause page faults that read far:
-//!                                                                            │  the storage answers at once
-//!                                                                            ├─ a thread advises: into the page cache
+//!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ a thread advises: into the page cache
 //!                                                                            └─ a Stream: into memory of its own
 //!   close ──> idle::IdleStore: the file and its lead, for half a second ──> the next opening, or nothing
 //! ```
@@ -80,4 +78,3 @@ mod state;
 pub mod strategy;
 mod trial;
 pub mod warm;
-pub mod wide_faults;

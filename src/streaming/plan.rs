@@ -12,6 +12,11 @@ pub const GROUP_BYTES: u64 = 1 << 20;
 /// A group's memory lies to the page as its bytes lie in the file, which direct I/O needs.
 pub const PAGE_BYTES: u64 = ALIGN_BYTES as u64;
 
+/// Many mounts cut a read into requests of 128 KiB, and make them one after another: pieces are small at first, so that the
+/// threads share the first tensor. Others make one request of 1 MiB, so pieces are as large once all threads have one.
+const FIRST_PIECE_BYTES: u64 = 256 << 10;
+const FIRST_BYTES: u64 = 64 * FIRST_PIECE_BYTES;
+
 /// Which bytes are read for a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
@@ -19,17 +24,6 @@ pub enum Reads {
     Exact,
     /// The pages that it lies in, the end of the file included: direct I/O reads nothing less.
     WholePages,
-}
-
-impl Reads {
-    /// Returns how much of a run is read in one go. Mounts often cut that into requests of 128 KiB and make them one after
-    /// another: pieces are small, so that the threads share a tensor. Direct I/O has larger requests.
-    const fn piece_bytes(self) -> u64 {
-        match self {
-            Self::Exact => 256 << 10,
-            Self::WholePages => PIECE_BYTES,
-        }
-    }
 }
 
 /// A wanted tensor of a file, or a part of it.
@@ -87,8 +81,15 @@ pub struct TensorGroup {
 }
 
 impl TensorGroup {
-    /// Makes a group of the wants from `first` on, whose `places` lie in `range` of a file.
-    fn of_run(range: ByteRange, first: usize, places: &[ByteRange], reads: Reads) -> Self {
+    /// Makes a group of the wants from `first` on, whose `places` lie in `range` of a file. Pieces are small as long as
+    /// `small_bytes_left`.
+    fn of_run(
+        range: ByteRange,
+        first: usize,
+        places: &[ByteRange],
+        reads: Reads,
+        small_bytes_left: &mut u64,
+    ) -> Self {
         let base = range.offset - range.offset % PAGE_BYTES;
         let place_of = |offset: u64| (offset - base) as usize;
         let (mut offset, last) = match reads {
@@ -96,12 +97,13 @@ impl TensorGroup {
             Reads::Exact => (range.offset, range.end()),
             Reads::WholePages => (base, range.end().next_multiple_of(PAGE_BYTES)),
         };
-        let piece_bytes = reads.piece_bytes();
-        let mut pieces = Vec::with_capacity(range.len.div_ceil(piece_bytes) as usize + 1);
+        let mut pieces = Vec::new();
         while offset < last {
+            let piece_bytes = if *small_bytes_left > 0 { FIRST_PIECE_BYTES } else { PIECE_BYTES };
             // Pieces end where the file's large blocks do: no two of them share a page or a request.
             let end = (offset - offset % piece_bytes + piece_bytes).min(last);
             pieces.push((ReadPiece::Run { offset }, place_of(offset)..place_of(end)));
+            *small_bytes_left = small_bytes_left.saturating_sub(end - offset);
             offset = end;
         }
         let place = |(want, place): (usize, &ByteRange)| TensorPlace {
@@ -135,7 +137,7 @@ pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
         Some(ByteRange { file: FileId { set: 0, index: want.file }, offset, len })
     };
     let mut found = Vec::new();
-    let mut first = 0;
+    let (mut first, mut small_bytes_left) = (0, FIRST_BYTES);
     while let Some(want) = wants.get(first) {
         let Some(mut range) = range_of(want) else {
             found.extend(want.selection.as_ref().map(|part| TensorGroup::of_part(first, want, part)));
@@ -152,7 +154,7 @@ pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
             range = joined;
             places.push(next);
         }
-        found.push(TensorGroup::of_run(range, first, &places, reads));
+        found.push(TensorGroup::of_run(range, first, &places, reads, &mut small_bytes_left));
         first += places.len();
     }
     found
@@ -178,6 +180,19 @@ mod tests {
         assert_eq!(tensors, [vec![0, 1], vec![2], vec![3], vec![4]]);
         assert_eq!(found[0].places[1], TensorPlace { want: 1, offset: 150, len: 50 });
         assert_eq!(found[1].pieces.len(), 13, "cut at whole quarters of a mebibyte of the file");
+    }
+
+    #[test]
+    fn pieces_are_small_until_all_threads_have_one() {
+        let tensor_bytes = 3 * FIRST_BYTES / 2;
+        let wants = [whole(0, 0, tensor_bytes), whole(0, tensor_bytes, tensor_bytes)];
+        let lens = |group: &TensorGroup| group.pieces.iter().map(|(_, range)| range.len() as u64).collect();
+        for reads in [Reads::Exact, Reads::WholePages] {
+            let found: Vec<Vec<u64>> = groups(&wants, reads).iter().map(lens).collect();
+            let (small, large) = found[0].split_at(64);
+            assert!(small.iter().all(|&len| len == FIRST_PIECE_BYTES), "{small:?}");
+            assert!(large.iter().chain(&found[1]).all(|&len| len == PIECE_BYTES), "{large:?}");
+        }
     }
 
     #[test]
@@ -219,7 +234,7 @@ mod tests {
                 let mut at = None;
                 for (piece, range) in &group.pieces {
                     let ReadPiece::Run { offset } = piece else { unreachable!("no selection") };
-                    prop_assert!(range.len() as u64 <= reads.piece_bytes() && !range.is_empty());
+                    prop_assert!(range.len() as u64 <= PIECE_BYTES && !range.is_empty());
                     prop_assert_eq!(*offset % PAGE_BYTES, range.start as u64 % PAGE_BYTES);
                     prop_assert!(at.is_none_or(|at| at == (*offset, range.start)));
                     at = Some((offset + range.len() as u64, range.end));

@@ -13,7 +13,6 @@ use crate::words::words;
 use super::plan::Want;
 use super::sample::{drawn, is_cached};
 use super::trial;
-use super::wide_faults;
 
 words! {
     /// How a stream gets its bytes.
@@ -49,8 +48,6 @@ pub struct Surroundings {
     pub local_processes: u64,
     /// Whether the lead of `warm` reads into the page cache, or has.
     pub is_warmed: bool,
-    /// Whether what is read may stay in the page cache.
-    pub may_fill_cache: bool,
     /// Whether the mount may be tried, with threads and memory of the trial's own.
     pub may_try: bool,
     /// Picks the pages that are probed. A probe may bring its page into the cache, so each decision needs pages of its
@@ -99,7 +96,6 @@ pub fn choose(
         let path = opened.path.display();
         let cold = format!("byte {offset} of {path} is not in the page cache (sample {})", probe + 1);
         let refusal = refusal_of_cache(&opened);
-        let are_whole = wants.iter().all(|want| want.selection.is_none());
         let Surroundings { available_memory_bytes, local_processes, .. } = around;
         let result_bytes = wants.iter().fold(0, |sum: u64, want| {
             sum.saturating_add(want.selection.as_ref().map_or(want.len, |part| part.result_bytes))
@@ -108,9 +104,6 @@ pub fn choose(
             Some(refusal) => decided(Strategy::Pread, refusal),
             None if around.is_warmed => {
                 decided(Strategy::Ahead, format!("{cold}, where the lead of warm() reads as well"))
-            }
-            None if around.may_fill_cache && are_whole && wide_faults::pay(&opened, seed) => {
-                decided(Strategy::Mapped, format!("{cold}, but its storage answers at once"))
             }
             None if local_processes > 1 => {
                 let reason = format!("{cold}, and {local_processes} processes of this node share that");
@@ -169,7 +162,6 @@ mod tests {
             available_memory_bytes,
             local_processes,
             is_warmed: false,
-            may_fill_cache: false,
             may_try: false,
             seed: 5,
         };

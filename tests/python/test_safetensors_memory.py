@@ -1,4 +1,4 @@
-"""What tensors cost: memory of one's own, descriptors, mappings, and the time that letting the last one go takes."""
+"""What tensors cost: memory of one's own, descriptors, mappings, and the time to let the last one go."""
 
 from __future__ import annotations
 

@@ -87,6 +87,18 @@ def test_many_requests_are_on_their_way_and_each_byte_is_read_once(source, tmp_p
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
 
 
+# 16 KiB is less than the 128 KiB of most mounts, and 1 MiB the most that FUSE takes.
+@pytest.mark.parametrize("read_ahead_bytes", [16384, 131072, MIB])
+def test_requests_are_as_large_as_the_mount_allows(source, tmp_path, read_ahead_bytes):
+    with slow_mount(source, tmp_path, read_ahead_bytes=read_ahead_bytes) as slow:
+        one_by_one(slow.path / "model.safetensors")
+    expected_bytes = min(2 * read_ahead_bytes, MIB)
+    assert slow.counts["largest_request_bytes"] >= expected_bytes
+    # Page faults bring some of the first tensors, and the lead opens the file anew, which drops that.
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE + 4 * read_ahead_bytes
+    assert slow.counts["read_requests"] <= 1.25 * WHOLE / expected_bytes + 16
+
+
 @both_mounts
 def test_without_a_lead_requests_come_one_after_another(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:

@@ -222,7 +222,9 @@ def test_small_neighbours_share_memory_and_each_is_taken_once(tmp_path):
         assert neighbour.ctypes.data == first.ctypes.data + 4096
 
 
-def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path):
+def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path, monkeypatch):
+    # What many threads have asked for would come before the tensor that is brought forward.
+    monkeypatch.setenv("PAGESTREAM_THREADS", "4")
     with slow_weights(source, tmp_path, threads=2, delay_ms=40) as (_, weights):
         lead = weights.warm(memory_bytes=AMPLE)
         assert one_by_one(weights, ["t00", "t01", "t02", "t03"])

@@ -96,9 +96,7 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             expected that was taken of the last tensor whose name differs in its numbers alone. At the end
             of ``model-00001-of-00004.safetensors`` the lead goes on to the next file. It stops, and lets go
             of the file, half a second after the file was closed; until then a program that opens the file
-            for each tensor goes on with it. Eight files of a process are read ahead at a time. On storage
-            that answers at once, as local disks do, no thread reads ahead: page faults in whole tensors that
-            are used in order read megabytes instead, as far as the kernel has huge pages (Linux 5.18).
+            for each tensor goes on with it. Eight files of a process are read ahead at a time.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.

@@ -46,7 +46,7 @@ def load_file(
         strict: See `safe_open`.
         copy: See `safe_open`.
         raw: See `safe_open`.
-        ahead: See `safe_open`. A file that a thread reads ahead is in memory when this returns.
+        ahead: See `safe_open`. A file that is read ahead is in memory when this returns.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.

@@ -241,17 +241,14 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 * ``"direct"`` does so past the page cache (``O_DIRECT``), in whole pages; like ``"pread"``
                   where the file system refuses (`explain` tells), and for parts that are not contiguous;
                 * ``"ahead"`` reads them into the page cache, and yields read-only views of the mapped files;
-                * ``"mapped"`` yields such views and reads nothing; page faults in whole tensors read
-                  megabytes meanwhile;
-                * ``"auto"`` is ``"mapped"`` if all of 64 pages, drawn at random, are in the page cache, and
-                  for whole tensors where the storage answers at once, as local disks do (single pages, timed
-                  once for each mount), and 1 GiB of memory is available. It is ``"ahead"`` if several
-                  processes of a job share this node (``LOCAL_WORLD_SIZE`` and its like), after `warm`, or if
-                  copies would take more than half of the available memory; but not where reads bypass the
-                  page cache. It is
-                  ``"direct"`` where that takes less than half of the time of ``"pread"``, so that a program
-                  that is started twice loses nothing: streams of 2 GiB and more of cold files, without limits
-                  of threads and memory, try 64 MiB each way, once for each mount. Else it is ``"pread"``.
+                * ``"mapped"`` yields such views and reads nothing;
+                * ``"auto"`` is ``"mapped"`` if all of 64 pages, drawn at random, are in the page cache. It is
+                  ``"ahead"`` if several processes of a job share this node (``LOCAL_WORLD_SIZE`` and its
+                  like), after `warm`, or if copies would take more than half of the available memory; but not
+                  where reads bypass the page cache. It is ``"direct"`` where that takes less than half of the
+                  time of ``"pread"``, so that a program that is started twice loses nothing: streams of 2 GiB
+                  and more of cold files, without limits of threads and memory, try 64 MiB each way, once for
+                  each mount. Else it is ``"pread"``.
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
                 read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or an eighth of the available
                 memory and at most 1 GiB.
@@ -265,8 +262,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 never viewed, and whole. None and False compare nothing.
             drop_behind: True leaves the page cache as it was: pages that were not there before go again after
                 they were read; all of them where the kernel does not tell, as in ``"read"`` mode. ``"auto"``
-                is then ``"mapped"``, if all is cached, or ``"direct"``, or ``"pread"`` with `verify`. None
-                and False leave them there.
+                is then ``"mapped"`` or ``"direct"``, or ``"pread"`` with `verify`. None and False leave them
+                there.
             progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
         Yields:

@@ -198,12 +198,7 @@ def chosen(
         raise ValueError(message)
     native = [each.native() for each in wanted]
     found, reason = _native.TensorStream.choose(
-        files,
-        native,
-        strategy,
-        ranks.local_processes(),
-        not drop_behind,
-        not (drop_behind or is_limited),
+        files, native, strategy, ranks.local_processes(), not (drop_behind or is_limited)
     )
     if drop_behind and strategy == "auto" and found != "mapped":
         return "direct", f"{reason}; drop_behind=True leaves nothing in the page cache"
@@ -243,7 +238,8 @@ def tensors(
         drop_behind: Whether bytes that are read leave the page cache again.
     """
     if strategy == "mapped":
-        yield from _views(files, wanted, view)
+        for each in wanted:
+            yield each, view(each)
         return
     native = [each.native() for each in wanted]
     stream = _native.TensorStream(
@@ -263,16 +259,6 @@ def tensors(
                 files.mark_used(each.info.name)
     finally:
         stream.close()
-
-
-def _views(
-    files: _native.Checkpoint, wanted: list[Wanted], view: Callable[[Wanted], Any]
-) -> Generator[tuple[Wanted, Any], None, None]:
-    """Yields views of the mapped files."""
-    for each in wanted:
-        if each.index is ...:
-            files.note_view(each.info.name)
-        yield each, view(each)
 
 
 def reported(

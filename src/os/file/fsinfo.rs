@@ -146,6 +146,11 @@ fn unescape(text: &str) -> OsString {
     OsString::from_vec(out)
 }
 
+/// Returns the kernel's read-ahead window on a device, by its number; `None` where it cannot be read.
+pub fn read_ahead_bytes_of(device: u64) -> Option<u64> {
+    read_ahead_bytes(&format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
+}
+
 /// Returns the device's own setting, or for a partition that of its disk.
 fn read_ahead_bytes(device: &str) -> Option<u64> {
     let places = [

@@ -64,17 +64,6 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
     unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice.for_map()) }
 }
 
-/// Sets whether a page fault in the mapping reads megabytes, whatever the kernel's read-ahead (`VM_HUGEPAGE` in
-/// `do_sync_mmap_readahead`, mm/filemap.c, since Linux 5.18), and whether its pages are mapped by huge ones. Best effort:
-/// a kernel without huge pages refuses.
-pub fn set_wide_faults(region: &Region, is_wide: bool) {
-    let advice = if is_wide { MapAdvice::LinuxHugepage } else { MapAdvice::LinuxNoHugepage };
-    if let Some((address, len)) = region.range(0, region.len()) {
-        // SAFETY: `range` checked that the pages belong to the region; the advice changes nothing that they hold.
-        let _ = unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice) };
-    }
-}
-
 /// Advises on a range of a file that is read and not mapped (posix_fadvise(2)). Returns whether the kernel took the
 /// advice, which it may not know.
 pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> bool {

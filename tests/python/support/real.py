@@ -123,6 +123,14 @@ class SlowMount:
     counts: dict[str, int] = field(default_factory=dict)
 
 
+def set_read_ahead(mount, read_ahead_bytes):
+    device = mount.stat().st_dev
+    control = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    if not os.access(control, os.W_OK):
+        missing(f"the right to write {control}")
+    control.write_text(str(read_ahead_bytes >> 10))
+
+
 @contextlib.contextmanager
 def slow_fuse(
     source,
@@ -131,6 +139,7 @@ def slow_fuse(
     delay_ms=0,
     bandwidth_bytes=None,
     request_bytes=None,
+    read_ahead_bytes=None,
     direct_io=False,
     fail_after=None,
     fail_range=None,
@@ -143,7 +152,8 @@ def slow_fuse(
 ):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
 
-    `bandwidth_bytes` is what all requests together get in a second, and `request_bytes` the largest request.
+    `bandwidth_bytes` is what all requests together get in a second, `request_bytes` the largest request, and
+    `read_ahead_bytes` the kernel's read-ahead window for the mount (128 KiB unless told).
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
@@ -173,6 +183,8 @@ def slow_fuse(
             assert daemon.stdout is not None
             if daemon.stdout.readline() != "ready\n":
                 missing(f"a mount by slow_fuse ({daemon.communicate()[1].strip()})")
+            if read_ahead_bytes is not None:
+                set_read_ahead(mount, read_ahead_bytes)
             yield found
             output, errors = daemon.communicate(timeout=60)
             assert daemon.returncode == 0, errors
