@@ -19,6 +19,7 @@ import criterion
 import latency
 import loads
 import local_loads
+import models
 import mounts
 import nfs
 import opens
@@ -44,6 +45,7 @@ MODULES = {
     "mounts": mounts,
     "loads": loads,
     "local_loads": local_loads,
+    "models": models,
     "parallel_slices": parallel_slices,
     "nfs": nfs,
     "starts": starts,

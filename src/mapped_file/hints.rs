@@ -22,12 +22,18 @@ impl Opened {
         })
     }
 
-    pub(super) fn without_read_ahead(&self) -> WithoutReadAhead<'_> {
+    /// Doubles the read-ahead window of the descriptor (`generic_fadvise` in mm/fadvise.c), which bounds each request of
+    /// a long read, also of one without read-ahead.
+    pub(super) fn widen_requests(&self) {
         fork::with_lock(&self.hints, |hints| {
             if hints.exact_readers == 0 {
-                // Twice the window (`generic_fadvise` in mm/fadvise.c), which bounds each request of a long read.
                 self.set(Advice::Sequential);
             }
+        });
+    }
+
+    pub(super) fn without_read_ahead(&self) -> WithoutReadAhead<'_> {
+        fork::with_lock(&self.hints, |hints| {
             hints.exact_readers += 1;
             // Each time, because a process that has shared the descriptor since a fork may have set it back.
             self.set(Advice::Random);

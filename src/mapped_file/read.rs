@@ -75,6 +75,7 @@ impl Opened {
 
     /// Begins reads of a few bytes here and there, by any threads: nothing else is brought in.
     pub fn exact_reader(&self) -> FileReader<'_> {
+        self.widen_requests();
         let without_read_ahead = Some(self.without_read_ahead());
         FileReader { opened: self, guarded: false, _without_read_ahead: without_read_ahead }
     }
@@ -133,6 +134,11 @@ impl Opened {
     /// Returns why the file cannot be read past the page cache; `None` if it can, as far as is known.
     pub fn direct_refusal(&self) -> Option<String> {
         self.direct_file().refusal(&self.path)
+    }
+
+    /// Opens the file for [`Self::read_directly`], unless it is.
+    pub fn open_directly(&self) {
+        self.direct_file();
     }
 
     fn direct_file(&self) -> &DirectFile {

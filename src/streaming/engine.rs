@@ -57,6 +57,9 @@ struct StreamWork {
     /// Where groups have no memory of their own.
     staging: Option<StagingPlaces>,
     state: Mutex<State>,
+    /// Held while a file is opened for direct reads, one at a time: on FUSE that drops its cached pages, where reads are
+    /// that the file system refused to make directly.
+    opening: Mutex<()>,
     read_bytes: AtomicU64,
     /// Signals tasks, or room for the next group.
     task_ready: Condvar,
@@ -113,6 +116,7 @@ impl Stream {
             inspect,
             staging,
             state: Mutex::new(State { memory_bytes: options.memory_bytes, ..State::default() }),
+            opening: Mutex::new(()),
             read_bytes: AtomicU64::new(0),
             task_ready: Condvar::new(),
             group_landed: Condvar::new(),
@@ -379,6 +383,10 @@ impl StreamWork {
             return Ok(opened);
         }
         let opened = (self.files)(self.groups[group].file)?;
+        if self.cache == CacheUse::Bypass {
+            let _turn = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+            opened.open_directly();
+        }
         if let Some(reading) = self.lock().reading.get_mut(&group) {
             reading.opened = Some(opened.clone());
         }

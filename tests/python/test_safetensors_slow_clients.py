@@ -79,6 +79,20 @@ def test_ranks_of_tensor_parallelism(llama, tmp_path, direct):
 
 
 @both_mounts
+@pytest.mark.parametrize("kind", ["accelerate", "transformers"])
+def test_layers_that_stay_on_disk(kind, llama, tmp_path, direct):
+    folder, _ = llama
+    expected = output("offloading.py", kind, folder, tmp_path / "offloaded")
+    total_bytes = evicted_bytes(folder)
+    with real.slow_fuse(folder, tmp_path / "slow", delay_ms=10, direct_io=direct) as slow:
+        assert output("offloading.py", kind, slow.path, tmp_path / "of slow", "--installed") == expected
+    assert slow.counts["most_in_flight"] >= 8
+    # No more than by safetensors: transformers reads all when it loads, and half for each of two forwards.
+    most = {"accelerate": 1.05, "transformers": 2.2}[kind]
+    assert total_bytes <= slow.counts["read_bytes"] <= most * total_bytes
+
+
+@both_mounts
 def test_diffusers(unet, tmp_path, direct):
     counts, total_bytes = loaded("diffusers_from_pretrained", unet, tmp_path, direct)
     assert counts["most_in_flight"] >= 10

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import random
 import re
 import sys
 import time
@@ -483,16 +484,22 @@ def test_ahead_needs_the_page_cache(tmp_path):
 def test_the_explanation_has_facts_decision_and_reasons(tmp_path, monkeypatch, direct):
     source = tmp_path / "source"
     source.mkdir()
-    safetensors.numpy.save_file(
-        {"t": np.zeros(8 * MIB, "u1"), "u": np.zeros(3)}, source / "model.safetensors"
-    )
+    # None of them alone is large enough to time requests.
+    tensors = {f"t{number:02}": np.zeros(MIB // 2, "u1") for number in range(16)}
+    safetensors.numpy.save_file({**tensors, "u": np.zeros(3)}, source / "model.safetensors")
     evict(source)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with real.slow_fuse(source, tmp_path / "slow", delay_ms=5, direct_io=direct) as slow:
         weights = open_checkpoint(slow.path / "model.safetensors")
-        text = weights.explain(["t"])
+        text = weights.explain(list(tensors))
+        random.seed(5)
+        numbers = random.random()
+        random.seed(5)
+        small = weights.explain(["t00"])
+        assert random.random() == numbers
         weights.close()
-    assert text.startswith("1 tensor of 8 MiB in 1 file\n")
+    assert "the tensors are too small to time requests" in small
+    assert text.startswith("16 tensors of 8 MiB in 1 file\n")
     assert f"1 file on {slow.path} (fuse, slow_fuse; " in text
     assert ("ENODEV" in text) == direct
     assert f"reads {'bypass' if direct else 'come out of'} the page cache" in text

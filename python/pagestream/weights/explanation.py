@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 import time
 from contextlib import closing
@@ -14,29 +15,32 @@ from pagestream.weights.indexing import ByteSelection
 
 if TYPE_CHECKING:
     from pagestream.weights.streaming import Strategy, Wanted
-    from pagestream.weights.tensor_info import TensorInfo
 
 # What one request of a FUSE mount is at most, by default.
 _REQUEST_BYTES = 128 << 10
 _SIDE_BY_SIDE = 16
+# Requests that are timed lie in the largest tensors, at most so many.
+_TIMED_TENSORS = 64
+# Fewer places would lie too close to one another.
+_LEAST_PLACES = 4 * _SIDE_BY_SIDE
 
 
 def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
     """Returns the facts about a plan, and the decision that `streaming.chosen` takes by them."""
     strategy, reason = streaming.chosen(files, wanted, "auto")
-    largest: dict[str, Wanted] = {}
-    for each in sorted(wanted, key=lambda each: each.info.nbytes):
-        largest[each.info.path] = each
+    in_file: dict[str, list[Wanted]] = {}
+    for each in wanted:
+        in_file.setdefault(each.info.path, []).append(each)
     total_bytes = sum(each.nbytes for each in wanted)
-    lines = [f"{_count(len(wanted), 'tensor')} of {_size(total_bytes)} in {_count(len(largest), 'file')}"]
-    mounts: dict[tuple[str, ...], list[Wanted]] = {}
-    for each in largest.values():
-        mounts.setdefault(_mount(files.file_of(each.info.name, reads_ahead=False)), []).append(each)
-    for facts, tensors in mounts.items():
-        lines += [f"{_count(len(tensors), 'file')} on {facts[0]}", *(f"  {fact}" for fact in facts[1:])]
+    lines = [f"{_count(len(wanted), 'tensor')} of {_size(total_bytes)} in {_count(len(in_file), 'file')}"]
+    mounts: dict[tuple[str, ...], list[list[Wanted]]] = {}
+    for tensors in in_file.values():
+        facts = _mount(files.file_of(tensors[0].info.name, reads_ahead=False))
+        mounts.setdefault(facts, []).append(tensors)
+    for facts, of_files in mounts.items():
+        lines += [f"{_count(len(of_files), 'file')} on {facts[0]}", *(f"  {fact}" for fact in facts[1:])]
         if strategy != "mapped":
-            largest_of_all = max(tensors, key=lambda each: each.info.nbytes)
-            lines += [f"  {line}" for line in _trial(files, largest_of_all.info)]
+            lines += [f"  {line}" for line in _trial(files, [each for of in of_files for each in of])]
     lines += [
         f"available memory: {_size(_native.available_memory_bytes())}",
         f"processes of this job on this node: {ranks.local_processes()}",
@@ -62,24 +66,31 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
     )
 
 
-def _trial(files: _native.Checkpoint, tensor: TensorInfo) -> list[str]:
-    """Times one request, and some side by side, at random places of a tensor."""
-    places = range(tensor.nbytes // _REQUEST_BYTES)
-    if len(places) < 4 * _SIDE_BY_SIDE:
-        return ["no tensor is large enough to time requests"]
-    first, *others = random.sample(places, 1 + 2 * _SIDE_BY_SIDE)
-    file = files.file_of(tensor.name, reads_ahead=False)
-    holds_pages = file.holds_pages()
-    lines = [_timed(files, tensor.name, [first], "pread"), _timed(files, tensor.name, others[::2], "pread")]
+def _trial(files: _native.Checkpoint, tensors: list[Wanted]) -> list[str]:
+    """Times one request, and some side by side, at random places of the largest tensors."""
+    drawn = random.Random()  # noqa: S311 - of its own, so that the caller's random numbers stay as they are
+    places: list[tuple[str, int]] = []
+    for each in heapq.nlargest(_TIMED_TENSORS, tensors, key=lambda each: each.info.nbytes):
+        inside = range(each.info.nbytes // _REQUEST_BYTES)
+        picked = drawn.sample(inside, min(len(inside), _LEAST_PLACES))
+        places += [(each.info.name, place) for place in picked]
+    if len(places) < _LEAST_PLACES:
+        return ["the tensors are too small to time requests"]
+    first, *others = drawn.sample(places, 1 + 2 * _SIDE_BY_SIDE)
+    timed_files = [files.file_of(name, reads_ahead=False) for name in {name for name, _ in others}]
+    holds_pages = any(file.holds_pages() for file in timed_files)
+    lines = [_timed(files, [first], "pread"), _timed(files, others[::2], "pread")]
     if holds_pages:
         return [*lines, "direct I/O: not tried, because on FUSE that drops what the page cache has of a file"]
-    past_cache = _timed(files, tensor.name, others[1::2], "direct")
-    refusal = file.direct_refusal()
+    past_cache = _timed(files, others[1::2], "direct")
+    refusal = next(filter(None, (file.direct_refusal() for file in timed_files)), None)
     return [*lines, f"direct I/O: refused ({refusal})" if refusal else past_cache]
 
 
-def _timed(files: _native.Checkpoint, name: str, places: list[int], strategy: Strategy) -> str:
-    wanted = [(name, ByteSelection(place * _REQUEST_BYTES, (_REQUEST_BYTES,), (1,), 1)) for place in places]
+def _timed(files: _native.Checkpoint, places: list[tuple[str, int]], strategy: Strategy) -> str:
+    wanted = [
+        (name, ByteSelection(place * _REQUEST_BYTES, (_REQUEST_BYTES,), (1,), 1)) for name, place in places
+    ]
     begin = time.perf_counter()
     with closing(
         _native.TensorStream(files, wanted, None, len(places), None, streaming.cache_use(strategy))
