@@ -26,11 +26,11 @@ pub enum LeadStep {
 
 #[derive(Debug)]
 pub struct LeadCursor {
-    /// The tensor to advise on next, by its place, and how many of its bytes were advised on.
-    cursor: (usize, u64),
+    /// The tensor to advise on next, by its place.
+    cursor: usize,
     /// Bytes that were advised on and whose tensors were not asked for.
     budget: Budget,
-    /// For each tensor the bytes that count against the budget, and since which jump.
+    /// For each tensor the bytes that were advised on, and since which jump.
     advised: Vec<(u32, u64)>,
     jumps: u32,
     /// Whether anything was asked for, or is expected to be.
@@ -46,7 +46,7 @@ impl LeadCursor {
     pub fn new(tensors: usize, budget: Budget) -> Self {
         let advised = vec![(0, 0); tensors];
         Self {
-            cursor: (0, 0),
+            cursor: 0,
             budget,
             advised,
             jumps: 0,
@@ -58,7 +58,7 @@ impl LeadCursor {
 
     /// Returns whether all of the file was asked for, of a consumer that does what was expected.
     pub fn is_at_end(&self) -> bool {
-        self.guesses_right && self.cursor.0 >= self.advised.len()
+        self.guesses_right && self.cursor >= self.advised.len()
     }
 
     /// Begins for a consumer that is expected to come here from another file.
@@ -72,7 +72,7 @@ impl LeadCursor {
         if self.last_bytes.is_none() {
             self.last_bytes = Some(bytes());
             // A jump may have left some behind.
-            self.cursor = (0, 0);
+            self.cursor = 0;
         }
     }
 
@@ -85,14 +85,14 @@ impl LeadCursor {
     pub fn note(&mut self, number: usize, request: Request, first: Budget) {
         let Request { place, is_next, is_first, has_turned, .. } = request;
         if has_turned {
-            self.cursor = (place, 0);
+            self.cursor = place;
         }
-        let (since, bytes) = self.advised[number];
-        let was_advised = bytes > 0 && since == self.jumps;
+        let bytes = self.advised_bytes(number);
+        let was_advised = bytes > 0;
         if was_advised && is_first {
             self.budget.give_back(bytes);
         }
-        let is_near = (self.cursor.0..self.cursor.0 + NEAR_TENSORS).contains(&place);
+        let is_near = (self.cursor..self.cursor + NEAR_TENSORS).contains(&place);
         if was_advised || is_next || (is_near && self.has_begun) {
             self.budget.double();
             self.guesses_right = true;
@@ -100,16 +100,34 @@ impl LeadCursor {
             self.guesses_right = false;
             self.jumps += 1;
             self.budget = first;
-            self.cursor = (place, 0);
+            self.cursor = place;
         }
         self.has_begun = true;
+    }
+
+    /// Returns how many bytes of a tensor were advised on since the last jump.
+    fn advised_bytes(&self, number: usize) -> u64 {
+        let (since, bytes) = self.advised[number];
+        if since == self.jumps { bytes } else { 0 }
     }
 
     /// Returns what to do next.
     pub fn next(&mut self, tensors: &FileTensors, guess: &Guess) -> LeadStep {
         loop {
-            let (place, done) = self.cursor;
+            let place = self.cursor;
             if place >= tensors.ranges.len() {
+                // The consumer has asked for all, and some were left behind when it turned to another order.
+                let is_left = |&place: &usize| {
+                    let number = tensors.number_at(place, guess.order);
+                    let (since, bytes) = self.advised[number];
+                    bytes == 0 || (since == self.jumps && bytes < tensors.ranges[number].1)
+                };
+                if guess.unused == 0
+                    && let Some(left) = (0..place).find(is_left)
+                {
+                    self.cursor = left;
+                    continue;
+                }
                 // The consumer may have begun in the middle.
                 let is_over = guess.unused == 0 || self.is_finishing();
                 let is_all_advised = || self.advised.iter().all(|&(_, bytes)| bytes > 0);
@@ -118,9 +136,9 @@ impl LeadCursor {
             let number = tensors.number_at(place, guess.order);
             let (offset, len) = tensors.ranges[number];
             let is_used = guess.is_used(number);
-            let is_done = done == 0 && self.advised[number].1 > 0 && self.advised[number].0 == self.jumps;
-            if done >= len || is_done || (self.is_finishing() && !is_used) {
-                self.cursor = (place + 1, 0);
+            let done = self.advised_bytes(number);
+            if done >= len || (self.is_finishing() && !is_used) {
+                self.cursor = place + 1;
                 continue;
             }
             let may_lead = self.guesses_right && self.budget.has_room();
@@ -132,12 +150,10 @@ impl LeadCursor {
                 let Some(left) = left.checked_sub(bytes) else { return LeadStep::End };
                 self.last_bytes = Some(left);
             }
-            self.cursor.1 += bytes;
             if !is_used {
                 self.budget.take(bytes);
             }
-            let (since, before) = self.advised[number];
-            self.advised[number] = (self.jumps, if since == self.jumps { before + bytes } else { bytes });
+            self.advised[number] = (self.jumps, done + bytes);
             return LeadStep::Ask(ByteRange { file: FileId::default(), offset: offset + done, len: bytes });
         }
     }
@@ -158,8 +174,12 @@ mod tests {
 
     impl Consumer {
         fn new() -> Self {
+            Self::of_order((0..TENSORS as u32).collect())
+        }
+
+        fn of_order(order: Vec<u32>) -> Self {
             let ranges = (0..TENSORS as u64).map(|number| (number * TENSOR_BYTES, TENSOR_BYTES)).collect();
-            let tensors = FileTensors::new(ranges, vec![1; TENSORS], vec![]);
+            let tensors = FileTensors::new(ranges, vec![1; TENSORS], vec![order]);
             Self { guess: Guess::new(&tensors), cursor: LeadCursor::new(TENSORS, budget()), tensors }
         }
 
@@ -234,6 +254,34 @@ mod tests {
         for (number, bytes) in bytes.into_iter().enumerate() {
             assert_eq!(bytes, if [0, 1, 40].contains(&number) { TENSOR_BYTES } else { 0 }, "{number}");
         }
+        assert_eq!(consumer.next(), LeadStep::End);
+    }
+
+    #[test]
+    fn a_tensor_that_was_begun_is_asked_for_to_its_end() {
+        let mut consumer = Consumer::new();
+        consumer.ask(0);
+        let LeadStep::Ask(first) = consumer.next() else { panic!("nothing is asked for") };
+        assert_eq!((first.offset, first.len), (0, STEP_BYTES));
+        consumer.cursor.finish(|| u64::MAX);
+        assert_eq!(consumer.asked(), STEP_BYTES..TENSOR_BYTES);
+        assert_eq!(consumer.next(), LeadStep::End);
+    }
+
+    #[test]
+    fn what_was_left_when_the_order_turned_is_asked_for_in_the_end() {
+        let backwards: Vec<_> = (0..TENSORS as u32).rev().collect();
+        let mut consumer = Consumer::of_order(backwards);
+        consumer.ask(40);
+        assert!(matches!(consumer.next(), LeadStep::Ask(_)));
+        let mut asked_bytes = STEP_BYTES;
+        for number in (0..TENSORS).rev().filter(|&number| number != 40) {
+            consumer.ask(number);
+            while let LeadStep::Ask(range) = consumer.next() {
+                asked_bytes += range.len;
+            }
+        }
+        assert_eq!(asked_bytes, TENSORS as u64 * TENSOR_BYTES);
         assert_eq!(consumer.next(), LeadStep::End);
     }
 

@@ -203,8 +203,21 @@ def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path)
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
 
 
+def test_a_file_of_one_large_tensor_is_in_memory_once_it_is_loaded(tmp_path):
+    """No other tensor shows that the consumer goes on."""
+    source = tmp_path / "source"
+    source.mkdir()
+    safetensors.numpy.save_file({"only": np.full(WHOLE, 7, "u1")}, source / "model.safetensors")
+    with slow_mount(source, tmp_path) as slow:
+        array = load_file(slow.path / "model.safetensors")["only"]
+        assert becomes_resident(array)
+        del array
+    assert slow.counts["most_in_flight"] >= 12
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
+
+
 def test_what_nobody_holds_any_more_is_not_read(source, tmp_path):
-    with slow_mount(source, tmp_path, delay_ms=200) as slow:
+    with slow_mount(source, tmp_path, delay_ms=1000) as slow:
         with safe_open(slow.path / "model.safetensors", "np", ahead=2 * MIB) as file:
             for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
                 file.get_tensor(name)

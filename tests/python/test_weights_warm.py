@@ -324,7 +324,8 @@ def test_a_stream_goes_the_way_of_the_lead(source, tmp_path):
         weights.warm(memory_bytes=AMPLE)
         assert re.search(r'takes "ahead": .* where the lead of warm\(\) reads as well', weights.explain())
         assert not any(array.flags.writeable for _, array in weights.stream())
-    assert slow.counts["read_bytes"] <= 1.1 * WHOLE
+    # `explain` times some requests.
+    assert slow.counts["read_bytes"] <= 1.04 * WHOLE + 6 * MIB
 
 
 def test_a_tensor_that_was_taken_is_read_through_its_file_the_next_time(source, tmp_path):
