@@ -112,6 +112,18 @@ def test_what_lies_between_columns_that_are_far_apart_is_not_read():
     assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2), 2)) == 2 * 512 * 64
 
 
+def test_what_two_want_of_long_rows_is_read_once():
+    shape = (16, 4 * MIB)
+    requests = (Request(0, ((0, 16), (0, 3 * MIB))), Request(1, ((0, 16), (MIB, 4 * MIB))))
+    assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2), 2)) == math.prod(shape)
+
+
+def test_other_columns_of_other_rows_are_read_alone():
+    shape = (512, 8192)
+    requests = (Request(0, ((0, 256), (0, 4096))), Request(1, ((256, 512), (4096, 8192))))
+    assert read_bytes(shared([SharedTensor(shape, requests)], 2), 2) == [256 * 4096] * 2
+
+
 def test_a_large_tensor_is_cut_whatever_its_first_dimension():
     shape = (1, 64, MIB)
     tensors = [SharedTensor(shape, (Request(0, whole(shape)), Request(1, whole(shape))))]
