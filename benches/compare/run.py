@@ -25,6 +25,7 @@ import nfs
 import opens
 import parallel_slices
 import passes
+import processes
 import reads
 import reopens
 import slices
@@ -47,6 +48,7 @@ MODULES = {
     "local_loads": local_loads,
     "models": models,
     "parallel_slices": parallel_slices,
+    "processes": processes,
     "nfs": nfs,
     "starts": starts,
     "opens": opens,

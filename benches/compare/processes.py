@@ -1,0 +1,141 @@
+"""Plain processes of one node that load the same checkpoint from a slow mount at the same time."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cold import ROOT, evict, example
+from fresh import USUAL_REQUEST_BYTES, Load, alternate
+from harness import Row
+from load_weights import used
+from weight_files import written
+
+sys.path.append(str(ROOT / "tests/python"))  # the tests mount the same file system
+from support import real
+
+TITLE = "a checkpoint of 1 GiB in 4 shards, loaded by processes that begin at the same time"
+SHARDS, TENSORS, SHAPE = 4, 32, (2048, 2048)
+NEEDED_BYTES = SHARDS * TENSORS * SHAPE[0] * SHAPE[1] * 2
+DELAY_MS, ROUNDS = 10, 3
+OURS = ["stream", "safe_open, installed"]
+RIVALS = ["safetensors, mmap", "cattensors"]
+COUNTS = (1, 2, 4, 8)
+# Of the time that one process takes, and of the bytes of the file.
+MOST_TIME, MOST_BYTES = 1.15, 1.05
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many processes on a mount."""
+
+    count: int
+    direct_io: bool
+
+
+CASES = {
+    f"{count} process{'es' if count > 1 else ''}, {'direct_io' if direct_io else 'cached'}": Case(
+        count, direct_io
+    )
+    for direct_io in (False, True)
+    for count in COUNTS
+}
+
+
+@dataclass
+class Together(Load):
+    """What the last of the processes took, and the processors' time of all."""
+
+    cpu_seconds: float = 0.0
+
+
+def load(way: str, case: Case, source: Path, sums: dict[str, int]) -> Together:
+    for path in source.iterdir():
+        evict(path)
+    with real.slow_fuse(
+        source,
+        source.with_name("slow"),
+        delay_ms=DELAY_MS,
+        request_bytes=USUAL_REQUEST_BYTES,
+        direct_io=case.direct_io,
+        program=example("slow_fuse"),
+    ) as slow:
+        found = at_the_same_time(way, case.count, slow.path)
+    if any(each["sums"] != sums for each in found):
+        message = f"{way} gave other bytes"
+        raise AssertionError(message)
+    if slow.counts["read_bytes"] < NEEDED_BYTES:
+        message = f"{way}: the mount delivered {slow.counts['read_bytes']} bytes: it was not cold"
+        raise AssertionError(message)
+    return Together(
+        seconds=max(each["seconds"] for each in found),
+        first_seconds=max(each["first_seconds"] for each in found),
+        delivered_bytes=slow.counts["read_bytes"],
+        most_in_flight=slow.counts["most_in_flight"],
+        cpu_seconds=sum(each["cpu_seconds"] for each in found),
+    )
+
+
+def at_the_same_time(way: str, count: int, folder: Path) -> list[dict[str, Any]]:
+    """Returns what processes printed that began to load once all of them could."""
+    program = str(Path(__file__).with_name("load_weights.py"))
+    command = [sys.executable, program, way, str(folder), "--wait"]
+    pipe = subprocess.PIPE
+    with ExitStack() as ends:
+        processes = [
+            ends.enter_context(
+                subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+            )
+            for _ in range(count)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                message = f"{way}: a process ended before it began to load"
+                raise RuntimeError(message)
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+
+
+def measure(folder: Path, cases: list[str]) -> list[Row]:
+    rows = []
+    with tempfile.TemporaryDirectory(dir=folder) as inner:
+        source = Path(inner) / "source"
+        tensors = written(source, shards=SHARDS, tensors=TENSORS, shape=SHAPE)
+        sums = {name: used(array) for name, array in tensors}
+        alone: dict[tuple[str, bool], list[float]] = {}
+        for name in cases:
+            case = CASES[name]
+            found = alternate(
+                [*OURS, *RIVALS], lambda way, case=case: load(way, case, source, sums), rounds=ROUNDS
+            )
+            for ours in OURS:
+                one = f"{ours}, 1 process"
+                figures = {way: [each.seconds for each in found[way]] for way in (ours, *RIVALS)}
+                remarks = {way: told(found[way]) for way in figures}
+                goals = dict.fromkeys(RIVALS, 10.0)
+                if case.count == 1:
+                    alone[ours, case.direct_io] = figures[ours]
+                elif (ours, case.direct_io) in alone:
+                    figures[one] = alone[ours, case.direct_io]
+                    goals[one] = 1 / MOST_TIME
+                rows.append(Row(name, ours, figures, goals=goals, limits=[one], remarks=remarks))
+                share = [each.delivered_bytes / NEEDED_BYTES for each in found[ours]]
+                what = f"{name}, bytes from the store for one of the file"
+                rows.append(Row(what, ours, {ours: share}, "", goals={ours: MOST_BYTES}))
+    return rows
+
+
+def told(loads: list[Together]) -> str:
+    """What the mount and the processors saw of the loads in one way."""
+    share = statistics.median(each.delivered_bytes for each in loads) / NEEDED_BYTES
+    cpu_seconds = statistics.median(each.cpu_seconds for each in loads)
+    return f"{share:.2f} of the bytes delivered, {cpu_seconds:.1f} s of processors"
