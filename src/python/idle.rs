@@ -1,25 +1,36 @@
 //! Weight files that were closed a moment ago while they were read ahead, and those that probably come next.
 
 use std::path::{self, Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::lead::{FileLead, NextFile};
 use crate::error::Result;
-use crate::mapped_file::RequestedMode;
+use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::os::process::fork;
 use crate::streaming::idle::IdleStore;
 use crate::weights::file::WeightFile;
+use crate::weights::header::Header;
 use crate::weights::next_shard::next_shard;
 use crate::weights::strictness::Strictness;
 
 static FILES: IdleStore<IdleKey, IdleFile> = IdleStore::new();
 
-/// The files that the program opened last, and when.
-static OPENED: Mutex<Vec<(PathBuf, Instant)>> = Mutex::new(Vec::new());
+/// The files that the program opened last.
+static OPENED: Mutex<Vec<OpenedFile>> = Mutex::new(Vec::new());
 const MAX_OPENED: usize = 256;
 /// Threads that open the shards of a checkpoint do so within this time.
 const SAME_TIME: Duration = Duration::from_secs(1);
+
+/// A file that the program has opened.
+#[derive(Debug)]
+struct OpenedFile {
+    path: PathBuf,
+    when: Instant,
+    file: Weak<MappedFile>,
+    header: Weak<Header>,
+    lead: Weak<FileLead>,
+}
 
 /// How a file was opened.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,24 +68,45 @@ impl IdleKey {
 
     /// Opens the file, or takes the one that is idle if it is still the same.
     pub fn open(&self) -> Result<(WeightFile, Arc<FileLead>)> {
-        fork::with_lock(&OPENED, |opened| {
-            opened.retain(|(path, _)| *path != self.absolute);
-            opened.drain(..opened.len().saturating_sub(MAX_OPENED - 1));
-            opened.push((self.absolute.clone(), Instant::now()));
-        });
+        self.note_opened(Weak::new(), Weak::new(), Weak::new());
         let idle = FILES.take(self).filter(|idle| idle.weights.file.check().is_ok());
         let (weights, lead) = match idle {
             Some(idle) => (idle.weights.clone(), idle.lead.clone()),
             None => self.open_anew()?,
         };
         lead.set_used(true);
+        self.note_opened(
+            Arc::downgrade(&weights.file),
+            Arc::downgrade(&weights.header),
+            Arc::downgrade(&lead),
+        );
         Ok((weights, lead))
+    }
+
+    /// Notes that the program opens the file, or has opened it.
+    fn note_opened(&self, file: Weak<MappedFile>, header: Weak<Header>, lead: Weak<FileLead>) {
+        let noted = OpenedFile { path: self.absolute.clone(), when: Instant::now(), file, header, lead };
+        fork::with_lock(&OPENED, |opened| {
+            opened.retain(|other| other.path != noted.path);
+            opened.drain(..opened.len().saturating_sub(MAX_OPENED - 1));
+            opened.push(noted);
+        });
+    }
+
+    /// Returns the file and its lead if the program has it open.
+    fn in_use(&self) -> Option<(WeightFile, Arc<FileLead>)> {
+        fork::with_lock(&OPENED, |opened| {
+            let found = opened.iter().find(|other| other.path == self.absolute)?;
+            let weights = WeightFile { file: found.file.upgrade()?, header: found.header.upgrade()? };
+            Some((weights, found.lead.upgrade()?))
+        })
+        .filter(|(weights, _)| !weights.file.is_closed())
     }
 
     /// Returns whether the program has opened the file since then, or at the same time.
     fn was_opened(&self, since: Instant) -> bool {
         fork::with_lock(&OPENED, |opened| {
-            opened.iter().any(|(path, when)| *path == self.absolute && *when + SAME_TIME >= since)
+            opened.iter().any(|other| other.path == self.absolute && other.when + SAME_TIME >= since)
         })
     }
 
@@ -88,7 +120,14 @@ impl IdleKey {
         let (path, before_opened) = (key.path.clone(), Instant::now());
         Some(NextFile::new(path, self.mode, move |guess, is_used| {
             let is_elsewhere = path::absolute(&key.path).is_ok_and(|now| now != key.absolute);
-            if is_elsewhere || key.was_opened(before_opened) {
+            if is_elsewhere {
+                return Ok(());
+            }
+            // Some programs open all files before they use any tensor.
+            if let Some((weights, lead)) = key.in_use() {
+                return lead.begin(&weights.header, weights.file.opened()?, guess);
+            }
+            if key.was_opened(before_opened) {
                 return Ok(());
             }
             let _on_its_way = FILES.announce(key.clone());

@@ -164,7 +164,10 @@ impl FileLead {
                     py.detach(|| lead.note_taken(landed.place.len as u64));
                     return Ok(Some(landed));
                 }
-                Ok(NextTensor::NotYet) => py.check_signals()?,
+                Ok(NextTensor::NotYet) => py.check_signals().inspect_err(|_| {
+                    stream.release(number);
+                    lead.note_taken(0);
+                })?,
                 Ok(NextTensor::End) => {
                     py.detach(|| lead.note_taken(0));
                     return Ok(None);

@@ -163,8 +163,31 @@ impl Stream {
     /// given up is not.
     pub fn has(&self, want: usize, near: usize) -> bool {
         let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
-        let state = self.work.lock();
+        Self::is_near(&self.work.lock(), group, near)
+    }
+
+    fn is_near(state: &State, group: usize, near: usize) -> bool {
         !state.is_over && (state.is_live(group) || (!state.has_begun(group) && group < state.begun + near))
+    }
+
+    /// Keeps the tensor of a want until it is taken or [released](Self::release), if [`Self::has`] is true of it. Returns
+    /// whether it is.
+    pub fn reserve(&self, want: usize, near: usize) -> bool {
+        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
+        let mut state = self.work.lock();
+        let is_near = Self::is_near(&state, group, near);
+        if is_near {
+            state.reserved.push(group);
+        }
+        is_near
+    }
+
+    /// Ends the reservation of a want that its consumer does not wait for any longer.
+    pub fn release(&self, want: usize) {
+        if let Some(&(group, _)) = self.work.group_of.get(want) {
+            self.work.lock().release(group);
+            self.work.group_landed.notify_all();
+        }
     }
 
     /// Returns whether all tensors are there, or on their way.
@@ -173,7 +196,7 @@ impl Stream {
     }
 
     /// Takes the tensor of a want, waiting for it for at most `patience`. Each is taken once. Groups that keep it
-    /// from being read are given up.
+    /// from being read are given up, unless they are reserved.
     pub fn take(&self, want: usize, patience: Duration) -> Result<NextTensor> {
         self.check_process()?;
         let Some(&(group, number)) = self.work.group_of.get(want) else { return Ok(NextTensor::End) };
@@ -191,7 +214,9 @@ impl Stream {
                 }
                 let memory = landed.memory.clone();
                 landed.untaken -= 1;
-                if landed.untaken == 0 {
+                let is_last = landed.untaken == 0;
+                state.release(group);
+                if is_last {
                     state.landed.remove(&group);
                     state.in_flight_bytes -= self.work.groups[group].memory_bytes as u64;
                     self.work.task_ready.notify_all();
@@ -209,7 +234,7 @@ impl Stream {
             }
             if !state.has_begun(group)
                 && !self.work.has_room(&state)
-                && let Some((before, _)) = state.landed.pop_first()
+                && let Some(before) = state.give_up_first()
             {
                 state.in_flight_bytes -= self.work.groups[before].memory_bytes as u64;
                 self.work.task_ready.notify_all();

@@ -21,10 +21,18 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Returns the number of a want, if it is the one that is asked for and there or about to come.
-    pub fn find(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {
+    /// Returns whether the stream has what is asked for, or is about to have it.
+    pub fn has(&self, place: usize, selection: Option<&Selection>) -> bool {
+        self.find(place, selection).is_some_and(|want| self.stream.has(want, NEAR_TENSORS))
+    }
+
+    /// Reserves what is asked for in the stream. Returns the number of the want, if it is there or about to come.
+    pub fn reserve(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {
+        self.find(place, selection).filter(|&want| self.stream.reserve(want, NEAR_TENSORS))
+    }
+
+    fn find(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {
         let number = self.places.binary_search(&place).ok()?;
-        let is_it = self.wants[number].selection.as_ref() == selection;
-        (is_it && self.stream.has(number, NEAR_TENSORS)).then_some(number)
+        (self.wants[number].selection.as_ref() == selection).then_some(number)
     }
 }

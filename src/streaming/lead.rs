@@ -29,7 +29,7 @@ use crate::os::process::{fork, limits};
 use crate::slicing::{PIECE_BYTES, Selection};
 
 use super::engine::Stream;
-use super::expected::Expected;
+use super::expected::{Expected, NEAR_TENSORS};
 use super::guess::{FileTensors, Guess, Request};
 use super::lead_count::count_leads;
 use super::lead_cursor::{LeadCursor, LeadStep};
@@ -244,8 +244,8 @@ impl Lead {
     pub fn begin(&self, guess: &Guess) -> Result<()> {
         let work = &self.work;
         let mut state = work.lock();
-        if state.guess.unused < work.tensors.ranges.len() {
-            return Ok(()); // the consumer is here already
+        if state.guess.unused < work.tensors.ranges.len() || state.stream.is_some() {
+            return Ok(()); // the consumer or another beginning is here already
         }
         state.guess = guess.in_next_file(&work.tensors);
         if work.means != Means::Reads && !state.guess.has_parts {
@@ -265,7 +265,8 @@ impl Lead {
         self.work.is_off.load(Ordering::Relaxed)
     }
 
-    /// Notes that a tensor of these bytes was taken from the stream, or 0 if it does not come. Ends the lead once all
+    /// Notes that a tensor of these bytes was taken from the stream, or 0 if it does not come or is not awaited any longer.
+    /// Ends the lead once all
     /// were taken, or where the consumer keeps so much that memory is short.
     pub fn note_taken(&self, bytes: u64) {
         let (is_time, is_last) = {
@@ -431,7 +432,7 @@ impl LeadWork {
         let Request { place, is_next, is_first, is_expected, .. } = request;
         let Some(opened) = state.opened.clone().filter(|_| is_first) else { return Ok(Answer::InFile) };
         let found = state.stream.as_mut().and_then(|expected| {
-            let want = expected.find(place, selection)?;
+            let want = expected.reserve(place, selection)?;
             Some((expected, want))
         });
         if let Some((expected, want)) = found {
@@ -446,6 +447,7 @@ impl LeadWork {
         }
         if is_next && !state.guess.has_parts {
             let expected = self.start_stream(&opened, state, place, self.first_bytes())?;
+            expected.stream.reserve(0, NEAR_TENSORS);
             let stream = state.stream.insert(expected).stream.clone();
             return Ok(Answer::InStream(stream, 0));
         }
@@ -453,8 +455,7 @@ impl LeadWork {
         let goes_on = |next: usize| {
             let next_number = self.tensors.number_at(next, state.guess.order);
             let wanted = state.guess.expected(&self.tensors, next_number)?;
-            let is_there =
-                state.stream.as_ref().is_some_and(|it| it.find(next, wanted.selection.as_ref()).is_some());
+            let is_there = state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()));
             (!is_there).then_some(next)
         };
         let is_likely = is_next && (is_expected || state.fruitless < MAX_FRUITLESS);

@@ -44,6 +44,8 @@ pub struct State {
     pub tasks: VecDeque<Task>,
     pub reading: BTreeMap<usize, Reading>,
     pub landed: BTreeMap<usize, LandedGroup>,
+    /// Groups that consumers wait for, one entry for each tensor. They are not given up.
+    pub reserved: Vec<usize>,
     /// Bytes of the groups that were begun and are not all taken.
     pub in_flight_bytes: u64,
     /// Upper bound of `in_flight_bytes`.
@@ -67,11 +69,48 @@ impl State {
         self.landed.contains_key(&group) || self.reading.contains_key(&group)
     }
 
+    /// Ends the reservation of one tensor of a group, if there is one.
+    pub fn release(&mut self, group: usize) {
+        if let Some(place) = self.reserved.iter().position(|&reserved| reserved == group) {
+            self.reserved.swap_remove(place);
+        }
+    }
+
+    /// Gives up the first group that has landed and nobody waits for. Returns it.
+    pub fn give_up_first(&mut self) -> Option<usize> {
+        let first = self.landed.keys().copied().find(|group| !self.reserved.contains(group))?;
+        self.landed.remove(&first);
+        Some(first)
+    }
+
     /// Lets a group have no turn, or ends its turn.
     pub fn leave_out(&mut self, group: usize) {
         self.left_out.insert(group);
         while self.left_out.remove(&self.begun) {
             self.begun += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::memory::anonymous::{Anonymous, HugePages};
+
+    #[test]
+    fn groups_that_are_reserved_are_not_given_up() {
+        let mut state = State::default();
+        for group in 0..3 {
+            let memory = Arc::new(Anonymous::private(1, HugePages::Auto).expect("a page"));
+            state.landed.insert(group, LandedGroup { memory, untaken: 1, refusal: None });
+        }
+        state.reserved = vec![0, 0, 1];
+        assert_eq!(state.give_up_first(), Some(2));
+        assert_eq!(state.give_up_first(), None);
+        state.release(0);
+        assert_eq!(state.give_up_first(), None, "another tensor of it is reserved");
+        state.release(0);
+        assert_eq!(state.give_up_first(), Some(0));
+        assert!(state.landed.contains_key(&1));
     }
 }

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -503,6 +504,36 @@ def test_the_lead_has_its_full_length_in_the_next_shard(tmp_path):
             assert sums(file, file.keys()) == list(range(40))
             # The first tensors come by page faults, which do not count.
             assert until(lambda: chars_read() - before >= 76 * MIB)
+
+
+@both_mounts
+def test_the_lead_goes_on_to_a_shard_that_is_open_already(shards, tmp_path, direct):
+    """As in a program that opens all files before it uses any tensor."""
+    with slow_shards(shards, tmp_path, direct_io=direct) as slow:
+        files = [safe_open(path, "np") for path in sorted(slow.path.iterdir())]
+        before = chars_read()
+        for number, file in enumerate(files):
+            assert sums(file, file.keys()) == list(range(number * 16 + 16, number * 16 + 32))
+            if direct and number < 2:
+                # The first tensor of the first file came by page faults, which do not count.
+                assert until(lambda: chars_read() - before >= (number * 16 + 31) * MIB)  # noqa: B023
+        for file in files:
+            file.close()
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
+def test_threads_that_share_a_file_take_each_tensor_from_the_lead(tmp_path):
+    """A tensor that one thread waits for does not make room for one that another thread asks for."""
+    tensors = {"a": np.zeros(1, "u1"), "b": np.ones(20 * MIB, "u1"), "c": np.ones(20 * MIB, "u1")}
+    for number in range(8):
+        safetensors.numpy.save_file(tensors, tmp_path / f"{number}.safetensors")
+    with real.slow_fuse(tmp_path, tmp_path / "slow", delay_ms=1, direct_io=True) as slow:
+        for path in slow.path.glob("*.safetensors"):
+            with safe_open(path, "np") as file, ThreadPoolExecutor(2) as pool:
+                slices = [file.get_slice(name) for name in tensors]
+                arrays = list(pool.map(lambda part: part[...], slices))
+                assert [int(array.sum()) for array in arrays] == [0, 20 * MIB, 20 * MIB]
+    assert 320 * MIB <= slow.counts["read_bytes"] <= 330 * MIB
 
 
 @both_mounts
