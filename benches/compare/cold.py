@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import mmap
 import os
 import subprocess
 import tempfile
@@ -18,6 +19,8 @@ FILE_BYTES = 10 << 30
 WRITTEN_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 WARM_LIMIT = 0.01
+# The environment variable by which `touch_memory` is told how much.
+TOUCHED_BYTES = "TOUCHED_BYTES"
 
 
 def token_file(folder: Path, size_bytes: int = FILE_BYTES) -> Path:
@@ -49,6 +52,29 @@ def evict(path: Path) -> float:
         message = f"{left:.1%} of {path} stays in the page cache; does another process map it?"
         raise RuntimeError(message)
     return left
+
+
+def read_all(folder: Path) -> list[Path]:
+    """Reads all files of the folder into the page cache, and returns them."""
+    buffer = bytearray(BLOCK_BYTES)
+    paths = [path for path in folder.iterdir() if path.is_file()]
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return paths
+
+
+def touch_memory() -> None:
+    """Writes to each page of as much memory as the environment says, and frees it.
+
+    A virtual machine gives free memory back to its host. Fetching it again would take longer than a load, and
+    count against the loads that happen to need it.
+    """
+    nbytes = int(os.environ.get(TOUCHED_BYTES, "0"))
+    if nbytes:
+        with mmap.mmap(-1, nbytes) as memory:
+            np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 def read_ahead_control(path: Path) -> Path | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from cold import touch_memory
 from load_weights import read_and_evict, used
 
 INSTALLED = ", installed"
@@ -54,6 +55,7 @@ def main(way: str, folder: Path, *, evicts: bool) -> None:
 
         if evicts:
             read_and_evict(folder)
+        touch_memory()
         begun = time.perf_counter()
         model = WAYS[way.removesuffix(INSTALLED)](folder)
         first = time.perf_counter() - begun

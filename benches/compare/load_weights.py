@@ -3,8 +3,7 @@
     load_weights.py WAY FOLDER [--evict] [--wait]
 
 With --wait it says "ready" first, and begins once it gets a line. With --evict all files of the folder are
-read and then evicted first: a virtual machine gives free memory back to its host, and fetching it again would
-take longer than the load.
+read and then evicted first, so that the memory for them is there, as by `cold.touch_memory`.
 
 Prints JSON: seconds in all, seconds to the first tensor, seconds of processors, and a sum over all bytes by
 name.
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cold import evict
+from cold import evict, read_all, touch_memory
 
 # The descriptor of what is printed.
 PRINTED = 1
@@ -129,13 +128,7 @@ def used(tensor: object) -> int:
 
 
 def read_and_evict(folder: Path) -> None:
-    buffer = bytearray(1 << 20)
-    paths = [path for path in folder.iterdir() if path.is_file()]
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-    for path in paths:
+    for path in read_all(folder):
         evict(path)
 
 
@@ -151,6 +144,7 @@ def report(
         os.sync()
         if evicts:
             read_and_evict(folder)
+        touch_memory()
         if waits:
             os.write(PRINTED, b"ready\n")
             sys.stdin.readline()

@@ -1,6 +1,7 @@
 """Plain processes of one node that load the same checkpoint from a slow mount at the same time."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cold import ROOT, evict, example
+from cold import ROOT, TOUCHED_BYTES, example, read_all
 from fresh import USUAL_REQUEST_BYTES, Load, alternate
 from harness import Row
 from load_weights import used
@@ -55,8 +56,7 @@ class Together(Load):
 
 
 def load(way: str, case: Case, source: Path, sums: dict[str, int]) -> Together:
-    for path in source.iterdir():
-        evict(path)
+    read_all(source)
     with real.slow_fuse(
         source,
         source.with_name("slow"),
@@ -86,10 +86,19 @@ def at_the_same_time(way: str, count: int, folder: Path) -> list[dict[str, Any]]
     program = str(Path(__file__).with_name("load_weights.py"))
     command = [sys.executable, program, way, str(folder), "--wait"]
     pipe = subprocess.PIPE
+    # The page cache has the bytes once, and each process has them once at most.
+    environment = os.environ | {TOUCHED_BYTES: str((count + 1) * NEEDED_BYTES // count)}
     with ExitStack() as ends:
         processes = [
             ends.enter_context(
-                subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+                subprocess.Popen(
+                    command,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env=environment,
+                )
             )
             for _ in range(count)
         ]

@@ -15,7 +15,7 @@ use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
 use crate::streaming::continued::{ContinuedStream, NextWant};
-use crate::streaming::options::{CacheUse, READERS, StreamOptions};
+use crate::streaming::options::{CacheUse, READERS, StreamOptions, memory_bytes_for};
 use crate::streaming::plan::Want;
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
 
@@ -64,7 +64,7 @@ impl PyTensorStream {
         // What was read ahead was not compared.
         let lead = checkpoint.warm_slot().lead().filter(|_| inspect.is_none());
         let stream = py.detach(|| {
-            let memory_bytes = memory_bytes.unwrap_or_else(|| StreamOptions::default().memory_bytes);
+            let memory_bytes = memory_bytes.unwrap_or_else(|| memory_bytes_for(&wants));
             let options = StreamOptions { memory_bytes, readers, cache };
             let open = Arc::new(move |number| files.file(number)?.file.opened());
             ContinuedStream::start(wants, open, lead, inspect, options)

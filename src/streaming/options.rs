@@ -5,7 +5,7 @@ use crate::fetch::crew::Limits;
 
 use crate::words::words;
 
-use super::plan::Reads;
+use super::plan::{Reads, Want};
 
 /// Threads that read at first, and while storage is slow.
 pub const READERS: Limits = Limits { first: 4, most: 64 };
@@ -31,6 +31,18 @@ pub struct StreamOptions {
     pub cache: CacheUse,
 }
 
+/// What a stream reads ahead at least if its caller names no budget: four times what [`READERS`] have in flight. More costs
+/// time, because it takes more memory that nothing has used before.
+const LEAST_BYTES: u64 = 256 << 20;
+
+/// Returns the budget of a stream whose caller names none: room for two of its largest tensors, so that reads go on while
+/// one is complete.
+pub fn memory_bytes_for(wants: &[Want]) -> u64 {
+    let bytes_of = |want: &Want| want.part().map_or(want.len, |part| part.result_bytes);
+    let largest_bytes = wants.iter().map(bytes_of).max().unwrap_or(0);
+    largest_bytes.saturating_mul(2).max(LEAST_BYTES).min(default_memory_bytes())
+}
+
 impl CacheUse {
     /// Returns which bytes are read for a run.
     pub fn reads(self) -> Reads {
@@ -41,5 +53,23 @@ impl CacheUse {
 impl Default for StreamOptions {
     fn default() -> Self {
         Self { memory_bytes: default_memory_bytes(), readers: READERS, cache: CacheUse::Fill }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_budget_has_room_for_two_of_the_largest_tensors() {
+        let budget_for = |lens: &[u64]| {
+            let want = |&len: &u64| Want { file: 0, offset: 0, len, selection: None };
+            memory_bytes_for(&lens.iter().map(want).collect::<Vec<_>>())
+        };
+        let most = default_memory_bytes();
+        assert_eq!(budget_for(&[]), LEAST_BYTES.min(most));
+        assert_eq!(budget_for(&[1, 5 << 20]), LEAST_BYTES.min(most));
+        assert_eq!(budget_for(&[1, 200 << 20, 3]), (400 << 20).min(most));
+        assert_eq!(budget_for(&[u64::MAX]), most);
     }
 }
