@@ -8,7 +8,7 @@ use crate::error::Result;
 use super::engine::{Inspect, Landed, NextTensor, Stream};
 use super::options::StreamOptions;
 use super::pieces::Files;
-use super::plan::Want;
+use super::plan::{FIRST_BYTES, Want};
 use super::warm::WarmLead;
 
 /// The tensors of a plan, in order: those that a lead has in memory or is reading, and others, which a stream reads.
@@ -73,7 +73,8 @@ impl ContinuedStream {
         let claims: Vec<_> = wants.iter().map(claim).collect();
         let unclaimed = wants.iter().zip(&claims).filter(|(_, claim)| claim.is_none());
         let left: Vec<_> = unclaimed.map(|(want, _)| want.clone()).collect();
-        let stream = Stream::start(&left, files.boxed(), inspect, options)?;
+        let first = StreamOptions { memory_bytes: options.memory_bytes.min(FIRST_BYTES), ..options };
+        let stream = Stream::start(&left, files.boxed(), inspect, first)?;
         Ok(Self { stream, lead, claims, wants, files, options, position: Mutex::default() })
     }
 
@@ -101,6 +102,7 @@ impl ContinuedStream {
         };
         Ok(match found {
             NextTensor::Landed(landed) => {
+                self.stream.double(self.options.memory_bytes);
                 *position = Position { next: number + 1, alone: None };
                 NextWant::Landed(number, landed)
             }

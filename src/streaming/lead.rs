@@ -33,8 +33,8 @@ use super::expected::{Expected, NEAR_TENSORS};
 use super::guess::{FileTensors, Guess, Request};
 use super::lead_count::count_leads;
 use super::lead_cursor::{LeadCursor, LeadStep};
-use super::options::StreamOptions;
-use super::plan::Want;
+use super::options::{StreamOptions, USUAL_BYTES};
+use super::plan::{FIRST_BYTES, Want};
 use super::sample;
 
 /// Smaller files are read before a lead would help.
@@ -42,13 +42,9 @@ const LEAST_FILE_BYTES: u64 = 16 << 20;
 /// Pages that are probed before a lead begins, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
 const PROBED_PAGES: u64 = 4;
-/// The lead after a jump.
-const FIRST_LEAD_BYTES: u64 = 16 << 20;
 /// The lead of a caller that names none: this share of the available memory, and no more than [`LEAD_BYTES`].
 const MEMORY_SHARE: u64 = 4;
 const LEAD_BYTES: u64 = 1 << 30;
-/// Bytes of a stream that are read ahead: what storage of 1 GB/s with 125 ms latency has on its way.
-const STREAM_BYTES: u64 = 128 << 20;
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
 /// After this many streams of parts in vain another one begins only once an expected part was asked for.
@@ -159,7 +155,7 @@ impl Lead {
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
         let means = if opened.may_read_from_cache() { Means::Advice } else { Means::Reads };
-        let budget = Budget::new(FIRST_LEAD_BYTES.min(limit_bytes), limit_bytes);
+        let budget = Budget::new(FIRST_BYTES.min(limit_bytes), limit_bytes);
         let state = Following {
             guess: Guess::new(&tensors),
             cursor: LeadCursor::new(tensors.ranges.len(), budget),
@@ -492,12 +488,12 @@ impl LeadWork {
 
     /// The lead of a stream before any guess was right.
     fn first_bytes(&self) -> u64 {
-        self.limit_bytes.min(FIRST_LEAD_BYTES)
+        self.limit_bytes.min(FIRST_BYTES)
     }
 
     /// The longest lead of a stream. In the next file a lead begins with it.
     fn stream_bytes(&self) -> u64 {
-        self.limit_bytes.min(STREAM_BYTES)
+        self.limit_bytes.min(USUAL_BYTES)
     }
 
     /// Starts to read what is expected from a place on, `memory_bytes` ahead.

@@ -31,16 +31,16 @@ pub struct StreamOptions {
     pub cache: CacheUse,
 }
 
-/// What a stream reads ahead at least if its caller names no budget: four times what [`READERS`] have in flight. More costs
-/// time, because it takes more memory that nothing has used before.
-const LEAST_BYTES: u64 = 256 << 20;
+/// What a stream reads ahead if its caller names no budget, unless tensors are large: what storage of 1 GB/s with 125 ms
+/// latency has on its way. More takes memory that nothing has used before, which costs time.
+pub const USUAL_BYTES: u64 = 128 << 20;
 
 /// Returns the budget of a stream whose caller names none: room for two of its largest tensors, so that reads go on while
 /// one is complete.
 pub fn memory_bytes_for(wants: &[Want]) -> u64 {
     let bytes_of = |want: &Want| want.part().map_or(want.len, |part| part.result_bytes);
     let largest_bytes = wants.iter().map(bytes_of).max().unwrap_or(0);
-    largest_bytes.saturating_mul(2).max(LEAST_BYTES).min(default_memory_bytes())
+    largest_bytes.saturating_mul(2).max(USUAL_BYTES).min(default_memory_bytes())
 }
 
 impl CacheUse {
@@ -67,8 +67,8 @@ mod tests {
             memory_bytes_for(&lens.iter().map(want).collect::<Vec<_>>())
         };
         let most = default_memory_bytes();
-        assert_eq!(budget_for(&[]), LEAST_BYTES.min(most));
-        assert_eq!(budget_for(&[1, 5 << 20]), LEAST_BYTES.min(most));
+        assert_eq!(budget_for(&[]), USUAL_BYTES.min(most));
+        assert_eq!(budget_for(&[1, 5 << 20]), USUAL_BYTES.min(most));
         assert_eq!(budget_for(&[1, 200 << 20, 3]), (400 << 20).min(most));
         assert_eq!(budget_for(&[u64::MAX]), most);
     }

@@ -15,7 +15,8 @@ pub const PAGE_BYTES: u64 = ALIGN_BYTES as u64;
 /// Many mounts cut a read into requests of 128 KiB, and make them one after another: pieces are small at first, so that the
 /// threads share the first tensor. Others make one request of 1 MiB, so pieces are as large once all threads have one.
 const FIRST_PIECE_BYTES: u64 = 256 << 10;
-const FIRST_BYTES: u64 = 64 * FIRST_PIECE_BYTES;
+/// No more is read ahead before the consumer has taken something: the first tensor has the storage almost for itself.
+pub const FIRST_BYTES: u64 = 64 * FIRST_PIECE_BYTES;
 
 /// Which bytes are read for a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

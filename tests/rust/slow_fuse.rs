@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
-//!           [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
+//!           [--keep-cache] [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
 //!           [--background N] [--refuse-direct open|read]
 //! ```
 //!
@@ -13,6 +13,7 @@
 //! * `--request-bytes`: the kernel asks for this many bytes at a time at most: whole pages, and no more than 1 MiB,
 //!   which is its own limit.
 //! * `--direct-io`: no page cache, and MAP_SHARED is refused with ENODEV.
+//! * `--keep-cache`: opening a file leaves its pages in the page cache. Without it the kernel drops them.
 //! * `--background`: this many requests arrive at a time that the kernel makes by itself, to read ahead; as many as
 //!   there are threads unless told. libfuse has 12.
 //! * `--fail-after`: read requests after the first N fail with `--errno`.
@@ -61,6 +62,7 @@ struct Options {
     bandwidth_bytes: Option<NonZeroU64>,
     request_bytes: Option<u32>,
     direct_io: bool,
+    keep_cache: bool,
     fail_after: u64,
     fail_range: Range<u64>,
     errno: i32,
@@ -86,6 +88,7 @@ fn options() -> Outcome<Options> {
         bandwidth_bytes: None,
         request_bytes: None,
         direct_io: false,
+        keep_cache: false,
         fail_after: u64::MAX,
         fail_range: 0..0,
         errno: libc::EIO,
@@ -114,6 +117,7 @@ fn options() -> Outcome<Options> {
                 options.request_bytes = Some(bytes);
             }
             "--direct-io" => options.direct_io = true,
+            "--keep-cache" => options.keep_cache = true,
             "--fail-after" => options.fail_after = value()?.parse()?,
             "--fail-range" => {
                 let value = value()?;
@@ -318,8 +322,9 @@ impl Filesystem for Mirror {
             Ok(file) => {
                 let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
                 locked(&self.open).insert(handle, Arc::new(file));
-                let direct = self.options.direct_io;
-                let flags = if direct { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
+                let mut flags = FopenFlags::empty();
+                flags.set(FopenFlags::FOPEN_DIRECT_IO, self.options.direct_io);
+                flags.set(FopenFlags::FOPEN_KEEP_CACHE, self.options.keep_cache);
                 reply.opened(FileHandle(handle), flags);
             }
             Err(errno) => reply.error(errno),

@@ -251,7 +251,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                   each mount. Else it is ``"pread"``.
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
                 read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or twice the size of the
-                largest tensor: at least 256 MiB, and at most 1 GiB and an eighth of the available memory.
+                largest tensor: at least 128 MiB, and at most 1 GiB and an eighth of the available memory.
             threads: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 4 and up to 64 where
                 they wait for storage.
             order: The order of the tensors: ``"file"``, in which they lie in the files; ``"plan"``, in which

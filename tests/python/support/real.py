@@ -141,6 +141,7 @@ def slow_fuse(
     request_bytes=None,
     read_ahead_bytes=None,
     direct_io=False,
+    keep_cache=False,
     fail_after=None,
     fail_range=None,
     errno=None,
@@ -154,6 +155,7 @@ def slow_fuse(
 
     `bandwidth_bytes` is what all requests together get in a second, `request_bytes` the largest request, and
     `read_ahead_bytes` the kernel's read-ahead window for the mount (128 KiB unless told).
+    With `keep_cache` opening a file leaves its pages in the page cache; else the kernel drops them.
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
@@ -169,6 +171,7 @@ def slow_fuse(
     command += [] if bandwidth_bytes is None else ["--bandwidth-bytes", str(bandwidth_bytes)]
     command += [] if request_bytes is None else ["--request-bytes", str(request_bytes)]
     command += ["--direct-io"] if direct_io else []
+    command += ["--keep-cache"] if keep_cache else []
     command += ["--short-reads"] if short_reads else []
     command += [] if fail_after is None else ["--fail-after", str(fail_after)]
     command += [] if fail_range is None else ["--fail-range", f"{fail_range[0]}-{fail_range[1]}"]
