@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,23 +30,31 @@ RIVALS = ["safetensors, mmap", "cattensors"]
 COUNTS = (1, 2, 4, 8)
 # Of the time that one process takes, and of the bytes of the file.
 MOST_TIME, MOST_BYTES = 1.15, 1.05
+KILLED_AFTER_SECONDS = 0.7
+# How much longer the others may take.
+MOST_DELAY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many processes on a mount."""
+    """So many processes on a mount, one of which is killed in the middle if `kills`."""
 
     count: int
-    direct_io: bool
+    mount: str
+    kills: bool = False
 
 
-CASES = {
-    f"{count} process{'es' if count > 1 else ''}, {'direct_io' if direct_io else 'cached'}": Case(
-        count, direct_io
-    )
-    for direct_io in (False, True)
-    for count in COUNTS
+# By default a FUSE mount drops a file's pages at each opening of it.
+MOUNTS: dict[str, dict[str, bool]] = {
+    "cached": {},
+    "cached, pages kept": {"keep_cache": True},
+    "direct_io": {"direct_io": True},
 }
+CASES = {
+    f"{count} process{'es' if count > 1 else ''}, {mount}": Case(count, mount)
+    for mount in MOUNTS
+    for count in COUNTS
+} | {f"4 processes, one killed, {mount}": Case(4, mount, kills=True) for mount in MOUNTS}
 
 
 @dataclass
@@ -62,10 +71,10 @@ def load(way: str, case: Case, source: Path, sums: dict[str, int]) -> Together:
         source.with_name("slow"),
         delay_ms=DELAY_MS,
         request_bytes=USUAL_REQUEST_BYTES,
-        direct_io=case.direct_io,
         program=example("slow_fuse"),
+        **MOUNTS[case.mount],
     ) as slow:
-        found = at_the_same_time(way, case.count, slow.path)
+        found = at_the_same_time(way, case, slow.path)
     if any(each["sums"] != sums for each in found):
         message = f"{way} gave other bytes"
         raise AssertionError(message)
@@ -81,13 +90,13 @@ def load(way: str, case: Case, source: Path, sums: dict[str, int]) -> Together:
     )
 
 
-def at_the_same_time(way: str, count: int, folder: Path) -> list[dict[str, Any]]:
-    """Returns what processes printed that began to load once all of them could."""
+def at_the_same_time(way: str, case: Case, folder: Path) -> list[dict[str, Any]]:
+    """Returns what processes printed that began to load once all of them could, and were not killed."""
     program = str(Path(__file__).with_name("load_weights.py"))
     command = [sys.executable, program, way, str(folder), "--wait"]
     pipe = subprocess.PIPE
     # The page cache has the bytes once, and each process has them once at most.
-    environment = os.environ | {TOUCHED_BYTES: str((count + 1) * NEEDED_BYTES // count)}
+    environment = os.environ | {TOUCHED_BYTES: str((case.count + 1) * NEEDED_BYTES // case.count)}
     with ExitStack() as ends:
         processes = [
             ends.enter_context(
@@ -100,7 +109,7 @@ def at_the_same_time(way: str, count: int, folder: Path) -> list[dict[str, Any]]
                     env=environment,
                 )
             )
-            for _ in range(count)
+            for _ in range(case.count)
         ]
         for process in processes:
             assert process.stdout is not None
@@ -111,6 +120,9 @@ def at_the_same_time(way: str, count: int, folder: Path) -> list[dict[str, Any]]
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
+        if case.kills:
+            time.sleep(KILLED_AFTER_SECONDS)
+            processes.pop().kill()
         return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
 
 
@@ -120,23 +132,27 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
         source = Path(inner) / "source"
         tensors = written(source, shards=SHARDS, tensors=TENSORS, shape=SHAPE)
         sums = {name: used(array) for name, array in tensors}
-        alone: dict[tuple[str, bool], list[float]] = {}
+        of_all: dict[tuple[str, Case], list[float]] = {}
         for name in cases:
             case = CASES[name]
+            rivals = [] if case.kills else RIVALS
             found = alternate(
-                [*OURS, *RIVALS], lambda way, case=case: load(way, case, source, sums), rounds=ROUNDS
+                [*OURS, *rivals], lambda way, case=case: load(way, case, source, sums), rounds=ROUNDS
             )
             for ours in OURS:
-                one = f"{ours}, 1 process"
-                figures = {way: [each.seconds for each in found[way]] for way in (ours, *RIVALS)}
+                figures = {way: [each.seconds for each in found[way]] for way in (ours, *rivals)}
                 remarks = {way: told(found[way]) for way in figures}
-                goals = dict.fromkeys(RIVALS, 10.0)
-                if case.count == 1:
-                    alone[ours, case.direct_io] = figures[ours]
-                elif (ours, case.direct_io) in alone:
-                    figures[one] = alone[ours, case.direct_io]
-                    goals[one] = 1 / MOST_TIME
-                rows.append(Row(name, ours, figures, goals=goals, limits=[one], remarks=remarks))
+                goals = dict.fromkeys(rivals, 10.0)
+                of_all[ours, case] = figures[ours]
+                one, all_alive = Case(1, case.mount), Case(case.count, case.mount)
+                if case.kills and (ours, all_alive) in of_all:
+                    figures[f"{ours}, none killed"] = of_all[ours, all_alive]
+                    goals[ours] = statistics.median(of_all[ours, all_alive]) + MOST_DELAY_SECONDS
+                elif case.count > 1 and (ours, one) in of_all:
+                    figures[f"{ours}, 1 process"] = of_all[ours, one]
+                    goals[f"{ours}, 1 process"] = 1 / MOST_TIME
+                limits = [way for way in figures if way.startswith(f"{ours}, ")]
+                rows.append(Row(name, ours, figures, goals=goals, limits=limits, remarks=remarks))
                 share = [each.delivered_bytes / NEEDED_BYTES for each in found[ours]]
                 what = f"{name}, bytes from the store for one of the file"
                 rows.append(Row(what, ours, {ours: share}, "", goals={ours: MOST_BYTES}))

@@ -55,8 +55,8 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
     window = system["read_ahead_bytes"]
     through = {
         None: "reads may come out of the page cache: the mode was asked for",
-        True: "reads come out of the page cache",
-        False: "reads bypass the page cache",
+        True: "reads come out of the page cache, which all processes share",
+        False: "reads bypass the page cache: each process reads for itself",
     }
     return (
         f"{system['mount_point']} ({system['type']}, {system['source']}; {system['options']})",
