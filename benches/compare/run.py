@@ -26,6 +26,7 @@ import opens
 import parallel_slices
 import passes
 import processes
+import ranks
 import reads
 import reopens
 import slices
@@ -49,6 +50,7 @@ MODULES = {
     "models": models,
     "parallel_slices": parallel_slices,
     "processes": processes,
+    "ranks": ranks,
     "nfs": nfs,
     "starts": starts,
     "opens": opens,
