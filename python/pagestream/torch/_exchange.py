@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _AVAILABLE_SHARE, _MEMORY_BYTES = 8, 1 << 30
 # Shares of that: for a round, and for what is read ahead. The rest is for tensors that are not complete.
 _ROUND_SHARE = 4
+# What elements of every type lie at.
+_ALIGN_BYTES = 16
 _READ_SHARE = 2
 
 
@@ -67,6 +69,15 @@ class _Target:
             self.memory = np.empty([end - start for start, end in self.box], np.uint8)
         self.memory[within(part, self.box)] = data
         self.missing_bytes -= volume(part)
+
+    def keep(self, part: Box, data: _Bytes) -> None:
+        """Takes a part whose memory nothing else uses: as the tensor's, if it is all of it."""
+        is_aligned = data.ctypes.data % _ALIGN_BYTES == 0
+        if part == self.box and self.memory is None and data.flags.c_contiguous and is_aligned:
+            self.memory = data
+            self.missing_bytes = 0
+        else:
+            self.put(part, data)
 
     def made(self, framework: arrays.Framework, cast_of: CastOf) -> torch.Tensor:
         """Returns the tensor."""
@@ -251,13 +262,17 @@ def _move(
     for piece in lot:
         is_own = piece.reader == meeting.rank
         data = next(reading)[1] if is_own else None
+        requests = tensors[piece.tensor].requests
+        is_for_one = sum(requests[number].rank == meeting.rank for number, _ in piece.parts) == 1
         for number, part in piece.parts:
-            taker = tensors[piece.tensor].requests[number].rank
+            taker = requests[number].rank
             is_swapped |= taker != piece.reader
             if taker == meeting.rank:
                 target = targets[piece.tensor, number]
                 if data is None:
                     incoming[piece.reader].append((target, part))
+                elif is_for_one:
+                    target.keep(part, data[within(part, piece.box)])
                 else:
                     target.put(part, data[within(part, piece.box)])
             elif data is not None:
