@@ -228,6 +228,9 @@ impl FileSet {
             if let Some(file) = file {
                 file.close();
             }
+            if let Origin::Beneath(folder, _) = &member.origin {
+                folder.close();
+            }
         }
         fork::with_lock(&self.kept, VecDeque::clear);
     }

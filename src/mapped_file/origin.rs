@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::os::errno::{Code, system};
 pub use crate::os::file::beneath::Beside;
 use crate::os::file::beneath::{self, ConfinedFolder, Refusal};
 use crate::os::file::open::{self, Kind};
+use crate::os::process::fork;
 
 use super::mode;
 
@@ -18,7 +19,8 @@ use super::mode;
 pub struct Folder {
     /// As the caller named it.
     pub path: PathBuf,
-    opened: ConfinedFolder,
+    /// `None` once closed.
+    opened: Mutex<Option<Arc<ConfinedFolder>>>,
 }
 
 /// How a file was named.
@@ -51,17 +53,28 @@ impl Folder {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let opened = ConfinedFolder::open(here, also, beside)
             .map_err(|(path, errno)| system("cannot open the folder", path, errno, ""))?;
-        Ok(Self { path: path.into(), opened })
+        Ok(Self { path: path.into(), opened: Mutex::new(Some(Arc::new(opened))) })
+    }
+
+    /// Closes the descriptors, which would keep a file system from being unmounted.
+    pub(super) fn close(&self) {
+        drop(fork::with_lock(&self.opened, Option::take));
+    }
+
+    fn opened(&self) -> Result<Arc<ConfinedFolder>> {
+        fork::with_lock(&self.opened, |opened| opened.clone())
+            .ok_or_else(|| Error::Closed { path: self.path.clone() })
     }
 
     /// Returns the names in it, in no order.
     pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
-        self.opened.names().map_err(|errno| system("cannot list the folder", &self.path, errno, ""))
+        self.opened()?.names().map_err(|errno| system("cannot list the folder", &self.path, errno, ""))
     }
 
     pub(super) fn open_file(&self, name: &Path) -> Result<OwnedFd> {
         let path = self.path.join(name);
-        self.opened.open_file(name).map_err(|refusal| {
+        let opened = self.opened()?;
+        opened.open_file(name).map_err(|refusal| {
             let (errno, advice) = match refusal {
                 Refusal::Swapped => {
                     let times = beneath::MAX_SWAPS;
@@ -72,7 +85,7 @@ impl Folder {
                 Refusal::NotRegular(kind) => (Code::INVAL, mode::not_regular(kind)),
                 Refusal::Outside(target) => {
                     let allowed: Vec<_> =
-                        self.opened.allowed().map(|path| path.display().to_string()).collect();
+                        opened.allowed().map(|path| path.display().to_string()).collect();
                     let advice = format!(
                         "it leads to {}, which is outside {}; if that is meant, name the folder that it leads \
                          into as cache_root",

@@ -306,6 +306,19 @@ def test_repr_says_how_much_there_is(folder):
     assert repr(open_checkpoint(folder)) == "<Checkpoint 12 files 48 tensors>"
 
 
+def test_a_closed_checkpoint_has_nothing_open_in_its_folder(folder):
+    """A mount could not be unmounted."""
+
+    def descriptors():
+        found = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+        return [path for path in found if path.startswith(os.path.realpath(folder))]
+
+    weights = open_checkpoint(folder)
+    assert len(descriptors()) > 1
+    weights.close()
+    assert descriptors() == []
+
+
 def test_a_closed_checkpoint_refuses_data_and_still_knows_names(folder):
     weights = open_checkpoint(folder)
     array = weights["layer.5.0"]
