@@ -1,7 +1,7 @@
 """Plain processes of one node that load one checkpoint from a slow mount at the same time.
 
-Where the mount has a page cache, that is what they share: a page that one of them is reading is locked, others
-wait for it, and the kernel completes the read whatever becomes of the process.
+Where the mount has a page cache, that is what they share: a page that one of them is reading is locked,
+others wait for it, and the kernel completes the read whatever becomes of the process.
 """
 
 import contextlib

@@ -236,6 +236,8 @@ def test_bad_plans_and_words_are_refused_before_anything_is_read(folder):
         weights.stream(["nothing"])
     with pytest.raises(TypeError, match="plan must be names, not one"):
         weights.stream("model.embed")
+    with pytest.raises(TypeError, match="plan must have names of tensors, not 3"):
+        weights.stream([3])
     with pytest.raises(ValueError, match="plan has 'lm_head' twice"):
         weights.stream(["lm_head", "scalar", "lm_head"])
     with pytest.raises(IndexError, match=r"safetensors: tensor 'model.embed': .* out of bounds"):
@@ -249,7 +251,7 @@ def test_bad_plans_and_words_are_refused_before_anything_is_read(folder):
     ):
         weights.stream(strategy="fast")
     with pytest.raises(ValueError, match="threads must be 1 to 1024, not 2000"):
-        list(weights.stream(strategy="pread", threads=2000))
+        weights.stream(threads=2000)
     with pytest.raises(ValueError, match="memory_bytes must be at least 1"):
         weights.stream(memory_bytes=0)
     weights.close()

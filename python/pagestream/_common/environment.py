@@ -81,7 +81,11 @@ def number(name: str, default: int, *, least: int, most: int = (1 << 63) - 1) ->
 def threads(explicit: int | None) -> int | None:
     """Gathering threads: the argument, else ``PAGESTREAM_THREADS``, else None."""
     if explicit is not None:
-        return at_least(1, "threads", explicit)
+        count = at_least(1, "threads", explicit)
+        if count > _native.MAX_THREADS:
+            message = f"threads must be 1 to {_native.MAX_THREADS}, not {count}"
+            raise ValueError(message)
+        return count
     return number("PAGESTREAM_THREADS", 0, least=1, most=_native.MAX_THREADS) or None
 
 

@@ -94,17 +94,26 @@ def planned(
     Raises:
         KeyError: There is no tensor of a name.
         IndexError: A part is out of range, or not basic indexing.
-        TypeError: `plan` is a str.
+        TypeError: `plan` is a str, or has something else than names.
         ValueError: An unknown order, or a name that is there twice.
     """
     checks.one_of("order", order, _ORDERS)
-    wanted = [_wanted(info_of(name), part, framework) for name, part in _parts(names, info_of, plan).items()]
+    parts = _parts(names, info_of, plan)
+    for name in parts:
+        _check_name(name)
+    wanted = [_wanted(info_of(name), part, framework) for name, part in parts.items()]
     if order != "plan":
         rank = {name: number for number, name in enumerate(names)}
         wanted.sort(key=lambda each: rank[each.info.name])
     if order == "layer":
         wanted.sort(key=lambda each: _numbers_in(each.info.name))
     return wanted
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        message = f"plan must have names of tensors, not {name!r}"
+        raise TypeError(message)
 
 
 def _numbers_in(name: str) -> list[tuple[int, str]]:
