@@ -1,4 +1,4 @@
-"""Ranks of a real process group, started by torchrun."""
+"""Ranks of a real process group, started by torchrun or by accelerate."""
 
 import os
 import subprocess
@@ -7,9 +7,25 @@ import sys
 TRIES = 3
 
 
-def run_ranks(world_size, *command, environment=None):
+def torchrun(world_size):
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+
+
+def accelerate_launch(world_size):
+    # Several processes are several GPUs to it; the program itself decides what it runs on.
+    module = ["-m", "accelerate.commands.accelerate_cli", "launch"]
+    return [
+        *module,
+        "--multi_gpu",
+        f"--num_processes={world_size}",
+        "--num_machines=1",
+        "--mixed_precision=no",
+    ]
+
+
+def run_ranks(world_size, *command, environment=None, launch=torchrun):
     """Runs a Python file with its arguments on so many ranks; one that fails is a failed assertion."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    launcher = launch(world_size)
     for _ in range(TRIES):
         done = subprocess.run(
             [sys.executable, *launcher, *map(str, command)],
