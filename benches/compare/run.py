@@ -26,6 +26,7 @@ import opens
 import parallel_slices
 import passes
 import processes
+import rank_plans
 import ranks
 import reads
 import reopens
@@ -51,6 +52,7 @@ MODULES = {
     "parallel_slices": parallel_slices,
     "processes": processes,
     "ranks": ranks,
+    "rank_plans": rank_plans,
     "nfs": nfs,
     "starts": starts,
     "opens": opens,

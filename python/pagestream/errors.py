@@ -129,6 +129,10 @@ class MappedReadError(PagestreamError, OSError):
 class FileChangedError(PagestreamError, OSError):
     """A file is no longer the one that was opened: cut, rewritten, deleted or replaced.
 
+    Its size and the time of its last modification tell. A program that rewrites a file at the same size and
+    puts that time back is not noticed; the time of the last change of status tells nothing, because links and
+    permissions change it, too.
+
     ``errno`` is ``ESTALE``, ``filename`` the path.
 
     Example:

@@ -86,12 +86,16 @@ impl Ahead {
             return;
         }
         let len = range.end().min(opened.size()).saturating_sub(range.offset);
+        if self.prefetcher.as_ref().is_some_and(|prefetcher| prefetcher.has_asked(range.offset, len)) {
+            lot.is_cached = false;
+            return;
+        }
         if pages.map_or_else(|| is_resident(opened, range), |pages| pages.contain(range.offset, len)) {
             self.note_cached(lot);
         } else {
             lot.is_cached = false;
             self.cached_in_a_row = 0;
-            match &self.prefetcher {
+            match &mut self.prefetcher {
                 Some(prefetcher) => prefetcher.fetch(range.offset, len),
                 None => page_cache::fetch_ahead(opened, range.offset, len),
             }

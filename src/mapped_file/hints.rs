@@ -1,5 +1,6 @@
 //! The hints that the kernel was given about a file. The kernel keeps one advice for each descriptor and one for
-//! each mapping; only this file knows both. Advice for a descriptor affects positioned reads alone.
+//! each mapping; only this file knows both. Advice for a descriptor affects positioned reads, and how far page faults read
+//! ahead.
 
 use crate::os::memory::advise::{Advice, advise_file};
 use crate::os::process::fork;
@@ -32,6 +33,13 @@ impl Opened {
         });
     }
 
+    /// Doubles the read-ahead of page faults from now on, as torch does that of its own mappings of files
+    /// (`UntypedStorage.from_file`).
+    pub fn widen_read_ahead(&self) {
+        fork::with_lock(&self.hints, |hints| hints.is_widened = true);
+        self.widen_requests();
+    }
+
     pub(super) fn without_read_ahead(&self) -> WithoutReadAhead<'_> {
         fork::with_lock(&self.hints, |hints| {
             hints.exact_readers += 1;
@@ -53,7 +61,8 @@ impl Drop for WithoutReadAhead<'_> {
             hints.exact_readers = hints.exact_readers.saturating_sub(1);
             if hints.exact_readers == 0 {
                 let advice = hints.advice.filter(|_| opened.region.is_none());
-                opened.set(advice.unwrap_or(Advice::Normal));
+                let usual = if hints.is_widened { Advice::Sequential } else { Advice::Normal };
+                opened.set(advice.unwrap_or(usual));
             }
         });
     }

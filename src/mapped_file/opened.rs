@@ -37,6 +37,8 @@ pub(super) struct Hints {
     pub locked: bool,
     /// Number of readers that have read-ahead off.
     pub exact_readers: usize,
+    /// Whether the descriptor has twice the usual read-ahead.
+    pub is_widened: bool,
 }
 
 /// The file as it was at one opening or refresh.

@@ -1,5 +1,6 @@
 //! The page cache of an open file: advice, residency, fetching ahead, warming, evicting, locking.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::error::{Error, Result};
@@ -155,7 +156,10 @@ fn ahead_chunk_bytes(opened: &Opened) -> u64 {
 #[derive(Debug)]
 pub struct Prefetcher {
     file: OwnedFd,
+    size_bytes: u64,
     chunk_bytes: u64,
+    /// What was asked for last.
+    last: Range<u64>,
 }
 
 impl Prefetcher {
@@ -166,13 +170,22 @@ impl Prefetcher {
         // A sequential reader has twice the window (`generic_fadvise` in mm/fadvise.c).
         let is_doubled = advise::advise_file(file.as_fd(), 0, opened.size(), Advice::Sequential);
         let chunk_bytes = if is_doubled { (2 * chunk_bytes).min(MOST_AHEAD_BYTES) } else { chunk_bytes };
-        Some(Self { file, chunk_bytes })
+        Some(Self { file, size_bytes: opened.size(), chunk_bytes, last: 0..0 })
     }
 
-    /// Asks for a range that lies inside the file. Waits while the queue is full.
-    pub fn fetch(&self, offset: u64, length: u64) {
-        let end = offset + length;
-        for start in (offset..end).step_by(self.chunk_bytes as usize) {
+    /// Returns whether all of a range was asked for by the last call of [`Self::fetch`].
+    pub fn has_asked(&self, offset: u64, length: u64) -> bool {
+        self.last.start <= offset && offset + length <= self.last.end
+    }
+
+    /// Asks for a range that lies inside the file, and for what a page fault would read around it. Waits while the queue
+    /// is full.
+    pub fn fetch(&mut self, offset: u64, length: u64) {
+        let end = (offset + length).next_multiple_of(self.chunk_bytes).min(self.size_bytes);
+        let begin = offset - offset % self.chunk_bytes;
+        let begin = if self.last.contains(&begin) { self.last.end } else { begin };
+        self.last = begin..end;
+        for start in (begin..end).step_by(self.chunk_bytes as usize) {
             let chunk = self.chunk_bytes.min(end - start);
             if !advise::advise_file(self.file.as_fd(), start, chunk, Advice::WillNeed) {
                 return;

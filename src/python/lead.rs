@@ -216,6 +216,7 @@ impl FileLead {
     }
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
+        opened.widen_read_ahead();
         let seed = RandomState::new().hash_one(&opened.path);
         if !Lead::is_worth_it(&opened, self.limit_bytes, seed) {
             return None;

@@ -73,6 +73,7 @@ impl ContinuedStream {
         let claims: Vec<_> = wants.iter().map(claim).collect();
         let unclaimed = wants.iter().zip(&claims).filter(|(_, claim)| claim.is_none());
         let left: Vec<_> = unclaimed.map(|(want, _)| want.clone()).collect();
+        let options = StreamOptions { readers: options.readers_of(&wants), ..options };
         let first = StreamOptions { memory_bytes: options.memory_bytes.min(FIRST_BYTES), ..options };
         let stream = Stream::start(&left, files.boxed(), inspect, first)?;
         Ok(Self { stream, lead, claims, wants, files, options, position: Mutex::default() })

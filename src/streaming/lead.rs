@@ -38,7 +38,7 @@ use super::plan::{FIRST_BYTES, Want};
 use super::sample;
 
 /// Smaller files are read before a lead would help.
-const LEAST_FILE_BYTES: u64 = 16 << 20;
+const LEAST_FILE_BYTES: u64 = 1 << 20;
 /// Pages that are probed before a lead begins, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
 const PROBED_PAGES: u64 = 4;

@@ -5,6 +5,8 @@ use crate::fetch::crew::Limits;
 
 use crate::words::words;
 
+use crate::slicing::{PIECE_BYTES, Selection};
+
 use super::plan::{Reads, Want};
 
 /// Threads that read at first, and while storage is slow.
@@ -50,6 +52,19 @@ impl CacheUse {
     }
 }
 
+impl StreamOptions {
+    /// Returns how many threads read the wants. For a part that is no run of bytes a thread reads what lies between as well,
+    /// and memory for that is part of the budget: half of it.
+    pub fn readers_of(&self, wants: &[Want]) -> Limits {
+        let Limits { first, most } = self.readers;
+        if wants.iter().filter_map(Want::part).all(Selection::is_run) {
+            return self.readers;
+        }
+        let threads = (self.memory_bytes / 2 / PIECE_BYTES).max(1) as usize;
+        Limits { first: first.min(threads), most: most.min(threads) }
+    }
+}
+
 impl Default for StreamOptions {
     fn default() -> Self {
         Self { memory_bytes: default_memory_bytes(), readers: READERS, cache: CacheUse::Fill }
@@ -71,5 +86,18 @@ mod tests {
         assert_eq!(budget_for(&[1, 5 << 20]), USUAL_BYTES.min(most));
         assert_eq!(budget_for(&[1, 200 << 20, 3]), (400 << 20).min(most));
         assert_eq!(budget_for(&[u64::MAX]), most);
+    }
+
+    #[test]
+    fn threads_that_read_around_parts_have_half_of_the_budget() {
+        let options = StreamOptions { memory_bytes: 16 << 20, ..StreamOptions::default() };
+        let want = |shape: &[u64], strides: &[i64]| {
+            let selection = Selection::new(0, shape, strides, 1, 64).expect("inside");
+            [Want { file: 0, offset: 0, len: 64, selection: Some(selection) }]
+        };
+        assert_eq!(options.readers_of(&want(&[8], &[1])), READERS);
+        assert_eq!(options.readers_of(&want(&[8, 4], &[8, 1])), Limits { first: 4, most: 8 });
+        let little = StreamOptions { memory_bytes: 1, ..options };
+        assert_eq!(little.readers_of(&want(&[8, 4], &[8, 1])), Limits { first: 1, most: 1 });
     }
 }

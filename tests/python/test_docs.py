@@ -12,6 +12,7 @@ import pytest
 import pagestream
 
 from support.process import output_of
+from support.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,6 +107,15 @@ def test_the_code_in_the_document_runs(document):
     assert len(blocks) >= 2
     for block in blocks:
         exec(compile(block, document, "exec"), {"__name__": "example"})
+
+
+@pytest.mark.usefixtures("_example_files")
+def test_the_code_for_ranks_runs_on_ranks(tmp_path):
+    blocks = code_blocks("docs/scale.md")
+    assert len(blocks) == 2
+    for block in blocks:
+        (tmp_path / "load.py").write_text(block)
+        run_ranks(2, tmp_path / "load.py")
 
 
 def test_the_readme_names_targets_that_exist():

@@ -100,6 +100,45 @@ def test_requests_are_as_large_as_the_mount_allows(source, tmp_path, read_ahead_
     assert slow.counts["read_requests"] <= 1.25 * WHOLE / expected_bytes + 16
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A folder with a file of tensors of one page."""
+    folder = tmp_path_factory.mktemp("small")
+    tensors = {f"t{number:04}": np.full(4096, number % 251, "u1") for number in range(4096)}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("shuffles", [False, True], ids=["in order", "random"])
+def test_small_tensors_come_in_large_requests(small, tmp_path, shuffles):
+    """As page faults would bring them: each with what lies around it."""
+    with (
+        slow_mount(small, tmp_path, delay_ms=1, keep_cache=True) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        names = list(file.keys())
+        if shuffles:
+            random.Random(0).shuffle(names)
+        for name in names:
+            assert file.get_tensor(name)[7] == int(name[1:]) % 251
+    size_bytes = 4096 * 4096
+    assert size_bytes <= slow.counts["read_bytes"] <= 1.1 * size_bytes
+    # 128 KiB each, but for the ends of blocks that page faults have begun.
+    assert slow.counts["read_requests"] <= 3 * size_bytes / (128 << 10)
+
+
+@both_mounts
+def test_files_of_some_mebibytes_are_read_ahead(tmp_path, direct):
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {f"t{number}": tensor(number) for number in range(6)}
+    safetensors.numpy.save_file(tensors, source / "model.safetensors")
+    with slow_mount(source, tmp_path, direct_io=direct, keep_cache=True) as slow:
+        one_by_one(slow.path / "model.safetensors")
+    assert slow.counts["most_in_flight"] >= 12
+    assert slow.counts["read_bytes"] <= 1.1 * 6 * MIB
+
+
 @both_mounts
 def test_without_a_lead_requests_come_one_after_another(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:

@@ -238,6 +238,8 @@ def test_bad_plans_and_words_are_refused_before_anything_is_read(folder):
         weights.stream("model.embed")
     with pytest.raises(TypeError, match="plan must have names of tensors, not 3"):
         weights.stream([3])
+    with pytest.raises(TypeError, match="plan must be names, a mapping or a function, not 3"):
+        weights.stream(3)
     with pytest.raises(ValueError, match="plan has 'lm_head' twice"):
         weights.stream(["lm_head", "scalar", "lm_head"])
     with pytest.raises(IndexError, match=r"safetensors: tensor 'model.embed': .* out of bounds"):

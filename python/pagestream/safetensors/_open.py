@@ -89,7 +89,7 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             ``"copy"`` it; return an unaligned ``"view"``, for NumPy alone; raise an ``"error"``. Tensors that
             are copied anyway, in ``"read"`` mode or with ``copy=True``, are aligned.
         ahead: Bytes at most that are read ahead of the tensors that are asked for, in a file of at least
-            16 MiB that is not in memory; False for none. None means the argument of the last `install`, or
+            1 MiB that is not in memory; False for none. None means the argument of the last `install`, or
             ``PAGESTREAM_AHEAD``, or a quarter of the available memory and at most 1 GiB. Bytes go to the page
             cache; where reads bypass it (FUSE with ``direct_io``, ``"read"`` mode), tensors get memory of
             their own instead, each time that they are asked for. So do parts of tensors: the part is

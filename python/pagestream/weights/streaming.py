@@ -110,6 +110,13 @@ def planned(
     return wanted
 
 
+def _listed(plan: object) -> list[str]:
+    if not isinstance(plan, Iterable):
+        message = f"plan must be names, a mapping or a function, not {plan!r}"
+        raise TypeError(message)
+    return list(plan)
+
+
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
         message = f"plan must have names of tensors, not {name!r}"
@@ -133,7 +140,7 @@ def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -
         return {name: part for name, part in found if part is not False}
     if isinstance(plan, Mapping):
         return plan
-    given = list(plan)
+    given = _listed(plan)
     once = dict.fromkeys(given)
     if len(once) < len(given):
         twice = next(name for name in given if given.count(name) > 1)
