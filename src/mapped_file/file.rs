@@ -165,6 +165,16 @@ impl MappedFile {
         opened.check_damage()
     }
 
+    /// Returns whether nothing at all was done to the file since it was opened, as its server knows it. Also false where
+    /// only links or permissions changed.
+    pub fn is_untouched(&self) -> bool {
+        let untouched = || {
+            let opened = self.opened()?;
+            Ok::<_, Error>(opened.identity_of_server()?.changed == opened.facts.identity.changed)
+        };
+        self.check().is_ok() && untouched().unwrap_or(false)
+    }
+
     /// Maps the new length of a file that grew, and returns the new size. Existing views keep the old mapping.
     /// Refuses a file that changed otherwise. An unchanged file whose storage failed is mapped again.
     pub fn refresh(&self) -> Result<u64> {

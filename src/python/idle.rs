@@ -69,7 +69,7 @@ impl IdleKey {
     /// Opens the file, or takes the one that is idle if it is still the same.
     pub fn open(&self) -> Result<(WeightFile, Arc<FileLead>)> {
         self.note_opened(Weak::new(), Weak::new(), Weak::new());
-        let idle = FILES.take(self).filter(|idle| idle.weights.file.check().is_ok());
+        let idle = FILES.take(self).filter(|idle| idle.weights.file.is_untouched());
         let (weights, lead) = match idle {
             Some(idle) => (idle.weights.clone(), idle.lead.clone()),
             None => self.open_anew()?,

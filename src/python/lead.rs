@@ -216,9 +216,12 @@ impl FileLead {
     }
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
-        opened.widen_read_ahead();
         let seed = RandomState::new().hash_one(&opened.path);
-        if !Lead::is_worth_it(&opened, self.limit_bytes, seed) {
+        if !Lead::is_worth_it(&opened, opened.size().saturating_sub(header.data_start), seed) {
+            return None;
+        }
+        opened.widen_read_ahead();
+        if !Lead::has_room() {
             return None;
         }
         let with_bytes = |entry: &TensorEntry<'_>| entry.len > 0;

@@ -37,8 +37,8 @@ use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
 use super::sample;
 
-/// Smaller files are read before a lead would help.
-const LEAST_FILE_BYTES: u64 = 1 << 20;
+/// Less is read before a lead would help.
+const LEAST_DATA_BYTES: u64 = 1 << 20;
 /// Pages that are probed before a lead begins, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
 const PROBED_PAGES: u64 = 4;
@@ -132,16 +132,20 @@ impl Drop for TurnOff<'_> {
 }
 
 impl Lead {
-    /// Returns whether a file is worth a lead of `limit_bytes`: it is large, and pages of it are not cached. `seed`
-    /// picks those that are probed.
-    pub fn is_worth_it(opened: &Opened, limit_bytes: Option<u64>, seed: u64) -> bool {
+    /// Returns whether there is room for one more lead.
+    pub fn has_room() -> bool {
+        count_leads(|leads| leads) < MAX_LEADS
+    }
+
+    /// Returns whether a file with tensors of `data_bytes` is large, and pages of it are not cached. `seed` picks those that
+    /// are probed.
+    pub fn is_worth_it(opened: &Opened, data_bytes: u64, seed: u64) -> bool {
         let size = opened.size();
         let is_cached = |probe| {
             let offset = if probe == 0 { size - 1 } else { sample::drawn(seed, probe, size) };
             sample::is_cached(opened, offset, seed)
         };
-        let has_room = count_leads(|leads| leads) < MAX_LEADS;
-        size >= LEAST_FILE_BYTES && limit_bytes != Some(0) && has_room && !(0..PROBED_PAGES).all(is_cached)
+        data_bytes >= LEAST_DATA_BYTES && !(0..PROBED_PAGES).all(is_cached)
     }
 
     /// Makes a lead for the tensors of a file. Nothing is read before one is asked for. With `keeps_cache` the file is

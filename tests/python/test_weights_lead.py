@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import random
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,6 +138,26 @@ def test_files_of_some_mebibytes_are_read_ahead(tmp_path, direct):
         one_by_one(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] >= 12
     assert slow.counts["read_bytes"] <= 1.1 * 6 * MIB
+
+
+def test_a_file_that_was_rewritten_is_not_taken_up_again_where_it_was_left(source, tmp_path):
+    """It was closed a moment ago while it was read ahead. Size and time of modification are as they were."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    path = folder / "model.safetensors"
+    shutil.copy2(source / path.name, path)
+    with slow_mount(folder, tmp_path, delay_ms=1) as slow:
+        mounted = slow.path / path.name
+        with safe_open(mounted, "np") as file:
+            assert file.get_tensor("t00")[0] == 0
+            assert file.get_tensor("t01")[0] == 1
+        before, written = path.stat(), path.read_bytes()
+        with path.open("r+b") as file:
+            file.write(written.replace(b'"t00"', b'"x00"'))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with safe_open(mounted, "np") as file:
+            names = list(file.keys())
+        assert "x00" in names
 
 
 @both_mounts
