@@ -83,7 +83,6 @@ pub enum Answer {
 pub struct Lead {
     work: Arc<LeadWork>,
     crew: Arc<Crew>,
-    is_started: AtomicBool,
     process: u64,
 }
 
@@ -186,18 +185,18 @@ impl Lead {
         Self {
             work: Arc::new(work),
             crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
-            is_started: AtomicBool::new(false),
             process: fork::generation(),
         }
     }
 
     /// Starts the thread that advises, once. Not before the lead is in use: of several that are made at the same time
-    /// one is kept, and the thread opens the file anew, which drops it from the page cache on FUSE.
+    /// one is kept, and the thread opens the file anew, which drops it from the page cache on FUSE. Nor for parts of
+    /// tensors, which a stream reads: the opening would drop what it has read.
     fn start(&self) {
-        if self.work.means != Means::Advice || self.is_started.swap(true, Ordering::Relaxed) {
+        let mut state = self.work.lock();
+        if self.work.means != Means::Advice || state.adviser != Adviser::NotStarted || state.guess.has_parts {
             return;
         }
-        let mut state = self.work.lock();
         let Some(opened) = state.opened.clone() else { return };
         state.adviser = Adviser::Runs;
         drop(state);
