@@ -210,9 +210,13 @@ impl Opened {
         fork::get_or_make(&self.copy_on_write, || map().map(Arc::new)).clone().map(Some).map_err(Some)
     }
 
-    /// Refuses a file one of whose mappings is damaged.
+    /// Refuses a file one of whose mappings is damaged, and one that was cut as far as the kernel knows: what was in the
+    /// page of its new end reads as zeros, without a signal.
     pub fn check_damage(&self) -> Result<()> {
-        self.regions().try_for_each(Region::check_damage)
+        self.regions().try_for_each(Region::check_damage)?;
+        let is_cut =
+            self.region.is_some() && open::known_size(self.file()).is_ok_and(|size| size < self.size());
+        if is_cut { self.verify() } else { Ok(()) }
     }
 
     /// Returns whether anybody has a view of a mapping.

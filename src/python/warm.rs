@@ -87,7 +87,7 @@ impl PyWarmLead {
         let begun = Instant::now();
         let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
         let timeout =
-            timeout.map_err(|error| PyValueError::new_err(format!("timeout is invalid: {error}")))?;
+            timeout.map_err(|_| PyValueError::new_err("timeout must be seconds, at least 0, or None"))?;
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
             if py.detach(|| lead.wait(left.unwrap_or(PERIOD).min(PERIOD)))? {

@@ -118,6 +118,15 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
     assert output_of(code, path, way) == "2"
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_zeros_of_the_last_page_are_not_handed_out(tmp_path, way):
+    """The file is cut within a page that is in memory: no signal tells."""
+    path = tmp_path / "w.safetensors"
+    save_file({"x": np.ones(64, "f4")}, path)
+    code = PROGRAMS / "faults_views/zeros_of_the_last_page_are_not_handed_out.py"
+    assert str(path) in output_of(code, path, way)
+
+
 def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
     """The file is closed: the object on which the first array stands refuses."""
     path = tmp_path / "w.safetensors"

@@ -410,3 +410,9 @@ def test_there_is_no_second_copy_of_the_model(tmp_path, way):
     # What the module gets; the budget, a tensor, and what torch takes.
     assert facts["extra_bytes"] <= kept + budget + largest + 8 * MIB, facts
     assert facts["is_right"]
+
+
+@pytest.mark.parametrize("module", [{}, None, nn.Linear])
+def test_what_is_no_module_is_refused_before_a_file_is_opened(module):
+    with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, not "):
+        load_into(module, "nowhere.safetensors")

@@ -121,6 +121,10 @@ def test_a_plan_has_names_parts_or_a_function(folder, everything, strategy):
     assert set(found) == {"model.embed", "model.layers.10.w", "model.layers.2.w", "model.layers.0.w"}
     equal(found["model.embed"], everything["model.embed"][:, :2])
     equal(found["model.layers.0.w"], everything["model.layers.0.w"])
+    for yes, no in ((True, False), (np.True_, np.False_)):
+        found = stream(lambda info, yes=yes, no=no: yes if info.name == "model.layers.2.w" else no)
+        assert set(found) == {"model.layers.2.w"}
+        equal(found["model.layers.2.w"], everything["model.layers.2.w"])
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

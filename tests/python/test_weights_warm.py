@@ -554,7 +554,7 @@ def test_waiting_ends_with_its_timeout(source, tmp_path):
         assert lead.wait(0) is False
         assert lead.wait(0.01) is False
         assert repr(lead).endswith(", reading>")
-        with pytest.raises(ValueError, match="timeout is invalid"):
+        with pytest.raises(ValueError, match="timeout must be seconds, at least 0, or None"):
             lead.wait(-1)
 
 

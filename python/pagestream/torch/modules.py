@@ -139,6 +139,7 @@ def load_into(
     Raises:
         RuntimeError: Names are missing or unexpected, with `strict`; or shapes differ. All of them are
             listed, in the words of ``torch.nn.Module.load_state_dict``.
+        TypeError: `module` is no module.
         ValueError: Two tensors of the checkpoint get one name; or a parameter is not initialised
             (``torch.nn.LazyLinear`` and its like).
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
@@ -160,6 +161,7 @@ def load_into(
     """
     checks.check_bool("strict", strict)
     checks.check_bool("assign", assign)
+    _check_module(module)
     with joined(process_group) as meeting, open_checkpoint(path) as weights:
         wanted = planned(weights, plan, "file")
         names = _renamed(wanted, rename)
@@ -171,6 +173,13 @@ def load_into(
             raise RuntimeError("\n\t".join([message, *problems]))
         _load(weights, chosen, assign=assign, meeting=meeting, progress=progress)
         return report
+
+
+def _check_module(module: object) -> None:
+    if not isinstance(module, torch.nn.Module):
+        kind = type(module).__name__
+        message = f"module must be a torch.nn.Module, not {kind}; load_state_dict makes a dict of tensors"
+        raise TypeError(message)
 
 
 def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pagestream.weights.indexing import ByteSelection, Index
     from pagestream.weights.tensor_info import TensorInfo
 
-# The part of a tensor; None for all of it, False to leave it out.
-Chosen: TypeAlias = "Index | Literal[False] | None"
+# The part of a tensor; None or True for all of it, False to leave it out.
+Chosen: TypeAlias = "Index | bool | None"
 Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
 StreamOrder = Literal["file", "plan", "layer"]
 Strategy = Literal["auto", "mapped", "ahead", "pread", "direct"]
@@ -137,7 +137,9 @@ def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -
         return dict.fromkeys(names)
     if callable(plan):
         found = ((name, plan(info_of(name))) for name in names)
-        return {name: part for name, part in found if part is not False}
+        # A comparison of NumPy's numbers gives a bool of its own.
+        parts = ((name, bool(part) if isinstance(part, np.bool_) else part) for name, part in found)
+        return {name: None if part is True else part for name, part in parts if part is not False}
     if isinstance(plan, Mapping):
         return plan
     given = _listed(plan)

@@ -116,8 +116,12 @@ pub fn identity_at(path: &Path) -> Result<Identity, Errno> {
     retry(|| rustix::fs::stat(path)).map(from_stat)
 }
 
-/// Returns size and time of change as the kernel knows them: without a request to a server, and on FUSE and NFS up to
-/// some seconds old.
+/// Returns the size as the kernel knows it, however old that is: without a request to a server.
+pub fn known_size(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+    size_and_times(file, AtFlags::STATX_DONT_SYNC).map(|(size, ..)| size)
+}
+
+/// Returns size and time of change as the kernel knows them: on FUSE and NFS up to some seconds old.
 pub fn known_size_and_change(file: BorrowedFd<'_>) -> Result<(u64, Time), Errno> {
     size_and_times(file, AtFlags::empty()).map(|(size, modified, _)| (size, modified))
 }
