@@ -48,6 +48,7 @@ PYTHON_MAY_USE = {
     "loading": {"_native", "errors", "_common", "files", "tokens"},
     "safetensors": {"_native", "errors", "_common", "files", "weights"},
     "torch": {"_native", "errors", "_common", "files", "tokens", "weights", "loading", "safetensors"},
+    "plugins": {"_common", "safetensors"},
     "__init__": {"_native", "errors", "files", "tokens", "weights", "loading"},
 }
 MAY_IMPORT_TORCH = {"torch", "safetensors/torch.py", "safetensors/_torch_tensors.py"}

@@ -103,7 +103,7 @@ def install(*, strict: bool = True, ahead: int | None = None) -> Installed:
 
 
 def uninstall() -> None:
-    """Undoes `install`.
+    """Undoes the last `install` that is in effect.
 
     Modules that were imported meanwhile keep what they imported, which goes on working.
 

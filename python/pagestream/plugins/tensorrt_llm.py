@@ -1,0 +1,53 @@
+"""TensorRT-LLM: the weight loader ``pagestream``. It is registered when this module is imported."""
+
+from __future__ import annotations
+
+import os
+from glob import escape, glob
+from typing import TYPE_CHECKING, Any
+
+from tensorrt_llm._torch.models.checkpoints.base_weight_loader import BaseWeightLoader, ConsumableWeightsDict
+from tensorrt_llm._torch.models.modeling_utils import register_checkpoint_weight_loader
+
+from pagestream.safetensors.torch import load_file
+
+if TYPE_CHECKING:
+    from tensorrt_llm.mapping import Mapping
+
+__all__ = ["PagestreamWeightLoader"]
+
+
+@register_checkpoint_weight_loader("pagestream")
+class PagestreamWeightLoader(BaseWeightLoader):
+    """Loads safetensors files for TensorRT-LLM, as views of the files on the CPU, which are read ahead.
+
+    ``HfCheckpointLoader(weight_loader=PagestreamWeightLoader())`` uses it.
+    """
+
+    def load_weights(
+        self,
+        checkpoint_dir: str,
+        mapping: Mapping,  # noqa: ARG002 - of the interface; each rank takes its part of the views
+        use_consolidated: bool = False,  # noqa: FBT001, FBT002 - TensorRT-LLM's
+    ) -> ConsumableWeightsDict:
+        """Returns all tensors of a folder by name.
+
+        Args:
+            checkpoint_dir: The folder.
+            mapping: Which rank this is; not needed.
+            use_consolidated: Whether to take the consolidated file of a checkpoint that has one beside its
+                shards.
+
+        Raises:
+            FileNotFoundError: The folder has no safetensors files.
+            SafetensorError: Not a valid safetensors file.
+        """
+        found = sorted(glob(os.path.join(escape(checkpoint_dir), "*.safetensors")))
+        if not found:
+            message = f"no safetensors files in {checkpoint_dir}"
+            raise FileNotFoundError(message)
+        chosen = [path for path in found if ("consolidated" in os.path.basename(path)) == use_consolidated]
+        weights: dict[str, Any] = {}
+        for path in chosen or found:
+            weights.update(load_file(path))
+        return ConsumableWeightsDict(weights)

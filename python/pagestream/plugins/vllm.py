@@ -1,0 +1,25 @@
+"""vLLM: the load format ``pagestream``.
+
+vLLM finds `register` among the entry points of ``vllm.general_plugins``; see
+https://docs.vllm.ai/en/latest/design/plugin_system.html.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+__all__ = ["register"]
+
+
+@cache
+def register() -> None:
+    """Adds ``pagestream`` to vLLM's load formats. vLLM calls this in each of its processes, perhaps twice.
+
+    ``vllm serve MODEL --load-format pagestream`` loads by it. ``--model-loader-extra-config '{"ahead": …}'``
+    takes what `pagestream.safetensors.install` takes, beside vLLM's own keys.
+    """
+    from vllm.model_executor.model_loader import register_model_loader
+
+    from pagestream.plugins.vllm_loader import PagestreamModelLoader
+
+    register_model_loader("pagestream")(PagestreamModelLoader)

@@ -1,0 +1,62 @@
+"""vLLM's loader of the format ``pagestream``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from pagestream._common import environment
+from pagestream.safetensors import install
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from vllm.config.load import LoadConfig
+
+__all__ = ["PagestreamModelLoader"]
+
+
+class PagestreamModelLoader(DefaultModelLoader):
+    """vLLM's loader of safetensors files, over pagestream's ``safe_open``.
+
+    Tensors are views of the files on the CPU, which are read ahead. What vLLM does with them stays as it is:
+    which files it takes, which experts, and which part of a tensor a rank copies.
+
+    Args:
+        load_config: vLLM's. In its ``model_loader_extra_config``, ``ahead`` is how much to read ahead; see
+            `pagestream.safetensors.safe_open`. The other keys are those of vLLM's own loader.
+
+    Raises:
+        TypeError: ``ahead`` is neither False nor a number.
+        ValueError: ``ahead`` is below 1; there is a key that vLLM does not know; or vLLM is asked to read
+            files ahead by itself (``safetensors_load_strategy``).
+    """
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        options = dict(load_config.model_loader_extra_config)
+        self._ahead = options.pop("ahead", None)
+        environment.ahead_bytes(self._ahead)
+        if load_config.safetensors_load_strategy not in {None, "lazy"}:
+            message = (
+                f"safetensors_load_strategy={load_config.safetensors_load_strategy!r} has no place in the load "
+                'format "pagestream", which reads ahead by itself: leave it out'
+            )
+            raise ValueError(message)
+        # vLLM prepares the files of formats that it knows. "lazy" keeps it from reading ahead, too, which it
+        # does by itself on NFS and Lustre.
+        as_vllm_knows = dataclasses.replace(
+            load_config,
+            load_format="safetensors",
+            safetensors_load_strategy="lazy",
+            model_loader_extra_config=options,
+        )
+        super().__init__(as_vllm_knows)
+
+    def _get_weights_iterator(
+        self, source: DefaultModelLoader.Source
+    ) -> Generator[tuple[str, Any], None, None]:
+        """Iterates over names and tensors of a source of weights."""
+        with install(ahead=self._ahead):
+            yield from super()._get_weights_iterator(source)

@@ -1,0 +1,90 @@
+"""Plug-ins for vLLM, SGLang and TensorRT-LLM, loaded as these find them."""
+
+import shutil
+from importlib.metadata import entry_points
+
+import pytest
+
+from pagestream import MappedFile
+
+from support import plugin_hosts, real
+from support.process import PROGRAMS, output_of, run_python
+
+pytestmark = pytest.mark.timeout(300)
+
+SERVING = PROGRAMS / "plugins/serving.py"
+WAYS = ["vllm_loads", "sglang_loads", "sglang_loads_by_threads", "tensorrt_llm_loads"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    made = PROGRAMS / "safetensors_slow_clients/made.py"
+    environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return folder, output_of(made, "llama", folder, timeout_seconds=280, **environment).splitlines()[-1]
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_host_loads_from_a_slow_mount(way, llama, tmp_path, direct):
+    folder, digest = llama
+    total_bytes = 0
+    for path in folder.glob("*.safetensors"):
+        with MappedFile(path) as file:
+            file.evict()
+            total_bytes += file.size
+    with real.slow_fuse(folder, tmp_path / "slow", delay_ms=10, direct_io=direct) as slow:
+        assert output_of(SERVING, way, slow.path, timeout_seconds=280).splitlines()[-1] == digest
+    assert slow.counts["most_in_flight"] >= 8
+    assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes
+
+
+@pytest.mark.parametrize("name", ["hosts_find_it", "vllm_options", "vllm_experts", "vllm_is_left_alone"])
+def test_in_a_process_of_its_own(name, llama):
+    assert output_of(PROGRAMS / f"plugins/{name}.py", llama[0]) == "ok"
+
+
+def test_nothing_is_imported_before_a_host_asks():
+    code = """
+    import sys
+    import pagestream, pagestream.torch, pagestream.safetensors
+    print([name for name in sys.modules if name.startswith("pagestream.plugins")])
+    """
+    assert output_of(code) == "[]"
+
+
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "sglang.srt.plugins"])
+def test_the_entry_point_is_there_once(group):
+    assert [each.value for each in entry_points(group=group, name="pagestream")] == [
+        f"pagestream.plugins.{group.split('.')[0]}:register"
+    ]
+
+
+def test_without_its_host_a_plug_in_says_what_is_missing():
+    done = run_python("import pagestream.plugins.tensorrt_llm")
+    assert done.returncode == 1
+    assert "No module named 'tensorrt_llm'" in done.stderr
+
+
+@pytest.mark.parametrize(("package", "root"), plugin_hosts.roots())
+def test_hosts_have_what_is_used_of_them(package, root):
+    assert plugin_hosts.differences(package, root) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "before", "after", "told"),
+    [
+        ("vllm", "vllm/model_executor/model_loader/default_loader.py", "(self, source", "(self, src", "src"),
+        ("vllm", "vllm/config/load.py", "load_format:", "format:", "has no load_format"),
+        ("sglang", "sglang/srt/plugins/hook_registry.py", "AROUND =", "ROUND =", "has no AROUND"),
+        ("sglang", "sglang/srt/model_loader/weight_utils.py", "yield", "return", "yields nothing"),
+        ("tensorrt_llm", "tensorrt_llm/_torch/models/modeling_utils.py", "register_", "add_", "has no"),
+    ],
+)
+def test_a_host_that_differs_is_seen(tmp_path, package, file, before, after, told):
+    shutil.copytree(plugin_hosts.STAND_INS, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / file
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after).replace("return from", "return"))
+    assert told in " ".join(plugin_hosts.differences(package, tmp_path))
