@@ -110,9 +110,10 @@ impl PyWeightFile {
     /// copy-on-write pages.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyExporter>>> {
         let opened = self.weights.file.opened()?;
-        opened.check_damage()?;
-        if let Some(known) = &self.buffers()[usize::from(writable)] {
-            return Ok(Some(known.bind(py).clone()));
+        let known = self.buffers()[usize::from(writable)].as_ref().map(|buffer| buffer.bind(py).clone());
+        if let Some(known) = known {
+            opened.check_damage()?;
+            return Ok(Some(known));
         }
         let Some(buffer) = export::range_object(py, &opened, 0, opened.size(), writable)? else {
             return Ok(None);
