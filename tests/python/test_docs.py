@@ -11,6 +11,7 @@ import pytest
 
 import pagestream
 
+from support.plugin_hosts import STAND_INS
 from support.process import output_of
 from support.ranks import run_ranks
 
@@ -32,7 +33,7 @@ def _example_files(tmp_path, monkeypatch):
 def modules():
     yield pagestream
     for found in pkgutil.walk_packages(pagestream.__path__, "pagestream."):
-        if found.name != "pagestream._native":
+        if found.name != "pagestream._native" and not found.name.startswith("pagestream.plugins."):
             yield importlib.import_module(found.name)
 
 
@@ -76,6 +77,26 @@ def test_the_example_in_the_docstring_runs(example):
     result = runner.run(example, out=report.append)
     assert result.attempted > 0
     assert result.failed == 0, "".join(report)
+
+
+# Each imports its host.
+PLUGINS = [
+    each.name for each in pkgutil.iter_modules([f"{pagestream.__path__[0]}/plugins"], "pagestream.plugins.")
+]
+IN_PLUGIN = """
+import doctest, importlib, sys
+module = importlib.import_module(sys.argv[1])
+counts = {test.name: len(test.examples) for test in doctest.DocTestFinder().find(module)}
+assert all(counts[f"{module.__name__}.{name}"] > 0 for name in module.__all__), counts
+result = doctest.testmod(module)
+assert (result.attempted, result.failed) == (sum(counts.values()), 0), result
+"""
+
+
+@pytest.mark.usefixtures("_example_files")
+@pytest.mark.parametrize("name", PLUGINS)
+def test_the_examples_of_a_plug_in_run(name):
+    output_of(IN_PLUGIN, name, PYTHONPATH=str(STAND_INS))
 
 
 def public_callables():

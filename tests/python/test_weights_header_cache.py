@@ -187,8 +187,8 @@ def test_opening_again_asks_for_identity_and_size_alone(tmp_path, way):
     calls = re.findall(r"(\w+)\(", again)
     assert calls.count("open") + calls.count("openat") == 10
     assert {"pread64", "read", "fadvise64"}.isdisjoint(calls)
-    # One each for identity; where the disk is not this machine's, one more that asks its server. One each for the
-    # size when memory is handed out, which asks no server.
+    # One each for identity; where the disk is not this machine's, one more that asks its server. One each
+    # for the size when memory is handed out, which asks no server.
     sizes = again.count("AT_STATX_DONT_SYNC")
     assert sizes <= 10
     assert calls.count("fstat") + calls.count("newfstatat") + calls.count("statx") - sizes <= 20

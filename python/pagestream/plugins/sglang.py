@@ -25,6 +25,11 @@ def register() -> None:
     """Has SGLang read safetensors files by pagestream. SGLang calls this once in each of its processes.
 
     Which files it takes, and which part of a tensor a rank copies, stays as it is.
+
+    Example:
+        >>> register()
+        >>> from sglang.srt.plugins.hook_registry import HookRegistry
+        >>> HookRegistry.apply_hooks()  # as SGLang does at its start
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

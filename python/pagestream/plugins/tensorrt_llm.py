@@ -22,6 +22,10 @@ class PagestreamWeightLoader(BaseWeightLoader):
     """Loads safetensors files for TensorRT-LLM, as views of the files on the CPU, which are read ahead.
 
     ``HfCheckpointLoader(weight_loader=PagestreamWeightLoader())`` uses it.
+
+    Example:
+        >>> PagestreamWeightLoader().__class__.__base__.__name__
+        'BaseWeightLoader'
     """
 
     def load_weights(
@@ -41,6 +45,12 @@ class PagestreamWeightLoader(BaseWeightLoader):
         Raises:
             FileNotFoundError: The folder has no safetensors files.
             SafetensorError: Not a valid safetensors file.
+
+        Example:
+            >>> from tensorrt_llm.mapping import Mapping
+            >>> weights = PagestreamWeightLoader().load_weights(".", mapping=Mapping())
+            >>> sorted(name for name, _ in weights.items())
+            ['bias', 'weight']
         """
         found = sorted(glob(os.path.join(escape(checkpoint_dir), "*.safetensors")))
         if not found:

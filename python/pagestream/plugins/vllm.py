@@ -17,6 +17,13 @@ def register() -> None:
 
     ``vllm serve MODEL --load-format pagestream`` loads by it. ``--model-loader-extra-config '{"ahead": …}'``
     takes what `pagestream.safetensors.install` takes, beside vLLM's own keys.
+
+    Example:
+        >>> from vllm.config.load import LoadConfig
+        >>> from vllm.model_executor.model_loader import get_model_loader
+        >>> register()
+        >>> get_model_loader(LoadConfig(load_format="pagestream")).__class__.__name__
+        'PagestreamModelLoader'
     """
     from vllm.model_executor.model_loader import register_model_loader
 

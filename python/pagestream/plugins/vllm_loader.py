@@ -32,6 +32,13 @@ class PagestreamModelLoader(DefaultModelLoader):
         TypeError: ``ahead`` is neither False nor a number.
         ValueError: ``ahead`` is below 1; there is a key that vLLM does not know; or vLLM is asked to read
             files ahead by itself (``safetensors_load_strategy``).
+
+    Example:
+        >>> from vllm.config.load import LoadConfig
+        >>> options = {"ahead": 256 << 20, "enable_multithread_load": True}
+        >>> loader = PagestreamModelLoader(LoadConfig(model_loader_extra_config=options))
+        >>> loader.load_config.load_format
+        'safetensors'
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -40,8 +47,8 @@ class PagestreamModelLoader(DefaultModelLoader):
         environment.ahead_bytes(self._ahead)
         if load_config.safetensors_load_strategy not in {None, "lazy"}:
             message = (
-                f"safetensors_load_strategy={load_config.safetensors_load_strategy!r} has no place in the load "
-                'format "pagestream", which reads ahead by itself: leave it out'
+                f"safetensors_load_strategy is {load_config.safetensors_load_strategy!r}, expected none: the "
+                'load format "pagestream" reads ahead by itself; leave the option out'
             )
             raise ValueError(message)
         # vLLM prepares the files of formats that it knows. "lazy" keeps it from reading ahead, too, which it

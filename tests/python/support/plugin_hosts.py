@@ -55,7 +55,7 @@ def roots():
 
 
 def differences(package, root):
-    """Returns what a version of a package, in the folder `root`, lacks of what is used. Nothing is imported."""
+    """Returns what a package in the folder `root` lacks of what is used of it. Nothing is imported."""
     lacking = []
     for file, names in USED[package].items():
         path = root / file
@@ -88,5 +88,6 @@ def _found(tree, parts):
 
 
 def _fields(found):
-    annotated = {node.target.id for node in found.body if isinstance(node, ast.AnnAssign)}
-    return annotated | {each.id for node in found.body if isinstance(node, ast.Assign) for each in node.targets}
+    annotated = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+    assigned = [each for node in found.body if isinstance(node, ast.Assign) for each in node.targets]
+    return {each.id for each in annotated + assigned}

@@ -15,14 +15,14 @@ def refusal(**options):
     return "accepted"
 
 
-assert "accepted" == refusal(model_loader_extra_config={"ahead": 1 << 20})
-assert "accepted" == refusal(model_loader_extra_config={"ahead": False, "num_threads": 2})
-assert "accepted" == refusal(safetensors_load_strategy="lazy")
+assert refusal(model_loader_extra_config={"ahead": 1 << 20}) == "accepted"
+assert refusal(model_loader_extra_config={"ahead": False, "num_threads": 2}) == "accepted"
+assert refusal(safetensors_load_strategy="lazy") == "accepted"
 assert refusal(model_loader_extra_config={"ahead": True}).startswith("TypeError: ahead must be False or")
 assert refusal(model_loader_extra_config={"ahead": 0}).startswith("ValueError: ahead must be at least 1")
 assert "unexpected extra config keys" in refusal(model_loader_extra_config={"bahead": 1})
 told = refusal(safetensors_load_strategy="eager")
-assert "'eager'" in told and "leave it out" in told, told
+assert "'eager'" in told and "leave the option out" in told, told
 
 loader, weights = vllm(folder, model_loader_extra_config={"ahead": 1 << 20, "num_threads": 2})
 assert loader.load_config.model_loader_extra_config == {"num_threads": 2}

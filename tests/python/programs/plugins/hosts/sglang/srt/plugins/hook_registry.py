@@ -2,6 +2,7 @@ import functools
 import importlib
 import sys
 from enum import Enum
+from typing import ClassVar
 
 
 class HookType(Enum):
@@ -12,10 +13,10 @@ class HookType(Enum):
 
 
 class HookRegistry:
-    _hooks = []
+    _hooks: ClassVar = []
 
     @classmethod
-    def register(cls, target: str, hook, hook_type=HookType.AFTER, *, source=None):
+    def register(cls, target, hook, hook_type=HookType.AFTER, *, source=None):
         assert hook_type is HookType.AROUND, "this plays the one kind of hook that is used"
         cls._hooks.append((target, hook))
 
@@ -25,5 +26,6 @@ class HookRegistry:
             module_name, name = target.rsplit(".", 1)
             original = getattr(importlib.import_module(module_name), name)
             wrapped = functools.wraps(original)(functools.partial(hook, original))
-            for module in [module for module in sys.modules.values() if getattr(module, name, None) is original]:
-                setattr(module, name, wrapped)
+            for module in list(sys.modules.values()):
+                if getattr(module, name, None) is original:
+                    setattr(module, name, wrapped)

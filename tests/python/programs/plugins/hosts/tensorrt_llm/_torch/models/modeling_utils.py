@@ -1,7 +1,7 @@
 LOADERS = {}
 
 
-def register_checkpoint_weight_loader(name: str):
+def register_checkpoint_weight_loader(name):
     def register(loader):
         LOADERS[name] = loader
         return loader

@@ -3,7 +3,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 FORMATS = {"safetensors": DefaultModelLoader}
 
 
-def register_model_loader(load_format: str):
+def register_model_loader(load_format):
     def register(loader):
         assert load_format not in FORMATS, "vLLM warns of a second registration"
         FORMATS[load_format] = loader

@@ -1,7 +1,5 @@
 from abc import ABC, abstractmethod
 
-from tensorrt_llm.mapping import Mapping
-
 
 class ConsumableWeightsDict:
     def __init__(self, weights, *, consumption_observer=None):
@@ -13,8 +11,5 @@ class ConsumableWeightsDict:
 
 class BaseWeightLoader(ABC):
     @abstractmethod
-    def load_weights(self, checkpoint_dir: str, mapping: Mapping, **kwargs):
-        pass
-
-    def cleanup(self):
+    def load_weights(self, checkpoint_dir, mapping, **kwargs):
         pass
