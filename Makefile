@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint docs audit build clean
+.PHONY: help demo test hosts bench lint docs audit build clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -18,6 +18,10 @@ demo: $(VENV)/.demo build ## The main job on real input: train, save, reopen, co
 test: $(VENV)/.test build ## All tests, Rust and Python
 	cargo test --quiet
 	$(BIN)/python -m pytest
+
+hosts: $(VENV)/.test build ## The tests of the plug-ins with vLLM and SGLang themselves (downloads 0.4 GB, unpacks 1.5 GB)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target target/hosts --group hosts
+	PYTHONPATH=target/hosts $(BIN)/python -m pytest tests/python/test_plugins.py
 
 bench: $(VENV)/.bench build ## Measure against the rivals (prints tables; `make bench RECORD=1` keeps them in benches/record/)
 	cargo bench

@@ -45,10 +45,11 @@ class PagestreamModelLoader(DefaultModelLoader):
         options = dict(load_config.model_loader_extra_config)
         self._ahead = options.pop("ahead", None)
         environment.ahead_bytes(self._ahead)
-        if load_config.safetensors_load_strategy not in {None, "lazy"}:
+        strategy = load_config.safetensors_load_strategy
+        if strategy in {"eager", "prefetch"}:
             message = (
-                f"safetensors_load_strategy is {load_config.safetensors_load_strategy!r}, expected none: the "
-                'load format "pagestream" reads ahead by itself; leave the option out'
+                f"safetensors_load_strategy is {strategy!r}, expected none: the load format "
+                '"pagestream" reads ahead by itself; leave the option out'
             )
             raise ValueError(message)
         # vLLM prepares the files of formats that it knows. "lazy" keeps it from reading ahead, too, which it
@@ -56,7 +57,7 @@ class PagestreamModelLoader(DefaultModelLoader):
         as_vllm_knows = dataclasses.replace(
             load_config,
             load_format="safetensors",
-            safetensors_load_strategy="lazy",
+            safetensors_load_strategy=strategy or "lazy",
             model_loader_extra_config=options,
         )
         super().__init__(as_vllm_knows)

@@ -18,11 +18,9 @@ loader, _ = vllm(folder)
 assert len(dict(loader._get_weights_iterator(loader.Source(folder, None)))) > 10
 assert not is_installed()
 
-bad = loader._get_weights_iterator(loader.Source(f"{folder}/model-00001-of-00003.safetensors", None))
-assert list(bad) == []
 loader.load_config.load_format = "?"
 try:
     next(loader._get_weights_iterator(loader.Source(folder, None)))
-except AssertionError:
+except (AssertionError, ValueError):
     assert not is_installed()
     print("ok")

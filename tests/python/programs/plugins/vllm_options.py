@@ -20,9 +20,12 @@ assert refusal(model_loader_extra_config={"ahead": False, "num_threads": 2}) == 
 assert refusal(safetensors_load_strategy="lazy") == "accepted"
 assert refusal(model_loader_extra_config={"ahead": True}).startswith("TypeError: ahead must be False or")
 assert refusal(model_loader_extra_config={"ahead": 0}).startswith("ValueError: ahead must be at least 1")
-assert "unexpected extra config keys" in refusal(model_loader_extra_config={"bahead": 1})
-told = refusal(safetensors_load_strategy="eager")
-assert "'eager'" in told and "leave the option out" in told, told
+assert "nexpected extra config keys" in refusal(model_loader_extra_config={"bahead": 1})
+for strategy in ("eager", "prefetch"):
+    told = refusal(safetensors_load_strategy=strategy)
+    assert repr(strategy) in told and "leave the option out" in told, told
+loader, _ = vllm(folder, safetensors_load_strategy="torchao")
+assert loader.load_config.safetensors_load_strategy == "torchao"
 
 loader, weights = vllm(folder, model_loader_extra_config={"ahead": 1 << 20, "num_threads": 2})
 assert loader.load_config.model_loader_extra_config == {"num_threads": 2}

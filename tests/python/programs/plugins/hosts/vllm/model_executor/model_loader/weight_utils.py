@@ -13,6 +13,6 @@ def safetensors_weights_iterator(
     for path in hf_weights_files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():
-                expert = re.search(r"layers\.(\d+)\.", name)
+                expert = re.search(r"\.experts\.(\d+)\.", name)
                 if local_expert_ids is None or expert is None or int(expert[1]) in local_expert_ids:
                     yield name, file.get_tensor(name)
