@@ -15,14 +15,14 @@ import safetensors.numpy
 from pagestream import MappedFile, open_checkpoint
 
 from support import real
-from support.process import PROGRAMS, start_python
+from support.process import PROGRAMS
+from support.together import begin, last_lines, processes
 
 MIB = 1 << 20
 SHARDS, TENSORS, TENSOR_BYTES = 2, 12, 2 * MIB
 WHOLE = SHARDS * TENSORS * TENSOR_BYTES
 # Headers, and what the kernel reads ahead of them.
 LITTLE = MIB
-TIMEOUT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -55,36 +55,9 @@ def mounted(source, tmp_path, **options):
         yield slow
 
 
-@contextlib.contextmanager
-def processes(way, folder, count):
+def loading(way, folder, count):
     """Programs that have the files open, or are about to open them."""
-    with contextlib.ExitStack() as ends:
-        found = []
-        for _ in range(count):
-            process = start_python(PROGRAMS / "weights_processes/load.py", way, folder)
-            ends.callback(process.wait)
-            ends.callback(process.kill)
-            ends.callback(process.stdin.close)
-            ends.callback(process.stdout.close)
-            found.append(process)
-        assert [process.stdout.readline() for process in found] == ["open\n"] * count
-        yield found
-
-
-def begin(processes):
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-
-
-def digests(processes):
-    """What processes print at their end that have said that they have begun."""
-    found = []
-    for process in processes:
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-        assert process.returncode == 0
-        found.append(output.strip())
-    return found
+    return processes(PROGRAMS / "weights_processes/load.py", [(way, folder)] * count)
 
 
 # Each opening of a file drops its pages, unless the daemon keeps them. A stream opens all files at the start.
@@ -97,11 +70,11 @@ every_way = pytest.mark.parametrize(("way", "keeps"), WAYS, ids=["stream", "stre
 def test_processes_that_load_together_read_each_byte_once(source, digest, tmp_path, way, keeps, count):
     with (
         mounted(source, tmp_path, keep_cache=keeps) as slow,
-        processes(way, slow.path, count) as loading,
+        loading(way, slow.path, count) as found,
     ):
-        begin(loading)
-        assert [process.stdout.readline() for process in loading] == ["begun\n"] * count
-        assert digests(loading) == [digest] * count
+        begin(found)
+        assert [process.stdout.readline() for process in found] == ["begun\n"] * count
+        assert last_lines(found) == [digest] * count
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
 
@@ -110,26 +83,26 @@ def test_processes_that_load_together_read_each_byte_once(source, digest, tmp_pa
 def test_one_that_dies_or_stalls_keeps_none_of_the_others(source, digest, tmp_path, way, keeps, stop):
     with (
         mounted(source, tmp_path, keep_cache=keeps) as slow,
-        processes(way, slow.path, 3) as loading,
+        loading(way, slow.path, 3) as found,
     ):
-        begin(loading)
-        assert loading[0].stdout.readline() == "begun\n"
-        loading[0].send_signal(stop)
-        assert [process.stdout.readline() for process in loading[1:]] == ["begun\n"] * 2
-        assert digests(loading[1:]) == [digest] * 2
+        begin(found)
+        assert found[0].stdout.readline() == "begun\n"
+        found[0].send_signal(stop)
+        assert [process.stdout.readline() for process in found[1:]] == ["begun\n"] * 2
+        assert last_lines(found[1:]) == [digest] * 2
         if stop == signal.SIGSTOP:
-            assert loading[0].poll() is None
-            loading[0].send_signal(signal.SIGCONT)
-            assert digests(loading[:1]) == [digest]
+            assert found[0].poll() is None
+            found[0].send_signal(signal.SIGCONT)
+            assert last_lines(found[:1]) == [digest]
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
 
 def test_without_a_page_cache_each_process_reads_for_itself_and_it_is_said(source, digest, tmp_path):
     with mounted(source, tmp_path, direct_io=True) as slow:
-        with processes("stream", slow.path, 2) as loading:
-            begin(loading)
-            assert [process.stdout.readline() for process in loading] == ["begun\n"] * 2
-            assert digests(loading) == [digest] * 2
+        with loading("stream", slow.path, 2) as found:
+            begin(found)
+            assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
+            assert last_lines(found) == [digest] * 2
         with open_checkpoint(slow.path) as weights:
             assert "reads bypass the page cache: each process reads for itself" in weights.explain()
     assert slow.counts["read_bytes"] >= 2 * WHOLE

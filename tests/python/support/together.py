@@ -1,0 +1,39 @@
+"""Programs that are started, say that they are ready, and begin when they are told to."""
+
+import contextlib
+
+from support.process import start_python
+
+TIMEOUT_SECONDS = 60
+
+
+@contextlib.contextmanager
+def processes(program, arguments):
+    """Yields processes of a program, one for each list of arguments, that have printed "open" and wait."""
+    with contextlib.ExitStack() as ends:
+        found = []
+        for each in arguments:
+            process = start_python(program, *each)
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+            ends.callback(process.stdin.close)
+            ends.callback(process.stdout.close)
+            found.append(process)
+        assert [process.stdout.readline() for process in found] == ["open\n"] * len(found)
+        yield found
+
+
+def begin(processes):
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def last_lines(processes):
+    """Returns what processes print at their end, which has to be a good one."""
+    found = []
+    for process in processes:
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        assert process.returncode == 0
+        found.append(output.strip())
+    return found
