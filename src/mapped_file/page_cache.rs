@@ -1,19 +1,20 @@
-//! The page cache of an open file: advice, residency, fetching ahead, warming, evicting, locking.
+//! The page cache of an open file: advice, residency, fetching ahead, warming, evicting.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::error::{Error, Result};
-use crate::os::errno::{Code, system};
+use crate::error::Result;
+use crate::os::errno::system;
 use crate::os::fault;
 use crate::os::file::{fsinfo, open};
 use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::map::Region;
 use crate::os::memory::residency::{self, Residency};
 use crate::os::memory::{Uninit, page_bytes};
-use crate::os::process::{fork, limits};
+use crate::os::process::fork;
 use crate::words::words;
 
+use super::locking;
 use super::mode::Mode;
 use super::opened::Opened;
 
@@ -85,7 +86,7 @@ pub(super) fn reapply_hints(opened: &Opened) -> Result<()> {
     if let Some(advice) = hints.advice {
         pass_on(opened, advice, 0, opened.size());
     }
-    if hints.locked { lock_region(opened, region) } else { Ok(()) }
+    if hints.locked { locking::lock_region(opened, region) } else { Ok(()) }
 }
 
 fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
@@ -280,41 +281,4 @@ pub fn evict(opened: &Opened) -> Result<()> {
         let _ = advise::advise_map(region, 0, region.len(), Advice::DontNeed);
     }
     advise::drop_cache(opened.file(), 0, 0).map_err(|errno| system("cannot evict", &opened.path, errno, ""))
-}
-
-/// mlock(2): reads the file into memory and keeps it there.
-pub fn lock(opened: &Opened) -> Result<()> {
-    if let Some(region) = mapped(opened, "lock")? {
-        lock_region(opened, region)?;
-    }
-    fork::with_lock(&opened.hints, |hints| hints.locked = true);
-    Ok(())
-}
-
-pub fn unlock(opened: &Opened) -> Result<()> {
-    let region = mapped(opened, "unlock")?;
-    fork::with_lock(&opened.hints, |hints| hints.locked = false);
-    region.map_or(Ok(()), |region| {
-        region.unlock().map_err(|errno| system("cannot unlock the mapping", &opened.path, errno, ""))
-    })
-}
-
-/// Returns the mapping; `None` for an empty file, an error in `read` mode.
-fn mapped<'a>(opened: &'a Opened, verb: &str) -> Result<Option<&'a Region>> {
-    match &opened.region {
-        None if opened.facts.mode == Mode::Read => {
-            Err(Error::argument(format!("nothing to {verb}: in \"read\" mode the file is not mapped")))
-        }
-        region => Ok(region.as_deref()),
-    }
-}
-
-fn lock_region(opened: &Opened, region: &Region) -> Result<()> {
-    region.lock().map_err(|errno| {
-        let advice = match errno {
-            Code::PERM | Code::NOMEM | Code::AGAIN => limits::explain_memlock(),
-            _ => String::new(),
-        };
-        system("cannot lock the mapping in memory", &opened.path, errno, advice)
-    })
 }

@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use super::error::{Raised, full_text, text};
 use super::export::{self, Access, Export, Exportable, PyExporter, Requester};
 use super::writable::{self, WritableBuffer};
-use crate::mapped_file::{MappedFile, RequestedMode, View, page_cache};
+use crate::mapped_file::{MappedFile, RequestedMode, View, locking, page_cache};
 use crate::os::file::fsinfo::FileSystem;
 use crate::os::memory::advise::Advice;
 use crate::os::process::fork;
@@ -268,11 +268,11 @@ impl PyMappedFile {
     }
 
     fn lock(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| page_cache::lock(&*self.file.guarded()?))?)
+        Ok(py.detach(|| locking::lock(&*self.file.guarded()?))?)
     }
 
     fn unlock(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| page_cache::unlock(&*self.file.guarded()?))?)
+        Ok(py.detach(|| locking::unlock(&*self.file.guarded()?))?)
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {

@@ -23,7 +23,8 @@ use crate::fetch::ahead::Ahead;
 use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, Limits};
 use crate::fetch::ranges::ByteRange;
-use crate::mapped_file::{Opened, page_cache};
+use crate::mapped_file::Opened;
+use crate::mapped_file::page_cache::{self, Prefetcher};
 use crate::os::process::{fork, limits};
 
 use crate::slicing::{PIECE_BYTES, Selection};
@@ -190,8 +191,8 @@ impl Lead {
     }
 
     /// Starts the thread that advises, once. Not before the lead is in use: of several that are made at the same time
-    /// one is kept, and the thread opens the file anew, which drops it from the page cache on FUSE. Nor for parts of
-    /// tensors, which a stream reads: the opening would drop what it has read.
+    /// one is kept, and the file is opened anew, which drops it from the page cache on FUSE. Nor for parts of tensors,
+    /// which a stream reads: the opening would drop what it has read.
     fn start(&self) {
         let mut state = self.work.lock();
         if self.work.means != Means::Advice || state.adviser != Adviser::NotStarted || state.guess.has_parts {
@@ -200,8 +201,10 @@ impl Lead {
         let Some(opened) = state.opened.clone() else { return };
         state.adviser = Adviser::Runs;
         drop(state);
+        // Here and not in the thread, which may begin late: on FUSE it drops what the consumer has read until then.
+        let prefetcher = if self.work.keeps_cache { None } else { Prefetcher::new(&opened) };
         let work = self.work.clone();
-        if self.crew.assist("pagestream-lead", move || work.advise(&opened)).is_err() {
+        if self.crew.assist("pagestream-lead", move || work.advise(&opened, prefetcher)).is_err() {
             self.work.turn_off();
         }
     }
@@ -230,8 +233,12 @@ impl Lead {
             return None;
         }
         let state = self.work.lock();
-        let is_read = state.stream.as_ref().is_some_and(|expected| expected.stream.is_all_begun());
-        let is_at_end = is_read || state.cursor.is_at_end();
+        // Where all was asked for, the reading may lag behind.
+        let is_all_used = state.guess.unused == 0;
+        let is_at_end = match &state.stream {
+            Some(expected) => is_all_used || expected.stream.is_all_begun(),
+            None => state.cursor.is_at_end(is_all_used),
+        };
         if is_at_end {
             // Others may begin, though the consumer may have left tensors out here.
             self.work.discount();
@@ -378,12 +385,10 @@ impl LeadWork {
     }
 
     /// Asks the kernel for what comes next, as long as the consumer is near.
-    fn advise(&self, opened: &Opened) {
+    fn advise(&self, opened: &Opened, prefetcher: Option<Prefetcher>) {
         let off = TurnOff(self);
         let mut ahead = Ahead::default();
-        if !self.keeps_cache {
-            ahead.prefetcher = page_cache::Prefetcher::new(opened);
-        }
+        ahead.prefetcher = prefetcher;
         let is_of_use = loop {
             let Some(range) = self.next_range() else { break true };
             // Best effort: what is not asked for is read when it is used.

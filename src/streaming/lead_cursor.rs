@@ -56,9 +56,9 @@ impl LeadCursor {
         }
     }
 
-    /// Returns whether all of the file was asked for, of a consumer that does what was expected.
-    pub fn is_at_end(&self) -> bool {
-        self.guesses_right && self.cursor >= self.advised.len()
+    /// Returns whether all of the file was advised on, or is being used, by a consumer that does what was expected.
+    pub fn is_at_end(&self, is_all_used: bool) -> bool {
+        self.guesses_right && (is_all_used || self.cursor >= self.advised.len())
     }
 
     /// Begins for a consumer that is expected to come here from another file.
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(consumer.asked(), 60 * TENSOR_BYTES..61 * TENSOR_BYTES);
         consumer.ask(61);
         assert_eq!(consumer.asked(), 61 * TENSOR_BYTES..64 * TENSOR_BYTES);
-        assert!(consumer.cursor.is_at_end());
+        assert!(consumer.cursor.is_at_end(false));
         assert_eq!(consumer.next(), LeadStep::Wait, "the consumer may go back to the beginning");
     }
 
