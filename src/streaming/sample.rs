@@ -10,5 +10,6 @@ pub fn drawn(seed: u64, number: u64, bound: u64) -> u64 {
 
 /// Returns whether the page of a byte is cached. One that cannot be probed (NaN) counts as missing.
 pub fn is_cached(opened: &Opened, offset: u64, seed: u64) -> bool {
-    page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0)
+    let by_probe = || page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0);
+    page_cache::is_resident(opened, offset, 1).unwrap_or_else(by_probe)
 }
