@@ -54,8 +54,9 @@ impl Drop for IdleFile {
     fn drop(&mut self) {
         // A new owner has copies.
         if Arc::strong_count(&self.weights.file) == 1 {
-            self.lead.close();
+            // The file first: the lead goes on as long as anybody has views of it.
             self.weights.file.close();
+            self.lead.close();
         }
     }
 }
@@ -145,8 +146,8 @@ impl IdleKey {
         }
         lead.set_used(false);
         if !lead.is_on() {
-            lead.close();
             weights.file.close();
+            lead.close();
         } else if let Some(file) = weights.file.hand_over() {
             let weights = WeightFile { file: Arc::new(file), header: weights.header.clone() };
             FILES.put(self.clone(), IdleFile { weights, lead: lead.clone() });

@@ -58,8 +58,16 @@ def thread_names():
 
 
 def threads_end(name):
-    """Returns whether the threads of a name end. One is seen for a moment after its end."""
-    deadline = time.monotonic() + 10
+    """Returns whether the threads of a name end. One is seen for a moment after its end.
+
+    Prints where in the kernel those that do not end wait.
+    """
+    deadline = time.monotonic() + 60
     while name in thread_names() and time.monotonic() < deadline:
         time.sleep(0.01)
-    return name not in thread_names()
+    if name not in thread_names():
+        return True
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            print((task / "comm").read_text().strip(), (task / "stack").read_text(), sep="\n")
+    return False
