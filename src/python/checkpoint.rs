@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pyo3::exceptions::PyKeyError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyString};
 
@@ -56,9 +57,27 @@ impl PyCheckpoint {
 
     /// Returns the number of a tensor's file, and what the header says of the tensor.
     pub fn find(&self, name: &Bound<'_, PyString>) -> PyResult<(usize, TensorEntry<'_>)> {
+        self.lookup(name).ok_or_else(|| self.no_tensor(name))
+    }
+
+    fn lookup(&self, name: &Bound<'_, PyString>) -> Option<(usize, TensorEntry<'_>)> {
         // No header has a name with lone surrogates.
-        let found = name.to_str().ok().and_then(|name| self.checkpoint.tensor(name));
-        found.ok_or_else(|| PyKeyError::new_err(name.clone().unbind()))
+        self.checkpoint.tensor(name.to_str().ok()?)
+    }
+
+    /// Makes the error for a name that is not there: its argument is the name, as with any mapping; a note has the rest.
+    fn no_tensor(&self, name: &Bound<'_, PyString>) -> PyErr {
+        let error = PyKeyError::new_err(name.clone().unbind());
+        let files = match &self.checkpoint.paths[..] {
+            [] => String::from("no file"),
+            [only] => only.display().to_string(),
+            [first, others @ ..] => format!("{} and {} more files", first.display(), others.len()),
+        };
+        let tensors = self.checkpoint.len();
+        let note = format!("none of the {tensors} tensors in {files} has this name; keys() lists them");
+        // Optional detail; the exception is valid without it.
+        let _ = error.value(name.py()).call_method1(intern!(name.py(), "add_note"), (note,));
+        error
     }
 }
 
@@ -169,7 +188,7 @@ impl PyCheckpoint {
     }
 
     fn __contains__(&self, name: &Bound<'_, PyString>) -> bool {
-        self.find(name).is_ok()
+        self.lookup(name).is_some()
     }
 
     /// Returns the names in order of the files, and in each file in order of the data.

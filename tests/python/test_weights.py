@@ -58,6 +58,9 @@ def test_a_name_that_is_not_there_is_a_key_error(path, access, name):
     with pytest.raises(KeyError) as caught:
         getattr(open_checkpoint(path), access)(name)
     assert caught.value.args == (name,)
+    assert caught.value.__notes__ == [
+        f"none of the {len(WEIGHTS)} tensors in {path} has this name; keys() lists them"
+    ]
 
 
 @every_mode
