@@ -13,6 +13,7 @@ use crate::os::process::fork::{self, Section};
 
 use super::identity::{change, changed, is_same_file, is_unchanged};
 use super::mode::{self, RequestedMode};
+use super::offer::{self, Asked, Offering, TakenFile};
 use super::opened::{Facts, Opened};
 use super::origin::{Folder, Origin};
 use super::page_cache;
@@ -42,14 +43,15 @@ struct Current {
 
 impl MappedFile {
     pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
-        Self::of_regular(mode::open_regular(path)?, path, None, requested)
+        Self::of_regular(mode::open_regular(path)?, path, None, requested, Offering::default())
     }
 
     /// Opens a file of a folder. Refuses a name or a link that leads out of the folder, with EXDEV.
     pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
         let path = folder.path.join(name);
         let origin = Origin::Beneath(folder.clone(), name.into());
-        Self::of_regular(mode::regular(folder.open_file(name)?, &path)?, &path, Some(origin), requested)
+        let opened = mode::regular(folder.open_file(name)?, &path)?;
+        Self::of_regular(opened, &path, Some(origin), requested, Offering::default())
     }
 
     /// Opens a file again at its origin.
@@ -60,6 +62,37 @@ impl MappedFile {
         }
     }
 
+    /// Takes the file that another process has open and offers, else opens it.
+    pub fn take_or_open(origin: &Origin, requested: RequestedMode) -> Result<Self> {
+        match offer::take(origin) {
+            Some(taken) => Self::of_taken(taken, origin, requested),
+            None => Self::open_again(origin, requested),
+        }
+    }
+
+    /// Likewise, for a file that will be read ahead at once: it is offered from now on.
+    pub fn take_or_offer(origin: &Origin, requested: RequestedMode) -> Result<Self> {
+        let asked = match offer::take_or_claim(origin) {
+            Asked::Taken(taken) => return Self::of_taken(taken, origin, requested),
+            asked => asked,
+        };
+        let file = Self::open_again(origin, requested)?;
+        let opened = file.opened()?;
+        if opened.may_read_from_cache() {
+            // Best effort: without a second description the kernel is asked through the first.
+            let adviser = opened.open_adviser(asked).ok();
+            fork::with_lock(&opened.offering.adviser, |kept| *kept = adviser);
+        }
+        Ok(file)
+    }
+
+    fn of_taken(taken: TakenFile, origin: &Origin, requested: RequestedMode) -> Result<Self> {
+        let TakenFile { file, identity, .. } = taken;
+        // A path of the caller's own is made absolute.
+        let kept = matches!(origin, Origin::Beneath(..)).then(|| origin.clone());
+        Self::of_regular((file, identity), &origin.path(), kept, requested, Offering::of_taken())
+    }
+
     /// Makes a file from a copy of a descriptor that is open for reading; the caller keeps its own. `path` serves
     /// messages and [`Self::check`].
     pub fn from_descriptor(descriptor: RawFd, path: &Path, requested: RequestedMode) -> Result<Self> {
@@ -68,7 +101,7 @@ impl MappedFile {
             system("cannot duplicate the descriptor", path, errno, advice)
         })?;
         let (copy, identity) = mode::regular(copy, path)?;
-        let file = Self::of_regular((copy, identity), path, None, requested)?;
+        let file = Self::of_regular((copy, identity), path, None, requested, Offering::default())?;
         // The file may have no name (memfd_create(2), O_TMPFILE, deleted by now), or `path` may be made up.
         let is_named = open::identity_at(&file.absolute).is_ok_and(|found| is_same_file(&found, &identity));
         Ok(Self { is_named, ..file })
@@ -80,8 +113,9 @@ impl MappedFile {
         path: &Path,
         origin: Option<Origin>,
         requested: RequestedMode,
+        offering: Offering,
     ) -> Result<Self> {
-        let opened = Opened::new(path, Arc::new(file), identity, requested, Arc::default())?;
+        let opened = Opened::new(path, Arc::new(file), identity, requested, Arc::default(), offering)?;
         let facts = opened.facts.clone();
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
         Ok(Self {

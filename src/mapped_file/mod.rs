@@ -1,11 +1,11 @@
 //! [`MappedFile`]: the one way to open a file.
 //!
 //! **What it promises.** A file that can be read can be opened: `mode.rs` walks from a shared mapping over a private
-//! one to positioned reads. It is opened once, its descriptor stays open as long as the object (on FUSE each further
-//! `open` drops the file's page cache; direct reads need a second one), and it is mapped once per protection. A file
-//! that is cut, rewritten or fails is an error that says so, in every way that copies; a view of it shows that as
-//! damage, or to `check`. No call kills the process. What is handed out, a [`View`], keeps its mapping alive by itself:
-//! closing or refreshing the file does not disturb it.
+//! one to positioned reads. It is opened once, or taken from a process that has it open (`offer.rs`): on FUSE each further
+//! `open` drops the file's page cache. Its descriptor stays open as long as the object; direct reads need a second one. It is
+//! mapped once per protection. A file that is cut, rewritten or fails is an error that says so, in every way that copies;
+//! a view of it shows that as damage, or to `check`. No call kills the process. What is handed out, a [`View`], keeps its
+//! mapping alive by itself: closing or refreshing the file does not disturb it.
 //!
 //! **Five ways to read.**
 //!
@@ -32,8 +32,8 @@
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
 //! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.
 //!
-//! **The files**, lowest first: `mode`, `identity`, `direct` · `opened` · `hints` · `read`, `locking` · `page_cache` ·
-//! `origin`, `file` · `file_set`.
+//! **The files**, lowest first: `mode`, `identity`, `direct` · `origin`, `offer` · `opened` · `hints` · `read`, `locking` · `page_cache` ·
+//! `file` · `file_set`.
 
 mod direct;
 mod file;
@@ -42,6 +42,7 @@ mod hints;
 mod identity;
 pub mod locking;
 mod mode;
+mod offer;
 mod opened;
 mod origin;
 pub mod page_cache;

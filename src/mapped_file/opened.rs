@@ -18,6 +18,8 @@ use crate::os::process::{fork, limits};
 use super::direct::DirectFile;
 use super::identity::{change, changed, is_gone, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
+use super::offer::{self, Asked, Offering};
+use super::origin::Origin;
 
 /// What was found out when the file was opened or refreshed.
 #[derive(Debug, Clone)]
@@ -52,6 +54,7 @@ pub struct Opened {
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
     pub(super) direct: OnceLock<DirectFile>,
+    pub(super) offering: Arc<Offering>,
     /// How long a small read takes, once it was found to be slow.
     pub request_time: OnceLock<Duration>,
     /// The most that the kernel fetches on one request.
@@ -98,6 +101,7 @@ impl Opened {
         identity: Identity,
         requested: RequestedMode,
         hints: Arc<Mutex<Hints>>,
+        offering: Offering,
     ) -> Result<Self> {
         let found = mode::find(file.as_fd(), path, identity.size, requested)?;
         Ok(Self {
@@ -108,6 +112,7 @@ impl Opened {
             copy_on_write: OnceLock::new(),
             hints,
             direct: OnceLock::new(),
+            offering: Arc::new(offering),
             request_time: OnceLock::new(),
             ahead_chunk_bytes: OnceLock::new(),
             residency_is_told: OnceLock::new(),
@@ -116,7 +121,8 @@ impl Opened {
 
     /// The file at another size, or mapped anew: on the same descriptor, with the same hints.
     pub(super) fn again(&self, identity: Identity, requested: RequestedMode) -> Result<Self> {
-        Self::new(&self.path, self.file.clone(), identity, requested, self.hints.clone())
+        let offering = Offering::default();
+        Self::new(&self.path, self.file.clone(), identity, requested, self.hints.clone(), offering)
     }
 
     /// The same file for another user, with copy-on-write pages of its own.
@@ -129,9 +135,30 @@ impl Opened {
             copy_on_write: OnceLock::new(),
             hints: self.hints.clone(),
             direct: OnceLock::new(),
+            offering: self.offering.clone(),
             request_time: self.request_time.clone(),
             ahead_chunk_bytes: self.ahead_chunk_bytes.clone(),
             residency_is_told: self.residency_is_told.clone(),
+        }
+    }
+
+    /// Opens the file again, on FUSE without its cached pages, and offers it if that was claimed.
+    pub(super) fn open_adviser(&self, asked: Asked) -> Result<Arc<OwnedFd>, Code> {
+        let adviser = Arc::new(open::reopen(self.file())?);
+        if let Asked::Claimed(claim) = asked {
+            self.offering.begin(claim, &self.facts.identity, &self.file, Some(&adviser));
+        }
+        Ok(adviser)
+    }
+
+    /// Offers the file, which is about to be read through the page cache, to other processes of this user: on FUSE its pages
+    /// would go if they opened it.
+    pub fn offer(&self) {
+        if self.offering.is_first_try()
+            && self.may_read_from_cache()
+            && let Some(claim) = offer::claim(&Origin::Path(self.path.clone()))
+        {
+            self.offering.begin(claim, &self.facts.identity, &self.file, None);
         }
     }
 

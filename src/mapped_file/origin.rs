@@ -1,5 +1,6 @@
 //! How a file is found again: at its path, or in a folder that nothing leads out of.
 
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::os::errno::{Code, system};
 pub use crate::os::file::beneath::Beside;
 use crate::os::file::beneath::{self, ConfinedFolder, Refusal};
-use crate::os::file::open::{self, Kind};
+use crate::os::file::open::{self, Identity, Kind};
 use crate::os::process::fork;
 
 use super::mode;
@@ -33,6 +34,21 @@ pub enum Origin {
 }
 
 impl Origin {
+    pub fn path(&self) -> Cow<'_, Path> {
+        match self {
+            Self::Path(path) => path.into(),
+            Self::Beneath(folder, name) => folder.path.join(name).into(),
+        }
+    }
+
+    /// Returns the identity of the file that lies there now, if one does. Opens nothing.
+    pub(super) fn identity(&self) -> Option<Identity> {
+        match self {
+            Self::Path(path) => open::identity_at(path).ok(),
+            Self::Beneath(folder, name) => folder.opened().ok()?.identity(name).ok(),
+        }
+    }
+
     /// Returns where a file lies whose name is that of this one and `suffix`.
     pub fn with_suffix(&self, suffix: &str) -> Self {
         let longer = |path: &Path| {

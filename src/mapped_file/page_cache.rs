@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use crate::error::Result;
 use crate::os::errno::system;
 use crate::os::fault;
-use crate::os::file::{fsinfo, open};
+use crate::os::file::fsinfo;
 use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::map::Region;
 use crate::os::memory::residency::{self, Residency};
@@ -14,9 +15,12 @@ use crate::os::memory::{Uninit, page_bytes};
 use crate::os::process::fork;
 use crate::words::words;
 
+use super::identity::is_same_file;
 use super::locking;
 use super::mode::Mode;
+use super::offer::{self, Asked};
 use super::opened::Opened;
+use super::origin::Origin;
 
 /// Bytes that are asked for ahead and read at a time while warming.
 const WARM_CHUNK_BYTES: u64 = 8 << 20;
@@ -150,13 +154,29 @@ fn ahead_chunk_bytes(opened: &Opened) -> u64 {
     })
 }
 
+/// Returns the second description of a file: one that is there already, that of the process that offers the file, or a new
+/// one.
+fn adviser(opened: &Opened) -> Option<Arc<OwnedFd>> {
+    let made = fork::with_lock(&opened.offering.adviser, Option::take);
+    if made.is_some() {
+        return made;
+    }
+    match offer::take_or_claim(&Origin::Path(opened.path.clone())) {
+        Asked::Taken(taken) if is_same_file(&taken.identity, &opened.facts.identity) => {
+            taken.adviser.map(Arc::new)
+        }
+        _ if opened.offering.is_taken => None,
+        asked => opened.open_adviser(asked).ok(),
+    }
+}
+
 /// Asks the kernel for ranges of a file through an open file description of its own.
 ///
 /// Page faults keep their read-ahead state in the description of the mapping. Once they have, FUSE leaves out what it
 /// is asked for while its queue is full, and tells nobody (`fuse_readahead` in fs/fuse/file.c).
 #[derive(Debug)]
 pub struct Prefetcher {
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     size_bytes: u64,
     chunk_bytes: u64,
     /// What was asked for last.
@@ -164,9 +184,10 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Opens the file again. On FUSE that drops its cached pages, so it comes before anything is fetched.
+    /// Takes the description of a process that offers the file, else opens the file again and offers it. On FUSE that drops
+    /// its cached pages, so it comes before anything is fetched, and not where others have fetched some.
     pub fn new(opened: &Opened) -> Option<Self> {
-        let file = open::reopen(opened.file()).ok()?;
+        let file = adviser(opened)?;
         let chunk_bytes = ahead_chunk_bytes(opened);
         // A sequential reader has twice the window (`generic_fadvise` in mm/fadvise.c).
         let is_doubled = advise::advise_file(file.as_fd(), 0, opened.size(), Advice::Sequential);

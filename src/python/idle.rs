@@ -73,7 +73,7 @@ impl IdleKey {
         let idle = FILES.take(self).filter(|idle| idle.weights.file.is_untouched());
         let (weights, lead) = match idle {
             Some(idle) => (idle.weights.clone(), idle.lead.clone()),
-            None => self.open_anew()?,
+            None => self.with_lead(WeightFile::open(&self.path, self.mode, self.strictness)?),
         };
         lead.set_used(true);
         self.note_opened(
@@ -111,9 +111,8 @@ impl IdleKey {
         })
     }
 
-    fn open_anew(&self) -> Result<(WeightFile, Arc<FileLead>)> {
-        let weights = WeightFile::open(&self.path, self.mode, self.strictness)?;
-        Ok((weights, Arc::new(FileLead::new(self.ahead_bytes, self.next()))))
+    fn with_lead(&self, weights: WeightFile) -> (WeightFile, Arc<FileLead>) {
+        (weights, Arc::new(FileLead::new(self.ahead_bytes, self.next())))
     }
 
     fn next(&self) -> Option<NextFile> {
@@ -132,7 +131,8 @@ impl IdleKey {
                 return Ok(());
             }
             let _on_its_way = FILES.announce(key.clone());
-            let (weights, lead) = key.open_anew()?;
+            let weights = WeightFile::open_to_read_ahead(&key.path, key.mode, key.strictness)?;
+            let (weights, lead) = key.with_lead(weights);
             lead.begin(&weights.header, weights.file.opened()?, guess)?;
             FILES.hold(key.clone(), IdleFile { weights, lead }, is_used.clone());
             Ok(())

@@ -57,6 +57,7 @@ fn leaving_cache(
         return Ok(());
     }
     if cache == CacheUse::Fill {
+        opened.offer();
         return read();
     }
     let found = page_cache::resident_pages(opened, offset, len);

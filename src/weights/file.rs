@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, RequestedMode};
+use crate::mapped_file::{MappedFile, Origin, RequestedMode};
 
 use super::header::{self, Header, HeaderError, LENGTH_BYTES};
 use super::header_cache;
@@ -40,7 +40,12 @@ fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8]) -> Error 
 
 impl WeightFile {
     pub fn open(path: &Path, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
-        Self::of(MappedFile::open(path, mode)?, strictness)
+        Self::of(MappedFile::take_or_open(&Origin::Path(path.into()), mode)?, strictness)
+    }
+
+    /// Opens a file that will be read ahead at once.
+    pub fn open_to_read_ahead(path: &Path, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
+        Self::of(MappedFile::take_or_offer(&Origin::Path(path.into()), mode)?, strictness)
     }
 
     /// Reads the header of an open file.

@@ -40,7 +40,7 @@ pub fn open_shards(
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<Vec<Option<Result<OpenedShard>>>> {
     let open = |shard: &ShardPath| {
-        let file = MappedFile::open_again(&shard.origin, mode)?;
+        let file = MappedFile::take_or_open(&shard.origin, mode)?;
         let header = header_of(&file, strictness)?;
         Ok(OpenedShard { kept: Some(Kept::new(file, budget)), header })
     };

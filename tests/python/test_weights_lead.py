@@ -21,7 +21,7 @@ from pagestream.safetensors.numpy import load_file
 from pagestream.safetensors.torch import load_file as load_torch
 
 from support import real
-from support.process import PROGRAMS, output_of, thread_names, threads_end
+from support.process import PROGRAMS, output_of, thread_names, threads_end, until
 
 MIB = 1 << 20
 TENSORS = 48
@@ -432,14 +432,6 @@ def open_descriptors(path):
         with contextlib.suppress(OSError):
             found += os.readlink(link) == str(path)
     return found
-
-
-def until(condition):
-    """Waits for something that happens by itself."""
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 @both_mounts

@@ -1,21 +1,26 @@
 """Plain processes of one node that load one checkpoint from a slow mount at the same time.
 
 Where the mount has a page cache, that is what they share: a page that one of them is reading is locked,
-others wait for it, and the kernel completes the read whatever becomes of the process.
+others wait for it, and the kernel completes the read whatever becomes of the process. A file is opened by
+one of them, where an opening would drop its pages; the others take it from that one.
 """
 
 import contextlib
 import hashlib
+import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import xxhash
 
 from pagestream import MappedFile, open_checkpoint
+from pagestream.safetensors import safe_open
 
 from support import real
-from support.process import PROGRAMS
+from support.process import PROGRAMS, output_of, start_python, until
 from support.together import begin, last_lines, processes
 
 MIB = 1 << 20
@@ -60,9 +65,14 @@ def loading(way, folder, count):
     return processes(PROGRAMS / "weights_processes/load.py", [(way, folder)] * count)
 
 
-# Each opening of a file drops its pages, unless the daemon keeps them. A stream opens all files at the start.
-WAYS = [("stream", False), ("stream", True), ("safe_open", True)]
-every_way = pytest.mark.parametrize(("way", "keeps"), WAYS, ids=["stream", "stream, kept", "safe_open, kept"])
+# Each opening of a file drops its pages, unless the daemon keeps them.
+WAYS = {
+    "stream": ("stream", False),
+    "stream, kept": ("stream", True),
+    "safe_open": ("safe_open", False),
+    "safe_open, kept": ("safe_open", True),
+}
+every_way = pytest.mark.parametrize(("way", "keeps"), WAYS.values(), ids=WAYS)
 
 
 @every_way
@@ -94,7 +104,108 @@ def test_one_that_dies_or_stalls_keeps_none_of_the_others(source, digest, tmp_pa
             assert found[0].poll() is None
             found[0].send_signal(signal.SIGCONT)
             assert last_lines(found[:1]) == [digest]
+    most_bytes = WHOLE + LITTLE
+    if stop == signal.SIGSTOP and not keeps:
+        most_bytes += WHOLE // SHARDS  # once all others have ended, it opens a shard that they had
+    assert WHOLE <= slow.counts["read_bytes"] <= most_bytes
+
+
+@contextlib.contextmanager
+def loaded(way, folder):
+    """Yields the checkpoint's files, open, once all of their tensors were used in this process."""
+    with contextlib.ExitStack() as ends:
+        if way == "stream":
+            weights = ends.enter_context(open_checkpoint(folder))
+            assert sum(array.nbytes for _, array in weights.stream()) == WHOLE
+        else:
+            files = [
+                ends.enter_context(safe_open(path, "np")) for path in sorted(folder.glob("*.safetensors"))
+            ]
+            arrays = (file.get_tensor(name) for file in files for name in file.keys())  # noqa: SIM118 - as above
+            assert sum(int(array.sum()) > 0 for array in arrays) == SHARDS * TENSORS
+        yield
+
+
+@pytest.mark.parametrize("first", ["stream", "safe_open"])
+@pytest.mark.parametrize("way", ["stream", "safe_open"])
+def test_one_that_comes_later_reads_what_is_in_memory(source, digest, tmp_path, first, way):
+    with mounted(source, tmp_path) as slow:
+        with loaded(first, slow.path), loading(way, slow.path, 2) as found:
+            begin(found)
+            assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
+            assert last_lines(found) == [digest] * 2
+        assert until(lambda: not offers())
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
+
+
+def offers():
+    """Names at which processes of this machine offer files."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return [line.split()[-1] for line in lines if " @pagestream/" in line]
+
+
+def test_nothing_is_left_when_all_are_killed(source, tmp_path):
+    with mounted(source, tmp_path) as slow:
+        with loading("safe_open", slow.path, 3) as found:
+            begin(found)
+            assert [process.stdout.readline() for process in found] == ["begun\n"] * 3
+            assert offers()
+            for process in found:
+                process.kill()
+            for process in found:
+                process.wait()
+            assert until(lambda: not offers())
+        assert not [path for path in Path("/dev/shm").iterdir() if "pagestream" in path.name]
+
+
+NOBODY = 65534
+
+
+def asked(name, user=None):
+    """How many files come from a name, or "refused" if nobody has it."""
+    return output_of(PROGRAMS / "weights_processes/ask.py", name[1:], os.geteuid() if user is None else user)
+
+
+def test_another_user_gets_nothing(source, tmp_path):
+    with mounted(source, tmp_path) as slow, loaded("safe_open", slow.path):
+        names = offers()
+        assert len(names) == SHARDS
+        assert [asked(name, NOBODY) for name in names] == ["0"] * SHARDS
+        assert {asked(name) for name in names} <= {"1", "2"}
+
+
+def test_another_user_that_has_the_names_keeps_nobody_from_reading(source, digest, tmp_path):
+    with mounted(source, tmp_path, keep_cache=True) as slow, contextlib.ExitStack() as ends:
+        for path in sorted(slow.path.iterdir()):
+            name = f"pagestream/{os.geteuid()}/{xxhash.xxh3_128_hexdigest(os.fsencode(path))}"
+            process = ends.enter_context(start_python(PROGRAMS / "weights_processes/squat.py", name, NOBODY))
+            ends.callback(process.kill)
+            assert process.stdout.readline() == "bound\n"
+        names = offers()
+        with loading("safe_open", slow.path, 2) as found:
+            begin(found)
+            assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
+            assert offers() == names
+            assert last_lines(found) == [digest] * 2
+    assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
+
+
+def test_a_child_of_a_fork_leaves_the_offer_alone_and_does_not_keep_it(source, tmp_path):
+    with mounted(source, tmp_path) as slow:
+        with loaded("safe_open", slow.path):
+            names = offers()
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0)
+            os.close(read)
+            assert [asked(name) in {"1", "2"} for name in names] == [True] * SHARDS
+        answers = [asked(name) for name in names]
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0
+        assert answers == ["refused"] * SHARDS
 
 
 def test_without_a_page_cache_each_process_reads_for_itself_and_it_is_said(source, digest, tmp_path):

@@ -317,9 +317,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     def warm(self, plan: streaming.Plan = None, *, memory_bytes: int | None = None) -> warming.Lead:
         """Starts to read tensors that will be used soon, while the program does something else.
 
-        Bytes go into the page cache, for this and all other processes; but on FUSE each further opening of
-        a file drops its pages, unless the daemon keeps them (libfuse's ``kernel_cache``): there they are for
-        this checkpoint. On files that bypass the cache (`explain` tells) or are not in ``"shared"`` mode,
+        Bytes go into the page cache, for this and all other processes; but on FUSE a program that opens a
+        file by other means drops its pages, unless the daemon keeps them (libfuse's ``kernel_cache``). On
+        files that bypass the cache (`explain` tells) or are not in ``"shared"`` mode,
         they go into memory: the first use of a tensor, or of the part
         that the plan wants, takes them from there, be it by ``weights[name]``, `read` or `stream`, and the
         lead reads on. `stream` also takes over what is not read yet; with ``verify=True``, and to a GPU, it

@@ -124,15 +124,24 @@ impl ConfinedFolder {
     /// Opens a regular file of the folder for reading.
     pub fn open_file(&self, name: &Path) -> Result<OwnedFd, Refusal> {
         for _ in 0..MAX_SWAPS {
-            if let Some(file) = self.walk(name)? {
+            if let Some(file) = self.walk(name, open_seen)? {
                 return Ok(file);
             }
         }
         Err(Refusal::Swapped)
     }
 
-    /// Opens a regular file; `None` if it was replaced meanwhile.
-    fn walk(&self, path: &Path) -> Result<Option<OwnedFd>, Refusal> {
+    /// Returns the identity of what a name of the folder leads to. Opens no file.
+    pub fn identity(&self, name: &Path) -> Result<Identity, Refusal> {
+        self.walk(name, |_, _, _, seen| Ok(*seen))
+    }
+
+    /// Walks to what is no folder, and returns what `reach` does with its folder, its name there, and what was found.
+    fn walk<T>(
+        &self,
+        path: &Path,
+        reach: impl FnOnce(BorrowedFd<'_>, &OsStr, &OwnedFd, &Identity) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
         let mut pending = VecDeque::new();
         put_first(&mut pending, path);
         let mut at = Place::Inside(Vec::new(), &self.roots[0]);
@@ -167,7 +176,7 @@ impl ConfinedFolder {
                             passed.push(found);
                             Place::Inside(passed, root)
                         }
-                        _ if pending.is_empty() => return open_seen(folder, &name, &found, &seen),
+                        _ if pending.is_empty() => return reach(folder, &name, &found, &seen),
                         _ => return Err(Errno::NOTDIR.into()),
                     }
                 }
@@ -265,6 +274,7 @@ fn put_first(pending: &mut VecDeque<OsString>, path: &Path) {
 }
 
 /// Opens for reading what was seen under a name; `None` if something else has its name by now.
+/// Opens a regular file; `None` if it was replaced meanwhile.
 fn open_seen(
     folder: BorrowedFd<'_>,
     name: &OsStr,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use rustix::fs::FileType as Kind;
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatxFlags, StatxTimestamp};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 
 /// Upper bound of tries of a call that is interrupted (EINTR) each time; then the error is raised.
@@ -109,6 +109,13 @@ pub fn identity_now(file: BorrowedFd<'_>) -> Result<Identity, Errno> {
     }
     let (size, modified, changed) = size_and_times(file, AtFlags::STATX_FORCE_SYNC)?;
     Ok(Identity { size, modified, changed, ..known })
+}
+
+/// Returns whether what `path` names is on a disk of this machine, as [`Identity::is_on_block_device`] does. Asks no
+/// server more than opening it would. True of what is not there.
+pub fn is_on_block_device(path: &Path) -> bool {
+    let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+    !found.is_ok_and(|found| found.stx_dev_major == 0)
 }
 
 /// Returns the identity of what `path` names now.

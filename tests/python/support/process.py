@@ -48,6 +48,14 @@ def start_python(program, *arguments, **environment):
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})
 
 
+def until(condition):
+    """Waits for something that happens by itself."""
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
 def thread_names():
     """Returns the name of each of this process's threads, native ones among them."""
     found = []

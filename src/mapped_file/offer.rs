@@ -1,0 +1,313 @@
+//! [`Offer`]: an open file that other processes of this user take instead of opening it again.
+//!
+//! On FUSE each opening of a file drops its pages from the page cache, those that another process has read ahead and
+//! those that it uses through a mapping, unless the daemon says otherwise. A process that reads ahead therefore offers its
+//! own open file description (open(2)), and a process that is about to open the same path asks for it.
+//!
+//! ```text
+//!   claim ──(open the file)──> Offer: a thread answers ──(the last owner lets go, or the process ends)──> the name is free
+//!     └──(that failed)────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! [`take`] asks for the file of a path, and so does [`take_or_claim`], which else gives the right to offer it: between
+//! both no other process opens the file to read ahead. What was taken must be the file that the path leads to, to which
+//! nothing was done since it was opened. A file whose times are whole seconds is not taken: two states of it can look
+//! alike.
+//!
+//! Nothing is written anywhere, and nothing is left: the name is an abstract socket address. A process of another user can
+//! have the name, and then each process opens the file itself. It gets and gives nothing.
+//!
+//! All this is for storage that no disk of this machine serves.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread::Builder;
+
+use twox_hash::XxHash3_128;
+
+use crate::os::errno::Code;
+use crate::os::file::open::{self, Identity};
+use crate::os::file::pass::{self, Outlet};
+use crate::os::process::fork;
+
+use super::identity::is_same_file;
+use super::origin::Origin;
+
+const STACK_BYTES: usize = 128 << 10;
+/// Files that this process offers at a time: each takes a descriptor and a thread.
+const MAX_OFFERS: u32 = 64;
+static OFFERS: AtomicU32 = AtomicU32::new(0);
+/// Of [`FileStamp`].
+const VERSION: u64 = 1;
+
+/// The state of a file, as it is sent.
+type FileStamp = [[u8; 8]; 8];
+
+/// Looks at a name that another process had a moment ago.
+const TRIES: u32 = 4;
+
+/// The right to offer the file of a path.
+#[derive(Debug)]
+pub(super) struct OfferRight(Outlet);
+
+/// A thread that answers those that ask for a file. It ends with this value.
+#[derive(Debug)]
+struct Offer {
+    outlet: Arc<Outlet>,
+    process: u64,
+}
+
+/// An open file description that another owner has as well.
+#[derive(Debug)]
+pub(super) struct TakenFile {
+    pub file: OwnedFd,
+    pub identity: Identity,
+    /// The description through which the owner asks the kernel for what comes next.
+    pub adviser: Option<OwnedFd>,
+}
+
+/// What became of asking for a file.
+#[derive(Debug)]
+pub(super) enum Asked {
+    Taken(TakenFile),
+    /// Nobody offers it.
+    Claimed(OfferRight),
+    /// It can neither be taken nor offered.
+    Neither,
+}
+
+/// What the owners of one open file description in this process have in common.
+#[derive(Debug, Default)]
+pub(super) struct Offering {
+    /// Whether another owner had opened the file.
+    pub is_taken: bool,
+    /// A second description, which page faults leave alone, until it is used.
+    pub adviser: Mutex<Option<Arc<OwnedFd>>>,
+    is_tried: AtomicBool,
+    offer: OnceLock<Option<Offer>>,
+}
+
+impl Offering {
+    pub fn of_taken() -> Self {
+        Self { is_taken: true, ..Self::default() }
+    }
+
+    /// Offers the file. Best effort: nobody does without a thread, or if there are [`MAX_OFFERS`].
+    pub fn begin(
+        &self,
+        claim: OfferRight,
+        identity: &Identity,
+        file: &Arc<OwnedFd>,
+        adviser: Option<&Arc<OwnedFd>>,
+    ) {
+        if tells_states_apart(identity) {
+            let files = [Some(file), adviser].into_iter().flatten();
+            fork::get_or_make(&self.offer, || Offer::new(claim, identity, files));
+        }
+    }
+
+    /// Returns whether this is the first time.
+    pub fn is_first_try(&self) -> bool {
+        !self.is_tried.load(Ordering::Relaxed) && !self.is_tried.swap(true, Ordering::Relaxed)
+    }
+}
+
+impl Offer {
+    fn new<'f>(
+        OfferRight(outlet): OfferRight,
+        identity: &Identity,
+        files: impl Iterator<Item = &'f Arc<OwnedFd>>,
+    ) -> Option<Self> {
+        let is_one_more = |offers| (offers < MAX_OFFERS).then_some(offers + 1);
+        OFFERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_one_more).ok()?;
+        let outlet = Arc::new(outlet);
+        let offer = Self { outlet: outlet.clone(), process: fork::generation() };
+        let state = stamp_of(identity);
+        // Their owners close the descriptors, whatever this thread does.
+        let files: Vec<_> = files.map(Arc::downgrade).collect();
+        let copies = move || {
+            let copy = |file: &Weak<OwnedFd>| file.upgrade()?.try_clone().ok();
+            files.iter().map_while(copy).collect()
+        };
+        let thread = Builder::new().name("pagestream-offer".into()).stack_size(STACK_BYTES);
+        thread.spawn(move || outlet.serve(state.as_flattened(), copies)).ok()?;
+        Some(offer)
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        OFFERS.fetch_sub(1, Ordering::Relaxed);
+        // A child of a fork leaves the offer of its parent alone.
+        if self.process == fork::generation() {
+            self.outlet.close();
+        }
+    }
+}
+
+/// Takes the file that another owner offers for a path.
+pub(super) fn take(origin: &Origin) -> Option<TakenFile> {
+    if is_local(origin) {
+        return None;
+    }
+    ask(origin, &name_of(&origin.path())?).ok()?
+}
+
+/// Takes the file that another owner offers for a path, or claims the right to offer it.
+pub(super) fn take_or_claim(origin: &Origin) -> Asked {
+    let name = if is_local(origin) { None } else { name_of(&origin.path()) };
+    let Some(name) = name else { return Asked::Neither };
+    for _ in 0..TRIES {
+        match ask(origin, &name) {
+            Ok(taken) => return taken.map_or(Asked::Neither, Asked::Taken),
+            Err(Code::CONNREFUSED | Code::CONNRESET) => {}
+            Err(_) => return Asked::Neither,
+        }
+        match Outlet::open(&name) {
+            Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
+            Err(Code::ADDRINUSE) => {}
+            Err(_) => return Asked::Neither,
+        }
+    }
+    Asked::Neither
+}
+
+/// Claims the right to offer a file.
+pub(super) fn claim(origin: &Origin) -> Option<OfferRight> {
+    let name = if is_local(origin) { None } else { name_of(&origin.path()) };
+    Outlet::open(&name?).ok().map(OfferRight)
+}
+
+/// Asks for a file; `None` if it is not what the path leads to now.
+fn ask(origin: &Origin, name: &[u8]) -> Result<Option<TakenFile>, Code> {
+    let mut state = FileStamp::default();
+    let mut files = pass::ask(name, state.as_flattened_mut())?.into_iter();
+    let (file, adviser) = (files.next().ok_or(Code::CONNRESET)?, files.next());
+    let identity = open::identity_now(file.as_fd())?;
+    let is_named = origin.identity().is_some_and(|named| is_same_file(&named, &identity));
+    let is_untouched = stamp_of(&identity) == state && tells_states_apart(&identity);
+    Ok((is_named && is_untouched).then_some(TakenFile { file, identity, adviser }))
+}
+
+/// Returns whether the folder of a file is on a disk of this machine.
+fn is_local(origin: &Origin) -> bool {
+    let path = origin.path();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    open::is_on_block_device(folder.unwrap_or(Path::new(".")))
+}
+
+/// Returns whether a later state of the file has another time of change.
+fn tells_states_apart(identity: &Identity) -> bool {
+    identity.changed.1 != 0
+}
+
+/// The name of the offers for a path, of this user.
+fn name_of(path: &Path) -> Option<Vec<u8>> {
+    let absolute = std::path::absolute(path).ok()?;
+    let hash = XxHash3_128::oneshot(absolute.as_os_str().as_encoded_bytes());
+    Some(format!("pagestream/{}/{hash:032x}", pass::this_user()).into_bytes())
+}
+
+fn stamp_of(identity: &Identity) -> FileStamp {
+    let &Identity { device, inode, size, modified, changed, .. } = identity;
+    let seconds = [modified.0, changed.0].map(i64::cast_unsigned);
+    let parts = [modified.1, changed.1].map(i64::cast_unsigned);
+    [VERSION, device, inode, size, seconds[0], parts[0], seconds[1], parts[1]].map(u64::to_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    /// A file in memory, which no disk serves.
+    fn file() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"bytes").expect("written");
+        (folder, path)
+    }
+
+    fn offered(path: &Path) -> MappedFile {
+        let file =
+            MappedFile::take_or_offer(&Origin::Path(path.into()), RequestedMode::Auto).expect("opened");
+        assert!(!file.opened().expect("open").offering.is_taken);
+        file
+    }
+
+    fn is_taken(path: &Path) -> bool {
+        take(&Origin::Path(path.into())).is_some()
+    }
+
+    #[test]
+    fn an_open_file_is_taken_as_long_as_its_owner_has_it() {
+        let (_folder, path) = file();
+        assert!(!is_taken(&path));
+        let owner = offered(&path);
+        let other =
+            MappedFile::take_or_offer(&Origin::Path(path.clone()), RequestedMode::Auto).expect("opened");
+        assert!(other.opened().expect("open").offering.is_taken);
+        let [one, another] = [&owner, &other].map(|file| file.facts().identity);
+        assert!(is_same_file(&one, &another));
+        owner.close();
+        assert!(!is_taken(&path));
+        assert!(other.opened().expect("open").read(0, 5).is_ok_and(|bytes| &*bytes == b"bytes"));
+        assert!(matches!(take_or_claim(&Origin::Path(path)), Asked::Claimed(_)));
+    }
+
+    #[test]
+    fn a_file_to_which_anything_was_done_is_not_taken() {
+        let (_folder, path) = file();
+        let _owner = offered(&path);
+        assert!(is_taken(&path));
+        let modified = std::fs::metadata(&path).and_then(|found| found.modified()).expect("times");
+        std::thread::sleep(Duration::from_millis(20)); // longer than the clock's step
+        std::fs::write(&path, b"other").expect("written");
+        let written = std::fs::File::options().write(true).open(&path).expect("opened");
+        written.set_modified(modified).expect("set back");
+        assert_eq!(written.metadata().and_then(|found| found.modified()).ok(), Some(modified));
+        assert!(!is_taken(&path));
+    }
+
+    #[test]
+    fn a_file_that_has_another_name_now_is_not_taken() {
+        let (folder, path) = file();
+        let _owner = offered(&path);
+        let other = folder.path().join("other");
+        std::fs::write(&other, b"other").expect("written");
+        std::fs::rename(&other, &path).expect("renamed");
+        assert!(!is_taken(&path));
+        assert!(matches!(take_or_claim(&Origin::Path(path)), Asked::Neither));
+    }
+
+    #[test]
+    fn times_of_whole_seconds_tell_no_states_apart() {
+        let (_folder, path) = file();
+        let identity = offered(&path).facts().identity;
+        assert!(tells_states_apart(&identity));
+        let seconds = |(seconds, _)| (seconds, 0);
+        let coarse =
+            Identity { changed: seconds(identity.changed), modified: seconds(identity.modified), ..identity };
+        assert!(!tells_states_apart(&coarse));
+        assert_ne!(stamp_of(&coarse), stamp_of(&identity));
+    }
+
+    #[test]
+    fn one_that_claims_a_file_is_waited_for() {
+        let (_folder, path) = file();
+        let origin = Origin::Path(path.clone());
+        let Asked::Claimed(claim) = take_or_claim(&origin) else { panic!("somebody offers it") };
+        let asking = std::thread::spawn(move || is_taken(&path));
+        std::thread::sleep(Duration::from_millis(50));
+        let opened = MappedFile::open_again(&origin, RequestedMode::Auto)
+            .and_then(|file| file.opened())
+            .expect("open");
+        assert!(opened.open_adviser(Asked::Claimed(claim)).is_ok());
+        assert!(asking.join().expect("no panic"));
+    }
+}
