@@ -123,7 +123,7 @@ def loaded(way, folder):
             ]
             arrays = (file.get_tensor(name) for file in files for name in file.keys())  # noqa: SIM118 - as above
             assert sum(int(array.sum()) > 0 for array in arrays) == SHARDS * TENSORS
-        yield
+        yield ends
 
 
 @pytest.mark.parametrize("first", ["stream", "safe_open"])
@@ -190,21 +190,35 @@ def test_another_user_that_has_the_names_keeps_nobody_from_reading(source, diges
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
 
+def fork_that_waits(before=lambda: None):
+    """Returns a child that calls something and ends once the last descriptor, of a pipe, is closed."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(write)
+            before()
+            os.read(read, 1)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child, read, write
+
+
 def test_a_child_of_a_fork_leaves_the_offer_alone_and_does_not_keep_it(source, tmp_path):
     with mounted(source, tmp_path) as slow:
-        with loaded("safe_open", slow.path):
+        with loaded("safe_open", slow.path) as files:
             names = offers()
-            read, write = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.close(write)
-                os.read(read, 1)
-                os._exit(0)
-            os.close(read)
+            child, read, write = fork_that_waits()
+            other_child, *ends = fork_that_waits(files.close)
+            os.close(ends[1])
+            assert os.waitpid(other_child, 0)[1] == 0
             assert [asked(name) in {"1", "2"} for name in names] == [True] * SHARDS
         answers = [asked(name) for name in names]
         os.close(write)
         assert os.waitpid(child, 0)[1] == 0
+        os.close(read)
+        os.close(ends[0])
         assert answers == ["refused"] * SHARDS
 
 
