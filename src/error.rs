@@ -91,6 +91,11 @@ impl Error {
         Self::Index { detail: detail.into() }
     }
 
+    /// Returns whether the file is not what it was, or not at its place any more.
+    pub fn is_change(&self) -> bool {
+        matches!(self, Self::FileChanged { .. })
+    }
+
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::System { path, .. }

@@ -26,7 +26,7 @@
 //! | call | asks | notices |
 //! |---|---|---|
 //! | `Opened::verify` | the kernel; for a mapped file also the server | that the file was cut or written to |
-//! | `Opened::verify_with_server` | the server in any case | the same, of a file that is not mapped, at once |
+//! | `Opened::verify_with_server` | the server in any case | the same, at once |
 //! | `MappedFile::check` | the server, about the descriptor and about the path | that it was cut, grew, was written to, deleted or replaced, and damage to its mappings |
 //!
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for

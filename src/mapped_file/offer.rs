@@ -20,10 +20,11 @@
 //! All this is for storage that no disk of this machine serves.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::Builder;
+use std::time::Duration;
 
 use twox_hash::XxHash3_128;
 
@@ -39,14 +40,17 @@ const STACK_BYTES: usize = 128 << 10;
 /// Files that this process offers at a time: each takes a descriptor and a thread.
 const MAX_OFFERS: u32 = 64;
 static OFFERS: AtomicU32 = AtomicU32::new(0);
+/// The folder that was looked at last, and whether it is on a disk of this machine.
+static LAST_FOLDER: Mutex<Option<(PathBuf, bool)>> = Mutex::new(None);
 /// Of [`FileStamp`].
 const VERSION: u64 = 1;
 
 /// The state of a file, as it is sent.
 type FileStamp = [[u8; 8]; 8];
 
-/// Looks at a name that another process had a moment ago.
+/// Looks at a name that another process had a moment ago, and the time between them.
 const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The right to offer the file of a path.
 #[derive(Debug)]
@@ -167,7 +171,8 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
         }
         match Outlet::open(&name) {
             Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
-            Err(Code::ADDRINUSE) => {}
+            // Another one was faster, or the thread of one that gave it back has not ended yet.
+            Err(Code::ADDRINUSE) => std::thread::sleep(PAUSE),
             Err(_) => return Asked::Neither,
         }
     }
@@ -191,11 +196,19 @@ fn ask(origin: &Origin, name: &[u8]) -> Result<Option<TakenFile>, Code> {
     Ok((is_named && is_untouched).then_some(TakenFile { file, identity, adviser }))
 }
 
-/// Returns whether the folder of a file is on a disk of this machine.
+/// Returns whether the folder of a file is on a disk of this machine. What is remembered of a folder may be out of date: then
+/// nobody is asked for its files, or in vain.
 fn is_local(origin: &Origin) -> bool {
     let path = origin.path();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    open::is_on_block_device(folder.unwrap_or(Path::new(".")))
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let known = |last: &mut Option<(PathBuf, bool)>| {
+        last.as_ref().filter(|(known, _)| known == folder).map(|last| last.1)
+    };
+    fork::with_lock(&LAST_FOLDER, known).unwrap_or_else(|| {
+        let is_local = open::is_on_block_device(folder);
+        fork::with_lock(&LAST_FOLDER, |last| *last = Some((folder.into(), is_local)));
+        is_local
+    })
 }
 
 /// Returns whether a later state of the file has another time of change.
@@ -219,9 +232,6 @@ fn stamp_of(identity: &Identity) -> FileStamp {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-    use std::time::Duration;
-
     use super::*;
     use crate::mapped_file::{MappedFile, RequestedMode};
 

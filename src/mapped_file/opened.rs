@@ -2,8 +2,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, ReadCause, Result};
 use crate::os::errno::{Code, describe, system};
@@ -20,6 +21,14 @@ use super::identity::{change, changed, is_gone, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
 use super::offer::{self, Asked, Offering};
 use super::origin::Origin;
+
+/// How long a server is not asked again for the size of a file whose tensors are handed out.
+const ASK_EVERY_MS: u64 = 1000;
+static START: OnceLock<Instant> = OnceLock::new();
+
+fn ms_since_start() -> u64 {
+    fork::get_or_make(&START, Instant::now).elapsed().as_millis() as u64
+}
 
 /// What was found out when the file was opened or refreshed.
 #[derive(Debug, Clone)]
@@ -61,6 +70,8 @@ pub struct Opened {
     pub(super) ahead_chunk_bytes: OnceLock<u64>,
     /// Whether the kernel tells this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
+    /// When the server was asked for attributes, in milliseconds since [`START`].
+    asked_ms: AtomicU64,
 }
 
 /// A range of a mapping, kept mapped by this value.
@@ -116,6 +127,7 @@ impl Opened {
             request_time: OnceLock::new(),
             ahead_chunk_bytes: OnceLock::new(),
             residency_is_told: OnceLock::new(),
+            asked_ms: AtomicU64::new(ms_since_start()),
         })
     }
 
@@ -139,6 +151,7 @@ impl Opened {
             request_time: self.request_time.clone(),
             ahead_chunk_bytes: self.ahead_chunk_bytes.clone(),
             residency_is_told: self.residency_is_told.clone(),
+            asked_ms: AtomicU64::new(ms_since_start()),
         }
     }
 
@@ -246,6 +259,21 @@ impl Opened {
         if is_cut { self.verify() } else { Ok(()) }
     }
 
+    /// Returns whether the server was last asked for the file's size more than [`ASK_EVERY_MS`] ago, once. The caller then
+    /// has it [asked](Self::ask_server) before views are handed out: what a server no longer has of a file reads as zeros,
+    /// without a signal, while the kernel believes in the old size.
+    pub fn is_time_to_ask(&self) -> bool {
+        let (last, now) = (self.asked_ms.load(Ordering::Relaxed), ms_since_start());
+        now.saturating_sub(last) >= ASK_EVERY_MS
+            && !self.facts.identity.is_on_block_device()
+            && self.asked_ms.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Has the kernel ask for the file's size if it would for stat(2). Best effort.
+    pub fn ask_server(&self) {
+        let _ = open::known_size_and_change(self.file());
+    }
+
     /// Returns whether anybody has a view of a mapping.
     pub fn has_views(&self) -> bool {
         let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
@@ -289,12 +317,9 @@ impl Opened {
         if is_unchanged(known, &now) { Ok(()) } else { Err(self.change_or_rewrite(&now)) }
     }
 
-    /// [`Self::verify`] that asks the server in any case, for the end of a batch: what the kernel knows of a file that
-    /// is not mapped may be as old as its time limit for attributes.
+    /// [`Self::verify`] that asks the server in any case: what the kernel knows of a file may be as old as its time limit for
+    /// attributes.
     pub fn verify_with_server(&self) -> Result<()> {
-        if self.region.is_some() {
-            return self.verify();
-        }
         let known = &self.facts.identity;
         let now = open::size_and_change_now(self.file()).map_err(|errno| self.cannot_stat(errno))?;
         if now == (known.size, known.modified) {

@@ -172,10 +172,10 @@ impl FileLead {
                     py.detach(|| lead.note_taken(0));
                     return Ok(None);
                 }
-                // Perhaps of another tensor: the file itself tells.
-                Err(_) => {
+                // Perhaps of another tensor: the file itself tells, unless it would pass for what it was.
+                Err(error) => {
                     py.detach(|| lead.close());
-                    return Ok(None);
+                    return if error.is_change() { Err(error.into()) } else { Ok(None) };
                 }
             }
         }
@@ -199,7 +199,7 @@ impl FileLead {
         loop {
             match py.detach(|| lead.take(want, PERIOD)) {
                 NextTensor::Landed(landed) => return Ok(Some(WarmTensor::Landed(landed))),
-                NextTensor::End => return Ok(None),
+                NextTensor::End => return lead.change().map_or(Ok(None), |error| Err(error.into())),
                 NextTensor::NotYet => py.check_signals().inspect_err(|_| lead.release(want))?,
             }
         }

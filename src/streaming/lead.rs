@@ -358,7 +358,9 @@ impl LeadWork {
         let had_parts = state.guess.has_parts;
         let request = state.guess.note(&self.tensors, number, selection);
         if self.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.note(number, request, self.budget(self.first_bytes()));
+            // Ahead of a consumer that soon leaves no more than it has used is read for nothing.
+            let first_bytes = self.tensors.ranges[number].1.clamp(LEAST_DATA_BYTES, FIRST_BYTES);
+            state.cursor.note(number, request, self.budget(first_bytes.min(self.limit_bytes)));
             let is_over = state.adviser == Adviser::Ended && state.guess.unused == 0;
             drop(state);
             if is_over {

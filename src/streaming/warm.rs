@@ -148,6 +148,11 @@ impl WarmLead {
         })
     }
 
+    /// Returns what was done to a file, if that ended the lead.
+    pub fn change(&self) -> Option<Error> {
+        self.memory_failure().filter(Error::is_change)
+    }
+
     /// Takes a claim back, of a consumer that does not wait any longer.
     pub fn release(&self, want: usize) {
         self.is_claimed[want].store(false, Ordering::Relaxed);

@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 from pagestream import MappedFile, open_checkpoint
-from pagestream.errors import MappedReadError
+from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.safetensors import safe_open
 from pagestream.safetensors.numpy import load_file
 from pagestream.safetensors.torch import load_file as load_torch
@@ -459,6 +459,39 @@ def test_what_one_opening_writes_the_next_one_does_not_see(source, tmp_path, dir
                     assert (found == int(name[1:])).all()
                     found[:] = 99
         del found
+
+
+def rewritten_tensors(found, get, names, rewrite):
+    """Takes the first tensors, rewrites the file, and takes the others. Returns their values."""
+    found += [np.unique(get(name)).tolist() for name in names[:2]]
+    rewrite()
+    found += [np.unique(get(name)).tolist() for name in names[2:]]
+
+
+@pytest.mark.parametrize("way", ["safe_open", "safe_open, copy", "open_checkpoint", "read"])
+def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
+    """The kernel believes what it knows of a file for a second. Without a page cache no tensor is a view."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(48)} for byte in (1, 2))
+    target = folder / "model.safetensors"
+    safetensors.numpy.save_file(old, target)
+
+    def rewrite():
+        with open(target, "r+b") as file:
+            file.write(safetensors.numpy.save(new))
+
+    found = []
+    with slow_mount(folder, tmp_path, direct_io=True) as slow, contextlib.ExitStack() as ends:
+        path = slow.path / "model.safetensors"
+        if way.startswith("safe_open"):
+            get = ends.enter_context(safe_open(path, "np", copy="copy" in way)).get_tensor
+        else:
+            weights = ends.enter_context(open_checkpoint(path))
+            get = weights.read if way == "read" else weights.__getitem__
+        with pytest.raises(FileChangedError, match=r"model\.safetensors"):
+            rewritten_tensors(found, get, sorted(old), rewrite)
+    assert found == [[1]] * len(found)
 
 
 @both_mounts

@@ -376,6 +376,28 @@ def test_a_file_that_was_rewritten_is_an_error(tmp_path):
         list(weights.stream(strategy="pread"))
 
 
+@pytest.mark.parametrize("strategy", ["pread", "direct", "auto"])
+@pytest.mark.parametrize("direct_io", [False, True], ids=["cached", "direct_io"])
+def test_no_tensor_is_torn_though_the_kernel_does_not_know_yet(tmp_path, direct_io, strategy):
+    """The kernel believes what it knows of a file for a second."""
+    source = tmp_path / "source"
+    source.mkdir()
+    old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(24)} for byte in (1, 2))
+    safetensors.numpy.save_file(old, source / "m.safetensors")
+    with (
+        real.slow_fuse(source, tmp_path / "slow", delay_ms=10, direct_io=direct_io) as slow,
+        open_checkpoint(slow.path) as weights,
+    ):
+        stream = weights.stream(strategy=strategy, memory_bytes=4 * MIB)
+        assert (next(stream)[1] == 1).all()
+        with open(source / "m.safetensors", "r+b") as file:
+            file.write(safetensors.numpy.save(new))
+        found = []
+        with pytest.raises(FileChangedError, match=r"m\.safetensors"):
+            found.extend(np.unique(array).tolist() for _, array in stream)
+        assert found == [[1]] * len(found)
+
+
 def test_storage_that_fails_ends_the_stream_with_its_cause(tmp_path):
     source = tmp_path / "source"
     source.mkdir()

@@ -233,8 +233,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 * names;
                 * a mapping from names to the parts that are wanted, by NumPy's basic indexing; None means all
                   of a tensor;
-                * a function that is called with the `TensorInfo` of each tensor, and returns whether it is
-                  wanted, or the part that is.
+                * a function that is called with the `TensorInfo` of each tensor, and returns False for one
+                  that is not wanted, the part that is, or True or None for all of the tensor.
             strategy: How to get the bytes; `explain` tells what ``"auto"`` does.
 
                 * ``"pread"`` reads them into memory that belongs to the array;

@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use memmap2::{Mmap, MmapOptions, MmapRaw};
 use rustix::io::Errno;
@@ -34,13 +34,18 @@ pub struct Region {
     raw: ManuallyDrop<MmapRaw>,
     mapping: Mapping,
     guard: Guard,
+    /// Whether anybody was given an address in it. Otherwise no page is mapped.
+    is_used: AtomicBool,
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
         self.guard.end();
         // SAFETY: `self` is going, and nothing else takes it.
-        unmap::unmap(unsafe { ManuallyDrop::take(&mut self.raw) });
+        let raw = unsafe { ManuallyDrop::take(&mut self.raw) };
+        if *self.is_used.get_mut() {
+            unmap::unmap(raw);
+        }
     }
 }
 
@@ -64,7 +69,7 @@ impl Region {
         };
         let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
         let guard = Guard::new(raw.as_ptr(), len, mapping == Mapping::CopyOnWrite, path);
-        Ok(Self { raw: ManuallyDrop::new(raw), mapping, guard })
+        Ok(Self { raw: ManuallyDrop::new(raw), mapping, guard, is_used: AtomicBool::new(false) })
     }
 
     pub fn len(&self) -> usize {
@@ -78,6 +83,7 @@ impl Region {
     /// Returns the first byte. Reading through it can raise SIGBUS and race with other processes: pass it on (buffer
     /// protocol, [`fault::copy()`]), do not make a slice of it.
     pub fn as_ptr(&self) -> *const u8 {
+        self.is_used.store(true, Ordering::Relaxed);
         self.raw.as_ptr()
     }
 

@@ -24,7 +24,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending([const { None }; MAX_PENDING
 #[derive(Debug)]
 pub struct Pending([Option<Range<usize>>; MAX_PENDING]);
 
-/// Unmaps a mapping; at once if it is small.
+/// Unmaps a mapping whose pages may have been used; at once if it is small.
 pub fn unmap(mapping: MmapRaw) {
     if mapping.len() < ASIDE_BYTES {
         return;

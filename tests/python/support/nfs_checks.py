@@ -354,7 +354,9 @@ def changed_under_a_stream(mount, here, how):
         try:
             for name, array in stream:
                 use.found[name] = array.copy()
-            weights.check()
+            # The open file of another name is as it was; a view shows what is there.
+            if how in ("replaced", "deleted") or use.word in VIEWS:
+                weights.check()
         except (FileChangedError, MappedReadError) as raised:
             error = raised
         assert error is not None, f"{use.word}: no error"
@@ -383,7 +385,9 @@ def changed_under_views(mount, here, how):
             for name in names:
                 file.get_tensor(name).sum()
             time.sleep(0.01)  # the error of a fault comes between two instructions of the main thread
-            file.check()
+            # What is not there any more is no zeros, though nobody asks.
+            if how != "cut":
+                file.check()
         except (FileChangedError, MappedReadError) as raised:
             error = raised
         assert error is not None, f"{use.word}: no error"
