@@ -67,15 +67,25 @@ def test_ten_thousand_times_open_and_closed_leave_nothing(large):
     assert (descriptors, mappings) == (0, 0)
 
 
-def test_a_large_mapping_is_unmapped_by_another_thread(sparse, tmp_path):
+def threads_that_unmap(program, path, tmp_path):
+    """Runs a program. Returns what it prints, and the threads that unmapped much at a time."""
     strace, log = real.need_tool("strace"), tmp_path / "log"
-    code = PROGRAMS / "safetensors_memory/a_large_mapping_is_unmapped_by_another.py"
     wrapper = (strace, "-f", "-qq", "-o", str(log), "-e", "trace=munmap")
-    process, left = output_of(code, sparse, wrapper=wrapper).split()
-    assert left == "0"
+    printed = output_of(PROGRAMS / "safetensors_memory" / program, path, wrapper=wrapper).split()
     calls = re.findall(
         r"^(\d+) +munmap\(0x[0-9a-f]+, (\d+)(?:\)| <unfinished)", log.read_text(), re.MULTILINE
     )
-    by = {thread for thread, size in calls if int(size) >= 256 * MIB}
+    return printed, {thread for thread, size in calls if int(size) >= 256 * MIB}
+
+
+def test_a_large_mapping_is_unmapped_by_another_thread(sparse, tmp_path):
+    (process, left), by = threads_that_unmap("a_large_mapping_is_unmapped_by_another.py", sparse, tmp_path)
+    assert left == "0"
     assert by
     assert process not in by
+
+
+def test_a_large_mapping_that_nobody_used_is_unmapped_by_the_caller(sparse, tmp_path):
+    (process, names), by = threads_that_unmap("a_large_mapping_that_nobody_used.py", sparse, tmp_path)
+    assert int(names) >= 1
+    assert by == {process}
