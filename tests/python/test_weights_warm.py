@@ -413,7 +413,8 @@ def test_cancelling_stops_the_lead_and_keeps_what_was_read(source, tmp_path, dir
         assert repr(lead).endswith(", cancelled>")
         assert 0 < lead.fraction < 1
         in_order(weights)
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.5 * WHOLE
+    # A tensor is complete once the server was asked about its file, here behind 64 reads. Others come anew.
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.75 * WHOLE
 
 
 @both_mounts

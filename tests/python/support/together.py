@@ -33,7 +33,8 @@ def last_lines(processes):
     """Returns what processes print at their end, which has to be a good one."""
     found = []
     for process in processes:
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-        assert process.returncode == 0
+        # Not by `communicate`, which leaves out what was read together with an earlier line.
+        output = process.stdout.read()
+        assert process.wait(TIMEOUT_SECONDS) == 0
         found.append(output.strip())
     return found
