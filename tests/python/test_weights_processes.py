@@ -85,7 +85,9 @@ def test_processes_that_load_together_read_each_byte_once(source, digest, tmp_pa
         begin(found)
         assert [process.stdout.readline() for process in found] == ["begun\n"] * count
         assert last_lines(found) == [digest] * count
-    assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
+    # One that opens the first file while another begins to read it drops what that one has.
+    late_bytes = WHOLE // SHARDS if (way, keeps) == ("safe_open", False) else 0
+    assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE + late_bytes
 
 
 @every_way
