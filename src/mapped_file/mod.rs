@@ -32,8 +32,8 @@
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
 //! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.
 //!
-//! **The files**, lowest first: `mode`, `identity`, `direct` · `origin`, `offer` · `opened` · `hints` · `read`, `locking` · `page_cache` ·
-//! `file` · `file_set`.
+//! **The files**, lowest first: `mode`, `identity`, `direct` · `origin`, `offer` · `opened` · `hints` · `read`, `locking` ·
+//! `page_cache` · `file` · `file_set`.
 
 mod direct;
 mod file;

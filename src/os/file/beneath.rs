@@ -274,7 +274,6 @@ fn put_first(pending: &mut VecDeque<OsString>, path: &Path) {
 }
 
 /// Opens for reading what was seen under a name; `None` if something else has its name by now.
-/// Opens a regular file; `None` if it was replaced meanwhile.
 fn open_seen(
     folder: BorrowedFd<'_>,
     name: &OsStr,
