@@ -296,6 +296,22 @@ mod tests {
     }
 
     #[test]
+    fn a_file_whose_folder_was_replaced_is_not_taken() {
+        let (folder, _) = file();
+        let inner = folder.path().join("inner");
+        std::fs::create_dir(&inner).expect("made");
+        let path = inner.join("file");
+        std::fs::write(&path, b"bytes").expect("written");
+        let _owner = offered(&path);
+        assert!(is_taken(&path));
+        // Nothing was done to the file itself.
+        std::fs::rename(&inner, folder.path().join("before")).expect("renamed");
+        std::fs::create_dir(&inner).expect("made");
+        std::fs::write(&path, b"other").expect("written");
+        assert!(!is_taken(&path));
+    }
+
+    #[test]
     fn times_of_whole_seconds_tell_no_states_apart() {
         let (_folder, path) = file();
         let identity = offered(&path).facts().identity;
