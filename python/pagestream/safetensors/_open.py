@@ -206,6 +206,7 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
                 for its elements, or it is misaligned and ``align="error"``.
             MappedReadError: In ``"read"`` mode or with ``copy=True``: the file was cut or its storage
                 failed.
+            FileChangedError: The file was rewritten while it was read ahead, or copied.
 
         Example:
             >>> from pagestream.safetensors import safe_open
