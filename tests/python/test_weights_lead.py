@@ -98,7 +98,9 @@ def test_requests_are_as_large_as_the_mount_allows(source, tmp_path, read_ahead_
     assert slow.counts["largest_request_bytes"] >= expected_bytes
     # Page faults bring some of the first tensors, and the lead opens the file anew, which drops that.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE + 4 * read_ahead_bytes
-    assert slow.counts["read_requests"] <= 1.25 * WHOLE / expected_bytes + 16
+    # While page faults and the lead read the same pages at its start, each cuts the requests of the other.
+    large_bytes = sum(slow.counts["read_bytes_by_size"][expected_bytes.bit_length() - 1 :])
+    assert large_bytes >= 0.85 * WHOLE
 
 
 @pytest.fixture(scope="module")

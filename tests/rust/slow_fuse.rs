@@ -150,6 +150,8 @@ struct Counts {
     requests: AtomicU64,
     largest_request_bytes: AtomicU64,
     bytes: AtomicU64,
+    /// Bytes that requests of 2^n up to 2^(n+1) bytes asked for, by n.
+    bytes_by_size: [AtomicU64; 32],
     attributes: AtomicU64,
     /// Reads that are being answered, and the largest number of them so far.
     in_flight: AtomicU64,
@@ -240,6 +242,9 @@ impl Mirror {
         let in_flight = self.counts.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         self.counts.most_in_flight.fetch_max(in_flight, Ordering::Relaxed);
         self.counts.largest_request_bytes.fetch_max(u64::from(size), Ordering::Relaxed);
+        if let Some(power) = size.checked_ilog2() {
+            self.counts.bytes_by_size[power as usize].fetch_add(u64::from(size), Ordering::Relaxed);
+        }
         std::thread::sleep(self.options.delay);
         let answer = self.answer(number, handle, offset, size);
         if let Ok(bytes) = &answer {
@@ -442,7 +447,8 @@ fn main() -> Outcome<()> {
         ("most_in_flight", &counts.most_in_flight),
     ]
     .map(|(name, count)| format!("\"{name}\": {}", count.load(Ordering::Relaxed)));
-    println!("{{{}}}", listed.join(", "));
+    let by_size = counts.bytes_by_size.each_ref().map(|count| count.load(Ordering::Relaxed));
+    println!("{{{}, \"read_bytes_by_size\": {by_size:?}}}", listed.join(", "));
     std::io::stdout().flush()?;
     // Detached first: a file that is still open would keep it.
     Command::new("fusermount3").arg("-uz").arg(&options.mount).status()?;

@@ -10,6 +10,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ class SlowMount:
     """A mount by `slow_fuse`; the counts are there once it is gone."""
 
     path: Path
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
 
 
 def set_read_ahead(mount, read_ahead_bytes):
@@ -160,8 +161,9 @@ def slow_fuse(
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
-    Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`, and
-    `most_in_flight` reads.
+    Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,
+    `most_in_flight` reads, and `read_bytes_by_size`: the bytes that requests of 2**n up to 2**(n + 1) bytes
+    asked for, by n.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
