@@ -8,6 +8,8 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -44,20 +46,24 @@ def by_safe_open(framework: str) -> Callable[[Path], Loaded]:
     return load
 
 
-def installed(framework: str) -> Callable[[Path], Loaded]:
-    def load(folder: Path) -> Loaded:
-        with pagestream.safetensors.install():
-            yield from by_safe_open(framework)(folder)
+@dataclass(frozen=True)
+class Way:
+    """A way to load, by a program that has called `install` or has not."""
 
-    return load
+    load: Callable[[Path], Loaded]
+    installs: bool = False
+
+    def ready(self) -> AbstractContextManager[object]:
+        """What a program does once, at its start. After a fork it copies pages of every module."""
+        return pagestream.safetensors.install() if self.installs else nullcontext()
 
 
-WAYS: dict[str, Callable[[Path], Loaded]] = {
-    "stream": stream,
-    "safe_open, installed, np": installed("np"),
-    "safe_open, installed, pt": installed("pt"),
-    "safetensors, np": by_safe_open("np"),
-    "safetensors, pt": by_safe_open("pt"),
+WAYS = {
+    "stream": Way(stream),
+    "safe_open, installed, np": Way(by_safe_open("np"), installs=True),
+    "safe_open, installed, pt": Way(by_safe_open("pt"), installs=True),
+    "safetensors, np": Way(by_safe_open("np")),
+    "safetensors, pt": Way(by_safe_open("pt")),
 }
 
 
@@ -83,13 +89,15 @@ def load(way: str, mount: Path, sums: dict[str, int]) -> tuple[float, float]:
     """Loads in a process of its own. Returns seconds, and the mean of the requests in flight."""
     Path("/proc/sys/vm/drop_caches").write_text("1")
     # The libraries' pages come back first.
-    list(WAYS[way](Path("/mnt/srv/warm")))
+    with WAYS[way].ready():
+        list(WAYS[way].load(Path("/mnt/srv/warm")))
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        (_, before), begun = read_counts(mount), time.perf_counter()
-        found = {name: used(tensor) for name, tensor in WAYS[way](mount / SERVED.name)}
-        seconds = time.perf_counter() - begun
+        with WAYS[way].ready():
+            (_, before), begun = read_counts(mount), time.perf_counter()
+            found = {name: used(tensor) for name, tensor in WAYS[way].load(mount / SERVED.name)}
+            seconds = time.perf_counter() - begun
         waited = read_counts(mount)[1] - before
         os.write(writing, json.dumps([seconds, waited / seconds / 1e3, found == sums]).encode())
         os._exit(0)

@@ -54,8 +54,8 @@ def planned(name: str, ranks: int, tensors: int, box_of: Callable[[int, int], Bo
             json.loads(plan)
         requests = tuple(Request(rank, box_of(rank, ranks)) for rank in range(ranks))
         shares = [SharedTensor(SHAPE, requests)] * tensors
-        pieces = shared(shares, ranks)
-        count = len(list(rounds(pieces, shares, ROUND_BYTES)))
+        pieces = shared(shares, ranks, ROUND_BYTES)
+        count = len(list(rounds(pieces, ranks, ROUND_BYTES)))
         seconds.append(time.perf_counter() - begun)
     remark = f"{plan_bytes / 1e6:.1f} MB of plans, {len(pieces):,} pieces in {count:,} rounds"
     return Row(name, "pagestream", {"pagestream": seconds}, remarks={"pagestream": remark})

@@ -12,6 +12,7 @@ from pagestream.torch import _shares
 from pagestream.torch._shares import Request, SharedTensor, rounds, shared, volume, within
 
 MIB = 1 << 20
+ROUND_BYTES = 256 * MIB
 
 
 def whole(shape):
@@ -41,35 +42,46 @@ def test_each_request_gets_each_of_its_bytes_once(given_tensors, piece_bytes, ro
     tensors, ranks = given_tensors
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_shares, "PIECE_BYTES", piece_bytes)
-        pieces = shared(tensors, ranks)
+        patch.setattr(_shares, "SMALL_PIECE_BYTES", min(piece_bytes, 5))
+        pieces = shared(tensors, ranks, round_bytes)
     got = [[np.zeros(tensor.shape, int) for _ in tensor.requests] for tensor in tensors]
     for piece in pieces:
         requests = tensors[piece.tensor].requests
-        assert volume(piece.box) <= max(piece_bytes, 1)
-        assert piece.reader in {requests[number].rank for number, _ in piece.parts}
-        for number, part in piece.parts:
-            within(part, piece.box)
-            assert all(a <= start < end <= b for (start, end), (a, b) in zip(part, piece.box, strict=True))
+        assert volume(piece.cut.box) <= max(piece_bytes, 1)
+        assert piece.reader in piece.cut.parts_of
+        got_bytes = [
+            sum(volume(part) for _, part in piece.cut.parts_of.get(rank, ())) for rank in range(ranks)
+        ]
+        assert piece.cut.wanted_bytes.tolist() == got_bytes
+        for rank, number, part in flat(piece):
+            assert requests[number].rank == rank
+            within(part, piece.cut.box)
+            assert all(
+                a <= start < end <= b for (start, end), (a, b) in zip(part, piece.cut.box, strict=True)
+            )
             got[piece.tensor][number][tuple(slice(*bounds) for bounds in part)] += 1
     for tensor, arrays in zip(tensors, got, strict=True):
         for request, array in zip(tensor.requests, arrays, strict=True):
             expected = np.zeros(tensor.shape, int)
             expected[tuple(slice(*bounds) for bounds in request.box)] = 1
             assert np.array_equal(array, expected)
-    lots = list(rounds(pieces, tensors, round_bytes))
+    lots = list(rounds(pieces, ranks, round_bytes))
     assert list(itertools.chain(*lots)) == pieces
     for lot in lots:
         # One piece may always begin.
-        assert max(held(lot, tensors, ranks)) <= max(round_bytes, *held(lot[:1], tensors, ranks))
+        assert max(held(lot, ranks)) <= max(round_bytes, *held(lot[:1], ranks))
 
 
-def held(lot, tensors, ranks):
+def flat(piece):
+    return [(rank, number, part) for rank, parts in piece.cut.parts_of.items() for number, part in parts]
+
+
+def held(lot, ranks):
     """Bytes that each rank reads, sends or gets in a round."""
     found = [0] * ranks
     for piece in lot:
-        found[piece.reader] += volume(piece.box)
-        for number, part in piece.parts:
-            rank = tensors[piece.tensor].requests[number].rank
+        found[piece.reader] += volume(piece.cut.box)
+        for rank, _, part in flat(piece):
             if rank != piece.reader:
                 found[rank] += volume(part)
                 found[piece.reader] += volume(part)
@@ -77,22 +89,22 @@ def held(lot, tensors, ranks):
 
 
 def read_bytes(pieces, ranks):
-    return [sum(volume(piece.box) for piece in pieces if piece.reader == rank) for rank in range(ranks)]
+    return [sum(volume(piece.cut.box) for piece in pieces if piece.reader == rank) for rank in range(ranks)]
 
 
 def test_what_all_want_is_read_once_in_equal_shares():
     shape = (4096, 8192)
     tensors = [SharedTensor(shape, tuple(Request(rank, whole(shape)) for rank in range(4)))] * 8
-    assert read_bytes(shared(tensors, 4), 4) == [8 * math.prod(shape) // 4] * 4
+    assert read_bytes(shared(tensors, 4, ROUND_BYTES), 4) == [8 * math.prod(shape) // 4] * 4
 
 
 def test_rows_are_read_by_the_rank_that_wants_them():
     shape = (4096, 8192)
     boxes = [((rank * 1024, (rank + 1) * 1024), (0, 8192)) for rank in range(4)]
     tensors = [SharedTensor(shape, tuple(Request(rank, box) for rank, box in enumerate(boxes)))]
-    pieces = shared(tensors, 4)
+    pieces = shared(tensors, 4, ROUND_BYTES)
     assert read_bytes(pieces, 4) == [math.prod(shape) // 4] * 4
-    assert all(len(piece.parts) == 1 for piece in pieces)
+    assert all(len(piece.cut.parts_of) == 1 for piece in pieces)
 
 
 @pytest.mark.parametrize(("row_bytes", "is_swapped"), [(8192, True), (4 * 64 << 10, False)])
@@ -100,33 +112,50 @@ def test_columns_are_sent_where_they_are_short(row_bytes, is_swapped):
     shape = (512, row_bytes)
     boxes = [((0, 512), (rank * row_bytes // 4, (rank + 1) * row_bytes // 4)) for rank in range(4)]
     tensors = [SharedTensor(shape, tuple(Request(rank, box) for rank, box in enumerate(boxes)))] * 4
-    pieces = shared(tensors, 4)
+    pieces = shared(tensors, 4, ROUND_BYTES)
     assert sum(read_bytes(pieces, 4)) == 4 * math.prod(shape)
-    assert all((len(piece.parts) == 4) == is_swapped for piece in pieces)
-    assert all((piece.box[1] == (0, row_bytes)) == is_swapped for piece in pieces)
+    assert all((len(piece.cut.parts_of) == 4) == is_swapped for piece in pieces)
+    assert all((piece.cut.box[1] == (0, row_bytes)) == is_swapped for piece in pieces)
 
 
 def test_what_lies_between_columns_that_are_far_apart_is_not_read():
     shape = (512, 8192)
     requests = (Request(0, ((0, 512), (0, 64))), Request(1, ((0, 512), (8128, 8192))))
-    assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2), 2)) == 2 * 512 * 64
+    assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2, ROUND_BYTES), 2)) == 2 * 512 * 64
 
 
 def test_what_two_want_of_long_rows_is_read_once():
     shape = (16, 4 * MIB)
     requests = (Request(0, ((0, 16), (0, 3 * MIB))), Request(1, ((0, 16), (MIB, 4 * MIB))))
-    assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2), 2)) == math.prod(shape)
+    assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2, ROUND_BYTES), 2)) == math.prod(shape)
 
 
 def test_other_columns_of_other_rows_are_read_alone():
     shape = (512, 8192)
     requests = (Request(0, ((0, 256), (0, 4096))), Request(1, ((256, 512), (4096, 8192))))
-    assert read_bytes(shared([SharedTensor(shape, requests)], 2), 2) == [256 * 4096] * 2
+    assert read_bytes(shared([SharedTensor(shape, requests)], 2, ROUND_BYTES), 2) == [256 * 4096] * 2
 
 
 def test_a_large_tensor_is_cut_whatever_its_first_dimension():
     shape = (1, 64, MIB)
     tensors = [SharedTensor(shape, (Request(0, whole(shape)), Request(1, whole(shape))))]
-    pieces = shared(tensors, 2)
-    assert all(volume(piece.box) <= _shares.PIECE_BYTES for piece in pieces)
+    pieces = shared(tensors, 2, ROUND_BYTES)
+    assert all(volume(piece.cut.box) <= _shares.PIECE_BYTES for piece in pieces)
     assert read_bytes(pieces, 2) == [32 * MIB] * 2
+
+
+def test_many_ranks_that_want_the_same_read_in_the_same_round():
+    """A rank that sends holds a copy for each of the others."""
+    shape, ranks = (8192, 32768), 64
+    tensors = [SharedTensor(shape, tuple(Request(rank, whole(shape)) for rank in range(ranks)))]
+    lots = list(rounds(shared(tensors, ranks, ROUND_BYTES), ranks, ROUND_BYTES))
+    readers = [{piece.reader for piece in lot} for lot in lots]
+    assert all(len(them) == ranks for them in readers[:-1])
+
+
+def test_tensors_that_are_alike_are_divided_once():
+    shape = (64, 1024)
+    requests = tuple(Request(rank, whole(shape)) for rank in range(4))
+    pieces = shared([SharedTensor(shape, requests), SharedTensor(shape, requests)], 4, ROUND_BYTES)
+    assert pieces[0].cut is pieces[1].cut
+    assert [piece.reader for piece in pieces] == [0, 1]

@@ -170,14 +170,16 @@ def together(
     Raises:
         ValueError: Ranks have different checkpoints.
     """
+    memory_bytes = memory_bytes or min(_native.available_memory_bytes() // _AVAILABLE_SHARE, _MEMORY_BYTES)
+    # All ranks divide the work alike, whatever memory each has.
+    round_bytes = min(map(int, meeting.gather("memory", str(memory_bytes)))) // _ROUND_SHARE
     tensors, targets = _agreed(meeting, wanted)
-    pieces = shared(tensors, meeting.size)
+    pieces = shared(tensors, meeting.size, round_bytes)
     own = [piece for piece in pieces if piece.reader == meeting.rank]
     info_of = {key[0]: target.each.info for key, target in targets.items()}
-    reads = [_read_of(info_of[piece.tensor], tensors[piece.tensor].shape, piece.box) for piece in own]
+    reads = [_read_of(info_of[piece.tensor], tensors[piece.tensor].shape, piece.cut.box) for piece in own]
     means, _ = streaming.chosen(files, reads, strategy, is_limited=True)
     means = "direct" if means == "direct" else "pread"
-    memory_bytes = memory_bytes or min(_native.available_memory_bytes() // _AVAILABLE_SHARE, _MEMORY_BYTES)
     reading = streaming.tensors(
         files,
         reads,
@@ -191,9 +193,9 @@ def together(
     )
     framework = TorchTensors(None)
     with closing(reading):
-        lots = list(rounds(pieces, tensors, memory_bytes // _ROUND_SHARE)) or [[]]
+        lots = list(rounds(pieces, meeting.size, round_bytes)) or [[]]
         for number, lot in enumerate(lots, 1):
-            _move(meeting, lot, tensors, targets, reading)
+            _move(meeting, lot, targets, reading)
             meeting.may_leave = number == len(lots)
             for key in list(targets):
                 if targets[key].missing_bytes:
@@ -251,7 +253,6 @@ def _read_of(info: TensorInfo, shape: tuple[int, ...], box: Box) -> Wanted:
 def _move(
     meeting: Meeting,
     lot: list[Piece],
-    tensors: list[SharedTensor],
     targets: dict[tuple[int, int], _Target],
     reading: Iterator[tuple[Wanted, _Bytes]],
 ) -> None:
@@ -260,30 +261,26 @@ def _move(
     incoming: list[list[tuple[_Target, Box]]] = [[] for _ in range(meeting.size)]
     is_swapped = False
     for piece in lot:
-        is_own = piece.reader == meeting.rank
-        data = next(reading)[1] if is_own else None
-        requests = tensors[piece.tensor].requests
-        is_for_one = sum(requests[number].rank == meeting.rank for number, _ in piece.parts) == 1
-        for number, part in piece.parts:
-            taker = requests[number].rank
-            is_swapped |= taker != piece.reader
-            if taker == meeting.rank:
-                target = targets[piece.tensor, number]
-                if data is None:
-                    incoming[piece.reader].append((target, part))
-                elif is_for_one:
-                    target.keep(part, data[within(part, piece.box)])
-                else:
-                    target.put(part, data[within(part, piece.box)])
-            elif data is not None:
-                outgoing[taker].append(data[within(part, piece.box)])
+        box, parts_of = piece.cut.box, piece.cut.parts_of
+        is_swapped |= len(parts_of) > 1
+        own = [(targets[piece.tensor, number], part) for number, part in parts_of.get(meeting.rank, ())]
+        if piece.reader != meeting.rank:
+            incoming[piece.reader].extend(own)
+            continue
+        _, data = next(reading)
+        for target, part in own:
+            put = target.keep if len(own) == 1 else target.put
+            put(part, data[within(part, box)])
+        for taker, parts in parts_of.items():
+            if taker != meeting.rank:
+                outgoing[taker].extend(data[within(part, box)] for _, part in parts)
     if not is_swapped:
         meeting.meet()
         return
     came = meeting.swap(outgoing, [sum(volume(part) for _, part in parts) for parts in incoming])
-    for buffer, parts in zip(came, incoming, strict=True):
+    for buffer, from_rank in zip(came, incoming, strict=True):
         first = 0
-        for target, part in parts:
+        for target, part in from_rank:
             shape = [end - start for start, end in part]
             target.put(part, buffer[first : first + volume(part)].reshape(shape))
             first += volume(part)

@@ -8,6 +8,9 @@ one of them. One rank reads a piece, and sends to each other rank what that one 
                             of one rank: it reads its own       each to the rank, of those that   until a rank
                             of several: read once, whole rows   want it, that reads least         has enough
 ```
+
+Where many ranks want the same, pieces are smaller: the rank that reads one holds a copy for each of the
+others, and all ranks are to read in a round.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 # Start and end along each dimension.
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES, SMALL_PIECE_BYTES = 8 << 20, 256 << 10
 # Parts of rows that are at least as long come from storage as fast as whole rows.
 LONG_RUN_BYTES = 64 << 10
 # Whole rows are read for several ranks as long as they are at most this many times what those want.
@@ -51,21 +56,34 @@ class SharedTensor:
     requests: tuple[Request, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """A box that is read once, of one tensor or of several that are alike.
+
+    Attributes:
+        box: What is read.
+        parts_of: By rank, numbers of its requests, each with what it gets of the box.
+        wanted_bytes: By rank, what it gets.
+    """
+
+    box: Box
+    parts_of: dict[int, list[tuple[int, Box]]]
+    wanted_bytes: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box that is read once.
+    """What a rank reads of a tensor, for itself and for others.
 
     Attributes:
         tensor: The number of the tensor.
         reader: The rank that reads it.
-        box: What it reads.
-        parts: Numbers of requests of the tensor, each with what it gets of the piece.
+        cut: What it reads.
     """
 
     tensor: int
     reader: int
-    box: Box
-    parts: tuple[tuple[int, Box], ...]
+    cut: Cut
 
 
 def volume(box: Box) -> int:
@@ -80,37 +98,70 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
     )
 
 
-def shared(tensors: Sequence[SharedTensor], ranks: int) -> list[Piece]:
-    """Returns the pieces that the ranks read, in the order of the tensors."""
+def shared(tensors: Sequence[SharedTensor], ranks: int, round_bytes: int) -> list[Piece]:
+    """Returns the pieces that the ranks read, in the order of the tensors.
+
+    Args:
+        tensors: What all ranks want.
+        ranks: How many they are.
+        round_bytes: What a rank may hold in a round. All ranks are to be able to read, send and get in it.
+    """
     pieces: list[Piece] = []
     load_bytes = [0] * ranks
+    # The layers of a model have tensors of the same shapes, of which ranks want the same.
+    cuts_of: dict[SharedTensor, list[Cut]] = {}
     for number, tensor in enumerate(tensors):
-        for box, members in _slabs(tensor):
-            for cut in _cut(box):
-                parts = tuple(
-                    (member, part)
-                    for member in members
-                    if (part := _common(tensor.requests[member].box, cut)) is not None
-                )
-                takers = {tensor.requests[member].rank for member, _ in parts}
-                if not takers:
-                    continue
-                reader = min(takers, key=lambda rank: (load_bytes[rank], rank))
-                load_bytes[reader] += volume(cut)
-                pieces.append(Piece(number, reader, cut, parts))
+        cuts = cuts_of.get(tensor)
+        if cuts is None:
+            cuts = cuts_of[tensor] = list(_cuts(tensor, ranks, round_bytes))
+        for cut in cuts:
+            reader = min(cut.parts_of, key=lambda rank: (load_bytes[rank], rank))
+            load_bytes[reader] += volume(cut.box)
+            pieces.append(Piece(number, reader, cut))
     return pieces
+
+
+def _cuts(tensor: SharedTensor, ranks: int, round_bytes: int) -> Iterator[Cut]:
+    """Yields the parts of a tensor that are to be read once."""
+    requests = tensor.requests
+    for slab, members in _slabs(tensor):
+        if not volume(slab):
+            continue
+        for box in _divided(slab, _most_bytes(slab, [requests[member] for member in members], round_bytes)):
+            common = {wanted: _common(wanted, box) for wanted in {requests[member].box for member in members}}
+            parts_of: dict[int, list[tuple[int, Box]]] = {}
+            wanted_bytes = np.zeros(ranks, np.int64)
+            for member in members:
+                request = requests[member]
+                if (part := common[request.box]) is not None:
+                    parts_of.setdefault(request.rank, []).append((member, part))
+                    wanted_bytes[request.rank] += volume(part)
+            if parts_of:
+                yield Cut(box, parts_of, wanted_bytes)
+
+
+def _most_bytes(slab: Box, requests: list[Request], round_bytes: int) -> int:
+    """Returns how large the pieces of a slab may be."""
+    if len({request.rank for request in requests}) == 1:
+        return PIECE_BYTES
+    slab_bytes = volume(slab)
+    sent_bytes = sum(volume(part) for request in requests if (part := _common(request.box, slab)))
+    # Each rank reads a piece, sends of it, and gets as much from others.
+    return min(PIECE_BYTES, max(SMALL_PIECE_BYTES, round_bytes * slab_bytes // (slab_bytes + 2 * sent_bytes)))
 
 
 def _slabs(tensor: SharedTensor) -> Iterator[tuple[Box, list[int]]]:
     """Yields boxes that are to be read once, and the numbers of the requests that want some of each."""
     requests = tensor.requests
     bounds = sorted({bound for request in requests for bound in request.box[0]})
+    begun: dict[int, list[int]] = {}
+    for number, request in enumerate(requests):
+        begun.setdefault(request.box[0][0], []).append(number)
+    members: list[int] = []
     for first, last in pairwise(bounds):
-        members = [
-            number
-            for number, request in enumerate(requests)
-            if request.box[0][0] <= first and last <= request.box[0][1]
-        ]
+        members = sorted(
+            number for number in (*members, *begun.get(first, ())) if requests[number].box[0][1] > first
+        )
         by_rest: dict[Box, list[int]] = {}
         for number in members:
             by_rest.setdefault(requests[number].box[1:], []).append(number)
@@ -160,36 +211,32 @@ def _common(box: Box, other: Box) -> Box | None:
     return found if all(start < end for start, end in found) else None
 
 
-def _cut(box: Box) -> Iterator[Box]:
-    """Yields parts of a box, in order, of at most `PIECE_BYTES`, or of one byte more than nothing fits."""
+def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
+    """Yields parts of a box, in order, of at most so many bytes, or of one byte more than nothing fits."""
     axis = next((axis for axis, (start, end) in enumerate(box) if end - start > 1), None)
-    if axis is None or volume(box) <= PIECE_BYTES:
+    if axis is None or volume(box) <= most_bytes:
         yield box
         return
     start, end = box[axis]
-    step = max(1, PIECE_BYTES * (end - start) // volume(box))
+    step = max(1, most_bytes * (end - start) // volume(box))
     for first in range(start, end, step):
-        yield from _cut((*box[:axis], (first, min(first + step, end)), *box[axis + 1 :]))
+        yield from _divided((*box[:axis], (first, min(first + step, end)), *box[axis + 1 :]), most_bytes)
 
 
-def rounds(pieces: list[Piece], tensors: Sequence[SharedTensor], most_bytes: int) -> Iterator[list[Piece]]:
-    """Yields pieces that are read and sent before the next ones: as many as take no rank over `most_bytes`.
+def rounds(pieces: list[Piece], ranks: int, round_bytes: int) -> Iterator[list[Piece]]:
+    """Yields pieces that are read and sent before the next ones: as many as take no rank over `round_bytes`.
 
     What a rank has at a time is what it reads, sends and gets.
     """
     lot: list[Piece] = []
-    held_bytes: dict[int, int] = {}
+    held_bytes = np.zeros(ranks, np.int64)
     for piece in pieces:
-        added = {piece.reader: volume(piece.box)}
-        for number, part in piece.parts:
-            rank = tensors[piece.tensor].requests[number].rank
-            for end in {rank, piece.reader} if rank != piece.reader else ():
-                added[end] = added.get(end, 0) + volume(part)
-        if lot and any(held_bytes.get(rank, 0) + bytes_ > most_bytes for rank, bytes_ in added.items()):
+        added = piece.cut.wanted_bytes.copy()
+        added[piece.reader] = volume(piece.cut.box) + added.sum() - added[piece.reader]
+        if lot and (held_bytes + added).max() > round_bytes:
             yield lot
-            lot, held_bytes = [], {}
+            lot, held_bytes = [], np.zeros(ranks, np.int64)
         lot.append(piece)
-        for rank, bytes_ in added.items():
-            held_bytes[rank] = held_bytes.get(rank, 0) + bytes_
+        held_bytes += added
     if lot:
         yield lot
