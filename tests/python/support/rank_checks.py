@@ -117,6 +117,11 @@ def little_memory(folder):
     streamed(folder, None, memory_bytes=1 << 20)
 
 
+def another_memory_on_each_rank(folder):
+    """They divide the work alike all the same."""
+    streamed(folder, None, memory_bytes=1 << 20 + 3 * dist.get_rank())
+
+
 def another_order(folder):
     names = list(everything(folder))[::-1]
     assert streamed(folder, dict.fromkeys(names), order="plan") == names
@@ -415,6 +420,7 @@ CHECKS = {
         other_parts_on_each_rank,
         some_tensors_on_each_rank,
         little_memory,
+        another_memory_on_each_rank,
         another_order,
         a_subgroup,
         a_cast,
