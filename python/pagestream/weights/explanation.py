@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagestream import _native
 from pagestream._common import ranks
+from pagestream._common.amounts import count, size
 from pagestream.weights import streaming
 from pagestream.weights.indexing import ByteSelection
 
@@ -32,17 +33,17 @@ def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
     for each in wanted:
         in_file.setdefault(each.info.path, []).append(each)
     total_bytes = sum(each.nbytes for each in wanted)
-    lines = [f"{_count(len(wanted), 'tensor')} of {_size(total_bytes)} in {_count(len(in_file), 'file')}"]
+    lines = [f"{count(len(wanted), 'tensor')} of {size(total_bytes)} in {count(len(in_file), 'file')}"]
     mounts: dict[tuple[str, ...], list[list[Wanted]]] = {}
     for tensors in in_file.values():
         facts = _mount(files.file_of(tensors[0].info.name, reads_ahead=False))
         mounts.setdefault(facts, []).append(tensors)
     for facts, of_files in mounts.items():
-        lines += [f"{_count(len(of_files), 'file')} on {facts[0]}", *(f"  {fact}" for fact in facts[1:])]
+        lines += [f"{count(len(of_files), 'file')} on {facts[0]}", *(f"  {fact}" for fact in facts[1:])]
         if strategy != "mapped":
             lines += [f"  {line}" for line in _trial(files, [each for of in of_files for each in of])]
     lines += [
-        f"available memory: {_size(_native.available_memory_bytes())}",
+        f"available memory: {size(_native.available_memory_bytes())}",
         f"processes of this job on this node: {ranks.local_processes()}",
         f'stream(strategy="auto") takes "{strategy}": {reason}',
     ]
@@ -62,7 +63,7 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
         f"{system['mount_point']} ({system['type']}, {system['source']}; {system['options']})",
         f"mode: {file.mode}" + (f", because {file.reason}" if file.reason else ""),
         through[file.reads_from_cache],
-        "the kernel's read-ahead: " + ("not told" if window is None else _size(window)),
+        "the kernel's read-ahead: " + ("not told" if window is None else size(window)),
     )
 
 
@@ -98,22 +99,9 @@ def _timed(files: _native.Checkpoint, places: list[tuple[str, int]], strategy: S
         while stream.next() is not None:
             pass
         seconds = time.perf_counter() - begin
-    rate = _size(int(len(places) * _REQUEST_BYTES / seconds))
-    what = f"{_count(len(places), 'read')} of {_size(_REQUEST_BYTES)}" + (
+    rate = size(int(len(places) * _REQUEST_BYTES / seconds))
+    what = f"{count(len(places), 'read')} of {size(_REQUEST_BYTES)}" + (
         " side by side" if len(places) > 1 else ""
     )
     what += " past the page cache" if strategy == "direct" else ""
     return f"{what}: {seconds * 1e3:.2f} ms, {rate} a second"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _size(count_bytes: int) -> str:
-    size, unit = float(count_bytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:  # noqa: PLR2004 - of the unit before
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.3g} {unit}"  # noqa: PLR2004

@@ -282,6 +282,43 @@ def read_ahead(mount, here):
         assert LEAD_TENSORS * MIB <= after - before <= 1.1 * LEAD_TENSORS * MIB
 
 
+def ranks_share_the_reads(mount, here):
+    """Two ranks, each with a client of its own, get each byte from the server once between them."""
+    import torch.distributed as dist
+
+    from pagestream.torch import stream_checkpoint
+
+    served = shards(mount.served / here / "model")
+    size_bytes = sum(path.stat().st_size for path in served)
+    clients = [each.folder for each in MOUNTS.values()]
+    meeting = Path(f"/mnt/tmp/ranks-{here}")
+
+    def load(rank):
+        # The guest's name has no address.
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=len(clients))
+        stream = stream_checkpoint(
+            clients[rank] / here / "model", device="cpu", process_group=dist.group.WORLD
+        )
+        count = 0
+        for name, found in stream:
+            assert is_right(name, found)
+            count += 1
+        assert count == TENSORS
+        dist.destroy_process_group()
+
+    before = [read_counts(folder)[0] for folder in clients]
+    ranks = [multiprocessing.get_context("fork").Process(target=load, args=(rank,)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+        assert each.exitcode == 0
+    read_bytes = [read_counts(folder)[0] - before for folder, before in zip(clients, before, strict=True)]
+    assert size_bytes <= sum(read_bytes) <= 1.1 * size_bytes, read_bytes
+    assert min(read_bytes) > 0.3 * size_bytes, read_bytes
+
+
 def reopened_after_a_rewrite(mount, here):
     """The header of the file as it was is not used again, though size and time are the same."""
     from pagestream.safetensors import safe_open
@@ -518,6 +555,7 @@ CHECKS = {
     "tokens": tokens,
     "weights bit for bit": weights_bit_for_bit,
     "read ahead": read_ahead,
+    "ranks share the reads": ranks_share_the_reads,
     "reopened after a rewrite": reopened_after_a_rewrite,
     **{f"{how} under a stream": with_change(changed_under_a_stream, how) for how in CHANGES},
     **{f"{how} under views": with_change(changed_under_views, how) for how in CHANGES},
@@ -532,7 +570,12 @@ OUTAGE_CHECKS = {
 
 def mounts_of(name):
     """Returns the mounts on which a check is run."""
-    return [word for word, mount in MOUNTS.items() if name != "hard mount waits" or mount.hard]
+    # The ranks take all mounts.
+    needs = {
+        "hard mount waits": lambda word: MOUNTS[word].hard,
+        "ranks share the reads": lambda word: word == "v3",
+    }
+    return [word for word in MOUNTS if needs.get(name, bool)(word)]
 
 
 OUTAGES = [(name, word) for name in OUTAGE_CHECKS for word in mounts_of(name)]

@@ -1,0 +1,83 @@
+"""What the commands print, and their exit codes: 0 good, 1 the file is bad, 2 wrong use or no such path."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BAD, WRONG_USE = 1, 2
+# Programs that read a pipe want a line in one piece.
+_PIPE_COLUMNS = 10_000
+# What says that a file is not what it should be. All else that a system call refuses is about the path.
+_BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
+
+
+def console(*, to_errors: bool = False) -> Console:
+    """Returns where to print: in colour on a terminal, plain and without line breaks in a pipe."""
+    stream = sys.stderr if to_errors else sys.stdout
+    width = None if stream.isatty() else _PIPE_COLUMNS
+    # Names and messages are text, whatever brackets they have.
+    return Console(stderr=to_errors, highlight=False, markup=False, width=width)
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Returns an empty table. The columns in `right` are aligned to the right."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def print_json(facts: Any) -> None:  # noqa: ANN401 - whatever JSON has
+    """Prints facts for other programs. Dataclasses become objects."""
+    json.dump(facts, sys.stdout, indent=2, default=_plain, ensure_ascii=False)
+    print()
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return str(value)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Ends the program with the code of what goes wrong, and says it on standard error."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except _BAD_FILE as error:
+        fail(str(error), BAD)
+    except (OSError, ValueError, ImportError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        fail(str(error), WRONG_USE)
+
+
+def fail(message: str, code: int) -> None:
+    """Prints what is wrong, and ends the program."""
+    print(f"pagestream: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def short(path: str) -> str:
+    """Returns a path as seen from the current folder, if that is shorter."""
+    try:
+        near = os.path.relpath(path)
+    except ValueError:
+        return path
+    return min(near, path, key=len)

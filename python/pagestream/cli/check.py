@@ -1,0 +1,219 @@
+"""``pagestream check``: how files can be read from where they lie, and what would make that faster."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from pagestream._common.amounts import count, size
+from pagestream.cli import _output
+from pagestream.cli._arguments import AsJson
+from pagestream.cli._target import files_of, has_weights
+from pagestream.files.mapped_file import FileSystem, MappedFile
+from pagestream.weights.checkpoint import open_checkpoint
+
+# What one request of a FUSE mount is at most, by default.
+_REQUEST_BYTES = 128 << 10
+_SIDE_BY_SIDE = 16
+# The trial ends after so many reads of each kind, or so many seconds.
+_MOST_READS, _TRIAL_SECONDS = 256, 1.0
+_MODES = ("shared", "private", "read")
+# Files whose residency is asked.
+_SAMPLED_FILES = 64
+_WIDE_READ_AHEAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Reads at random places, one at a time and side by side.
+
+    Attributes:
+        request_bytes: The size of each.
+        alone_seconds: What one takes; None if everything is cached.
+        alone_rate: Bytes a second, one at a time.
+        together: How many are side by side.
+        together_rate: Bytes a second, side by side.
+    """
+
+    request_bytes: int
+    alone_seconds: float
+    alone_rate: float
+    together: int
+    together_rate: float
+
+
+def check(
+    path: Annotated[str, typer.Argument(help="A file, a folder or an index.")],
+    as_json: AsJson = False,
+) -> None:
+    """Tell how the storage answers, what pagestream makes of it, and what you could change. Takes seconds.
+
+    Example: pagestream check /mnt/models/llama
+    """
+    files = files_of(path)
+    largest = max(files, key=os.path.getsize)
+    with MappedFile(largest) as file:
+        system, mode, reason = file.file_system, file.mode, file.reason
+    facts: dict[str, Any] = {
+        "path": path,
+        "files": len(files),
+        "nbytes": sum(map(os.path.getsize, files)),
+        "file_system": system,
+        "modes": {word: _answer(largest, word) for word in _MODES},
+        "mode": mode,
+        "reason": reason,
+        "cached": _cached(files),
+        "trial": _trial(largest),
+        "stream": _decision(path),
+        "advice": _advice(system, mode, largest),
+    }
+    if as_json:
+        _output.print_json(facts)
+        return
+    _print(facts)
+
+
+def _print(facts: dict[str, Any]) -> None:
+    console = _output.console()
+    system: FileSystem = facts["file_system"]
+    console.print(f"{facts['path']}: {count(facts['files'], 'file')}, {size(facts['nbytes'])}")
+    made = _output.table("", "")
+    made.show_header = False
+    made.add_row("mount", f"{system.mount_point} ({system.type}, {system.source})")
+    made.add_row("options", system.options)
+    window = system.read_ahead_bytes
+    made.add_row("read-ahead", "not told" if window is None else size(window))
+    for word, answer in facts["modes"].items():
+        chosen = " <- in use" if word == facts["mode"] else ""
+        made.add_row(f"mode {word}", f"{answer}{chosen}")
+    made.add_row("cached", f"{facts['cached']:.0%} of the pages")
+    trial: Trial | None = facts["trial"]
+    if trial is None:
+        made.add_row("trial", "not made: everything is in the page cache, or the file is too small")
+    else:
+        made.add_row(
+            "one read",
+            f"{size(trial.request_bytes)} in {trial.alone_seconds * 1e3:.2f} ms, "
+            f"{size(trial.alone_rate)} a second",
+        )
+        made.add_row(
+            f"{trial.together} at a time",
+            f"{size(trial.together_rate)} a second, "
+            f"{trial.together_rate / trial.alone_rate:.1f} times as much",
+        )
+    if facts["stream"]:
+        made.add_row("streams", facts["stream"])
+    console.print(made)
+    for line in facts["advice"]:
+        console.print(f"* {line}")
+
+
+def _answer(path: str, mode: str) -> str:
+    """Returns what opening in a mode gives."""
+    try:
+        with MappedFile(path, mode=mode):  # type: ignore[arg-type]  # one of the words
+            return "works"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _cached(files: list[str]) -> float:
+    """Returns which share of the pages is cached, of files at random if they are many."""
+    drawn = random.Random(0).sample(files, min(len(files), _SAMPLED_FILES))  # noqa: S311 - a sample
+    cached_bytes = total_bytes = 0.0
+    for path in drawn:
+        with MappedFile(path) as file:
+            total_bytes += file.size
+            cached_bytes += file.residency().fraction * file.size if file.size else 0
+    return cached_bytes / total_bytes if total_bytes else 1.0
+
+
+def _trial(path: str) -> Trial | None:
+    """Times reads of what is not cached."""
+    with MappedFile(path) as mapped, MappedFile(path, mode="read") as file:
+        places = range(file.size // _REQUEST_BYTES)
+        drawn = random.Random().sample(places, min(len(places), 4 * _MOST_READS))  # noqa: S311 - a sample
+        cold = [
+            place * _REQUEST_BYTES
+            for place in drawn
+            if not mapped.residency(place * _REQUEST_BYTES, _REQUEST_BYTES).fraction > 0
+        ]
+        if len(cold) < 2 * _SIDE_BY_SIDE:
+            return None
+        half = len(cold) // 2
+        mapped.advise("random")
+        file.advise("random")
+        alone_seconds = _rate(file, cold[:half][:_MOST_READS], 1)
+        together_seconds = _rate(file, cold[half:][:_MOST_READS], _SIDE_BY_SIDE)
+    return Trial(
+        request_bytes=_REQUEST_BYTES,
+        alone_seconds=alone_seconds,
+        alone_rate=_REQUEST_BYTES / alone_seconds,
+        together=_SIDE_BY_SIDE,
+        together_rate=_REQUEST_BYTES / together_seconds,
+    )
+
+
+def _rate(file: MappedFile, offsets: list[int], threads: int) -> float:
+    """Returns the seconds for each read, by so many threads."""
+    begun = time.perf_counter()
+    done = [0] * threads
+
+    def read(number: int) -> None:
+        for offset in offsets[number::threads]:
+            if time.perf_counter() - begun > _TRIAL_SECONDS:
+                return
+            file.read(offset, _REQUEST_BYTES)
+            done[number] += 1
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(threads)))
+    return (time.perf_counter() - begun) / max(1, sum(done))
+
+
+def _decision(path: str) -> str | None:
+    """Returns what a stream of a checkpoint does, and why."""
+    if not has_weights(path):
+        return None
+    with open_checkpoint(path, ahead=False) as weights:
+        return weights.explain().splitlines()[-1]
+
+
+def _advice(system: FileSystem, mode: str, path: str) -> list[str]:
+    """Returns what the user could change at the mount; see docs/slow-mounts.md."""
+    is_fuse = system.type.startswith("fuse")
+    if not system.is_network and not is_fuse:
+        return []
+    found = []
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    window = system.read_ahead_bytes
+    if mode == "shared" and window is not None and window < _WIDE_READ_AHEAD_BYTES:
+        found.append(
+            f"the kernel reads {size(window)} ahead here; as root: "
+            f"echo 1024 > /sys/class/bdi/{number}/read_ahead_kb"
+        )
+    if mode != "shared":
+        found.append(
+            "nothing stays in the page cache (direct_io): every process and every further load reads from "
+            "the store again; use a cache of the mount's own, or its option to go without direct_io"
+        )
+    if system.type.startswith("nfs"):
+        if "nconnect=" not in system.options:
+            found.append("mount with nconnect=8: several connections carry more than one")
+        rsize = re.search(r"rsize=(\d+)", system.options)
+        if rsize and int(rsize[1]) < _WIDE_READ_AHEAD_BYTES:
+            found.append(f"mount with rsize=1048576: requests are {size(int(rsize[1]))} at most now")
+    if is_fuse and mode == "shared":
+        found.append(
+            "the kernel sends a FUSE daemon at most 12 requests of its own at a time unless it asks "
+            f"for more; as root: echo 64 > /sys/fs/fuse/connections/{os.minor(device)}/max_background"
+        )
+    return found

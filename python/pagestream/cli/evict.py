@@ -1,0 +1,33 @@
+"""``pagestream evict``: files leave the page cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagestream.cli import _output
+from pagestream.cli._arguments import AsJson, Paths
+from pagestream.cli._target import files_of
+from pagestream.files.mapped_file import MappedFile
+
+
+def evict(
+    paths: Paths,
+    as_json: AsJson = False,
+) -> None:
+    """Drop files from the page cache, for a measurement or for room. Pages that a program maps stay.
+
+    Example: pagestream evict train.bin
+    """
+    rows: list[dict[str, Any]] = []
+    for path in dict.fromkeys(path for given in paths for path in files_of(given)):
+        with MappedFile(path) as file:
+            before = file.residency().fraction
+            file.evict()
+            rows.append({"path": path, "before": before, "after": file.residency().fraction})
+    if as_json:
+        _output.print_json(rows)
+        return
+    made = _output.table("file", "cached before", "after", right=("cached before", "after"))
+    for row in rows:
+        made.add_row(_output.short(row["path"]), f"{row['before']:.0%}", f"{row['after']:.0%}")
+    _output.console().print(made)

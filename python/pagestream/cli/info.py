@@ -1,0 +1,149 @@
+"""``pagestream info``: what is in a token file, a safetensors file or a checkpoint."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from pagestream._common.amounts import count, size
+from pagestream.cli import _output
+from pagestream.cli._arguments import All, AsJson
+from pagestream.cli._target import opened
+from pagestream.files.mapped_file import MappedFile
+from pagestream.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pagestream.tokens.corpus import TokenCorpus
+    from pagestream.weights.tensor_info import TensorInfo
+
+# Tensors, shards and tokens that are shown unless all are asked for.
+_SHOWN, _FIRST_TOKENS = 10, 16
+# Metadata can hold whole licences.
+_LONGEST = 200
+
+
+def info(
+    path: Annotated[str, typer.Argument(help="A file, a folder, an index, or a pattern.")],
+    dtype: Annotated[str | None, typer.Option(help="The type of raw tokens, which do not say it.")] = None,
+    all_: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a token file, a safetensors file or a checkpoint holds.
+
+    Example: pagestream info model.safetensors
+    """
+    found = opened(path, dtype, ahead=False)
+    facts = _of_weights(found) if isinstance(found, Checkpoint) else _of_tokens(found)
+    if as_json:
+        _output.print_json(facts)
+        return
+    console = _output.console()
+    if isinstance(found, Checkpoint):
+        _print_weights(console, found, all_=all_)
+    else:
+        _print_tokens(console, found, facts, all_=all_)
+
+
+def _of_weights(weights: Checkpoint) -> dict[str, Any]:
+    tensors = [weights.info(name) for name in weights]
+    return {
+        "kind": "safetensors",
+        "files": weights.files,
+        "tensors": tensors,
+        "nbytes": sum(tensor.nbytes for tensor in tensors),
+        "metadata": weights.metadata,
+        "index_metadata": weights.index_metadata,
+        "warnings": weights.warnings,
+    }
+
+
+def _print_weights(console: Console, weights: Checkpoint, *, all_: bool) -> None:
+    tensors = [weights.info(name) for name in weights]
+    of_type: defaultdict[str, list[TensorInfo]] = defaultdict(list)
+    for tensor in tensors:
+        of_type[tensor.dtype].append(tensor)
+    total_bytes = sum(tensor.nbytes for tensor in tensors)
+    console.print(
+        f"safetensors: {count(len(tensors), 'tensor')}, {size(total_bytes)}, "
+        f"in {count(len(weights.files), 'file')}"
+    )
+    for title, metadata in (("metadata", weights.metadata), ("index", weights.index_metadata)):
+        for key, value in (metadata or {}).items():
+            console.print(f"  {title}: {key} = {_shortened(str(value))}")
+    for warning in weights.warnings:
+        console.print(f"  warning: {warning}")
+    types = _output.table("dtype", "tensors", "elements", "size", right=("tensors", "elements", "size"))
+    for dtype, group in sorted(of_type.items(), key=lambda item: -sum(each.nbytes for each in item[1])):
+        elements = sum(_elements(each.shape) for each in group)
+        types.add_row(dtype, f"{len(group):,}", f"{elements:,}", size(sum(each.nbytes for each in group)))
+    console.print(types)
+    by_size = sorted(tensors, key=lambda tensor: -tensor.nbytes)
+    shown = by_size if all_ else by_size[:_SHOWN]
+    largest = _output.table("tensor", "dtype", "shape", "size", right=("size",))
+    for tensor in shown:
+        largest.add_row(tensor.name, tensor.dtype, str(list(tensor.shape)), size(tensor.nbytes))
+    if shown:
+        console.print(largest)
+    if len(shown) < len(tensors):
+        console.print(f"… and {count(len(tensors) - len(shown), 'smaller tensor')}: --all shows them")
+
+
+def _of_tokens(tokens: TokenCorpus) -> dict[str, Any]:
+    first = tokens.read(0, min(_FIRST_TOKENS, len(tokens)))
+    documents = tokens.documents
+    return {
+        "kind": "tokens",
+        "format": tokens.shards[0].format,
+        "dtype": tokens.dtype.name,
+        "tokens": len(tokens),
+        "documents": None if documents is None else len(documents),
+        "nbytes": len(tokens) * tokens.dtype.itemsize,
+        "fingerprint": tokens.fingerprint,
+        "first_tokens": first.tolist(),
+        "shards": tokens.shards,
+    }
+
+
+def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], *, all_: bool) -> None:
+    shards = tokens.shards
+    console.print(
+        f"{facts['format']} tokens: {count(len(tokens), 'token')} of {tokens.dtype}, "
+        f"{size(facts['nbytes'])}, in {count(len(shards), 'file')}"
+    )
+    if facts["format"] == "raw":
+        console.print("  raw files do not say their type: --dtype names another one")
+    documents = tokens.documents
+    if documents is not None and len(documents):
+        lengths = np.diff(documents.starts)
+        console.print(
+            f"  {count(len(documents), 'document')}: {int(lengths.min()):,} to {int(lengths.max()):,} "
+            f"tokens, median {int(np.median(lengths)):,}"
+        )
+    console.print(f"  first: {' '.join(map(str, facts['first_tokens']))}")
+    shown = shards if all_ else shards[:_SHOWN]
+    files = _output.table("file", "tokens", "size", "mode", right=("tokens", "size"))
+    for shard in shown:
+        with MappedFile(shard.path) as file:
+            files.add_row(_output.short(shard.path), f"{shard.tokens:,}", size(file.size), shard.mode)
+    console.print(files)
+    if len(shown) < len(shards):
+        console.print(f"… and {count(len(shards) - len(shown), 'file')} more: --all shows them")
+    for reason in dict.fromkeys(shard.reason for shard in shards if shard.reason):
+        console.print(f"  not mapped shared: {reason}")
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

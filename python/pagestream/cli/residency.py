@@ -1,0 +1,149 @@
+"""``pagestream residency``: which pages of files are in the page cache, as a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from pagestream._common.amounts import count, size
+from pagestream.cli import _output
+from pagestream.cli._arguments import All, AsJson, Paths
+from pagestream.cli._target import files_of, has_weights
+from pagestream.files.mapped_file import MappedFile
+from pagestream.weights.checkpoint import open_checkpoint
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_CELLS, _PNG_CELLS = 40, 400
+# From nothing to all of a cell's pages.
+_SHADES = " ░▒▓█"
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    """A file, or a tensor of one.
+
+    Attributes:
+        name: Its path, or the tensor's name.
+        nbytes: Its size.
+        fraction: The share of its pages that is cached; NaN where the kernel does not tell.
+        method: How the kernel was asked; see `Residency`.
+        cells: Shares of equal parts, from the beginning to the end; None where only a sample was asked.
+    """
+
+    name: str
+    nbytes: int
+    fraction: float
+    method: str
+    cells: npt.NDArray[np.float64] | None
+
+
+def residency(
+    paths: Paths,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="A row for each tensor of safetensors files.")
+    ] = False,
+    png: Annotated[
+        str | None, typer.Option(help="Draw the picture into this file (needs matplotlib).")
+    ] = None,
+    all_: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which pages are in the page cache: for each file a bar from its beginning to its end.
+
+    Example: pagestream residency /mnt/models/llama --tensors
+    """
+    cells = _PNG_CELLS if png else _CELLS
+    rows = [row for path in paths for row in _rows(path, cells, tensors=tensors)]
+    if png:
+        _draw(rows, png)
+    if as_json:
+        _output.print_json(list(map(_facts, rows)))
+        return
+    console = _output.console()
+    shown = rows if all_ else rows[:_SHOWN]
+    made = _output.table("tensor" if tensors else "file", "size", "cached", "pages", right=("size", "cached"))
+    for row in shown:
+        told = "not told" if np.isnan(row.fraction) else f"{row.fraction:.0%}"
+        bar = "a sample" if row.cells is None else _bar(row.cells)
+        made.add_row(row.name, size(row.nbytes), told, bar)
+    console.print(made)
+    if len(shown) < len(rows):
+        console.print(f"… and {count(len(rows) - len(shown), 'row')} more: --all shows them")
+    known = [row for row in rows if not np.isnan(row.fraction)]
+    cached_bytes = sum(row.fraction * row.nbytes for row in known)
+    console.print(f"{size(cached_bytes)} of {size(sum(row.nbytes for row in known))} in the page cache")
+
+
+def _rows(path: str, cells: int, *, tensors: bool) -> list[Row]:
+    if not tensors or not has_weights(path):
+        return [_row(_output.short(file), file, 0, None, cells) for file in files_of(path)]
+    with open_checkpoint(path, ahead=False) as weights:
+        found = [weights.info(name) for name in weights]
+    return [_row(each.name, each.path, each.offset, each.nbytes, cells) for each in found]
+
+
+def _row(name: str, path: str, offset: int, nbytes: int | None, cells: int) -> Row:
+    with MappedFile(path) as file:
+        length = file.size if nbytes is None else nbytes
+        found = file.residency(offset, length)
+    pages = found.pages
+    parts = None if pages is None else _parts(pages, cells)
+    return Row(name, length, found.fraction if length else 1.0, found.method, parts)
+
+
+def _parts(pages: npt.NDArray[np.bool_], cells: int) -> npt.NDArray[np.float64]:
+    """Returns the cached share of each of so many equal parts."""
+    if not len(pages):
+        return np.zeros(0)
+    bounds = np.linspace(0, len(pages), min(cells, len(pages)) + 1).astype(np.int64)
+    return np.add.reduceat(pages, bounds[:-1], dtype=np.float64) / np.diff(bounds)
+
+
+def _bar(cells: npt.NDArray[np.float64]) -> str:
+    """Returns a shade for each part. The lightest and the darkest mean none and all of its pages."""
+    most = len(_SHADES) - 1
+    return "".join(
+        _SHADES[most if share == 1 else 0 if share == 0 else 1 + min(int(share * (most - 1)), most - 2)]
+        for share in cells
+    )
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    fraction = None if np.isnan(row.fraction) else row.fraction
+    return {"name": row.name, "nbytes": row.nbytes, "fraction": fraction, "method": row.method}
+
+
+def _draw(rows: list[Row], path: str) -> None:
+    """Draws a bar for each row.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        message = "--png draws with matplotlib: pip install 'pagestream[plot]'"
+        raise ImportError(message) from error
+    figure = Figure(figsize=(10, 0.6 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for number, row in enumerate(rows):
+        cells = np.full(1, row.fraction) if row.cells is None else row.cells
+        if len(cells):
+            axes.imshow(
+                cells[None, :],
+                extent=(0, 1, number + 0.4, number - 0.4),
+                aspect="auto",
+                cmap="Blues",
+                vmin=0,
+                vmax=1,
+            )
+    axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5), xlabel="place in the file")
+    axes.set_yticks(range(len(rows)), [f"{row.name} ({row.fraction:.0%})" for row in rows])
+    axes.set_xticks([0, 0.5, 1], ["beginning", "middle", "end"])
+    figure.savefig(path, dpi=120)

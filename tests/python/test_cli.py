@@ -1,0 +1,323 @@
+"""The command ``pagestream``: what it prints, and the codes with which it ends."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from typer.testing import CliRunner
+
+import pagestream
+from pagestream import MappedFile, open_checkpoint, write_tokens
+from pagestream.cli._app import app
+from pagestream.cli.residency import _bar, _parts
+from pagestream.cli.warm import _parsed
+
+from support import real
+
+COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
+GOOD, BAD, WRONG_USE = 0, 1, 2
+MIB = 1 << 20
+
+
+def pagestream_command(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def facts(*arguments):
+    found = pagestream_command(*arguments, "--json")
+    assert found.exit_code == GOOD, found.output
+    return json.loads(found.stdout)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    tensors = {f"layers.{number}": np.full((64, 1024), number, "f4") for number in range(12)}
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    return path
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / "train.bin"
+    np.arange(50_000, dtype="u2").tofile(path)
+    return path
+
+
+def program(*arguments, **options):
+    command = [sys.executable, "-m", "pagestream", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **options)
+
+
+class TestInfo:
+    def test_weights(self, weights):
+        found = facts("info", weights)
+        assert found["kind"] == "safetensors"
+        assert found["metadata"] == {"format": "pt"}
+        assert found["nbytes"] == 12 * 64 * 1024 * 4
+        assert found["tensors"][0]["shape"] == [64, 1024]
+        assert found["tensors"][0]["offset"] == weights.stat().st_size - found["nbytes"]
+        told = pagestream_command("info", weights).stdout
+        assert "12 tensors, 3 MiB, in 1 file" in told
+        assert "format = pt" in told
+        assert "… and 2 smaller tensors" in told
+        assert "layers.9" not in told
+        assert "layers.9" in pagestream_command("info", "--all", weights).stdout
+
+    def test_a_folder_of_shards(self, weights):
+        weights.rename(weights.with_name("model-00001-of-00002.safetensors"))
+        safetensors.numpy.save_file(
+            {"more": np.zeros(8)}, weights.with_name("model-00002-of-00002.safetensors")
+        )
+        found = facts("info", weights.parent)
+        assert len(found["files"]) == 2
+        assert len(found["tensors"]) == 13
+
+    def test_weights_without_their_suffix(self, weights):
+        assert facts("info", weights.rename(weights.with_name("blob")))["kind"] == "safetensors"
+
+    def test_raw_tokens(self, tokens):
+        found = facts("info", tokens)
+        assert (found["kind"], found["format"], found["dtype"]) == ("tokens", "raw", "uint16")
+        assert found["tokens"] == 50_000
+        assert found["first_tokens"] == list(range(16))
+        assert facts("info", tokens, "--dtype", "uint32")["tokens"] == 25_000
+
+    def test_documents(self, tmp_path):
+        write_tokens(
+            tmp_path / "corpus", [np.arange(10), np.arange(30), np.arange(20)], dtype="u2", format="megatron"
+        )
+        assert facts("info", tmp_path / "corpus")["documents"] == 3
+        assert (
+            "3 documents: 10 to 30 tokens, median 20"
+            in pagestream_command("info", tmp_path / "corpus").stdout
+        )
+
+    def test_markup_in_names_is_text(self, tmp_path):
+        safetensors.numpy.save_file({"[bold]x[/bold]": np.zeros(4)}, tmp_path / "model.safetensors")
+        assert "[bold]x[/bold]" in pagestream_command("info", tmp_path / "model.safetensors").stdout
+
+
+class TestCodes:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_a_missing_path_is_wrong_use(self, command, tmp_path):
+        found = pagestream_command(command, tmp_path / "nothing")
+        assert found.exit_code == WRONG_USE
+        assert os.strerror(errno.ENOENT) in found.stderr
+        assert found.stdout == ""
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_a_fifo_is_wrong_use(self, command, tmp_path):
+        os.mkfifo(tmp_path / "fifo")
+        assert pagestream_command(command, tmp_path / "fifo").exit_code == WRONG_USE
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_an_empty_folder_is_wrong_use(self, command, tmp_path):
+        assert pagestream_command(command, tmp_path).exit_code == WRONG_USE
+
+    @pytest.mark.parametrize("command", ["info", "verify"])
+    def test_a_bad_file(self, command, tmp_path):
+        (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+        found = pagestream_command(command, tmp_path / "model.safetensors")
+        assert found.exit_code == BAD
+        assert "header too large" in found.output
+
+    def test_a_token_file_with_half_a_token(self, tmp_path):
+        (tmp_path / "train.bin").write_bytes(b"\0" * 7)
+        assert pagestream_command("info", tmp_path / "train.bin").exit_code == BAD
+
+    def test_an_unknown_option(self):
+        assert pagestream_command("info", "--nope", "x").exit_code == WRONG_USE
+
+    @pytest.mark.parametrize("command", [*COMMANDS, "run"])
+    def test_help_has_an_example(self, command):
+        found = pagestream_command(command, "--help")
+        assert found.exit_code == GOOD
+        assert re.search(rf"Example: pagestream {command} ", found.stdout)
+
+    def test_the_version(self):
+        assert pagestream_command("--version").stdout.strip() == pagestream.__version__
+
+
+class TestPageCache:
+    @pytest.mark.parametrize("kind", ["weights", "tokens"])
+    def test_evict_warm_residency(self, request, kind):
+        path = request.getfixturevalue(kind)
+        with MappedFile(path) as file:
+            file.evict()
+            assert file.residency().fraction == 0
+        assert [row["fraction"] for row in facts("residency", path)] == [0.0]
+        found = facts("warm", path)
+        assert found == {
+            "nbytes": path.stat().st_size,
+            "warmed_bytes": path.stat().st_size,
+            "memory_is_full": False,
+        }
+        assert [row["fraction"] for row in facts("residency", path)] == [1.0]
+        [row] = facts("evict", path)
+        assert (row["before"], row["after"]) == (1.0, 0.0)
+
+    def test_warm_has_a_limit(self, tmp_path):
+        paths = [tmp_path / f"{number}.bin" for number in range(4)]
+        for path in paths:
+            path.write_bytes(bytes(8 * MIB))
+            with MappedFile(path) as file:
+                file.evict()
+        assert facts("warm", *paths, "--limit", "12MiB")["warmed_bytes"] == 12 * MIB
+        fractions = [row["fraction"] for row in facts("residency", *paths)]
+        assert fractions[0] == 1.0
+        # The kernel may read ahead to the end of the file.
+        assert fractions[1] >= 0.5
+        assert fractions[2:] == [0.0, 0.0]
+
+    def test_a_row_for_each_tensor(self, weights):
+        with MappedFile(weights) as file:
+            file.evict()
+            file.read(file.size - 4096)
+        rows = facts("residency", "--tensors", weights)
+        assert [row["name"] for row in rows] == [f"layers.{number}" for number in sorted(range(12), key=str)]
+        assert rows[-1]["fraction"] > 0
+
+    def test_the_picture(self, weights, tmp_path):
+        assert pagestream_command("residency", weights, "--png", tmp_path / "picture.png").exit_code == GOOD
+        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_bars(self):
+        pages = np.array([False] * 10 + [True, False] * 5 + [True] * 10)
+        assert _parts(pages, 3).tolist() == [0, 0.5, 1]
+        assert _bar(np.array([0, 0.001, 0.5, 0.999, 1])) == " ░▒▓█"
+        assert _parts(np.zeros(0, bool), 3).tolist() == []
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("4096", 4096),
+            ("1KiB", 1024),
+            ("1.5 GiB", 3 << 29),
+            ("2MB", 2_000_000),
+            ("3g", 3 << 30),
+            ("7B", 7),
+        ],
+    )
+    def test_limits(self, text, expected):
+        assert _parsed(text) == expected
+
+    @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "1 XB", "nan", "inf", "1e400"])
+    def test_limits_that_are_none(self, text):
+        with pytest.raises(ValueError, match="--limit"):
+            _parsed(text)
+
+
+class TestVerify:
+    def test_without_checksums(self, weights, tokens):
+        found = pagestream_command("verify", weights, tokens)
+        assert found.exit_code == GOOD
+        assert found.stdout.count("no checksums to compare bytes with") == 2
+
+    def test_with_checksums(self, weights):
+        with open_checkpoint(weights) as checkpoint:
+            checkpoint.write_checksums()
+        [verdict] = facts("verify", weights)
+        assert (verdict["files"], verdict["checked"], verdict["bad"]) == (1, 1, [])
+
+    def test_a_flipped_byte(self, weights, tokens):
+        with open_checkpoint(weights) as checkpoint:
+            checkpoint.write_checksums()
+        with weights.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x7f")
+        found = pagestream_command("verify", weights, tokens)
+        assert found.exit_code == BAD
+        assert '"layers.9"' in found.stdout
+        assert f"{tokens}: good" in found.stdout
+
+
+class TestCheck:
+    def test_facts(self, weights):
+        found = facts("check", weights)
+        assert found["modes"] == dict.fromkeys(("shared", "private", "read"), "works")
+        assert (found["mode"], found["reason"]) == ("shared", None)
+        assert found["stream"].startswith('stream(strategy="auto") takes')
+        assert found["advice"] == []
+
+    def test_a_slow_mount(self, tmp_path):
+        source, slow = tmp_path / "source", tmp_path / "slow"
+        source.mkdir()
+        (source / "train.bin").write_bytes(bytes(16 * MIB))
+        with real.slow_fuse(source, slow, delay_ms=2):
+            found = facts("check", slow)
+        trial = found["trial"]
+        assert trial["alone_seconds"] >= 0.002
+        assert trial["together_rate"] > 2 * trial["alone_rate"]
+        assert found["file_system"]["type"].startswith("fuse")
+        assert any("read_ahead_kb" in line for line in found["advice"])
+        assert any("max_background" in line for line in found["advice"])
+
+    def test_direct_io(self, tmp_path):
+        source, mount = tmp_path / "source", tmp_path / "mount"
+        source.mkdir()
+        (source / "train.bin").write_bytes(bytes(MIB))
+        with real.bindfs(source, mount, "direct_io"):
+            found = facts("check", mount / "train.bin")
+            told = pagestream_command("check", mount / "train.bin").stdout
+        assert found["mode"] == "private"
+        assert os.strerror(errno.ENODEV) in found["modes"]["shared"]
+        assert any("direct_io" in line for line in found["advice"])
+        assert "<- in use" in told
+
+
+class TestRun:
+    def test_a_script_gets_ours_and_its_arguments(self, weights, tmp_path):
+        script = tmp_path / "load.py"
+        script.write_text(
+            "import sys, helper, safetensors\n"
+            "with safetensors.safe_open(sys.argv[1], 'np') as file:\n"
+            "    print(type(file).__module__, sys.argv[1:], len(file.keys()), __name__)\n"
+        )
+        (tmp_path / "helper.py").touch()
+        found = program("run", script, weights, "--json", "-m")
+        assert found.returncode == GOOD, found.stderr
+        assert found.stdout.split()[0].startswith("pagestream.")
+        assert found.stdout.endswith(f"[{str(weights)!r}, '--json', '-m'] 12 __main__\n")
+
+    def test_a_module(self, tmp_path):
+        (tmp_path / "loads.py").write_text(
+            "import sys, safetensors\nprint(safetensors.__name__, sys.argv[1:])\n"
+        )
+        found = program("run", "-m", "loads", "--flag", cwd=tmp_path)
+        assert (found.returncode, found.stdout) == (GOOD, "pagestream.safetensors ['--flag']\n"), found.stderr
+
+    def test_the_code_of_the_program(self, tmp_path):
+        (tmp_path / "ends.py").write_text("raise SystemExit(7)\n")
+        assert program("run", tmp_path / "ends.py").returncode == 7
+        (tmp_path / "raises.py").write_text("1 / 0\n")
+        assert "ZeroDivisionError" in program("run", tmp_path / "raises.py").stderr
+        assert program("run", tmp_path / "nothing.py").returncode == WRONG_USE
+
+
+def test_a_pipe_gets_plain_lines(weights):
+    found = program("info", weights, env={**os.environ, "FORCE_COLOR": ""})
+    assert found.returncode == GOOD
+    assert "\x1b" not in found.stdout
+
+
+def test_a_reader_that_goes_away(weights):
+    command = f"{sys.executable} -m pagestream info --json {weights} | head -1"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == "{\n"
+    assert "Traceback" not in found.stderr
+
+
+def test_without_the_extra_a_line_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None; import pagestream.cli; pagestream.cli.main()"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert found.returncode == WRONG_USE
+    assert found.stderr == "pagestream: the command needs typer: pip install 'pagestream[cli]'\n"
