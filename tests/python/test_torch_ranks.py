@@ -61,18 +61,21 @@ def test_ranks(outcomes, size, name):
     assert outcomes[size, name] == [None] * size, "\n".join(filter(None, outcomes[size, name]))
 
 
+def started(folder, **environment):
+    """Starts three ranks that load a folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", **environment}
+    program = PROGRAMS / "torch_ranks/loads.py"
+    return [start_python(program, folder, RANK=str(rank), **place) for rank in range(3)]
+
+
 @pytest.mark.parametrize("killed", [0, 2])
 def test_a_rank_that_is_killed_is_named_within_ten_seconds(tmp_path, killed):
     """Rank 0 has the store of the group: without it nobody knows what became of the others."""
     write_checkpoint(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
-    ranks = [
-        start_python(PROGRAMS / "torch_ranks/loads.py", tmp_path, RANK=str(rank), **place)
-        for rank in range(3)
-    ]
+    ranks = started(tmp_path)
     try:
         assert len({each.stdout.readline() for each in ranks}) == 1
         ranks[killed].kill()
@@ -88,6 +91,28 @@ def test_a_rank_that_is_killed_is_named_within_ten_seconds(tmp_path, killed):
         for each in ranks:
             each.kill()
             each.communicate()
+
+
+def test_a_rank_that_stops_in_an_exchange_is_named_within_ten_seconds(tmp_path):
+    """The others are in a collective, which alone would wait for half an hour."""
+    (tmp_path / "source").mkdir()
+    write_checkpoint(tmp_path / "source")
+    with real.slow_fuse(tmp_path / "source", tmp_path / "mount", direct_io=True) as mount:
+        ranks = started(mount.path, STOPPED_RANK="1")
+        try:
+            for each in ranks:
+                each.stdin.write("\n" * 100)
+                each.stdin.flush()
+            for rank in (0, 2):
+                output = ranks[rank].communicate()[0]
+                found, message, seconds = json.loads(output.splitlines()[-1])
+                assert found == 1, message
+                assert "no sign of life" in message
+                assert seconds < 10
+        finally:
+            for each in ranks:
+                each.kill()
+                each.communicate()
 
 
 @pytest.mark.parametrize(

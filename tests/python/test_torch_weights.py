@@ -13,6 +13,8 @@ import torch
 from pagestream import MappedFile, open_checkpoint
 from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
 from pagestream.torch import _device, load_state_dict, stream_checkpoint, weights
+from pagestream.torch._exchange import byte_box
+from pagestream.torch._planned import planned
 from pagestream.weights.dtypes import NAMES
 
 from support import real
@@ -355,3 +357,11 @@ def test_the_environment_bounds_the_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("PAGESTREAM_THREADS", "x")
     with pytest.raises(ValueError, match="PAGESTREAM_THREADS"):
         stream_checkpoint(source, device="cpu")
+
+
+def test_ranks_agree_on_the_bytes_of_elements_that_share_them(every_type):
+    """One wants all of the tensor, another one a part."""
+    weights = open_checkpoint(every_type)
+    [whole], [part] = (planned(weights, {"F4": index}, "plan") for index in (None, np.s_[1:, 1:3]))
+    assert byte_box(whole) == ((3, 4), ((0, 3), (0, 4)))
+    assert byte_box(part) == ((3, 4), ((1, 3), (1, 3)))

@@ -33,6 +33,7 @@ class PagestreamWeightLoader(BaseWeightLoader):
         checkpoint_dir: str,
         mapping: Mapping,  # noqa: ARG002 - of the interface; each rank takes its part of the views
         use_consolidated: bool = False,  # noqa: FBT001, FBT002 - TensorRT-LLM's
+        **options: Any,  # noqa: ANN401, ARG002 - what its other loaders take: `model`, `source_identity`
     ) -> ConsumableWeightsDict:
         """Returns all tensors of a folder by name.
 
@@ -41,6 +42,7 @@ class PagestreamWeightLoader(BaseWeightLoader):
             mapping: Which rank this is; not needed.
             use_consolidated: Whether to take the consolidated file of a checkpoint that has one beside its
                 shards.
+            options: What other loaders of the host use; ignored.
 
         Raises:
             FileNotFoundError: The folder has no safetensors files.

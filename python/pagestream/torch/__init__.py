@@ -29,7 +29,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
     # torch.distributed.checkpoint takes its time to import, and few programs need it.
     if name in ("HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"):
-        from pagestream.torch import storage_readers
+        try:
+            from pagestream.torch import storage_readers
+        except ImportError as error:
+            import torch
+
+            message = f"{name} takes the place of a reader that torch {torch.__version__} lacks: {error}"
+            raise ImportError(message) from error
 
         return getattr(storage_readers, name)
     message = f"module {__name__!r} has no attribute {name!r}"

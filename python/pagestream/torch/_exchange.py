@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +24,7 @@ from pagestream.safetensors._torch_tensors import TorchTensors
 from pagestream.torch._planned import finished
 from pagestream.torch._shares import Piece, Request, SharedTensor, rounds, shared, volume, within
 from pagestream.weights import arrays, indexing, streaming
-from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
+from pagestream.weights.dtypes import itemsize, raw_shape
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -95,7 +96,7 @@ class _Target:
 
 def byte_box(each: Wanted) -> tuple[tuple[int, ...], Box]:
     """Returns the shape of a tensor in bytes, and the smallest box that has what is wanted of it."""
-    shape = _byte_shape(each)
+    shape = raw_shape(each.dtype, each.shape, each.info.nbytes)
     if each.part is None:
         return shape, tuple((0, length) for length in shape)
     item_bytes = itemsize(each.dtype)
@@ -107,16 +108,10 @@ def byte_box(each: Wanted) -> tuple[tuple[int, ...], Box]:
     return shape, (*box[:-1], (start * item_bytes, end * item_bytes))
 
 
-def _byte_shape(each: Wanted) -> tuple[int, ...]:
-    item_bytes = itemsize(each.dtype)
-    if each.dtype in SUB_BYTE_BITS:
-        return (each.info.nbytes,)
-    return (*each.shape[:-1], (each.shape[-1] if each.shape else 1) * item_bytes)
-
-
 def _bounds(part: Any, length: int) -> tuple[int, int]:  # noqa: ANN401 - an int or a slice
     if not isinstance(part, slice):
-        place = part if part >= 0 else part + length
+        # NumPy's integers do not go into JSON.
+        place = operator.index(part) % length
         return place, place + 1
     places = range(*part.indices(length))
     return (min(places[0], places[-1]), max(places[0], places[-1]) + 1) if places else (0, 0)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pagestream.weights.checkpoint import Checkpoint
+    from pagestream.weights.indexing import Index
     from pagestream.weights.streaming import Plan, StreamOrder, Wanted
+    from pagestream.weights.tensor_info import TensorInfo
 
     # The type that a tensor is to have; None for its own.
     CastOf = Callable[[Wanted], torch.dtype | None]
@@ -34,6 +36,15 @@ def planned(weights: Checkpoint, plan: Plan, order: StreamOrder) -> list[Wanted]
     """
     found = streaming.planned(list(weights), weights.info, plan, order, TorchTensors(None))
     return [_in_torch(each) for each in found]
+
+
+def planned_part(info: TensorInfo, part: Index | None) -> Wanted:
+    """Returns a part of a tensor, None for all of it, of a type and shape that torch has.
+
+    Raises:
+        SafetensorError: torch lacks the type or shape; or the part is out of range.
+    """
+    return _in_torch(streaming.planned_part(info, part, TorchTensors(None)))
 
 
 def _in_torch(each: Wanted) -> Wanted:

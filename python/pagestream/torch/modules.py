@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from torch.nn.parameter import Parameter, is_lazy
 from pagestream._common import checks
 from pagestream._common.progress import reporting
 from pagestream.safetensors._torch_tensors import dtype_named
-from pagestream.torch._meeting import joined
+from pagestream.torch._joining import joined, telling
 from pagestream.torch._planned import planned, shape_of
 from pagestream.torch.weights import tensors_on, usable
 from pagestream.weights.checkpoint import open_checkpoint
@@ -309,7 +308,7 @@ def _load(
             stream = tensors_on(
                 device, weights, wanted, strategy=means, cast_of=lambda _: None, meeting=meeting
             )
-            with closing(stream) as pairs:
+            with telling(stream) as pairs:
                 for each, tensor in pairs:
                     target = here[each.info.name][1]
                     if meeting is not None:

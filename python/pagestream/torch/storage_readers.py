@@ -6,7 +6,6 @@ import json
 import os
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,8 @@ from torch.futures import Future
 from pagestream._common import checks
 from pagestream.errors import SafetensorError
 from pagestream.safetensors._torch_tensors import dtype_named, shape_in_torch
-from pagestream.torch._meeting import joined
-from pagestream.torch._planned import planned
+from pagestream.torch._joining import joined, telling
+from pagestream.torch._planned import planned_part
 from pagestream.torch.weights import tensors_on
 from pagestream.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-    from pagestream.weights.streaming import Wanted
+    from pagestream.weights.streaming import Strategy, Wanted
+    from pagestream.weights.tensor_info import TensorInfo
 
 __all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"]
 
@@ -44,6 +44,8 @@ __all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"]
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _SUFFIX = ".safetensors"
 _OPENING_THREADS = 16
+# Tensors on other devices get copies of what came to the CPU.
+_STREAMED_TO = ("cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -229,21 +231,24 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     ) -> None:
         """Reads what items want of one checkpoint."""
         with joined(group) as meeting:
-            parts = [(item, part) for item in items for part in self._parts_of(item)]
-            parts.sort(key=lambda each: (weights.info(each[1][0]).path, weights.info(each[1][0]).offset))
-            wanted = [_wanted(weights, *part) for _, part in parts]
-            item_of = {id(each): item for each, (item, _) in zip(wanted, parts, strict=True)}
-            device = _device_of(planner, items)
+            parts = [
+                (item, weights.info(name), index) for item in items for name, index in self._parts_of(item)
+            ]
+            parts.sort(key=lambda each: (each[1].path, each[1].offset))
+            wanted = [_wanted(info, index) for _, info, index in parts]
+            item_of = {id(each): item for each, (item, _, _) in zip(wanted, parts, strict=True)}
+            device, strategy = _place_of(planner, items)
             pairs = tensors_on(
                 device,
                 weights,
                 wanted,
+                strategy=strategy,
                 cast_of=lambda _: None,
                 memory_bytes=self._memory_bytes,
                 threads=self._threads,
                 meeting=meeting,
             )
-            with closing(pairs):
+            with telling(pairs):
                 for each, tensor in pairs:
                     self._take(item_of[id(each)], each, tensor, planner)
                     del tensor
@@ -415,17 +420,25 @@ def _box(item: ReadItem) -> tuple[slice, ...]:
     )
 
 
-def _wanted(weights: Checkpoint, name: str, index: tuple[slice, ...]) -> Wanted:
+def _wanted(info: TensorInfo, index: tuple[slice, ...]) -> Wanted:
     """Returns a part of a tensor; all of it as such."""
-    shape = weights.info(name).shape
-    is_whole = all(part.indices(length) == (0, length, 1) for part, length in zip(index, shape, strict=False))
-    return planned(weights, {name: None if is_whole else index}, "plan")[0]
+    is_whole = all(
+        part.indices(length) == (0, length, 1) for part, length in zip(index, info.shape, strict=False)
+    )
+    return planned_part(info, None if is_whole else index)
 
 
-def _device_of(planner: LoadPlanner, items: list[ReadItem]) -> torch.device:
-    """Returns where the tensors of items are; the CPU if they are in several places."""
-    devices = {planner.resolve_tensor(item).device for item in items}
-    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+def _place_of(planner: LoadPlanner, items: list[ReadItem]) -> tuple[torch.device, Strategy]:
+    """Returns where tensors are read to, and how: to where those of the items are, if that is one place.
+
+    Else they come to memory of their own on the CPU: pages of a file must not be copied to a device.
+    """
+    # `resolve_tensor` is to be called right before `commit_tensor`; planners may allocate in it.
+    lookup = getattr(planner, "lookup_tensor", None)
+    devices = set() if lookup is None else {lookup(item.dest_index).device for item in items}
+    if len(devices) == 1 and (device := devices.pop()).type in _STREAMED_TO:
+        return device, "auto"
+    return torch.device("cpu"), "pread"
 
 
 def _put(item: ReadItem, tensor: torch.Tensor, planner: LoadPlanner) -> None:

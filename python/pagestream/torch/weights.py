@@ -12,8 +12,7 @@ import torch.distributed as dist
 from pagestream._common import environment
 from pagestream.safetensors._torch_tensors import TorchTensors
 from pagestream.torch._device import CopyDevice, shares_memory
-from pagestream.torch._exchange import together
-from pagestream.torch._meeting import Meeting, joined
+from pagestream.torch._joining import joined
 from pagestream.torch._planned import cast_to, finished, planned
 from pagestream.torch._transfer import transferred
 from pagestream.weights import streaming
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pagestream import _native
     from pagestream._common.progress import Progress
     from pagestream._common.types import Mode, StrPath
+    from pagestream.torch._meeting import Meeting
     from pagestream.torch._planned import CastOf
     from pagestream.weights.checkpoint import Checkpoint
     from pagestream.weights.streaming import Plan, Strategy, StreamOrder, Wanted
@@ -128,13 +128,13 @@ def stream_checkpoint(
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
             size of the page-locked memory: at least 4 MiB, and 128 MiB by default.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
-        process_group: Ranks of ``torch.distributed`` that all call this, each with a plan of its own, and
-            share the reads: each byte that any of them wants is read by one of those that want it, and sent
+        process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a plan
+            of its own, and share the reads: each byte that any of them wants is read by one of those that want it, and sent
             to the others (``torch.distributed.all_to_all_single``, in rounds). Where all ranks have their
             files in the page cache, or on storage that answers at once, each reads for itself. Tensors come
             in the order of rank 0, and as fast as the slowest consumer takes them. Ranks that are late or
-            slow make the others wait, without a time-out; one that fails, is killed or leaves the iterator
-            early makes all raise. None reads all that this process wants.
+            slow make the others wait, without a time-out; one that fails, is killed, or leaves the iterator
+            while others need what it reads makes all raise. None reads all that this process wants.
         progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
     Yields:
@@ -229,10 +229,13 @@ def tensors_on(
                 f'strategy="{strategy}" yields views of files; with process_group bytes are read and sent'
             )
             raise ValueError(message)
+        from pagestream.torch._exchange import together
+
         options: _Options = {"memory_bytes": memory_bytes, "threads": threads}
-        alone = partial(tensors_on, device, weights, wanted, cast_of=cast_of, strategy=strategy, **options)
+        # What ranks get is memory of their own, however it comes.
+        alone = partial(tensors_on, device, weights, wanted, cast_of=cast_of, strategy="pread", **options)
         shared = partial(together, meeting, files, wanted, strategy, cast_of, device, **options)
-        return _of_ranks(meeting, files, wanted, strategy, alone, shared)
+        return _of_ranks(meeting, weights, wanted, strategy, alone, shared)
     is_limited = memory_bytes is not None or threads is not None
     means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy, is_limited=is_limited)
     # A copy to a device never begins in a mapping.
@@ -248,7 +251,7 @@ def tensors_on(
 
 def _of_ranks(
     meeting: Meeting,
-    files: _native.Checkpoint,
+    weights: Checkpoint,
     wanted: list[Wanted],
     strategy: Strategy,
     alone: Callable[[], Generator[tuple[Wanted, torch.Tensor], None, None]],
@@ -256,11 +259,12 @@ def _of_ranks(
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     """Yields what each rank reads for itself, if all have it at hand, or else what they share."""
     with meeting:
-        means, _ = streaming.chosen(files, wanted, strategy, is_limited=True)
+        means, _ = streaming.chosen(native_files(weights), wanted, strategy, is_limited=True)
         meeting.may_leave = all(each == "mapped" for each in meeting.gather("means", means))
         with closing(alone() if meeting.may_leave else shared()) as pairs:
             yield from pairs
-        # What fails in the consumer of one rank fails in all.
+        weights.check()
+        # What fails in one rank, or in its consumer, fails in all.
         meeting.meet()
 
 

@@ -101,7 +101,7 @@ def planned(
     parts = _parts(names, info_of, plan)
     for name in parts:
         _check_name(name)
-    wanted = [_wanted(info_of(name), part, framework) for name, part in parts.items()]
+    wanted = [planned_part(info_of(name), part, framework) for name, part in parts.items()]
     if order != "plan":
         rank = {name: number for number, name in enumerate(names)}
         wanted.sort(key=lambda each: rank[each.info.name])
@@ -151,7 +151,12 @@ def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -
     return once
 
 
-def _wanted(info: TensorInfo, part: Index | None, framework: Framework) -> Wanted:
+def planned_part(info: TensorInfo, part: Index | None, framework: Framework) -> Wanted:
+    """Returns a part of a tensor, None for all of it.
+
+    Raises:
+        SliceError: The part is out of range, or not basic indexing.
+    """
     dtype, shape = framework.described(info.dtype, info.shape, info.nbytes)
     if part is None or part is ...:
         return Wanted(info, ..., dtype, shape, None)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.quantized_hf_storage import (
     QuantizedHuggingFaceStorageReader as TorchQuantizedReader,
 )
@@ -32,8 +33,10 @@ from pagestream.torch import (
     QuantizedHuggingFaceStorageReader,
     load_into,
     load_state_dict,
+    modules,
     stream_checkpoint,
 )
+from pagestream.torch._joining import joined
 
 
 def source_of(folder):
@@ -99,7 +102,7 @@ def columns(folder):
 
 
 def other_parts_on_each_rank(folder):
-    indices = [np.s_[5::-2, None, 3], np.s_[-3:, 7:9], None, np.s_[..., ::3]]
+    indices = [np.s_[5::-2, None, np.int64(3)], np.s_[-3:, 7:9], None, np.s_[..., ::3]]
     streamed(folder, plan_of(folder, lambda _: indices[dist.get_rank() % len(indices)]))
 
 
@@ -202,6 +205,29 @@ def two_dimensions_by_storage_reader(folder):
                 lambda tensor, rest=rest: [Shard(0), rest] if tensor.ndim > 1 else [Replicate(), Replicate()],
             ),
         )
+
+
+class PairedPlanner(DefaultLoadPlanner):
+    """One that has each tensor committed right after it was resolved, as Megatron's is."""
+
+    resolved = None
+
+    def resolve_tensor(self, read_item):
+        assert self.resolved is None, "two tensors at a time"
+        self.resolved = read_item
+        return super().resolve_tensor(read_item)
+
+    def commit_tensor(self, read_item, tensor):
+        assert self.resolved is read_item
+        self.resolved = None
+        super().commit_tensor(read_item, tensor)
+
+
+def a_planner_with_one_tensor_at_a_time_by_storage_reader(folder):
+    found = state_on(folder, (dist.get_world_size(),), lambda _: [Replicate()])()
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(folder), planner=PairedPlanner())
+    expected = everything(folder)
+    assert all(is_equal(tensor.to_local(), expected[name]) for name, tensor in found.items())
 
 
 def alone_by_storage_reader(folder):
@@ -381,6 +407,63 @@ def another_checkpoint(folder):
     dist.barrier()
 
 
+def a_plan_of_many_tensors(folder):
+    """The store takes 8 MiB at a time."""
+    del folder
+    words = np.random.default_rng(dist.get_rank()).integers(0, 1 << 62, 1 << 21).tobytes().hex()
+    with joined(dist.group.WORLD) as meeting:
+        found = meeting.gather("plan", words)
+        assert found[meeting.rank] == words
+        assert len({*map(len, found)}) == 1
+        assert len({*found}) == meeting.size
+        meeting.meet()
+        assert not meeting._store.check([f"plan/{meeting.rank}"]), "the store keeps what all have heard"
+    with meeting:
+        pass
+
+
+def module_on_meta(expected):
+    """Returns a module without memory for tensors, and the names that it has for theirs."""
+    names = {name: name.replace(".", "_") for name in expected}
+    module = torch.nn.Module()
+    with torch.device("meta"):
+        for name, tensor in expected.items():
+            kind = torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
+            module.register_parameter(names[name], kind)
+    return module, names
+
+
+def a_module_of_cached_files(folder):
+    """What a module gets is memory of its own, whatever becomes of the files."""
+    expected = everything(folder)
+    module, names = module_on_meta(expected)
+    load_into(module, source_of(folder), rename=names, process_group=dist.group.WORLD)
+    mapped = [
+        tuple(int(end, 16) for end in line.split()[0].split("-"))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(".safetensors")
+    ]
+    assert mapped, "the tensors to compare with are mapped"
+    for name, tensor in expected.items():
+        found = getattr(module, names[name]).data
+        assert is_equal(found, tensor)
+        assert not any(start <= found.data_ptr() < end for start, end in mapped), name
+
+
+def a_module_that_fails(folder):
+    """The others hear why, also where each reads for itself."""
+    for path in (folder, source_of(folder)):
+        module, names = module_on_meta(everything(folder))
+
+        def begin(is_failing, path=path, module=module, names=names):
+            with pytest.MonkeyPatch.context() as patch:
+                if is_failing:
+                    patch.setattr(modules._Target, "put", lambda *_, **__: 1 // 0)
+                load_into(module, path, rename=names, process_group=dist.group.WORLD)
+
+        failure(begin, "ZeroDivisionError")
+
+
 def a_slow_rank(folder):
     """A consumer that takes longer than the silence after which a rank counts as dead."""
     from pagestream.torch import _meeting
@@ -429,6 +512,7 @@ CHECKS = {
         sharded_by_storage_reader,
         two_dimensions_by_storage_reader,
         alone_by_storage_reader,
+        a_planner_with_one_tensor_at_a_time_by_storage_reader,
         fully_sharded_by_storage_reader,
         quantised_by_storage_reader,
         parts_in_several_files_by_storage_reader,
@@ -439,6 +523,9 @@ CHECKS = {
         a_stream_that_nobody_begins,
         a_rank_that_needs_no_more,
         another_checkpoint,
+        a_plan_of_many_tensors,
+        a_module_of_cached_files,
+        a_module_that_fails,
         a_slow_rank,
     )
 }

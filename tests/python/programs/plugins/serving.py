@@ -64,7 +64,9 @@ def tensorrt_llm_loads(folder):
     from pagestream.plugins.tensorrt_llm import PagestreamWeightLoader
 
     assert LOADERS["pagestream"] is PagestreamWeightLoader
-    return dict(PagestreamWeightLoader().load_weights(folder, mapping=Mapping()).items())
+    # What the host's `ModelLoader` passes to every loader.
+    options = {"mapping": Mapping(), "model": None, "source_identity": None}
+    return dict(PagestreamWeightLoader().load_weights(folder, **options).items())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""The beginning of a load by the ranks of a process group, or by this process alone.
+
+What ranks need is imported with the first group: builds of torch without ``torch.distributed`` have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from typing import Any
+
+    from pagestream.torch._meeting import Meeting
+
+
+@contextlib.contextmanager
+def joined(group: dist.ProcessGroup | None) -> Iterator[Meeting | None]:
+    """Joins the ranks of a group, for an iterator that leaves at its end. A failure leaves here.
+
+    Raises:
+        TypeError: It is no process group.
+    """
+    if group is None:
+        yield None
+        return
+    if not isinstance(group, dist.ProcessGroup):
+        message = f"process_group must be a torch.distributed.ProcessGroup, not {group!r}"  # type: ignore[unreachable]
+        raise TypeError(message)
+    from pagestream.torch._meeting import Meeting
+
+    with contextlib.ExitStack() as stack:
+        meeting = stack.enter_context(Meeting(group))
+        yield meeting
+        stack.pop_all()
+
+
+@contextlib.contextmanager
+def telling(pairs: Generator[Any, None, None]) -> Iterator[Generator[Any, None, None]]:
+    """Closes a generator at the end, and raises in it what its consumer raises: ranks tell each other why."""
+    try:
+        yield pairs
+    except BaseException as error:
+        pairs.throw(error)
+        raise
+    finally:
+        pairs.close()
