@@ -14,6 +14,7 @@ from pagestream.cli.evict import evict
 from pagestream.cli.info import info
 from pagestream.cli.residency import residency
 from pagestream.cli.run import run
+from pagestream.cli.tokenize import tokenize
 from pagestream.cli.verify import verify
 from pagestream.cli.warm import warm
 
@@ -46,7 +47,7 @@ def _ending(command: Callable[..., None]) -> Callable[..., None]:
     return ended
 
 
-for each in (info, check, residency, warm, evict, verify):
+for each in (info, check, residency, warm, evict, verify, tokenize):
     app.command()(_ending(each))
 # What follows the program is the program's, and so are its exceptions.
 app.command(context_settings={"allow_interspersed_args": False})(run)

@@ -128,13 +128,14 @@ def stream_checkpoint(
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
             size of the page-locked memory: at least 4 MiB, and 128 MiB by default.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
-        process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a plan
-            of its own, and share the reads: each byte that any of them wants is read by one of those that want it, and sent
-            to the others (``torch.distributed.all_to_all_single``, in rounds). Where all ranks have their
-            files in the page cache, or on storage that answers at once, each reads for itself. Tensors come
-            in the order of rank 0, and as fast as the slowest consumer takes them. Ranks that are late or
-            slow make the others wait, without a time-out; one that fails, is killed, or leaves the iterator
-            while others need what it reads makes all raise. None reads all that this process wants.
+        process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a
+            plan of its own, and share the reads: each byte that any of them wants is read by one of those
+            that want it, and sent to the others (``torch.distributed.all_to_all_single``, in rounds). Where
+            all ranks have their files in the page cache, or on storage that answers at once, each reads for
+            itself. Tensors come in the order of rank 0, and as fast as the slowest consumer takes them. Ranks
+            that are late or slow make the others wait, without a time-out; one that fails, is killed, or
+            leaves the iterator while others need what it reads makes all raise. None reads all that this
+            process wants.
         progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
 
     Yields:
