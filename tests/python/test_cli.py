@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import pagestream
 from pagestream import MappedFile, open_checkpoint, write_tokens
+from pagestream.cli import _contests, bench
 from pagestream.cli._app import app
+from pagestream.cli._output import percent
 from pagestream.cli.residency import _bar, _parts
 from pagestream.cli.warm import _parsed
 
@@ -135,7 +137,7 @@ class TestCodes:
     def test_an_unknown_option(self):
         assert pagestream_command("info", "--nope", "x").exit_code == WRONG_USE
 
-    @pytest.mark.parametrize("command", [*COMMANDS, "run"])
+    @pytest.mark.parametrize("command", [*COMMANDS, "run", "tokenize", "bench"])
     def test_help_has_an_example(self, command):
         found = pagestream_command(command, "--help")
         assert found.exit_code == GOOD
@@ -187,6 +189,9 @@ class TestPageCache:
     def test_the_picture(self, weights, tmp_path):
         assert pagestream_command("residency", weights, "--png", tmp_path / "picture.png").exit_code == GOOD
         assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_shares(self):
+        assert [percent(share) for share in (0, 1e-9, 0.5, 0.9999, 1)] == ["0%", "1%", "50%", "99%", "100%"]
 
     def test_bars(self):
         pages = np.array([False] * 10 + [True, False] * 5 + [True] * 10)
@@ -299,6 +304,34 @@ class TestRun:
         (tmp_path / "raises.py").write_text("1 / 0\n")
         assert "ZeroDivisionError" in program("run", tmp_path / "raises.py").stderr
         assert program("run", tmp_path / "nothing.py").returncode == WRONG_USE
+
+
+class TestBench:
+    @pytest.fixture(autouse=True)
+    def scale(self, monkeypatch):
+        monkeypatch.setattr(bench, "_QUICK", bench._Scale(rounds=1, seconds=0.05, nbytes=8 * MIB))
+
+    def test_results(self, tmp_path):
+        results = facts("bench", "--quick", "--folder", tmp_path, "--png", tmp_path / "picture.png")
+        assert [result["is_ours"] for result in results] == [True, False, False] * 2 + [True, True, False] * 2
+        assert all(result["low"] <= result["rate"] <= result["high"] for result in results)
+        assert {result["unit"] for result in results} == {"windows", "bytes"}
+        assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_a_file_system_in_memory_cannot_be_cold(self):
+        found = pagestream_command("bench", "--quick", "--folder", "/dev/shm")
+        assert found.exit_code == GOOD
+        assert "cold files were not measured: what /dev/shm holds stays in memory" in found.stdout
+        assert "times as fast" in found.stdout
+
+    def test_other_tokens_are_noticed(self):
+        x = (np.arange(1024) * 40_503 % 65_536)[None].repeat(64, 0)
+        y = (np.arange(1, 1025) * 40_503 % 65_536)[None].repeat(64, 0)
+        _contests._prove(x, y)
+        y[3, 7] += 1
+        with pytest.raises(RuntimeError, match="other tokens"):
+            _contests._prove(x, y)
 
 
 def test_a_pipe_gets_plain_lines(weights):

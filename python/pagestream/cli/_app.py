@@ -9,6 +9,7 @@ import typer
 
 from pagestream._native import __version__
 from pagestream.cli import _output
+from pagestream.cli.bench import bench
 from pagestream.cli.check import check
 from pagestream.cli.evict import evict
 from pagestream.cli.info import info
@@ -47,7 +48,7 @@ def _ending(command: Callable[..., None]) -> Callable[..., None]:
     return ended
 
 
-for each in (info, check, residency, warm, evict, verify, tokenize):
+for each in (info, check, residency, warm, evict, verify, tokenize, bench):
     app.command()(_ending(each))
 # What follows the program is the program's, and so are its exceptions.
 app.command(context_settings={"allow_interspersed_args": False})(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from contextlib import contextmanager
@@ -72,6 +73,27 @@ def fail(message: str, code: int) -> None:
     """Prints what is wrong, and ends the program."""
     print(f"pagestream: {message}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installed
+    """Returns the class of pictures.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        message = "--png draws with matplotlib: pip install 'pagestream[plot]'"
+        raise ImportError(message) from error
+    return Figure
+
+
+def percent(share: float) -> str:
+    """Returns a share in percent. 0 % and 100 % mean nothing and all; NaN is what is not known."""
+    if math.isnan(share):
+        return "not told"
+    return f"{share if share in (0, 1) else min(max(share, 0.01), 0.99):.0%}"
 
 
 def short(path: str) -> str:

@@ -93,7 +93,7 @@ def _print(facts: dict[str, Any]) -> None:
     for word, answer in facts["modes"].items():
         chosen = " <- in use" if word == facts["mode"] else ""
         made.add_row(f"mode {word}", f"{answer}{chosen}")
-    made.add_row("cached", f"{facts['cached']:.0%} of the pages")
+    made.add_row("cached", f"{_output.percent(facts['cached'])} of the pages")
     trial: Trial | None = facts["trial"]
     if trial is None:
         made.add_row("trial", "not made: everything is in the page cache, or the file is too small")

@@ -29,5 +29,7 @@ def evict(
         return
     made = _output.table("file", "cached before", "after", right=("cached before", "after"))
     for row in rows:
-        made.add_row(_output.short(row["path"]), f"{row['before']:.0%}", f"{row['after']:.0%}")
+        made.add_row(
+            _output.short(row["path"]), _output.percent(row["before"]), _output.percent(row["after"])
+        )
     _output.console().print(made)

@@ -33,14 +33,14 @@ class Row:
         nbytes: Its size.
         fraction: The share of its pages that is cached; NaN where the kernel does not tell.
         method: How the kernel was asked; see `Residency`.
-        cells: Shares of equal parts, from the beginning to the end; None where only a sample was asked.
+        pages: Whether each page is cached; None where only a sample was asked.
     """
 
     name: str
     nbytes: int
     fraction: float
     method: str
-    cells: npt.NDArray[np.float64] | None
+    pages: npt.NDArray[np.bool_] | None
 
 
 def residency(
@@ -58,8 +58,7 @@ def residency(
 
     Example: pagestream residency /mnt/models/llama --tensors
     """
-    cells = _PNG_CELLS if png else _CELLS
-    rows = [row for path in paths for row in _rows(path, cells, tensors=tensors)]
+    rows = [row for path in paths for row in _rows(path, tensors=tensors)]
     if png:
         _draw(rows, png)
     if as_json:
@@ -69,9 +68,8 @@ def residency(
     shown = rows if all_ else rows[:_SHOWN]
     made = _output.table("tensor" if tensors else "file", "size", "cached", "pages", right=("size", "cached"))
     for row in shown:
-        told = "not told" if np.isnan(row.fraction) else f"{row.fraction:.0%}"
-        bar = "a sample" if row.cells is None else _bar(row.cells)
-        made.add_row(row.name, size(row.nbytes), told, bar)
+        bar = "a sample" if row.pages is None else _bar(_parts(row.pages, _CELLS))
+        made.add_row(row.name, size(row.nbytes), _output.percent(row.fraction), bar)
     console.print(made)
     if len(shown) < len(rows):
         console.print(f"… and {count(len(rows) - len(shown), 'row')} more: --all shows them")
@@ -80,21 +78,19 @@ def residency(
     console.print(f"{size(cached_bytes)} of {size(sum(row.nbytes for row in known))} in the page cache")
 
 
-def _rows(path: str, cells: int, *, tensors: bool) -> list[Row]:
+def _rows(path: str, *, tensors: bool) -> list[Row]:
     if not tensors or not has_weights(path):
-        return [_row(_output.short(file), file, 0, None, cells) for file in files_of(path)]
+        return [_row(_output.short(file), file, 0, None) for file in files_of(path)]
     with open_checkpoint(path, ahead=False) as weights:
         found = [weights.info(name) for name in weights]
-    return [_row(each.name, each.path, each.offset, each.nbytes, cells) for each in found]
+    return [_row(each.name, each.path, each.offset, each.nbytes) for each in found]
 
 
-def _row(name: str, path: str, offset: int, nbytes: int | None, cells: int) -> Row:
+def _row(name: str, path: str, offset: int, nbytes: int | None) -> Row:
     with MappedFile(path) as file:
         length = file.size if nbytes is None else nbytes
         found = file.residency(offset, length)
-    pages = found.pages
-    parts = None if pages is None else _parts(pages, cells)
-    return Row(name, length, found.fraction if length else 1.0, found.method, parts)
+    return Row(name, length, found.fraction if length else 1.0, found.method, found.pages)
 
 
 def _parts(pages: npt.NDArray[np.bool_], cells: int) -> npt.NDArray[np.float64]:
@@ -125,15 +121,10 @@ def _draw(rows: list[Row], path: str) -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        message = "--png draws with matplotlib: pip install 'pagestream[plot]'"
-        raise ImportError(message) from error
-    figure = Figure(figsize=(10, 0.6 + 0.3 * len(rows)), layout="constrained")
+    figure = _output.matplotlib_figure()(figsize=(10, 0.6 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(rows):
-        cells = np.full(1, row.fraction) if row.cells is None else row.cells
+        cells = np.full(1, row.fraction) if row.pages is None else _parts(row.pages, _PNG_CELLS)
         if len(cells):
             axes.imshow(
                 cells[None, :],
@@ -144,6 +135,6 @@ def _draw(rows: list[Row], path: str) -> None:
                 vmax=1,
             )
     axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5), xlabel="place in the file")
-    axes.set_yticks(range(len(rows)), [f"{row.name} ({row.fraction:.0%})" for row in rows])
+    axes.set_yticks(range(len(rows)), [f"{row.name} ({_output.percent(row.fraction)})" for row in rows])
     axes.set_xticks([0, 0.5, 1], ["beginning", "middle", "end"])
     figure.savefig(path, dpi=120)
