@@ -181,7 +181,7 @@ impl MappedFile {
     /// Returns an error if the file has changed since it was opened, or if its path no longer names it.
     pub fn check(&self) -> Result<()> {
         let opened = self.guarded()?;
-        let (known, now) = (opened.facts.identity, opened.identity_now()?);
+        let (known, now) = (opened.facts.identity, opened.identity_of_server()?);
         let changed = |detail: String| Err(changed(&self.path, detail));
         let at_path = if self.is_named { open::identity_at(&self.absolute).map(Some) } else { Ok(None) };
         // Checked first: a replaced file has no name left, and would pass for a deleted one.

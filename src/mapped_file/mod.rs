@@ -11,9 +11,9 @@
 //!
 //! | call on [`Opened`] | where the bytes come from | when they are known to be the file's | cost beside the copy | for |
 //! |---|---|---|---|---|
-//! | `read`, `read_into` | the mapping, else pread | when it returns | one fstat | one range |
-//! | `reader` | the mapping, else pread | after `finish` | one fstat for all ranges | many ranges, by one thread |
-//! | `exact_reader` | pread, without read-ahead | after `finish` | two fadvise, one fstat for all ranges | few bytes here and there, by any threads |
+//! | `read`, `read_into` | the mapping, else pread | when it returns, as far as `verify` tells | one fstat | one range |
+//! | `reader` | the mapping, else pread | after `finish`, likewise | one fstat for all ranges | many ranges, by one thread |
+//! | `exact_reader` | pread, without read-ahead | after `finish`, likewise | two fadvise, one fstat for all ranges | few bytes here and there, by any threads |
 //! | `read_directly` | pread past the page cache, by a second descriptor | after `verify` | none | many bytes that nobody else needs |
 //! | `view`, `copy_on_write_view` | the mapping itself, not copied; nothing in `read` mode | never: `check` | none | arrays |
 //!
@@ -25,9 +25,12 @@
 //!
 //! | call | asks | notices |
 //! |---|---|---|
-//! | `Opened::verify` | the kernel; for a mapped file also the server | that the file was cut or written to |
-//! | `Opened::verify_with_server` | the server in any case | the same, at once |
-//! | `MappedFile::check` | the server, about the descriptor and about the path | that it was cut, grew, was written to, deleted or replaced, and damage to its mappings |
+//! | `Opened::verify` | the kernel; for a mapped file also the server, but not on mounts that keep no times of access | that the file was cut or written to, perhaps some seconds later |
+//! | `Opened::verify_with_server` | the server in any case, once | the same, at once |
+//! | `MappedFile::check` | the server about the descriptor, the kernel about the path | that it was cut, grew, was written to, deleted or replaced, and damage to its mappings |
+//!
+//! Copies of tensors are not handed out before `verify_with_server`: chunks of one that were read at different times could
+//! be of different states of the file.
 //!
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
 //! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.

@@ -290,7 +290,8 @@ impl Opened {
     ///
     /// A file that has been written to is not trusted, even if it is larger now: it may have been appended to, or
     /// cut and written anew. Positioned reads tell by themselves where a file ends: for them the kernel's knowledge
-    /// is enough. A page of a mapping does not: what a server no longer has reads as zeros.
+    /// is enough. A page of a mapping does not: what a server no longer has reads as zeros. There the server is asked where
+    /// [`open::identity`] does.
     pub fn verify(&self) -> Result<()> {
         self.verify_range(0, self.size())
     }

@@ -112,7 +112,9 @@ impl PyStoredTensor {
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let done = py.detach(|| {
             let plan = slicing::plan_for(opened, self.offset, selection);
-            slicing::fill(opened, self.offset, &plan, memory, MAX_READERS, &mut keep_going)
+            slicing::fill(opened, self.offset, &plan, memory, MAX_READERS, &mut keep_going)?;
+            let is_empty = plan.selection.result_bytes == 0;
+            if is_empty { Ok(()) } else { opened.verify_with_server() }
         });
         raised.or(done)
     }

@@ -17,7 +17,7 @@ use super::stored_tensor::PyStoredTensor;
 use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::mapped_file::{MappedFile, Mode, RequestedMode, page_cache};
+use crate::mapped_file::{MappedFile, Mode, RequestedMode, can_copy_from_mappings, page_cache};
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
 
@@ -313,8 +313,14 @@ impl PyWeightFile {
     fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let TensorEntry { offset, len, .. } = self.entry(name)?;
         let opened = self.weights.file.opened()?;
-        WritableBuffer::of(out)?
-            .fill(py, usize::try_from(len)?, |start, chunk| opened.read_into(offset + start as u64, chunk))
+        opened.check_range(offset, len)?;
+        let len = usize::try_from(len)?;
+        WritableBuffer::of(out)?.fill(py, len, |start, chunk| {
+            let end = start + chunk.len();
+            opened.copy_into(offset + start as u64, chunk, can_copy_from_mappings())?;
+            // All chunks at once: what the kernel believes of the file may be older than the first of them.
+            if end == len { opened.verify_with_server() } else { Ok(()) }
+        })
     }
 
     /// Waits until the storage was asked for all tensors that were asked for here.

@@ -42,8 +42,8 @@ const STEP_EXTENTS: usize = 64;
 /// whose bytes begin at `data_offset` of the file. While storage is slow up to `max_readers` threads read, the calling
 /// one among them.
 ///
-/// A file that was cut or rewritten meanwhile is an error. After an error or a stop the content of `out` is
-/// undefined.
+/// Whether the file was rewritten meanwhile is not looked at: the caller does so once all parts of a result are there,
+/// with [`Opened::verify_with_server`]. After an error or a stop the content of `out` is undefined.
 pub fn fill(
     opened: &Opened,
     data_offset: u64,
@@ -81,7 +81,7 @@ pub fn fill(
     crew.run("pagestream-slice", &work, keep_going, stop);
     match work.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => reads.finish(),
+        None => Ok(()),
     }
 }
 

@@ -90,7 +90,11 @@ fn open(path: &Path, mode: RequestedMode) -> MappedFile {
 
 fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>, Error> {
     let mut out = vec![0xAA; plan.selection.result_bytes as usize];
-    fill(&*file.opened()?, data_offset, plan, Uninit::of(&mut out), MAX_READERS, &mut || true)?;
+    let opened = file.opened()?;
+    fill(&opened, data_offset, plan, Uninit::of(&mut out), MAX_READERS, &mut || true)?;
+    if !out.is_empty() {
+        opened.verify_with_server()?;
+    }
     Ok(out)
 }
 

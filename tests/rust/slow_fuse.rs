@@ -4,7 +4,7 @@
 //! ```text
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
 //!           [--keep-cache] [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
-//!           [--background N] [--refuse-direct open|read]
+//!           [--background N] [--refuse-direct open|read] [--attributes-hold-ms 1000]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
@@ -19,6 +19,7 @@
 //! * `--fail-after`: read requests after the first N fail with `--errno`.
 //! * `--fail-range`: so do read requests for any of these bytes of a file.
 //! * `--refuse-direct`: files cannot be opened with O_DIRECT, or not be read by such descriptors: EINVAL.
+//! * `--attributes-hold-ms`: the kernel may believe attributes for so long; a second is what libfuse has by default.
 //! * `--short-reads`: each read gives half of what is asked for. Without `--direct-io` the kernel takes that for
 //!   the end of the file.
 //!
@@ -47,9 +48,6 @@ use fuser::{
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// How long the kernel may believe attributes; what libfuse has by default.
-const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
-
 /// The kernel cuts requests into pages, and asks for 256 of them at a time at most (`fs.fuse.max_pages_limit`).
 const PAGE_BYTES: u32 = 4096;
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
@@ -70,6 +68,7 @@ struct Options {
     threads: u16,
     background: Option<u16>,
     refuse_direct: Option<RefusedCall>,
+    attributes_hold: Duration,
 }
 
 /// The call that fails for direct I/O.
@@ -96,6 +95,7 @@ fn options() -> Outcome<Options> {
         threads: 64,
         background: None,
         refuse_direct: None,
+        attributes_hold: Duration::from_secs(1),
     };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
@@ -116,6 +116,7 @@ fn options() -> Outcome<Options> {
                 }
                 options.request_bytes = Some(bytes);
             }
+            "--attributes-hold-ms" => options.attributes_hold = Duration::from_millis(value()?.parse()?),
             "--direct-io" => options.direct_io = true,
             "--keep-cache" => options.keep_cache = true,
             "--fail-after" => options.fail_after = value()?.parse()?,
@@ -305,7 +306,7 @@ impl Filesystem for Mirror {
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match self.path(parent).and_then(|parent| self.attributes(&parent.join(name))) {
-            Ok(attributes) => reply.entry(&ATTRIBUTES_HOLD, &attributes, Generation(0)),
+            Ok(attributes) => reply.entry(&self.options.attributes_hold, &attributes, Generation(0)),
             Err(errno) => reply.error(errno),
         }
     }
@@ -313,7 +314,7 @@ impl Filesystem for Mirror {
     fn getattr(&self, _request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
         self.counts.attributes.fetch_add(1, Ordering::Relaxed);
         match self.path(number).and_then(|path| self.attributes(&path)) {
-            Ok(attributes) => reply.attr(&ATTRIBUTES_HOLD, &attributes),
+            Ok(attributes) => reply.attr(&self.options.attributes_hold, &attributes),
             Err(errno) => reply.error(errno),
         }
     }

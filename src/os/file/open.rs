@@ -95,8 +95,9 @@ impl Identity {
     }
 }
 
-/// Returns the present identity of an open file. On FUSE and NFS this asks the server once the file was read: fstat(2)
-/// also wants the time of access, which is out of date then.
+/// Returns the present identity of an open file. On FUSE and NFS this asks the server once the file was read, because
+/// fstat(2) also wants the time of access, which is out of date then. Mounts that are read-only (FUSE) or `noatime` (NFS)
+/// keep no such time: there the answer is up to some seconds old, or as old as their option for attributes says.
 pub fn identity(file: BorrowedFd<'_>) -> Result<Identity, Errno> {
     retry(|| rustix::fs::fstat(file)).map(from_stat)
 }

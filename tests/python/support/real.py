@@ -150,6 +150,7 @@ def slow_fuse(
     threads=64,
     background=None,
     refuse_direct=None,
+    attributes_hold_ms=None,
     program=None,
 ):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
@@ -159,6 +160,7 @@ def slow_fuse(
     With `keep_cache` opening a file leaves its pages in the page cache; else the kernel drops them.
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
+    The kernel may believe attributes for `attributes_hold_ms`, a second unless told.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,
@@ -179,6 +181,7 @@ def slow_fuse(
     command += [] if fail_range is None else ["--fail-range", f"{fail_range[0]}-{fail_range[1]}"]
     command += [] if background is None else ["--background", str(background)]
     command += [] if refuse_direct is None else ["--refuse-direct", refuse_direct]
+    command += [] if attributes_hold_ms is None else ["--attributes-hold-ms", str(attributes_hold_ms)]
     command += [] if errno is None else ["--errno", str(errno)]
     mount.mkdir(exist_ok=True)
     pipe = subprocess.PIPE

@@ -1,0 +1,86 @@
+"""Copies of a file that is rewritten in place while it is read, where nothing tells the kernel so."""
+
+import threading
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from pagestream import MappedFile, open_checkpoint
+from pagestream.errors import FileChangedError
+from pagestream.safetensors import safe_open
+
+from support import real
+
+MIB = 1 << 20
+SHAPE = (24, MIB)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Has a file of one large tensor of ones."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    safetensors.numpy.save_file({"w": np.ones(SHAPE, "u1")}, folder / "model.safetensors")
+    with MappedFile(folder / "model.safetensors") as file:
+        file.evict()
+    return folder
+
+
+def rewrite(folder):
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.write(safetensors.numpy.save({"w": np.full(SHAPE, 2, "u1")}))
+
+
+def copied(path):
+    with safe_open(path, "np", copy=True, ahead=False) as file:
+        return file.get_tensor("w")
+
+
+def copied_without_a_mapping(path):
+    with safe_open(path, "np", mmap_mode="read", ahead=False) as file:
+        return file.get_tensor("w")
+
+
+def copied_in_part(path):
+    with safe_open(path, "np", ahead=False) as file:
+        return file.get_slice("w")[:, 1:]
+
+
+def read_by_checkpoint(path):
+    with open_checkpoint(path) as weights:
+        return weights.read("w")
+
+
+def mount_of(folder, **options):
+    """A mount whose attributes the kernel believes for a minute."""
+    return real.slow_fuse(folder, folder.parent / "slow", attributes_hold_ms=60_000, **options)
+
+
+def name_of(way):
+    return way.__name__
+
+
+every_way = pytest.mark.parametrize(
+    "way", [copied, copied_without_a_mapping, copied_in_part, read_by_checkpoint], ids=name_of
+)
+
+
+@every_way
+def test_a_copy_is_of_one_state_of_its_file(folder, way):
+    with mount_of(folder, bandwidth_bytes=24 * MIB) as slow:
+        later = threading.Timer(0.5, rewrite, [folder])
+        later.start()
+        with pytest.raises(FileChangedError, match="written to"):
+            print(np.unique(way(slow.path / "model.safetensors")))
+        later.join()
+
+
+@every_way
+def test_the_server_is_asked_once_for_the_state_of_a_copy(folder, way):
+    requests = []
+    for use in (lambda path: safe_open(path, "np", ahead=False).close(), way):
+        with mount_of(folder) as slow:
+            use(slow.path / "model.safetensors")
+        requests.append(slow.counts["attribute_requests"])
+    assert requests[1] - requests[0] == 1
