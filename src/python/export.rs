@@ -167,6 +167,13 @@ pub fn view_object(py: Python<'_>, view: View, access: Access) -> PyResult<Bound
     Bound::new(py, PyExporter::new((view, access)))
 }
 
+/// Has the server asked for a file's size before views are handed out, if it was not asked a moment ago.
+pub fn ask_in_time(py: Python<'_>, opened: &Opened) {
+    if opened.is_time_to_ask() {
+        py.detach(|| opened.ask_server());
+    }
+}
+
 /// Makes such an object from a range of a file, or with `writable` from copy-on-write pages; `None` where there is no
 /// such mapping.
 pub fn range_object<'py>(
@@ -176,6 +183,7 @@ pub fn range_object<'py>(
     length: u64,
     writable: bool,
 ) -> PyResult<Option<Bound<'py, PyExporter>>> {
+    ask_in_time(py, opened);
     let (view, access) = if writable {
         (py.detach(|| opened.copy_on_write_view(offset, length))?, Access::Writable)
     } else {

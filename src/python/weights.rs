@@ -110,9 +110,7 @@ impl PyWeightFile {
     /// copy-on-write pages.
     fn buffer<'py>(&self, py: Python<'py>, writable: bool) -> PyResult<Option<Bound<'py, PyExporter>>> {
         let opened = self.weights.file.opened()?;
-        if opened.is_time_to_ask() {
-            py.detach(|| opened.ask_server());
-        }
+        export::ask_in_time(py, &opened);
         let known = self.buffers()[usize::from(writable)].as_ref().map(|buffer| buffer.bind(py).clone());
         if let Some(known) = known {
             opened.check_damage()?;

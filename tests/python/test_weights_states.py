@@ -1,13 +1,15 @@
-"""Copies of a file that is rewritten in place while it is read, where nothing tells the kernel so."""
+"""Files that are rewritten or cut in place while they are used, where nothing tells the kernel so."""
 
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from pagestream import MappedFile, open_checkpoint
-from pagestream.errors import FileChangedError
+from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.safetensors import safe_open
 
 from support import real
@@ -84,3 +86,31 @@ def test_the_server_is_asked_once_for_the_state_of_a_copy(folder, way):
             use(slow.path / "model.safetensors")
         requests.append(slow.counts["attribute_requests"])
     assert requests[1] - requests[0] == 1
+
+
+def tensor_of(file):
+    return file.get_tensor("w")
+
+
+def slice_of(file):
+    return file.get_slice("w")[...]
+
+
+@pytest.mark.parametrize(
+    ("framework", "get"),
+    [("np", tensor_of), ("np", slice_of), ("pt", slice_of)],
+    ids=["tensor", "slice", "slice, torch"],
+)
+def test_no_view_shows_zeros_for_what_was_cut(folder, framework, get):
+    """In the page of its new end are zeros, without a signal, and nothing but stat(2) has the kernel ask."""
+    size_bytes = (folder / "model.safetensors").stat().st_size
+    cut_bytes = size_bytes // 2 // 4096 * 4096 + 100
+    behind_the_cut = cut_bytes + 10 - size_bytes
+    with real.slow_fuse(folder, folder.parent / "slow") as slow:
+        file = safe_open(slow.path / "model.safetensors", framework, ahead=False)
+        assert int(get(file)[0, 0]) == 1
+        os.truncate(folder / "model.safetensors", cut_bytes)
+        time.sleep(1.1)  # what the kernel knows may be a second old
+        with pytest.raises((FileChangedError, MappedReadError), match="truncated"):
+            print(get(file).reshape(-1)[behind_the_cut])
+        file.close()

@@ -403,7 +403,15 @@ def changed_under_a_stream(mount, here, how):
         assert use.word in VIEWS or not wrong, f"{use.word}: wrong bytes in {wrong}, then {error!r}"
 
 
-def changed_under_views(mount, here, how):
+def whole(file, name):
+    return file.get_tensor(name)
+
+
+def slices(file, name):
+    return file.get_slice(name)[...]
+
+
+def changed_under_views(mount, here, how, get):
     """Arrays of a file that changed: an exception, and the process lives."""
     from pagestream.errors import FileChangedError, MappedReadError
     from pagestream.safetensors import safe_open
@@ -413,14 +421,14 @@ def changed_under_views(mount, here, how):
         # Whatever is touched comes from the server.
         use.source = safe_open(use.seen, "np", mmap_mode=use.word, ahead=False)
         first = use.source.keys()[0]
-        assert is_right(first, use.source.get_tensor(first))
+        assert is_right(first, get(use.source, first))
     change_all(uses, how)
     for use in uses:
         file, error = use.source, None
         names = file.keys()
         try:
             for name in names:
-                file.get_tensor(name).sum()
+                get(file, name).sum()
             time.sleep(0.01)  # the error of a fault comes between two instructions of the main thread
             # What is not there any more is no zeros, though nobody asks.
             if how != "cut":
@@ -545,8 +553,8 @@ def hard_mount_waits(mount, here):
     assert all(is_right(name, array) for name, array in found["stream"].items())
 
 
-def with_change(check, how):
-    return lambda mount, here: check(mount, here, how)
+def with_change(check, how, *ways):
+    return lambda mount, here: check(mount, here, how, *ways)
 
 
 CHECKS = {
@@ -558,7 +566,8 @@ CHECKS = {
     "ranks share the reads": ranks_share_the_reads,
     "reopened after a rewrite": reopened_after_a_rewrite,
     **{f"{how} under a stream": with_change(changed_under_a_stream, how) for how in CHANGES},
-    **{f"{how} under views": with_change(changed_under_views, how) for how in CHANGES},
+    **{f"{how} under views": with_change(changed_under_views, how, whole) for how in CHANGES},
+    **{f"{how} under slices": with_change(changed_under_views, how, slices) for how in CHANGES},
 }
 # At the same time, because a server that was stopped is slow for a while.
 OUTAGE_CHECKS = {
