@@ -10,7 +10,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 use super::files::audit_open;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fetch::crew::PERIOD;
 use crate::mapped_file::{Opened, RequestedMode};
 use crate::natural;
@@ -33,6 +33,8 @@ pub struct FileLead {
     limit_bytes: Option<u64>,
     /// `None` inside if the file is not worth one.
     lead: OnceLock<Option<Lead>>,
+    /// What was done to the file while it was read ahead. A tensor that is left to the file would not tell.
+    change: OnceLock<Error>,
     is_closed: AtomicBool,
     /// Whether the file is open for a consumer.
     is_used: Arc<AtomicBool>,
@@ -95,6 +97,7 @@ impl FileLead {
         Self {
             limit_bytes,
             lead: OnceLock::new(),
+            change: OnceLock::new(),
             is_closed: AtomicBool::new(false),
             is_used: Arc::new(AtomicBool::new(true)),
             next,
@@ -139,7 +142,7 @@ impl FileLead {
         }
         let is_off = self.lead.get().is_some() && !self.is_on();
         if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off {
-            return Ok(None);
+            return self.left_to_file();
         }
         let opened = opened()?;
         let answer = py.detach(|| {
@@ -157,7 +160,7 @@ impl FileLead {
         if let Some((next, guess)) = next {
             next.begin(py, guess, self.is_used.clone())?;
         }
-        let Answer::InStream(stream, number) = answer else { return Ok(None) };
+        let Answer::InStream(stream, number) = answer else { return self.left_to_file() };
         loop {
             match py.detach(|| stream.take(number, PERIOD)) {
                 Ok(NextTensor::Landed(landed)) => {
@@ -170,15 +173,23 @@ impl FileLead {
                 })?,
                 Ok(NextTensor::End) => {
                     py.detach(|| lead.note_taken(0));
-                    return Ok(None);
+                    return self.left_to_file();
                 }
                 // Perhaps of another tensor: the file itself tells, unless it would pass for what it was.
                 Err(error) => {
+                    if error.is_change() {
+                        fork::get_or_make(&self.change, || error);
+                    }
                     py.detach(|| lead.close());
-                    return if error.is_change() { Err(error.into()) } else { Ok(None) };
+                    return self.left_to_file();
                 }
             }
         }
+    }
+
+    /// Answers for a tensor that is not read ahead.
+    fn left_to_file(&self) -> PyResult<Option<Landed>> {
+        self.change.get().map_or(Ok(None), |change| Err(change.clone().into()))
     }
 
     /// Takes the tensor at `offset` of the file, or a part of it, from the lead of `warm`, and waits for bytes that are to

@@ -224,8 +224,9 @@ impl Stream {
                 let place = self.work.groups[group].places[number];
                 return Ok(NextTensor::Landed(Landed { memory, place }));
             }
-            if let Some(error) = state.failure.take() {
-                return Err(error);
+            // Each consumer that waits learns it.
+            if let Some(error) = &state.failure {
+                return Err(error.clone());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let is_given_up = state.has_begun(group) && !state.reading.contains_key(&group);
@@ -292,7 +293,7 @@ impl Stream {
         }
     }
 
-    /// Returns what ended the stream, if [`Self::take`] has not returned it.
+    /// Returns the failure that ended the stream.
     pub fn failure(&self) -> Option<Error> {
         self.work.lock().failure.clone()
     }

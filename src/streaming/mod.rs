@@ -22,8 +22,8 @@
 //! **What it promises.** Tensors come in the order of the wants, each as soon as its bytes are there. Memory
 //! beyond what the consumer keeps is at most the budget and the largest group. The file's identity is checked after
 //! the last byte of a group was read: an error takes the place of a tensor that was cut or rewritten. An error ends
-//! the reading; it comes after the tensors that have landed. [`engine::Stream::close`] waits for threads in a read,
-//! but not for ever.
+//! the reading; it comes after the tensors that have landed, to each consumer that asks for more.
+//! [`engine::Stream::close`] waits for threads in a read, but not for ever.
 //!
 //! Groups have memory of their own, or, where the bytes are on their way to a device, lie in memory that the caller gave
 //! ([`staging`]): there the next ones are read once the caller has given room back.

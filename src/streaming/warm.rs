@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -25,8 +25,6 @@ pub struct WarmLead {
     memory: Stream,
     /// Whether a consumer has the tensors of `memory`, or waits for them.
     is_claimed: Vec<AtomicBool>,
-    /// What a consumer of `memory` met.
-    failure: Mutex<Option<Error>>,
     is_cancelled: AtomicBool,
     process: u64,
 }
@@ -102,7 +100,6 @@ impl WarmLead {
             cache,
             memory,
             is_claimed: others.iter().map(|_| AtomicBool::new(false)).collect(),
-            failure: Mutex::default(),
             is_cancelled: AtomicBool::new(false),
             process: fork::generation(),
         })
@@ -142,15 +139,12 @@ impl WarmLead {
     /// Takes a tensor that was claimed, waiting for it for at most `patience`. After a failure it returns the
     /// end: the consumer learns the cause from the tensor's own file.
     pub fn take(&self, want: usize, patience: Duration) -> NextTensor {
-        self.memory.take(want, patience).unwrap_or_else(|error| {
-            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            NextTensor::End
-        })
+        self.memory.take(want, patience).unwrap_or(NextTensor::End)
     }
 
     /// Returns what was done to a file, if that ended the lead.
     pub fn change(&self) -> Option<Error> {
-        self.memory_failure().filter(Error::is_change)
+        self.memory.failure().filter(Error::is_change)
     }
 
     /// Takes a claim back, of a consumer that does not wait any longer.
@@ -169,12 +163,7 @@ impl WarmLead {
             return Ok(false);
         }
         let is_settled = self.memory.settle(deadline.saturating_duration_since(Instant::now()));
-        self.memory_failure().map_or(Ok(is_settled), Err)
-    }
-
-    fn memory_failure(&self) -> Option<Error> {
-        let met = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        met.or_else(|| self.memory.failure())
+        self.memory.failure().map_or(Ok(is_settled), Err)
     }
 
     pub fn state(&self) -> WarmState {

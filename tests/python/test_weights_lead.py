@@ -501,7 +501,40 @@ def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
             get = weights.read if way == "read" else weights.__getitem__
         with pytest.raises(FileChangedError, match=r"model\.safetensors"):
             rewritten_tensors(found, get, sorted(old), rewrite)
+        # Nor has a later one the bytes of another state.
+        for name in sorted(old)[len(found) :]:
+            with pytest.raises(FileChangedError, match=r"model\.safetensors"):
+                get(name)
     assert found == [[1]] * len(found)
+
+
+def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(48)} for byte in (1, 2))
+    target = folder / "model.safetensors"
+    safetensors.numpy.save_file(old, target)
+    options = {"direct_io": True, "delay_ms": 0, "bandwidth_bytes": 48 * MIB}
+    with (
+        slow_mount(folder, tmp_path, **options) as slow,
+        ThreadPoolExecutor(4) as pool,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        assert file.get_tensor("t00")[0] == 1
+
+        def taken(name):
+            try:
+                return np.unique(file.get_tensor(name)).tolist()
+            except FileChangedError:
+                return "error"
+
+        asked = [pool.submit(taken, name) for name in sorted(old)[1:]]
+        time.sleep(0.2)
+        with open(target, "r+b") as file_at_server:
+            file_at_server.write(safetensors.numpy.save(new))
+        found = [each.result() for each in asked]
+    assert "error" in found
+    assert [each for each in found if each not in ([1], "error")] == []
 
 
 @both_mounts
