@@ -30,9 +30,10 @@ pub fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     if let Some(known) = cell.get() {
         return known;
     }
-    let value = make();
+    // Declared before the section: where another thread was faster, the value is dropped after its end.
+    let mut value = Some(make());
     let _section = section();
-    cell.get_or_init(|| value)
+    cell.get_or_init(|| value.take().expect("called once"))
 }
 
 /// Number of forks between the process that loaded this library and the calling one. Parent and child never have the
@@ -49,4 +50,36 @@ pub(super) fn close_gate() -> RwLockWriteGuard<'static, ()> {
 /// Counts the fork, in the child.
 pub(super) fn count() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Notes, when it is dropped, whether a fork could go on: other threads are in sections for a moment only.
+    struct Made(&'static OnceLock<bool>);
+
+    impl Drop for Made {
+        fn drop(&mut self) {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while GATE.try_write().is_err() && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            let _ = self.0.set(Instant::now() < deadline);
+        }
+    }
+
+    #[test]
+    fn what_is_made_in_vain_is_dropped_outside_of_sections() {
+        static DROPPED: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
+        let cell = OnceLock::new();
+        let found = get_or_make(&cell, || {
+            assert!(cell.set(Made(&DROPPED[0])).is_ok(), "another one is faster");
+            Made(&DROPPED[1])
+        });
+        assert!(std::ptr::eq(found.0, &raw const DROPPED[0]));
+        assert_eq!(DROPPED.each_ref().map(OnceLock::get), [None, Some(&true)]);
+    }
 }
