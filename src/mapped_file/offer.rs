@@ -14,8 +14,8 @@
 //! nothing was done since it was opened. A file whose times are whole seconds is not taken: two states of it can look
 //! alike.
 //!
-//! Nothing is written anywhere, and nothing is left: the name is an abstract socket address. A process of another user can
-//! have the name, and then each process opens the file itself. It gets and gives nothing.
+//! Nothing is written anywhere, and nothing is left: the name is an abstract socket address. A process of another user, or of
+//! a container with other mounts, can have the name, and then each process opens the file itself. It gets and gives nothing.
 //!
 //! All this is for storage that no disk of this machine serves.
 

@@ -165,9 +165,10 @@ def test_nothing_is_left_when_all_are_killed(source, tmp_path):
 NOBODY = 65534
 
 
-def asked(name, user=None):
+def asked(name, user=None, wrapper=()):
     """How many files come from a name, or "refused" if nobody has it."""
-    return output_of(PROGRAMS / "weights_processes/ask.py", name[1:], os.geteuid() if user is None else user)
+    program, user = PROGRAMS / "weights_processes/ask.py", os.geteuid() if user is None else user
+    return output_of(program, name[1:], user, wrapper=wrapper)
 
 
 def test_another_user_gets_nothing(source, tmp_path):
@@ -175,6 +176,17 @@ def test_another_user_gets_nothing(source, tmp_path):
         names = offers()
         assert len(names) == SHARDS
         assert [asked(name, NOBODY) for name in names] == ["0"] * SHARDS
+        assert {asked(name) for name in names} <= {"1", "2"}
+
+
+def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
+    if os.geteuid() != 0:
+        real.missing("root, for namespaces of mounts")
+    elsewhere = (real.need_tool("unshare"), "--mount")
+    with mounted(source, tmp_path) as slow, loaded("safe_open", slow.path):
+        names = offers()
+        assert len(names) == SHARDS
+        assert [asked(name, wrapper=elsewhere) for name in names] == ["0"] * SHARDS
         assert {asked(name) for name in names} <= {"1", "2"}
 
 

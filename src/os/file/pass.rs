@@ -1,24 +1,28 @@
 //! Passing open files to other processes of the same user, by name, without a file that names them.
 //!
 //! The name is an abstract one (unix(7)): it exists in the network namespace alone, and is gone with the last process that
-//! has the socket. It protects nothing: whoever comes first has it. So both ends look at the user of the other.
+//! has the socket. It protects nothing: whoever comes first has it, and containers can share the network and nothing else.
+//! So both ends look at the user of the other, and at the files that it sees.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, UCred,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
+
+use super::open;
 
 /// Upper bound of the files of one message.
 const MAX_FILES: usize = 2;
-/// Connections that wait to be answered.
-const BACKLOG: i32 = 64;
+/// Connections that wait to be answered. A process that would be one more opens the file itself.
+const BACKLOG: i32 = 256;
 /// How long the process that has the name is waited for. It may be opening the file still, or be stopped.
 const PATIENCE: Duration = Duration::from_millis(500);
 
@@ -31,18 +35,18 @@ pub struct Outlet {
 impl Outlet {
     /// Takes a name. Fails with EADDRINUSE if a process has it.
     pub fn open(name: &[u8]) -> Result<Self, Errno> {
-        let socket = socket()?;
+        let socket = socket(SocketFlags::empty())?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
         rustix::net::listen(&socket, BACKLOG)?;
         Ok(Self { socket })
     }
 
-    /// Answers each process of this user with what `answer` returns, until [`Self::close`] or until there are too many
+    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns, until [`Self::close`] or until there are too many
     /// descriptors.
     pub fn serve(&self, message: &[u8], answer: impl Fn() -> Vec<OwnedFd>) {
         while let Ok(asking) = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
         {
-            if sockopt::socket_peercred(&asking).is_ok_and(is_this_user) {
+            if peer_of(&asking).is_ok_and(is_one_of_ours) {
                 // One that has gone meanwhile gets nothing.
                 let _ = send(&asking, message, &answer());
             }
@@ -57,25 +61,22 @@ impl Outlet {
 }
 
 /// Asks the process that has a name for its message and files. Fails with ECONNREFUSED if none has it, with ECONNRESET if it
-/// gave it back meanwhile, with EACCES if it is one of another user, and with EAGAIN if it does not answer.
+/// gave it back meanwhile, with EACCES if it is none of ours, and with EAGAIN if it does not answer.
 pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
-    let socket = socket()?;
-    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    // Does not wait for a place among the connections, where another user who has the name may keep any number of its own.
+    let socket = socket(SocketFlags::NONBLOCK)?;
     retry_on_intr(|| rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?))?;
-    let owner = sockopt::socket_peercred(&socket)?;
-    if !is_this_user(owner) {
+    // Nor is one that was killed ours: a child of a fork keeps its name, and nobody answers.
+    if !is_one_of_ours(peer_of(&socket)?) {
         return Err(Errno::ACCESS);
     }
-    // A child of a fork keeps the name of a process that was killed, and nobody answers.
-    if rustix::process::test_kill_process(owner.pid) == Err(Errno::SRCH) {
-        return Err(Errno::AGAIN);
-    }
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     receive(&socket, message)
 }
 
-fn socket() -> Result<OwnedFd, Errno> {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)
 }
 
 /// Returns the number of the user in whose name this process acts.
@@ -83,8 +84,43 @@ pub fn this_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-fn is_this_user(other: UCred) -> bool {
-    other.uid.as_raw() == this_user()
+/// Returns the process at the other end: the one that asks, or took the name. Its number is 0 if this process cannot see
+/// it, which rustix does not expect.
+fn peer_of(socket: &OwnedFd) -> Result<libc::ucred, Errno> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let (level, option, out) = (libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast());
+    // SAFETY: `out` points to `len` bytes of `peer`, which any bytes are good for, and both are there to be written.
+    let failed = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, out, &raw mut len) };
+    if failed == 0 {
+        Ok(peer)
+    } else {
+        Err(Errno::from_io_error(&Error::last_os_error()).unwrap_or(Errno::IO))
+    }
+}
+
+/// Returns whether a process acts for this user, and has the same mounts and the same root. A file of one that has others is
+/// not to be had there, and not to be trusted here.
+fn is_one_of_ours(peer: libc::ucred) -> bool {
+    let place = |process: &str, what: &str| {
+        let found = open::identity_at(Path::new("/proc").join(process).join(what).as_ref());
+        found.map(|found| (found.device, found.inode))
+    };
+    let is_shared = |what| match place(&peer.pid.to_string(), what) {
+        Ok(theirs) => place("self", what) == Ok(theirs),
+        Err(_) => false,
+    };
+    peer.uid == this_user()
+        && peer.pid > 0
+        && numbers_are_those_of_proc()
+        && is_shared("ns/mnt")
+        && is_shared("root")
+}
+
+/// Returns whether /proc has the processes of this namespace: in that of another one a number is that of another process.
+fn numbers_are_those_of_proc() -> bool {
+    std::fs::read_link("/proc/self")
+        .is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
 }
 
 fn send(socket: &OwnedFd, message: &[u8], files: &[OwnedFd]) -> Result<(), Errno> {
@@ -123,6 +159,7 @@ fn receive(socket: &OwnedFd, message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> 
 mod tests {
     use std::io::Read;
     use std::sync::Arc;
+    use std::time::Instant;
 
     use super::*;
 
@@ -155,6 +192,21 @@ mod tests {
         outlet.close();
         server.join().expect("no panic");
         assert_eq!(ask(&name, &mut [0; 4]).err(), Some(Errno::CONNREFUSED));
+    }
+
+    #[test]
+    fn a_name_with_too_many_connections_is_not_waited_for() {
+        let name = name("busy");
+        let _outlet = Outlet::open(&name).expect("free");
+        let connected = || {
+            let socket = socket(SocketFlags::NONBLOCK)?;
+            rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(&name)?).map(|()| socket)
+        };
+        let waiting: Vec<_> = std::iter::from_fn(|| connected().ok()).take(2 * BACKLOG as usize).collect();
+        assert!(waiting.len() < 2 * BACKLOG as usize);
+        let begun = Instant::now();
+        assert_eq!(ask(&name, &mut [0; 4]).err(), Some(Errno::AGAIN));
+        assert!(begun.elapsed() < PATIENCE / 2);
     }
 
     #[test]
