@@ -16,7 +16,7 @@ use crate::os::fault;
 use crate::os::memory::arena::Arena;
 use crate::os::memory::parts::WritableMemory;
 use crate::streaming::engine::{NextTensor, Stream};
-use crate::streaming::options::{CacheUse, READERS};
+use crate::streaming::options::{CacheUse, READERS, StreamOptions};
 
 /// A tensor in the caller's memory: its number, its place there, its bytes.
 type StagedTensor = (usize, usize, usize);
@@ -51,6 +51,8 @@ impl PyStagedStream {
         let files = checkpoint.shared();
         let arena = Arc::new(Arena::new(GivenMemory::of(staging)?));
         let stream = py.detach(|| {
+            let readers =
+                StreamOptions { memory_bytes: arena.len() as u64, readers, cache }.readers_of(&wants);
             let open = Box::new(move |number| files.file(number)?.file.opened());
             Stream::start_in(arena.clone(), &wants, open, readers, cache)
         })?;

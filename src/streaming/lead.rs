@@ -474,7 +474,7 @@ impl LeadWork {
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
-            return Ok(Answer::InStream(Arc::new(stream_of(&opened, &[alone], self.first_bytes())?), 0));
+            return Ok(Answer::InStream(Arc::new(self.stream_of(&opened, &[alone], self.first_bytes())?), 0));
         }
         Ok(Answer::InFile)
     }
@@ -526,14 +526,15 @@ impl LeadWork {
             (is_wanted && bytes <= self.limit_bytes).then_some((place, want))
         });
         let (places, wants): (Vec<_>, Vec<_>) = expected.unzip();
-        let stream = Arc::new(stream_of(opened, &wants, memory_bytes)?);
+        let stream = Arc::new(self.stream_of(opened, &wants, memory_bytes)?);
         Ok(Expected { stream, wants, places, is_used: false })
     }
-}
 
-/// Starts to read `memory_bytes` ahead.
-fn stream_of(opened: &Arc<Opened>, wants: &[Want], memory_bytes: u64) -> Result<Stream> {
-    let options = StreamOptions { memory_bytes, ..StreamOptions::default() };
-    let opened = opened.clone();
-    Stream::start(wants, Box::new(move |_| Ok(opened.clone())), None, options)
+    /// Starts to read, `first_bytes` ahead at first.
+    fn stream_of(&self, opened: &Arc<Opened>, wants: &[Want], first_bytes: u64) -> Result<Stream> {
+        let options = StreamOptions { memory_bytes: self.stream_bytes(), ..StreamOptions::default() };
+        let opened = opened.clone();
+        let open = Box::new(move |_| Ok(opened.clone()));
+        Stream::start(wants, open, None, options.beginning_with(first_bytes, wants))
+    }
 }

@@ -63,6 +63,11 @@ impl StreamOptions {
         let threads = (self.memory_bytes / 2 / PIECE_BYTES).max(1) as usize;
         Limits { first: first.min(threads), most: most.min(threads) }
     }
+
+    /// Returns the options of a stream of these wants that begins with less memory, and is given the rest later.
+    pub fn beginning_with(self, first_bytes: u64, wants: &[Want]) -> Self {
+        Self { memory_bytes: self.memory_bytes.min(first_bytes), readers: self.readers_of(wants), ..self }
+    }
 }
 
 impl Default for StreamOptions {

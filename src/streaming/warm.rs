@@ -94,6 +94,7 @@ impl WarmLead {
         let cache = CacheFill::start(&cached, files.clone(), memory_bytes, readers)?;
         let mut options = StreamOptions { readers, ..StreamOptions::default() };
         options.memory_bytes = memory_bytes.unwrap_or(options.memory_bytes);
+        options.readers = options.readers_of(&others);
         let memory = Stream::start(&others, Box::new(move |number| files(number)), None, options)?;
         Ok(Self {
             places,

@@ -12,6 +12,8 @@ from pagestream.errors import MappedReadError
 from pagestream.weights.checkpoint import native_files
 from pagestream.weights.indexing import ByteSelection
 
+from support import real
+
 MIB = 1 << 20
 SIZES = [100, 3, 5 * MIB, 700_001, 1, 2 * MIB, 3 * MIB + 5, *[4000] * 300, 6 * MIB]
 
@@ -84,6 +86,27 @@ def test_parts_have_their_place_as_well(weights, tensors):
         stream.give_back()
     assert np.array_equal(np.concatenate(found[:-1]), tensors[name])
     assert np.array_equal(found[-1], tensors[name][3999::-4])
+
+
+def test_what_lies_between_columns_takes_half_as_much_as_the_memory(tmp_path):
+    """Each thread that reads columns needs 1 MiB for it."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    tensors = {f"t{number:02}": np.full((1024, 1024), number, "u1") for number in range(32)}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    wanted = [(name, ByteSelection(512, (1024, 512), (1024, 1), 1)) for name in tensors]
+    with (
+        real.slow_fuse(folder, tmp_path / "slow", delay_ms=10, direct_io=True) as slow,
+        open_checkpoint(slow.path / "model.safetensors") as weights,
+    ):
+        memory = staging(8 * MIB)
+        stream = _native.StagedStream(native_files(weights), wanted, memory, 4, None, "fill")
+        while (lot := stream.next(True)) is not None:
+            for number, offset, nbytes in lot:
+                assert (memory[offset : offset + nbytes] == number).all()
+            stream.give_back()
+        stream.close()
+    assert slow.counts["most_in_flight"] <= 4
 
 
 def test_what_does_not_fit_and_what_cannot_be_written_is_refused(weights, tensors):

@@ -420,6 +420,21 @@ def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, di
     assert needed <= slow.counts["read_bytes"] <= 1.2 * (needed + between) + MIB
 
 
+def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
+    """Each thread that reads columns needs 1 MiB for it, and half of the lead is for that."""
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {f"t{number:02}": np.full((SIDE, SIDE), number, "u1") for number in range(TENSORS)}
+    safetensors.numpy.save_file(tensors, source / "model.safetensors")
+    with slow_mount(source, tmp_path, direct_io=True) as slow:
+        file = safe_open(slow.path / "model.safetensors", "np", ahead=8 * MIB)
+        for number in range(TENSORS):
+            assert (file.get_slice(f"t{number:02}")[:, SIDE // 2 :] == number).all()
+        file.close()
+    # One more may be the reader of a part that is asked for before others are expected.
+    assert 3 <= slow.counts["most_in_flight"] <= 5
+
+
 @both_mounts
 def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct) as slow:

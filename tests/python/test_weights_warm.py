@@ -295,6 +295,16 @@ def test_columns_are_read_ahead(source, tmp_path):
     assert slow.counts["read_bytes"] <= 4 * MIB + 65536
 
 
+def test_what_lies_between_columns_is_part_of_the_limit(source, tmp_path):
+    """Each thread that reads columns needs 1 MiB for it, and half of the limit is for that."""
+    with slow_weights(source, tmp_path, direct_io=True) as (slow, weights):
+        plan = dict.fromkeys(weights, np.s_[:, 512:])
+        weights.warm(plan, memory_bytes=8 * MIB)
+        for name, part in plan.items():
+            assert is_right(name, weights.read(name, part))
+    assert slow.counts["most_in_flight"] <= 5  # one of them for the tensor that is awaited
+
+
 @both_mounts
 def test_a_tensor_outside_of_the_plan_leaves_the_lead_alone(source, tmp_path, direct):
     with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
