@@ -11,7 +11,7 @@ use crate::os::file::fsinfo::{self, FileSystem};
 use crate::os::file::open::{self, Identity};
 use crate::os::process::fork::{self, Section};
 
-use super::identity::{change, changed, is_same_file, is_unchanged};
+use super::identity::{change, changed, is_same_file, is_unchanged, tells_states_apart};
 use super::mode::{self, RequestedMode};
 use super::offer::{self, Asked, Offering, TakenFile};
 use super::opened::{Facts, Opened};
@@ -199,14 +199,19 @@ impl MappedFile {
         opened.check_damage()
     }
 
+    /// Returns whether [`Self::is_untouched`] can tell.
+    pub fn tells_states_apart(&self) -> bool {
+        tells_states_apart(&self.facts().identity)
+    }
+
     /// Returns whether nothing at all was done to the file since it was opened, as its server knows it. Also false where
-    /// only links or permissions changed.
+    /// only links or permissions changed, and where the times of the file do not tell.
     pub fn is_untouched(&self) -> bool {
         let untouched = || {
             let opened = self.opened()?;
             Ok::<_, Error>(opened.identity_of_server()?.changed == opened.facts.identity.changed)
         };
-        self.check().is_ok() && untouched().unwrap_or(false)
+        self.tells_states_apart() && self.check().is_ok() && untouched().unwrap_or(false)
     }
 
     /// Maps the new length of a file that grew, and returns the new size. Existing views keep the old mapping.

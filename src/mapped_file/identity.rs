@@ -31,6 +31,11 @@ pub(super) fn is_unchanged(known: &Identity, now: &Identity) -> bool {
     (known.size, known.modified) == (now.size, now.modified)
 }
 
+/// Returns whether a later state of the file has another time of change. Where times are whole seconds, two can have the same.
+pub(super) fn tells_states_apart(identity: &Identity) -> bool {
+    identity.changed.1 != 0
+}
+
 /// Returns what happened to a file between `known` and `now`, as an error.
 pub(super) fn change(path: &Path, known: &Identity, now: &Identity) -> Option<Error> {
     let detail = if now.links == 0 && known.links > 0 {

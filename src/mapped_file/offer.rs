@@ -33,7 +33,7 @@ use crate::os::file::open::{self, Identity};
 use crate::os::file::pass::{self, Outlet};
 use crate::os::process::fork;
 
-use super::identity::is_same_file;
+use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
 
 const STACK_BYTES: usize = 128 << 10;
@@ -209,11 +209,6 @@ fn is_local(origin: &Origin) -> bool {
         fork::with_lock(&LAST_FOLDER, |last| *last = Some((folder.into(), is_local)));
         is_local
     })
-}
-
-/// Returns whether a later state of the file has another time of change.
-fn tells_states_apart(identity: &Identity) -> bool {
-    identity.changed.1 != 0
 }
 
 /// The name of the offers for a path, of this user.

@@ -132,6 +132,9 @@ impl IdleKey {
             }
             let _on_its_way = FILES.announce(key.clone());
             let weights = WeightFile::open_to_read_ahead(&key.path, key.mode, key.strictness)?;
+            if !weights.file.tells_states_apart() {
+                return Ok(()); // the consumer will open it anew
+            }
             let (weights, lead) = key.with_lead(weights);
             lead.begin(&weights.header, weights.file.opened()?, guess)?;
             FILES.hold(key.clone(), IdleFile { weights, lead }, is_used.clone());
@@ -139,13 +142,14 @@ impl IdleKey {
         }))
     }
 
-    /// Closes a file. While it is read ahead, it is kept for a moment.
+    /// Closes a file. While it is read ahead, it is kept for a moment, if another opening can find out that nothing was done
+    /// to it.
     pub fn let_go(&self, weights: &WeightFile, lead: &Arc<FileLead>) {
         if weights.file.is_closed() {
             return; // and perhaps in use by another owner
         }
         lead.set_used(false);
-        if !lead.is_on() {
+        if !lead.is_on() || !weights.file.tells_states_apart() {
             weights.file.close();
             lead.close();
         } else if let Some(file) = weights.file.hand_over() {

@@ -162,6 +162,45 @@ def test_a_file_that_was_rewritten_is_not_taken_up_again_where_it_was_left(sourc
         assert "x00" in names
 
 
+def rewritten_in_one_second(path, mounted):
+    """Rewrites a file that was just written, with other names, after it was used for a moment.
+
+    Returns its old and its new time of change.
+    """
+    time.sleep(-time.time() % 1)
+    path.write_bytes(path.read_bytes())
+    before, written = path.stat(), path.read_bytes()
+    with safe_open(mounted, "np") as file:
+        assert file.get_tensor("t00")[0] == 0
+        assert file.get_tensor("t01")[0] == 1
+    with path.open("r+b") as file:
+        file.write(written.replace(b'"t00"', b'"x00"'))
+    return before.st_ctime_ns, path.stat().st_ctime_ns
+
+
+@both_mounts
+def test_no_file_is_taken_up_again_where_times_are_whole_seconds(tmp_path, direct):
+    """What was written in the second in which it was opened looks as it did."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    path = folder / "model.safetensors"
+    safetensors.numpy.save_file({f"t{number:02}": tensor(number) for number in range(8)}, path)
+    with slow_mount(folder, tmp_path, delay_ms=1, direct_io=direct, whole_seconds=True) as slow:
+        times = rewritten_in_one_second(path, slow.path / path.name)
+        assert times[0] // 10**9 == times[1] // 10**9
+        with safe_open(slow.path / path.name, "np") as file:
+            assert file.keys()[-1] == "x00"
+
+
+@both_mounts
+def test_no_shard_is_read_in_vain_where_times_are_whole_seconds(shards, tmp_path, direct):
+    with slow_shards(shards, tmp_path, direct_io=direct, whole_seconds=True) as slow:
+        for number, path in enumerate(sorted(slow.path.iterdir()), 1):
+            with safe_open(path, "np") as file:
+                assert sums(file, file.keys()) == list(range(16 * number, 16 * number + 16))
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
 @both_mounts
 def test_without_a_lead_requests_come_one_after_another(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:

@@ -4,7 +4,8 @@
 //! ```text
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
 //!           [--keep-cache] [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
-//!           [--background N] [--refuse-direct open|read] [--attributes-hold-ms 1000]
+//!           [--background N] [--refuse-direct open|read] [--attributes-hold-ms 1000] [--whole-seconds]
+//!           [--open-delay-ms 0]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
@@ -20,6 +21,8 @@
 //! * `--fail-range`: so do read requests for any of these bytes of a file.
 //! * `--refuse-direct`: files cannot be opened with O_DIRECT, or not be read by such descriptors: EINVAL.
 //! * `--attributes-hold-ms`: the kernel may believe attributes for so long; a second is what libfuse has by default.
+//! * `--whole-seconds`: the times of files have no fractions.
+//! * `--open-delay-ms`: opening a file takes this much longer.
 //! * `--short-reads`: each read gives half of what is asked for. Without `--direct-io` the kernel takes that for
 //!   the end of the file.
 //!
@@ -69,6 +72,9 @@ struct Options {
     background: Option<u16>,
     refuse_direct: Option<RefusedCall>,
     attributes_hold: Duration,
+    /// Times are multiples of so many nanoseconds.
+    time_step: i64,
+    open_delay: Duration,
 }
 
 /// The call that fails for direct I/O.
@@ -96,6 +102,8 @@ fn options() -> Outcome<Options> {
         background: None,
         refuse_direct: None,
         attributes_hold: Duration::from_secs(1),
+        time_step: 1,
+        open_delay: Duration::ZERO,
     };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
@@ -117,6 +125,8 @@ fn options() -> Outcome<Options> {
                 options.request_bytes = Some(bytes);
             }
             "--attributes-hold-ms" => options.attributes_hold = Duration::from_millis(value()?.parse()?),
+            "--whole-seconds" => options.time_step = 1_000_000_000,
+            "--open-delay-ms" => options.open_delay = Duration::from_millis(value()?.parse()?),
             "--direct-io" => options.direct_io = true,
             "--keep-cache" => options.keep_cache = true,
             "--fail-after" => options.fail_after = value()?.parse()?,
@@ -214,14 +224,17 @@ impl Mirror {
 
     fn attributes(&self, path: &Path) -> Result<FileAttr, Errno> {
         let found = fs::metadata(path).map_err(Errno::from)?;
+        let time = |seconds: i64, nanoseconds: i64| {
+            let nanoseconds = nanoseconds.max(0) / self.options.time_step * self.options.time_step;
+            std::time::UNIX_EPOCH + Duration::new(seconds.max(0) as u64, nanoseconds as u32)
+        };
         Ok(FileAttr {
             ino: INodeNo(self.number(path)),
             size: found.len(),
             blocks: found.blocks(),
-            atime: found.accessed().map_err(Errno::from)?,
-            mtime: found.modified().map_err(Errno::from)?,
-            ctime: std::time::UNIX_EPOCH
-                + Duration::new(found.ctime().max(0) as u64, found.ctime_nsec().max(0) as u32),
+            atime: time(found.atime(), found.atime_nsec()),
+            mtime: time(found.mtime(), found.mtime_nsec()),
+            ctime: time(found.ctime(), found.ctime_nsec()),
             crtime: std::time::UNIX_EPOCH,
             kind: kind(&found),
             perm: (found.mode() & 0o555) as u16,
@@ -323,6 +336,7 @@ impl Filesystem for Mirror {
         if self.is_refused(RefusedCall::Open, flags) {
             return reply.error(Errno::EINVAL);
         }
+        std::thread::sleep(self.options.open_delay);
         let file = self.path(number).and_then(|path| File::open(path).map_err(Errno::from));
         match file {
             Ok(file) => {

@@ -151,6 +151,8 @@ def slow_fuse(
     background=None,
     refuse_direct=None,
     attributes_hold_ms=None,
+    whole_seconds=False,
+    open_delay_ms=0,
     program=None,
 ):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
@@ -160,7 +162,8 @@ def slow_fuse(
     With `keep_cache` opening a file leaves its pages in the page cache; else the kernel drops them.
     `fail_after` is the number of read requests that succeed; those after it fail with `errno` (EIO). So do
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
-    The kernel may believe attributes for `attributes_hold_ms`, a second unless told.
+    The kernel may believe attributes for `attributes_hold_ms`, a second unless told. With `whole_seconds`
+    times have no fractions. Opening a file takes `open_delay_ms` longer.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,
@@ -182,6 +185,8 @@ def slow_fuse(
     command += [] if background is None else ["--background", str(background)]
     command += [] if refuse_direct is None else ["--refuse-direct", refuse_direct]
     command += [] if attributes_hold_ms is None else ["--attributes-hold-ms", str(attributes_hold_ms)]
+    command += ["--whole-seconds"] if whole_seconds else []
+    command += ["--open-delay-ms", str(open_delay_ms)] if open_delay_ms else []
     command += [] if errno is None else ["--errno", str(errno)]
     mount.mkdir(exist_ok=True)
     pipe = subprocess.PIPE
