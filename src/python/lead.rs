@@ -157,20 +157,22 @@ impl FileLead {
             Some((lead, answer, next.and_then(|next| Some((next, lead.at_end()?)))))
         });
         let Some((lead, answer, next)) = answer else { return Ok(None) };
-        if let Some((next, guess)) = next {
-            next.begin(py, guess, self.is_used.clone())?;
-        }
-        let Answer::InStream(stream, number) = answer else { return self.left_to_file() };
+        let begun = next.map_or(Ok(()), |(next, guess)| next.begin(py, guess, self.is_used.clone()));
+        let Answer::InStream(stream, number) = answer else {
+            return begun.and_then(|()| self.left_to_file());
+        };
+        let give_up = |_: &PyErr| {
+            stream.release(number);
+            lead.note_taken(0);
+        };
+        begun.inspect_err(give_up)?;
         loop {
             match py.detach(|| stream.take(number, PERIOD)) {
                 Ok(NextTensor::Landed(landed)) => {
                     py.detach(|| lead.note_taken(landed.place.len as u64));
                     return Ok(Some(landed));
                 }
-                Ok(NextTensor::NotYet) => py.check_signals().inspect_err(|_| {
-                    stream.release(number);
-                    lead.note_taken(0);
-                })?,
+                Ok(NextTensor::NotYet) => py.check_signals().inspect_err(give_up)?,
                 Ok(NextTensor::End) => {
                     py.detach(|| lead.note_taken(0));
                     return self.left_to_file();

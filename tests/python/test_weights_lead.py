@@ -743,6 +743,12 @@ def test_an_audit_hook_can_keep_the_lead_from_the_next_shard(shards, tmp_path):
     assert output == "refused, and read"
 
 
+def test_an_interrupt_while_a_hook_looks_at_the_next_shard_leaves_nothing_behind(shards, tmp_path):
+    with slow_shards(shards, tmp_path, direct_io=True) as slow:
+        output = output_of(PROGRAMS / "weights_lead/audit_interrupts.py", slow.path)
+    assert output == "interrupted, and read; open once it is closed: 0"
+
+
 @both_mounts
 def test_a_relative_path_is_that_of_the_present_directory(source, tmp_path, monkeypatch, direct):
     other = tmp_path / "other"

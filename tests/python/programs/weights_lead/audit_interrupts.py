@@ -1,0 +1,38 @@
+"""An audit hook is interrupted when the second shard of a folder is about to be read ahead."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from pagestream.safetensors import safe_open
+
+first, second, _ = sorted(Path(sys.argv[1]).iterdir())
+interrupted = []
+
+
+def hook(event, arguments):
+    if event == "pagestream.open" and arguments[0] == str(second):
+        interrupted.append(second)
+        raise KeyboardInterrupt
+
+
+def open_descriptors(path):
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(link) == str(path)
+    return found
+
+
+sys.addaudithook(hook)
+with safe_open(first, "np") as file:
+    for name in file.keys():  # noqa: SIM118 - no mapping
+        try:
+            found = file.get_tensor(name)
+        except KeyboardInterrupt:
+            found = file.get_tensor(name)
+        assert found.min() == found.max() == 16 + int(name.split(".")[-1])
+assert interrupted == [second]
+# A lead that has nothing left to do is off, and its file is not kept for the next opening.
+print(f"interrupted, and read; open once it is closed: {open_descriptors(first)}")
