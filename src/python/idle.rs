@@ -130,15 +130,19 @@ impl IdleKey {
             if key.was_opened(before_opened) {
                 return Ok(());
             }
-            let _on_its_way = FILES.announce(key.clone());
+            let on_its_way = FILES.announce(key.clone());
             let weights = WeightFile::open_to_read_ahead(&key.path, key.mode, key.strictness)?;
             if !weights.file.tells_states_apart() {
                 return Ok(()); // the consumer will open it anew
             }
+            let (header, opened) = (weights.header.clone(), weights.file.opened()?);
             let (weights, lead) = key.with_lead(weights);
-            lead.begin(&weights.header, weights.file.opened()?, guess)?;
-            FILES.hold(key.clone(), IdleFile { weights, lead }, is_used.clone());
-            Ok(())
+            // The consumer has the file at once, and may have opened it itself where that takes long.
+            if on_its_way.hold(IdleFile { weights, lead: lead.clone() }, is_used.clone()) {
+                return lead.begin(&header, opened, guess);
+            }
+            let Some((weights, lead)) = key.in_use() else { return Ok(()) };
+            lead.begin(&weights.header, weights.file.opened()?, guess)
         }))
     }
 

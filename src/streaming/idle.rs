@@ -1,12 +1,13 @@
 //! [`IdleStore`]: what was released a moment ago, and may be needed again.
 //!
 //! ```text
-//!   hold ──> held ──(no longer likely)──> kept ──take──> its new owner
-//!   put ──────────────────────────────────┘ │ └──(half a second)──────┐
-//!                                           └──(too many: the oldest)─┴──> dropped
+//!   announce ──> hold ──> held ──(no longer likely)──> kept ──take──> its new owner
+//!   put ───────────────────────────────────────────────┘ │ └──(half a second)──────┐
+//!                                                        └──(too many: the oldest)─┴──> dropped
 //! ```
 //!
-//! A thread drops what nobody takes. It runs only while there is something. What is held can be taken, too.
+//! A thread drops what nobody takes. It runs only while there is something. What is held can be taken, too. A taker that has
+//! waited in vain for what was announced makes its own: then that is not held any more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -45,13 +46,43 @@ pub struct ExpectedValue<K: PartialEq + Send + 'static, V: Send + 'static> {
     key: K,
 }
 
+impl<K: PartialEq + Send + Clone, V: Send> ExpectedValue<K, V> {
+    /// Keeps the value for a moment after `is_likely` has become false. Returns false, and drops it, if somebody has waited
+    /// for it in vain.
+    pub fn hold(&self, value: V, is_likely: Arc<AtomicBool>) -> bool {
+        let value = IdleValue { key: self.key.clone(), value, until: Until::Held(is_likely) };
+        // Dropped outside of the lock.
+        let (is_held, _dropped) = fork::with_lock(&self.store.state, |state| match self.place_in(state) {
+            Some(_) => (true, state.add(value)),
+            None => (false, Some(value)),
+        });
+        if is_held {
+            self.store.start_dropper();
+        }
+        is_held
+    }
+}
+
+impl<K: PartialEq + Send, V: Send> ExpectedValue<K, V> {
+    fn place_in(&self, state: &IdleState<K, V>) -> Option<usize> {
+        state.expected.iter().position(|(key, by)| *key == self.key && *by == fork::generation())
+    }
+}
+
 impl<K: PartialEq + Send, V: Send> Drop for ExpectedValue<K, V> {
     fn drop(&mut self) {
         fork::with_lock(&self.store.state, |state| {
-            let mine =
-                state.expected.iter().position(|(key, by)| *key == self.key && *by == fork::generation());
-            mine.map(|place| state.expected.swap_remove(place))
+            self.place_in(state).map(|place| state.expected.swap_remove(place))
         });
+    }
+}
+
+impl<K, V> IdleState<K, V> {
+    /// Adds a value. Returns the oldest one, if that has to make room.
+    fn add(&mut self, value: IdleValue<K, V>) -> Option<IdleValue<K, V>> {
+        let oldest = (self.values.len() >= MAX_VALUES).then(|| self.values.remove(0));
+        self.values.push(value);
+        oldest
     }
 }
 
@@ -83,17 +114,8 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
         self.add(IdleValue { key, value, until: Until::in_a_moment() });
     }
 
-    /// Keeps a value for a moment after `is_likely` has become false.
-    pub fn hold(&'static self, key: K, value: V, is_likely: Arc<AtomicBool>) {
-        self.add(IdleValue { key, value, until: Until::Held(is_likely) });
-    }
-
     fn add(&'static self, value: IdleValue<K, V>) {
-        let oldest = fork::with_lock(&self.state, |state| {
-            let oldest = (state.values.len() >= MAX_VALUES).then(|| state.values.remove(0));
-            state.values.push(value);
-            oldest
-        });
+        let oldest = fork::with_lock(&self.state, |state| state.add(value));
         drop(oldest);
         self.start_dropper();
     }
@@ -102,12 +124,18 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
     pub fn take(&self, key: &K) -> Option<V> {
         let deadline = Instant::now() + PATIENCE;
         loop {
+            let is_late = Instant::now() > deadline;
             let (found, is_expected) = fork::with_lock(&self.state, |state| {
                 let place = state.values.iter().position(|value| value.key == *key);
                 let found = place.map(|place| state.values.remove(place).value);
-                (found, state.expected.iter().any(|(known, by)| known == key && *by == fork::generation()))
+                let is_it = |(known, by): &(K, u64)| known == key && *by == fork::generation();
+                let is_expected = state.expected.iter().any(is_it);
+                if is_late && found.is_none() {
+                    state.expected.retain(|expected| !is_it(expected));
+                }
+                (found, is_expected)
             });
-            if found.is_some() || !is_expected || Instant::now() > deadline {
+            if found.is_some() || !is_expected || is_late {
                 return found;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -208,7 +236,7 @@ mod tests {
         static STORE: Store = Store::new();
         let is_likely = Arc::new(AtomicBool::new(true));
         let (held, kept) = (Arc::new(()), Arc::new(()));
-        STORE.hold(1, held.clone(), is_likely.clone());
+        assert!(STORE.announce(1).hold(held.clone(), is_likely.clone()));
         STORE.put(2, kept.clone());
         let deadline = Instant::now() + 60 * KEPT_FOR;
         while Arc::strong_count(&kept) > 1 {
@@ -221,6 +249,18 @@ mod tests {
             assert!(Instant::now() < deadline, "still held");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn a_value_that_was_waited_for_in_vain_is_not_held() {
+        static STORE: Store = Store::new();
+        let on_its_way = STORE.announce(1);
+        assert!(STORE.take(&1).is_none());
+        let (late, is_likely) = (Arc::new(()), Arc::new(AtomicBool::new(true)));
+        assert!(!on_its_way.hold(late.clone(), is_likely.clone()));
+        assert_eq!(Arc::strong_count(&late), 1);
+        assert!(STORE.announce(1).hold(late.clone(), is_likely));
+        assert!(STORE.take(&1).is_some());
     }
 
     #[test]

@@ -750,6 +750,19 @@ def test_an_interrupt_while_a_hook_looks_at_the_next_shard_leaves_nothing_behind
 
 
 @both_mounts
+def test_a_shard_that_takes_long_to_open_is_read_once(shards, tmp_path, direct):
+    """A consumer that has waited for it long enough opens it itself."""
+    with slow_shards(shards, tmp_path, direct_io=direct, open_delay_ms=2500) as slow:
+        _, second, last = sorted(slow.path.iterdir())
+        with safe_open(second, "np") as file:
+            assert sums(file, file.keys()) == list(range(32, 48))
+        with safe_open(last, "np") as file:
+            assert threads_end("pagestream-next")
+            assert sums(file, file.keys()) == list(range(48, 64))
+    assert 32 * MIB <= slow.counts["read_bytes"] <= 1.1 * 32 * MIB
+
+
+@both_mounts
 def test_a_relative_path_is_that_of_the_present_directory(source, tmp_path, monkeypatch, direct):
     other = tmp_path / "other"
     other.mkdir()
