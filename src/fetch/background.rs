@@ -12,6 +12,9 @@ use super::crew::{CLOSE_PATIENCE, Crew, Limits, Work};
 pub trait BackgroundWork: Work + Send + 'static {
     /// Ends the work, with an error or without. Threads in the middle of a read end by themselves.
     fn end(&self, error: Option<Error>);
+
+    /// Drops results. It has ended, and nobody will ask for any.
+    fn forget(&self) {}
 }
 
 /// Work and its threads. The work ends with this value.
@@ -58,6 +61,7 @@ impl<W: BackgroundWork> Background<W> {
         if self.is_here() {
             self.work.end(None);
             self.crew.wait_for_end(CLOSE_PATIENCE);
+            self.work.forget();
         }
     }
 }
@@ -74,6 +78,8 @@ impl<W: BackgroundWork> Drop for Background<W> {
     fn drop(&mut self) {
         if self.is_here() {
             self.work.end(None);
+            // A thread in the middle of a read has the work, too, and perhaps for long.
+            self.work.forget();
         } else {
             std::mem::forget(self.work.clone());
         }

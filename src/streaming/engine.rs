@@ -145,10 +145,8 @@ impl Stream {
 
     /// Returns the number of wants that lie in the memory of the next tensor and are not taken.
     pub fn untaken_beside_next(&self) -> usize {
-        let Some(&(group, number)) = self.work.group_of.get(self.next.load(Ordering::Relaxed)) else {
-            return 0;
-        };
-        self.work.groups[group].places.len() - number
+        let next = self.work.group_of.get(self.next.load(Ordering::Relaxed));
+        next.map_or(0, |&(group, number)| self.work.groups[group].places.len() - number)
     }
 
     /// Goes on after the caller has dropped tensors that lay in its memory.
@@ -325,9 +323,6 @@ impl Stream {
     /// Stops the threads and waits for them, but not for ever: one may hang in a read of dead storage.
     pub fn close(&self) {
         self.work.close();
-        if self.work.is_here() {
-            self.work.lock().landed.clear();
-        }
     }
 }
 
@@ -488,6 +483,10 @@ impl BackgroundWork for StreamWork {
         drop(state);
         drop(unfinished);
     }
+
+    fn forget(&self) {
+        self.lock().landed.clear();
+    }
 }
 
 impl Work for StreamWork {
@@ -515,5 +514,39 @@ impl Work for StreamWork {
 
     fn panicked(&self) {
         self.end(Some(Error::argument("a thread of the stream panicked; please report it")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    #[test]
+    fn a_stream_that_is_dropped_keeps_no_tensor_while_a_thread_is_in_a_read() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&[1; 8192]).expect("written");
+        let opened = MappedFile::open(file.path(), RequestedMode::Auto).and_then(|file| file.opened());
+        let opened = opened.expect("open");
+        let (go_on, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        let files = move |number| {
+            if number == 1 {
+                let _ = gate.lock().expect("no panic").recv();
+            }
+            Ok(opened.clone())
+        };
+        let want = |file, offset| Want { file, offset, len: 4096, selection: None };
+        let wants = [want(0, 0), want(0, 4096), want(1, 0)];
+        let stream = Stream::start(&wants, Box::new(files), None, StreamOptions::default()).expect("threads");
+        let taken = stream.take(0, Duration::from_secs(60)).expect("read");
+        let NextTensor::Landed(Landed { memory, .. }) = taken else { panic!("it does not come") };
+        assert_eq!(Arc::strong_count(&memory), 2, "its neighbour was not taken");
+        drop(stream);
+        assert_eq!(Arc::strong_count(&memory), 1);
+        drop(go_on);
     }
 }

@@ -229,10 +229,7 @@ impl Lead {
     /// Returns what a consumer is expected to do in the next file, once all that it will ask for in this one was asked
     /// for here.
     pub fn at_end(&self) -> Option<Guess> {
-        if self.process != fork::generation() {
-            return None;
-        }
-        let state = self.work.lock();
+        let state = (self.process == fork::generation()).then(|| self.work.lock())?;
         // Where all was asked for, the reading may lag behind.
         let is_all_used = state.guess.unused == 0;
         let is_at_end = match &state.stream {
@@ -249,6 +246,9 @@ impl Lead {
     /// Begins to read for a consumer that is expected to go on from another file.
     pub fn begin(&self, guess: &Guess) -> Result<()> {
         let work = &self.work;
+        if self.process != fork::generation() {
+            return Ok(());
+        }
         let mut state = work.lock();
         if state.guess.unused < work.tensors.ranges.len() || state.stream.is_some() {
             return Ok(()); // the consumer or another beginning is here already
