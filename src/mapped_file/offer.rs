@@ -9,6 +9,8 @@
 //!     └──(that failed)────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
+//! While a child of a fork has inherited the socket, nobody can have the name: the file is opened by each process.
+//!
 //! [`take`] asks for the file of a path, and so does [`take_or_claim`], which else gives the right to offer it: between
 //! both no other process opens the file to read ahead. What was taken must be the file that the path leads to, to which
 //! nothing was done since it was opened. A file whose times are whole seconds is not taken: two states of it can look
@@ -171,7 +173,8 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
         }
         match Outlet::open(&name) {
             Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
-            // Another one was faster, or the thread of one that gave it back has not ended yet.
+            // Another one was faster, or the thread of one that gave it back has not ended yet, or a child of it still has
+            // the socket.
             Err(Code::ADDRINUSE) => std::thread::sleep(PAUSE),
             Err(_) => return Asked::Neither,
         }

@@ -1,8 +1,8 @@
 //! Passing open files to other processes of the same user, by name, without a file that names them.
 //!
 //! The name is an abstract one (unix(7)): it exists in the network namespace alone, and is gone with the last process that
-//! has the socket. It protects nothing: whoever comes first has it, and containers can share the network and nothing else.
-//! So both ends look at the user of the other, and at the files that it sees.
+//! has the socket, be it a child of a fork. It protects nothing: whoever comes first has it, and containers can share the
+//! network and nothing else. So both ends look at the user of the other, and at the files that it sees.
 
 use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -54,7 +54,8 @@ impl Outlet {
         self.close();
     }
 
-    /// Gives the name back, in children of a fork as well, and ends [`Self::serve`].
+    /// Ends [`Self::serve`], and has others refused from now on. The name itself is free once this socket is dropped, and a
+    /// child of a fork that has inherited it ends or calls exec: until then nobody else can take it.
     pub fn close(&self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
