@@ -11,7 +11,7 @@
 //!
 //! While a thread advises, tensors that the consumer has left behind make room for what was read ahead.
 //!
-//! What comes next is guessed ([`super::guess`]). In the next file a lead goes on at full length. Parts of tensors get
+//! What comes next is guessed ([`super::guess`]). In the next file a lead goes on at half of its full length. Parts of tensors get
 //! memory of their own, so a stream reads them also where reads come out of the page cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ use crate::slicing::{PIECE_BYTES, Selection};
 use super::engine::Stream;
 use super::expected::{Expected, NEAR_TENSORS};
 use super::guess::{FileTensors, Guess, Request};
-use super::lead_count::count_leads;
+use super::lead_count::{count_leads, usual_lead_bytes};
 use super::lead_cursor::{LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
@@ -43,9 +43,6 @@ const LEAST_DATA_BYTES: u64 = 1 << 20;
 /// Pages that are probed before a lead begins, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
 const PROBED_PAGES: u64 = 4;
-/// The lead of a caller that names none: this share of the available memory, and no more than [`LEAD_BYTES`].
-const MEMORY_SHARE: u64 = 4;
-const LEAD_BYTES: u64 = 1 << 30;
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
 /// After this many streams of parts in vain another one begins only once an expected part was asked for.
@@ -156,8 +153,9 @@ impl Lead {
         limit_bytes: Option<u64>,
         keeps_cache: bool,
     ) -> Self {
+        let leads = count_leads(|leads| leads + 1);
         let limit_bytes =
-            limit_bytes.unwrap_or_else(|| (limits::available_memory_bytes() / MEMORY_SHARE).min(LEAD_BYTES));
+            limit_bytes.unwrap_or_else(|| usual_lead_bytes(limits::available_memory_bytes(), leads));
         let means = if opened.may_read_from_cache() { Means::Advice } else { Means::Reads };
         let budget = Budget::new(FIRST_BYTES.min(limit_bytes), limit_bytes);
         let state = Following {
@@ -182,7 +180,6 @@ impl Lead {
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
-        count_leads(|leads| leads + 1);
         Self {
             work: Arc::new(work),
             crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
@@ -254,10 +251,12 @@ impl Lead {
             return Ok(()); // the consumer or another beginning is here already
         }
         state.guess = guess.in_next_file(&work.tensors);
+        // What was read ahead in the file before is still there.
+        let first_bytes = work.stream_bytes().div_ceil(2);
         if work.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.begin(work.budget(work.stream_bytes()));
+            state.cursor.begin(work.budget(first_bytes));
         } else if let Some(opened) = state.opened.clone() {
-            let expected = work.start_stream(&opened, &state, 0, work.stream_bytes())?;
+            let expected = work.start_stream(&opened, &state, 0, first_bytes)?;
             state.stream = Some(expected);
         }
         drop(state);
@@ -501,7 +500,7 @@ impl LeadWork {
         self.limit_bytes.min(FIRST_BYTES)
     }
 
-    /// The longest lead of a stream. In the next file a lead begins with it.
+    /// The longest lead of a stream. In the next file a lead begins with half of it.
     fn stream_bytes(&self) -> u64 {
         self.limit_bytes.min(USUAL_BYTES)
     }

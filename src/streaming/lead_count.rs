@@ -1,8 +1,13 @@
-//! How many leads a process has.
+//! How many leads a process has, and how they share its memory.
 
 use std::sync::Mutex;
 
 use crate::os::process::fork;
+
+/// The lead of a caller that names none: this share of the available memory, divided by the number of leads, and no more
+/// than [`LEAD_BYTES`].
+const MEMORY_SHARE: u64 = 4;
+const LEAD_BYTES: u64 = 1 << 30;
 
 /// The number of leads of this process that are not off.
 static LEADS: Mutex<LeadCount> = Mutex::new(LeadCount { process: 0, leads: 0 });
@@ -21,4 +26,24 @@ pub fn count_leads(change: impl FnOnce(usize) -> usize) -> usize {
         *count = LeadCount { process, leads: change(leads) };
         count.leads
     })
+}
+
+/// Returns how long the last one of so many leads may be if its caller names no limit.
+pub fn usual_lead_bytes(available_bytes: u64, leads: usize) -> u64 {
+    (available_bytes / MEMORY_SHARE / leads.max(1) as u64).min(LEAD_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leads_that_begin_one_after_another_leave_memory_for_others() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(usual_lead_bytes(64 * GIB, 1), GIB);
+        assert_eq!(usual_lead_bytes(64 * GIB, 16), GIB);
+        assert_eq!(usual_lead_bytes(GIB, 1), GIB / 4);
+        let all: u64 = (1..=8).map(|leads| usual_lead_bytes(GIB, leads)).sum();
+        assert!(all < 3 * GIB / 4, "{all}");
+    }
 }

@@ -673,7 +673,26 @@ def chars_read():
         return next(int(line.split()[1]) for line in counts if line.startswith("rchar:"))
 
 
-def test_the_lead_has_its_full_length_in_the_next_shard(tmp_path):
+def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_used_up(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for shard in (1, 2):
+        tensors = {f"layers.{shard}.{number:02}": tensor(number) for number in range(16)}
+        safetensors.numpy.save_file(tensors, folder / f"model-0000{shard}-of-00002.safetensors")
+    with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
+        first, second = sorted(slow.path.iterdir())
+        with safe_open(first, "np", ahead=8 * MIB) as file:
+            before = chars_read()
+            # Six of the tensors are not asked for, and are read as well.
+            assert sums(file, file.keys()[:10]) == list(range(10))
+            assert until(lambda: open_descriptors(second) > 0)
+            # The first tensor comes by page faults, which do not count.
+            assert until(lambda: chars_read() - before >= (15 + 3) * MIB)
+            time.sleep(0.3)  # a longer lead would be seen
+            assert chars_read() - before <= (15 + 4) * MIB + 128 * 1024
+
+
+def test_the_lead_has_much_of_its_length_in_the_next_shard(tmp_path):
     """All of it comes before any of its tensors is asked for, more than a lead begins with."""
     folder = tmp_path / "source"
     folder.mkdir()
