@@ -468,6 +468,8 @@ def a_slow_rank(folder):
     """A consumer that takes longer than the silence after which a rank counts as dead."""
     from pagestream.torch import _meeting
 
+    if dist.get_world_size() != 2:
+        return  # it takes as long with others
     stream = stream_checkpoint(folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
     for number, _ in enumerate(stream):
         if number == 2 and dist.get_rank() == 0:
