@@ -1,6 +1,7 @@
 """Fixtures: a token file, a weight file, and real mounts."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,25 @@ sys.path.insert(0, str(Path(__file__).parent))  # `support`
 from support import real
 
 TOKENS = np.arange(4096, dtype="u2")
+
+
+def pytest_collection_finish(session):
+    """Boots the guest before the first test: its checks take minutes, in which it waits most of the time."""
+    if session.config.option.collectonly or not any(
+        item.path.name == "test_nfs.py" for item in session.items
+    ):
+        return
+    from support.nfs_guest import GUEST, Guest
+
+    folder = tempfile.TemporaryDirectory(prefix="guest-", ignore_cleanup_errors=True)
+    session.config.add_cleanup(folder.cleanup)
+    try:
+        guest = Guest(Path(__file__).parent / "support/nfs_checks.py", Path(folder.name))
+    except BaseException as error:  # noqa: BLE001 - the tests that need it fail, or are skipped
+        guest = error
+    else:
+        session.config.add_cleanup(guest.close)
+    session.config.stash[GUEST] = Path(folder.name), guest
 
 
 @pytest.fixture

@@ -10,12 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pagestream
 
 from support.process import PROGRAMS
 from support.real import missing, need_tool
 
 HERE = PROGRAMS / "nfs_guest"
+# The folder of the guest that was booted before all tests, and the guest, or why there is none.
+GUEST = pytest.StashKey()
 MEMORY_BYTES = 1 << 30
 # To boot and to mount takes about six seconds on an idle processor.
 BOOT_SECONDS = 120
@@ -23,46 +27,67 @@ BOOT_SECONDS = 120
 
 def run_in_guest(program, folder, seconds):
     """Runs a Python program in a new guest, which shows `folder` as /mnt/out. Returns what it printed."""
-    linux = need_tool("linux.uml")
-    for name in ("rpc.nfsd", "rpc.mountd", "rpcbind", "exportfs", "modprobe"):
-        if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
-            missing(f"the program {name}")
-    library = folder / "ptrace.so"
-    options = ["-O2", "-shared", "-fPIC", "-o", str(library)]
-    subprocess.run([need_tool("cc"), *options, str(HERE / "ptrace.c"), "-ldl"], check=True)
-    package = Path(pagestream.__file__).parents[1]
-    command = [
-        linux,
-        f"mem={MEMORY_BYTES >> 20}M",
-        "rootfstype=hostfs",
-        "rootflags=/",
-        "ro",
-        f"init={HERE / 'init.sh'}",
-        f"uml_dir={folder}/uml",
-        "con=null",
-        "con0=null,fd:1",
-        "ssl=null",
-        f"GUEST_FOLDER={folder}",
-        f"GUEST_PROGRAM={program}",
-        f"GUEST_PYTHON={sys.executable}",
-        f"GUEST_PATH={package}:{Path(__file__).parents[1]}",
-    ]
-    variables = {**os.environ, "LD_PRELOAD": str(library)}
-    # The guest's memory is a file. In a container /dev/shm is often smaller.
-    if shutil.disk_usage("/dev/shm").free < 1.2 * MEMORY_BYTES:
-        variables["TMPDIR"] = str(folder)
-    console = folder / "console"
-    with (
-        (folder / "kernel").open("wb") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables, start_new_session=True
-        ) as guest,
-    ):
+    return Guest(program, folder).console(seconds)
+
+
+class Guest:
+    """A guest that runs a Python program, and shows it `folder` as /mnt/out."""
+
+    def __init__(self, program, folder):
+        """Boots. The guest ends with the program."""
+        self._folder = folder
+        linux = need_tool("linux.uml")
+        for name in ("rpc.nfsd", "rpc.mountd", "rpcbind", "exportfs", "modprobe"):
+            if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+                missing(f"the program {name}")
+        library = folder / "ptrace.so"
+        options = ["-O2", "-shared", "-fPIC", "-o", str(library)]
+        subprocess.run([need_tool("cc"), *options, str(HERE / "ptrace.c"), "-ldl"], check=True)
+        package = Path(pagestream.__file__).parents[1]
+        command = [
+            linux,
+            f"mem={MEMORY_BYTES >> 20}M",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "ro",
+            f"init={HERE / 'init.sh'}",
+            f"uml_dir={folder}/uml",
+            "con=null",
+            "con0=null,fd:1",
+            "ssl=null",
+            f"GUEST_FOLDER={folder}",
+            f"GUEST_PROGRAM={program}",
+            f"GUEST_PYTHON={sys.executable}",
+            f"GUEST_PATH={package}:{Path(__file__).parents[1]}",
+        ]
+        variables = {**os.environ, "LD_PRELOAD": str(library)}
+        # The guest's memory is a file. In a container /dev/shm is often smaller.
+        if shutil.disk_usage("/dev/shm").free < 1.2 * MEMORY_BYTES:
+            variables["TMPDIR"] = str(folder)
+        with (folder / "kernel").open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=variables,
+                start_new_session=True,
+            )
+
+    def console(self, seconds):
+        """Waits for the end, and returns what was printed. A guest that is late is killed."""
         try:
-            guest.wait(BOOT_SECONDS + seconds)
+            self._process.wait(BOOT_SECONDS + seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(guest.pid, 9)
-    if not console.exists():
-        text = (folder / "kernel").read_text(errors="replace")
-        missing(f"a User Mode Linux guest (its kernel says: {text[-2000:]})")
-    return console.read_text(errors="replace")
+            self.close()
+        console = self._folder / "console"
+        if not console.exists():
+            text = (self._folder / "kernel").read_text(errors="replace")
+            missing(f"a User Mode Linux guest (its kernel says: {text[-2000:]})")
+        return console.read_text(errors="replace")
+
+    def close(self):
+        """Kills the guest, if it has not ended."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, 9)
+            self._process.wait()
