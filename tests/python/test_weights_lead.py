@@ -8,7 +8,6 @@ import random
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from pagestream.safetensors.numpy import load_file
 from pagestream.safetensors.torch import load_file as load_torch
 
 from support import real
-from support.process import PROGRAMS, output_of, thread_names, threads_end, until
+from support.process import PROGRAMS, open_descriptors, output_of, thread_names, threads_end, until
 
 MIB = 1 << 20
 TENSORS = 48
@@ -482,14 +481,6 @@ def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
 
 
-def open_descriptors(path):
-    found = 0
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found += os.readlink(link) == str(path)
-    return found
-
-
 @both_mounts
 def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct) as slow:
@@ -673,12 +664,17 @@ def chars_read():
         return next(int(line.split()[1]) for line in counts if line.startswith("rchar:"))
 
 
-def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_used_up(tmp_path):
-    folder = tmp_path / "source"
+def two_shards(folder, tensors):
+    """Writes a checkpoint of two shards with so many tensors each, which are told by their numbers."""
     folder.mkdir()
     for shard in (1, 2):
-        tensors = {f"layers.{shard}.{number:02}": tensor(number) for number in range(16)}
-        safetensors.numpy.save_file(tensors, folder / f"model-0000{shard}-of-00002.safetensors")
+        content = {f"layers.{shard}.{number:02}": tensor(number) for number in range(tensors)}
+        safetensors.numpy.save_file(content, folder / f"model-0000{shard}-of-00002.safetensors")
+
+
+def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_used_up(tmp_path):
+    folder = tmp_path / "source"
+    two_shards(folder, 16)
     with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
         first, second = sorted(slow.path.iterdir())
         with safe_open(first, "np", ahead=8 * MIB) as file:
@@ -695,10 +691,7 @@ def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_us
 def test_the_lead_has_much_of_its_length_in_the_next_shard(tmp_path):
     """All of it comes before any of its tensors is asked for, more than a lead begins with."""
     folder = tmp_path / "source"
-    folder.mkdir()
-    for shard in (1, 2):
-        tensors = {f"layers.{shard}.{number:02}": tensor(number) for number in range(40)}
-        safetensors.numpy.save_file(tensors, folder / f"model-0000{shard}-of-00002.safetensors")
+    two_shards(folder, 40)
     with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
         before = chars_read()
         with safe_open(min(slow.path.iterdir()), "np") as file:

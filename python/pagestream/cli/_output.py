@@ -23,7 +23,7 @@ BAD, WRONG_USE = 1, 2
 # Programs that read a pipe want a line in one piece.
 _PIPE_COLUMNS = 10_000
 # What says that a file is not what it should be. All else that a system call refuses is about the path.
-_BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
+BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
 
 
 def console(*, to_errors: bool = False) -> Console:
@@ -61,7 +61,7 @@ def ending() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except _BAD_FILE as error:
+    except BAD_FILE as error:
         fail(str(error), BAD)
     except (OSError, ValueError, ImportError) as error:
         if isinstance(error, BrokenPipeError):

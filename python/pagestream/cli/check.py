@@ -36,7 +36,7 @@ class Trial:
 
     Attributes:
         request_bytes: The size of each.
-        alone_seconds: What one takes; None if everything is cached.
+        alone_seconds: What one takes.
         alone_rate: Bytes a second, one at a time.
         together: How many are side by side.
         together_rate: Bytes a second, side by side.

@@ -11,10 +11,7 @@ from pagestream._common.amounts import count
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson, Paths
 from pagestream.cli._target import opened
-from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
 from pagestream.weights.checkpoint import Checkpoint
-
-_BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
 
 
 @dataclass
@@ -67,7 +64,7 @@ def _verdict(path: str, threads: int | None) -> Verdict:
                 found.bad = list(map(str, report.bad))
             else:
                 found.kind, found.files = "tokens", len(files.shards)
-    except _BAD_FILE as error:
+    except _output.BAD_FILE as error:
         found.bad = [str(error)]
     return found
 

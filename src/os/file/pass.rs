@@ -64,7 +64,7 @@ impl Outlet {
 /// Asks the process that has a name for its message and files. Fails with ECONNREFUSED if none has it, with ECONNRESET if it
 /// gave it back meanwhile, with EACCES if it is none of ours, and with EAGAIN if it does not answer.
 pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
-    // Does not wait for a place among the connections, where another user who has the name may keep any number of its own.
+    // Connecting does not wait for room in the queue: another user may have the name, and fill its queue.
     let socket = socket(SocketFlags::NONBLOCK)?;
     retry_on_intr(|| rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?))?;
     // Nor is one that was killed ours: a child of a fork keeps its name, and nobody answers.

@@ -33,6 +33,7 @@ pub fn get_or_make<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     // Declared before the section: where another thread was faster, the value is dropped after its end.
     let mut value = Some(make());
     let _section = section();
+    // `get_or_init` calls a closure once at most, so the value is there.
     cell.get_or_init(|| value.take().expect("called once"))
 }
 

@@ -18,7 +18,7 @@ from support.process import PROGRAMS
 from support.real import missing, need_tool
 
 HERE = PROGRAMS / "nfs_guest"
-# The folder of the guest that was booted before all tests, and the guest, or why there is none.
+# The key by which pytest keeps the folder of the guest, and the guest, or the exception of its beginning.
 GUEST = pytest.StashKey()
 MEMORY_BYTES = 1 << 30
 # To boot and to mount takes about six seconds on an idle processor.

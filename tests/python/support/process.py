@@ -79,3 +79,12 @@ def threads_end(name):
         with contextlib.suppress(OSError):
             print((task / "comm").read_text().strip(), (task / "stack").read_text(), sep="\n")
     return False
+
+
+def open_descriptors(path):
+    """Returns how many descriptors this process has of a file."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(link) == str(path)
+    return found

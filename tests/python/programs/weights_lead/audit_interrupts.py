@@ -1,11 +1,13 @@
 """An audit hook is interrupted when the second shard of a folder is about to be read ahead."""
 
-import contextlib
-import os
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from pagestream.safetensors import safe_open
+
+from support.process import open_descriptors
 
 first, second, _ = sorted(Path(sys.argv[1]).iterdir())
 interrupted = []
@@ -15,14 +17,6 @@ def hook(event, arguments):
     if event == "pagestream.open" and arguments[0] == str(second):
         interrupted.append(second)
         raise KeyboardInterrupt
-
-
-def open_descriptors(path):
-    found = 0
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found += os.readlink(link) == str(path)
-    return found
 
 
 sys.addaudithook(hook)
