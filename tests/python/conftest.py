@@ -1,5 +1,6 @@
 """Fixtures: a token file, a weight file, and real mounts."""
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # `support`
 from support import real
 
 TOKENS = np.arange(4096, dtype="u2")
+
+# What a shell without job control starts in the background ignores Ctrl-C, which tests send to programs.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session):
