@@ -146,10 +146,15 @@ pub fn fetch_ahead(opened: &Opened, offset: u64, length: u64) {
     }
 }
 
+/// Returns how far the kernel reads ahead of a sequential reader by itself, if it tells.
+pub fn read_ahead_bytes(opened: &Opened) -> Option<u64> {
+    fsinfo::read_ahead_bytes_of(opened.facts.identity.device)
+}
+
 /// Returns how much the kernel fetches on one request.
 fn ahead_chunk_bytes(opened: &Opened) -> u64 {
     *fork::get_or_make(&opened.ahead_chunk_bytes, || {
-        let window = fsinfo::read_ahead_bytes_of(opened.facts.identity.device).filter(|&bytes| bytes > 0);
+        let window = read_ahead_bytes(opened).filter(|&bytes| bytes > 0);
         window.unwrap_or(USUAL_AHEAD_BYTES).clamp(page_bytes() as u64, MOST_AHEAD_BYTES)
     })
 }

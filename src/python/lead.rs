@@ -18,7 +18,8 @@ use crate::os::process::fork;
 use crate::slicing::Selection;
 use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::guess::{FileTensors, Guess};
-use crate::streaming::lead::{Answer, Lead};
+use crate::streaming::lead::{Answer, LEAST_DATA_BYTES, Lead};
+use crate::streaming::sample;
 use crate::streaming::warm::{WarmSlot, Warmed};
 use crate::weights::header::{Header, TensorEntry};
 
@@ -230,7 +231,8 @@ impl FileLead {
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
         let seed = RandomState::new().hash_one(&opened.path);
-        if !Lead::is_worth_it(&opened, opened.size().saturating_sub(header.data_start), seed) {
+        let data_bytes = opened.size().saturating_sub(header.data_start);
+        if data_bytes < LEAST_DATA_BYTES || !sample::is_cold(&opened, seed) {
             return None;
         }
         opened.widen_read_ahead();
@@ -252,7 +254,8 @@ impl FileLead {
             .map(|entry| natural::kind_of(entry.name.as_bytes()));
         let tensors = FileTensors::new(ranges.clone(), kinds.collect(), vec![by_name, by_layer]);
         let keeps_cache = self.warm.as_ref().is_some_and(|(slot, _)| slot.has_filled_cache());
-        Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache))
+        let kernel_keeps_up = sample::kernel_keeps_up(&opened, seed);
+        Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up))
     }
 
     /// Waits until the kernel was asked for all that was asked for here.

@@ -36,13 +36,9 @@ use super::lead_count::{count_leads, usual_lead_bytes};
 use super::lead_cursor::{LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
-use super::sample;
 
 /// Less is read before a lead would help.
-const LEAST_DATA_BYTES: u64 = 1 << 20;
-/// Pages that are probed before a lead begins, the last one of the file among them: a file that was read in part is
-/// cached up to some place.
-const PROBED_PAGES: u64 = 4;
+pub const LEAST_DATA_BYTES: u64 = 1 << 20;
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
 /// After this many streams of parts in vain another one begins only once an expected part was asked for.
@@ -134,24 +130,14 @@ impl Lead {
         count_leads(|leads| leads) < MAX_LEADS
     }
 
-    /// Returns whether a file with tensors of `data_bytes` is large, and pages of it are not cached. `seed` picks those that
-    /// are probed.
-    pub fn is_worth_it(opened: &Opened, data_bytes: u64, seed: u64) -> bool {
-        let size = opened.size();
-        let is_cached = |probe| {
-            let offset = if probe == 0 { size - 1 } else { sample::drawn(seed, probe, size) };
-            sample::is_cached(opened, offset, seed)
-        };
-        data_bytes >= LEAST_DATA_BYTES && !(0..PROBED_PAGES).all(is_cached)
-    }
-
     /// Makes a lead for the tensors of a file. Nothing is read before one is asked for. With `keeps_cache` the file is
-    /// not opened anew.
+    /// not opened anew. Where the `kernel_keeps_up`, parts of tensors alone are read.
     pub fn new(
         opened: Arc<Opened>,
         tensors: FileTensors,
         limit_bytes: Option<u64>,
         keeps_cache: bool,
+        kernel_keeps_up: bool,
     ) -> Self {
         let leads = count_leads(|leads| leads + 1);
         let limit_bytes =
@@ -166,7 +152,7 @@ impl Lead {
             awaited: 0,
             taken_bytes: 0,
             opened: Some(opened),
-            adviser: Adviser::NotStarted,
+            adviser: if kernel_keeps_up { Adviser::Ended } else { Adviser::NotStarted },
             is_left: false,
             is_closed: false,
         };

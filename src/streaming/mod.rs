@@ -72,7 +72,7 @@ mod lead_cursor;
 pub mod options;
 pub mod pieces;
 pub mod plan;
-mod sample;
+pub mod sample;
 pub mod staging;
 mod state;
 pub mod strategy;

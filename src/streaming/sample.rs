@@ -1,7 +1,19 @@
-//! Pages that are drawn at random, to learn whether a file is in the page cache.
+//! Pages that are drawn at random, to learn whether a file is in the page cache, and how soon a page comes that is not.
+
+use std::time::{Duration, Instant};
 
 use crate::mapped_file::{Opened, page_cache};
 use crate::mix::{GAMMA, mix};
+
+/// Pages that are probed before a file is read ahead, the last one of the file among them: a file that was read in part is
+/// cached up to some place.
+const PROBED_PAGES: u64 = 4;
+/// Pages that are fetched to learn how fast storage is.
+const TIMED_PAGES: u64 = 3;
+/// About the rate at which a program uses memory.
+const ENOUGH_BYTES_PER_SECOND: u64 = 4 << 30;
+/// Of a smaller window no storage answers in time to reach that rate.
+const LEAST_WINDOW_BYTES: u64 = 4 << 20;
 
 /// Draws a number below `bound`, which is not 0.
 pub fn drawn(seed: u64, number: u64, bound: u64) -> u64 {
@@ -12,4 +24,28 @@ pub fn drawn(seed: u64, number: u64, bound: u64) -> u64 {
 pub fn is_cached(opened: &Opened, offset: u64, seed: u64) -> bool {
     let by_probe = || page_cache::residency(opened, offset, 1, seed).is_ok_and(|found| found.fraction >= 1.0);
     page_cache::is_resident(opened, offset, 1).unwrap_or_else(by_probe)
+}
+
+/// Returns whether pages of a file are not cached. `seed` picks those that are probed.
+pub fn is_cold(opened: &Opened, seed: u64) -> bool {
+    let size = opened.size();
+    let offset = |probe| if probe == 0 { size - 1 } else { drawn(seed, probe, size) };
+    !(0..PROBED_PAGES).all(|probe| is_cached(opened, offset(probe), seed))
+}
+
+/// Returns whether the kernel's own read-ahead brings a file as fast as a program can use it. Then nothing is gained by asking
+/// for more: what the kernel reads by itself are large folios, and what it is asked for are single pages.
+pub fn kernel_keeps_up(opened: &Opened, seed: u64) -> bool {
+    // `Opened::widen_read_ahead` doubles it.
+    let window_bytes = 2 * page_cache::read_ahead_bytes(opened).unwrap_or(0);
+    if window_bytes < LEAST_WINDOW_BYTES || !opened.may_read_from_cache() {
+        return false;
+    }
+    let patience = Duration::from_secs_f64(window_bytes as f64 / ENOUGH_BYTES_PER_SECOND as f64);
+    let answers_in_time = |number| {
+        let offset = drawn(seed, PROBED_PAGES + number, opened.size());
+        let begun = Instant::now();
+        opened.exact_reader().read(offset, 1).is_ok() && begun.elapsed() < patience
+    };
+    (0..TIMED_PAGES).all(answers_in_time)
 }

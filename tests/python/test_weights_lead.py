@@ -326,6 +326,26 @@ def test_what_nobody_holds_any_more_is_not_read(source, tmp_path):
     assert slow.counts["read_bytes"] < WHOLE
 
 
+@pytest.mark.parametrize(
+    ("delay_ms", "read_ahead_bytes", "has_lead"),
+    # A window is doubled, and is fetched in time at 4 GiB a second: 4 MiB in 1 ms, 16 MiB in 4, 1 GiB in 250.
+    [(0, 512 * MIB, False), (20, 8 * MIB, True), (0, MIB, True)],
+    ids=["large window", "large window, slow", "small window"],
+)
+def test_what_the_kernel_brings_in_time_is_left_to_it(source, tmp_path, delay_ms, read_ahead_bytes, has_lead):
+    options = {"delay_ms": delay_ms, "read_ahead_bytes": read_ahead_bytes}
+    with slow_mount(source, tmp_path, **options) as slow:
+        with safe_open(slow.path / "model.safetensors", "np", ahead=4 * MIB) as file:
+            assert int(file.get_tensor("t01").sum()) == MIB
+            if has_lead:
+                # It waits until more is used.
+                assert until(lambda: "pagestream-lead" in thread_names())
+            else:
+                assert int(file.get_tensor("t02").sum()) == 2 * MIB
+                assert "pagestream-lead" not in thread_names()
+        assert threads_end("pagestream-lead")
+
+
 def test_files_in_memory_have_no_lead(source):
     path = source / "model.safetensors"
     path.read_bytes()
