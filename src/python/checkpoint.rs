@@ -247,6 +247,14 @@ impl PyCheckpoint {
         Ok(())
     }
 
+    /// Compares the file of a tensor, if it is open, with what it was when it was opened, as far as the kernel knows.
+    fn verify_file(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<()> {
+        let (number, _) = self.find(name)?;
+        let verify =
+            || self.checkpoint.open_file(number).map_or(Ok(()), |file| file.file.opened()?.verify_as_known());
+        Ok(py.detach(verify)?)
+    }
+
     /// The number of files that are open.
     #[getter]
     fn open_files(&self) -> usize {

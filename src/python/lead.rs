@@ -147,8 +147,7 @@ impl FileLead {
         }
         let opened = opened()?;
         let answer = py.detach(|| {
-            let lead = fork::get_or_make(&self.lead, || self.made(header, opened.clone()));
-            let lead = lead.as_ref()?;
+            let lead = self.lead(header, &opened)?;
             if self.is_closed.load(Ordering::Relaxed) {
                 lead.close(); // it was made after the file was closed
                 return None;
@@ -221,12 +220,21 @@ impl FileLead {
 
     /// Reads ahead for a consumer that is expected to come from another file.
     pub fn begin(&self, header: &Header, opened: Arc<Opened>, guess: &Guess) -> Result<()> {
-        let Some(lead) = fork::get_or_make(&self.lead, || self.made(header, opened)) else { return Ok(()) };
+        let Some(lead) = self.lead(header, &opened) else { return Ok(()) };
         if self.is_closed.load(Ordering::Relaxed) {
             lead.close(); // it was made after the file was closed
             return Ok(());
         }
         lead.begin(guess)
+    }
+
+    /// Returns the lead, which is made once there is room for it; `None` without one.
+    fn lead(&self, header: &Header, opened: &Arc<Opened>) -> Option<&Lead> {
+        if self.lead.get().is_none() && !Lead::has_room() {
+            opened.widen_read_ahead();
+            return None;
+        }
+        fork::get_or_make(&self.lead, || self.made(header, opened.clone())).as_ref()
     }
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
@@ -236,9 +244,6 @@ impl FileLead {
             return None;
         }
         opened.widen_read_ahead();
-        if !Lead::has_room() {
-            return None;
-        }
         let with_bytes = |entry: &TensorEntry<'_>| entry.len > 0;
         let ranges: Vec<_> =
             header.tensors_by_offset().filter(with_bytes).map(|entry| (entry.offset, entry.len)).collect();

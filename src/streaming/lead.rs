@@ -346,10 +346,12 @@ impl LeadWork {
             // Ahead of a consumer that soon leaves no more than it has used is read for nothing.
             let first_bytes = self.tensors.ranges[number].1.clamp(LEAST_DATA_BYTES, FIRST_BYTES);
             state.cursor.note(number, request, self.budget(first_bytes.min(self.limit_bytes)));
-            let is_over = state.adviser == Adviser::Ended && state.guess.unused == 0;
+            let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.unused == 0);
             drop(state);
-            if is_over {
-                self.turn_off();
+            if is_ended {
+                if is_over {
+                    self.turn_off();
+                }
                 return Ok(Answer::InFile);
             }
             self.moved.notify_all();

@@ -8,8 +8,6 @@ use crate::mix::{GAMMA, mix};
 /// Pages that are probed before a file is read ahead, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
 const PROBED_PAGES: u64 = 4;
-/// Pages that are fetched to learn how fast storage is.
-const TIMED_PAGES: u64 = 3;
 /// About the rate at which a program uses memory.
 const ENOUGH_BYTES_PER_SECOND: u64 = 4 << 30;
 /// Of a smaller window no storage answers in time to reach that rate.
@@ -33,8 +31,9 @@ pub fn is_cold(opened: &Opened, seed: u64) -> bool {
     !(0..PROBED_PAGES).all(|probe| is_cached(opened, offset(probe), seed))
 }
 
-/// Returns whether the kernel's own read-ahead brings a file as fast as a program can use it. Then nothing is gained by asking
-/// for more: what the kernel reads by itself are large folios, and what it is asked for are single pages.
+/// Returns whether the kernel's own read-ahead brings a cold file as fast as a program can use it, by how soon the last page
+/// comes. Then nothing is gained by asking for more: what the kernel reads by itself are large folios, and what it is asked
+/// for are single pages. A page in the midst of the file would break its sequence.
 pub fn kernel_keeps_up(opened: &Opened, seed: u64) -> bool {
     // `Opened::widen_read_ahead` doubles it.
     let window_bytes = 2 * page_cache::read_ahead_bytes(opened).unwrap_or(0);
@@ -42,10 +41,8 @@ pub fn kernel_keeps_up(opened: &Opened, seed: u64) -> bool {
         return false;
     }
     let patience = Duration::from_secs_f64(window_bytes as f64 / ENOUGH_BYTES_PER_SECOND as f64);
-    let answers_in_time = |number| {
-        let offset = drawn(seed, PROBED_PAGES + number, opened.size());
-        let begun = Instant::now();
-        opened.exact_reader().read(offset, 1).is_ok() && begun.elapsed() < patience
-    };
-    (0..TIMED_PAGES).all(answers_in_time)
+    let last = opened.size() - 1;
+    let offset = if is_cached(opened, last, seed) { drawn(seed, PROBED_PAGES, opened.size()) } else { last };
+    let begun = Instant::now();
+    opened.exact_reader().read(offset, 1).is_ok() && begun.elapsed() < patience
 }

@@ -126,7 +126,8 @@ pub fn choose(
                     Some(found) if found.is_direct_better => Strategy::Direct,
                     _ => Strategy::Pread,
                 };
-                let facts = known.map_or(String::new(), |found| format!("; {}", found.facts));
+                let untried = if is_worth_it { "; its mount could not be tried" } else { "" };
+                let facts = known.map_or(untried.into(), |found| format!("; {}", found.facts));
                 decided(strategy, format!("{cold}{facts}"))
             }
         };

@@ -5,6 +5,7 @@
 //! time: then even a program that is started twice has lost nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -84,14 +85,18 @@ fn compared(
     Ok(Some(Trial { is_direct_better: direct * 2 < cached, facts }))
 }
 
-/// Draws places of whole pieces that are wanted, in order.
+/// Draws places of whole pieces that are wanted, in order. A piece may have several tensors, which lie side by side.
 fn drawn_places(wants: &[&Want], seed: u64) -> Option<Vec<u64>> {
-    let pieces = |want: &&Want| {
-        let first = want.offset.div_ceil(PIECE_BYTES);
-        first..((want.offset + want.len) / PIECE_BYTES).max(first)
+    let pieces = |run: &Range<u64>| {
+        let first = run.start.div_ceil(PIECE_BYTES);
+        first..(run.end / PIECE_BYTES).max(first)
     };
     let whole = wants.iter().filter(|want| want.selection.is_none());
-    let places: Vec<u64> = whole.flat_map(pieces).collect();
+    let mut ranges: Vec<_> = whole.map(|want| want.offset..want.offset + want.len).collect();
+    ranges.sort_by_key(|range| range.start);
+    let runs = ranges.chunk_by(|one, next| one.end == next.start);
+    let runs = runs.map(|run| run[0].start..run[run.len() - 1].end);
+    let places: Vec<u64> = runs.flat_map(|run| pieces(&run)).collect();
     if places.len() < 4 * PIECES {
         return None;
     }

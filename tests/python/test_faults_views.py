@@ -316,3 +316,17 @@ def test_a_mapping_of_somebody_else_beside_ours_is_not_guarded(big_file, place):
     other.write_bytes(big_file.read_bytes())
     done = run_python(code, big_file, "shared", other, place)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "")
+
+
+@pytest.mark.parametrize("delay_ms", [1, 25], ids=["fast", "slow"])
+@pytest.mark.parametrize("writable", [True, False], ids=["copy-on-write", "read-only"])
+def test_storage_that_fails_from_now_on_costs_few_requests(tmp_path, writable, delay_ms):
+    """Each request of a failing mount may take a time-out: one for each page would take hours."""
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file({"x": np.ones((32, 1 << 20), "u1")}, source / "f")
+    code = PROGRAMS / "faults_views/an_array_on_storage_that_fails_for_good.py"
+    with real.slow_fuse(source, tmp_path / "mount", delay_ms=delay_ms, fail_after=6) as slow:
+        assert output_of(code, slow.path / "f", "writable" if writable else "read-only") == "kept raised"
+    # 8,192 pages; a few are probed each time.
+    assert slow.counts["read_requests"] <= 150

@@ -346,6 +346,33 @@ def test_what_the_kernel_brings_in_time_is_left_to_it(source, tmp_path, delay_ms
         assert threads_end("pagestream-lead")
 
 
+@both_mounts
+def test_a_file_for_which_there_was_no_room_gets_its_lead_later(tmp_path, direct):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    tensors = {f"t{number:02}": tensor(number) for number in range(16)}
+    for number in range(10):
+        safetensors.numpy.save_file(tensors, folder / f"file{'abcdefghij'[number]}.safetensors")
+    with slow_shards(folder, tmp_path, direct_io=direct) as slow:
+        *others, last = [safe_open(path, "np", ahead=4 * MIB) for path in sorted(slow.path.iterdir())]
+        for file in [*others, last]:
+            file.get_tensor("t00")
+        for file in others:
+            file.close()
+        del file, others
+        # They are let go of half a second later.
+        reader = "pagestream-read" if direct else "pagestream-lead"
+        assert threads_end(reader)
+
+        def is_read_ahead():
+            for number in (1, 2, 3):
+                assert last.get_tensor(f"t{number:02}").sum() == number * MIB
+            return reader in thread_names()
+
+        assert until(is_read_ahead)
+        last.close()
+
+
 def test_files_in_memory_have_no_lead(source):
     path = source / "model.safetensors"
     path.read_bytes()
@@ -406,7 +433,7 @@ def test_a_bad_argument_is_refused(source, value, message):
         safe_open(source / "model.safetensors", "np", ahead=value)
 
 
-@pytest.mark.parametrize("value", ["", "on", "-1", "0", "1e6"])
+@pytest.mark.parametrize("value", ["", "on", "-1", "0", "1e6", "9" * 5000])
 def test_a_bad_variable_is_named(source, value, monkeypatch):
     monkeypatch.setenv("PAGESTREAM_AHEAD", value)
     with pytest.raises(ValueError, match="PAGESTREAM_AHEAD is"):

@@ -376,6 +376,59 @@ def test_a_file_that_was_rewritten_is_an_error(tmp_path):
         list(weights.stream(strategy="pread"))
 
 
+@pytest.mark.parametrize("strategy", ["auto", "mapped", "ahead"])
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_file_that_is_rewritten_while_views_of_it_come_is_an_error(tmp_path, strategy, number):
+    """Also during the last tensor: what the consumer made of it may be of the new file."""
+    path = tmp_path / "model.safetensors"
+    old, new = ({f"t{each}": np.full(MIB, byte, "u1") for each in range(6)} for byte in (1, 2))
+    safetensors.numpy.save_file(old, path)
+    with open_checkpoint(path) as weights:
+        stream = weights.stream(strategy=strategy)
+        for _ in range(number + 1):
+            assert (next(stream)[1] == 1).all()
+        with open(path, "r+b") as file:
+            file.write(safetensors.numpy.save(new))
+        with pytest.raises(FileChangedError, match=r"model\.safetensors"):
+            next(stream)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "ahead"])
+def test_single_elements_are_arrays(folder, everything, strategy):
+    plan = {"scalar": (), "model.embed": np.s_[-1, 2], "model.layers.2.b": 3}
+    for name, array in open_checkpoint(folder).stream(plan, strategy=strategy):
+        assert type(array) is np.ndarray
+        assert array.shape == ()
+        assert array == everything[name][plan[name]]
+
+
+def test_limits_hold_before_the_first_tensor(tmp_path):
+    """A trial of the mount would need threads and memory of its own."""
+    source = tmp_path / "source"
+    source.mkdir()
+    sparse_checkpoint(source / "model.safetensors", tensors=130, tensor_bytes=16 * MIB)
+    with (
+        real.slow_fuse(source, tmp_path / "slow", delay_ms=1) as slow,
+        open_checkpoint(slow.path) as weights,
+    ):
+        stream = weights.stream(memory_bytes=MIB, threads=1)
+        next(stream)
+        stream.close()
+    assert slow.counts["most_in_flight"] <= 2
+    assert slow.counts["read_bytes"] <= 40 * MIB
+
+
+def test_a_mount_is_tried_with_pieces_of_several_small_tensors(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    sparse_checkpoint(source / "model.safetensors", tensors=4200, tensor_bytes=MIB // 2)
+    with (
+        real.slow_fuse(source, tmp_path / "slow", delay_ms=1) as slow,
+        open_checkpoint(slow.path) as weights,
+    ):
+        assert "64 reads of 1 MiB side by side took" in weights.explain()
+
+
 @pytest.mark.parametrize("strategy", ["pread", "direct", "auto"])
 @pytest.mark.parametrize("direct_io", [False, True], ids=["cached", "direct_io"])
 def test_no_tensor_is_torn_though_the_kernel_does_not_know_yet(tmp_path, direct_io, strategy):

@@ -69,7 +69,7 @@ def number(name: str, default: int, *, least: int, most: int = (1 << 63) - 1) ->
         return default
     try:
         value = int(text)
-    except ValueError:
+    except ValueError:  # also of thousands of digits
         value = least - 1
     if not least <= value <= most:
         limit = f"at most {most}" if value > most else f"an integer, at least {least}"
@@ -108,7 +108,9 @@ def ahead_bytes(explicit: int | None) -> int | None:
     text = os.environ.get("PAGESTREAM_AHEAD", "auto")
     if text in ("auto", "off"):
         return 0 if text == "off" else None
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 63:
+    # Python refuses to read numbers of thousands of digits.
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(1 << 63))
+    if not is_number or not 0 < int(text) < 1 << 63:
         message = f'PAGESTREAM_AHEAD is {text!r}; it must be "auto", "off" or a number of bytes, at least 1'
         raise ValueError(message)
     return int(text)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from pagestream.weights.checkpoint import Checkpoint
     from pagestream.weights.indexing import Index
-    from pagestream.weights.streaming import Plan, StreamOrder, Wanted
+    from pagestream.weights.plan import Plan
+    from pagestream.weights.streaming import StreamOrder, Wanted
     from pagestream.weights.tensor_info import TensorInfo
 
     # The type that a tensor is to have; None for its own.

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pagestream._common.types import StrPath
     from pagestream.torch._meeting import Meeting
     from pagestream.weights.checkpoint import Checkpoint
-    from pagestream.weights.streaming import Plan, Strategy, Wanted
+    from pagestream.weights.plan import Plan
+    from pagestream.weights.streaming import Strategy, Wanted
 
 __all__ = ["LoadReport", "Rename", "load_into"]
 
@@ -130,7 +131,7 @@ def load_into(
             `load_state_dict`.
         process_group: Ranks that load at the same time, each into a module of its own, and share the reads;
             see `stream_checkpoint`.
-        progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+        progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Returns:
         The report.

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pagestream.torch._meeting import Meeting
     from pagestream.torch._planned import CastOf
     from pagestream.weights.checkpoint import Checkpoint
-    from pagestream.weights.streaming import Plan, Strategy, StreamOrder, Wanted
+    from pagestream.weights.plan import Plan
+    from pagestream.weights.streaming import Strategy, StreamOrder, Wanted
 
     class _Options(TypedDict):
         memory_bytes: int | None
@@ -136,7 +137,7 @@ def stream_checkpoint(
             that are late or slow make the others wait, without a time-out; one that fails, is killed, or
             leaves the iterator while others need what it reads makes all raise. None reads all that this
             process wants.
-        progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+        progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Yields:
         Name and tensor. A generator that is closed, or left by an exception, ends reads and copies and

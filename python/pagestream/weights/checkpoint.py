@@ -12,7 +12,7 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
-from pagestream.weights import arrays, checksums, explanation, indexing, streaming, warming
+from pagestream.weights import arrays, checksums, explanation, indexing, streaming, summary, warming
 from pagestream.weights.checksums import VerifyReport
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.tensor_info import TensorInfo
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pagestream._common.progress import Progress
     from pagestream._common.types import Mode, StrPath
     from pagestream.weights.indexing import Index
+    from pagestream.weights.plan import Plan
 
 __all__ = ["Checkpoint", "TensorInfo", "VerifyReport", "open_checkpoint"]
 
@@ -214,7 +215,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
     def stream(
         self,
-        plan: streaming.Plan = None,
+        plan: Plan = None,
         *,
         strategy: streaming.Strategy = "auto",
         memory_bytes: int | None = None,
@@ -264,7 +265,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 they were read; all of them where the kernel does not tell, as in ``"read"`` mode. ``"auto"``
                 is then ``"mapped"`` or ``"direct"``, or ``"pread"`` with `verify`. None and False leave them
                 there.
-            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
         Yields:
             Name and array of each tensor: of its shape, or its part's, and of NumPy's type for its elements.
@@ -300,21 +301,24 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         wanted = streaming.planned(list(self), self.info, plan, order, self._arrays)
         drop_behind = drop_behind is not None and checks.check_bool("drop_behind", drop_behind)
         asked = "pread" if verify and strategy == "auto" else strategy
-        found, _ = streaming.chosen(self._files, wanted, asked, drop_behind=drop_behind)
+        is_limited = memory_bytes is not None or threads is not None
+        found, _ = streaming.chosen(
+            self._files, wanted, asked, drop_behind=drop_behind, is_limited=is_limited
+        )
         known = None
         if verify:
             known = checksums.known(self._files, streaming.comparable(wanted, found), threads)
         own = arrays.NumpyArrays(raw=self._arrays.raw)
 
         def view(each: streaming.Wanted) -> npt.NDArray[Any]:
-            return self._mapped(each.info.name)[each.index]
+            return indexing.array_part(self._mapped(each.info.name), each.index)
 
         pairs = streaming.tensors(
             self._files, wanted, found, own, view, memory_bytes, threads, known, drop_behind=drop_behind
         )
         return streaming.reported(pairs, wanted, progress)
 
-    def warm(self, plan: streaming.Plan = None, *, memory_bytes: int | None = None) -> warming.Lead:
+    def warm(self, plan: Plan = None, *, memory_bytes: int | None = None) -> warming.Lead:
         """Starts to read tensors that will be used soon, while the program does something else.
 
         Bytes go into the page cache, for this and all other processes; but on FUSE a program that opens a
@@ -354,7 +358,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         wanted = streaming.planned(list(self), self.info, plan, "file", self._arrays)
         return warming.started(self._files, wanted, memory_bytes, environment.threads(None))
 
-    def explain(self, plan: streaming.Plan = None) -> str:
+    def explain(self, plan: Plan = None) -> str:
         """Explains how `stream` would get the bytes of a plan, and by which facts.
 
         A few MiB that are not in memory are read to time the storage, and 128 MiB for a plan of 2 GiB and
@@ -394,7 +398,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         Args:
             threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one for each processor and up to
                 64 where they wait for storage.
-            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
         Returns:
             The paths that were written, absolute, in the order of `files`.
@@ -432,7 +436,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         Args:
             threads: Number of threads. None means ``PAGESTREAM_THREADS``, or one for each processor and up to
                 64 where they wait for storage.
-            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
         Returns:
             Which files were compared, which could not be, and all that is wrong. Bytes that do not have their
@@ -482,6 +486,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         paths = self._files.paths
         what = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
         return f"<{type(self).__name__} {what} {len(self)} tensors>"
+
+    def _repr_html_(self) -> str:
+        """Returns element types and the largest tensors, for notebooks."""
+        return summary.html(type(self).__name__, len(self.files), [self.info(name) for name in self])
 
 
 def native_files(weights: Checkpoint) -> _native.Checkpoint:

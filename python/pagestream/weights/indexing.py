@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from types import EllipsisType
     from typing import SupportsIndex, TypeAlias
 
+    import numpy.typing as npt
+
     # One part of an index, and an index.
     Part: TypeAlias = "SupportsIndex | slice | EllipsisType | None"
     Index: TypeAlias = "Part | tuple[Part, ...] | list[Any]"
@@ -208,3 +210,20 @@ def _text(part: Any) -> str:  # noqa: ANN401
         return str(part)
     ends = ["" if end is None else str(end) for end in (part.start, part.stop)]
     return ":".join(ends if part.step in (None, 1) else [*ends, str(part.step)])
+
+
+def array_part(array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
+    """Returns a part of an array as an array, also where it is a single element.
+
+    Example:
+        >>> import numpy as np
+        >>> from pagestream.weights.indexing import array_part
+        >>> array_part(np.arange(6).reshape(2, 3), (-1, 0))
+        array(3)
+    """
+    # NumPy gives a scalar for an index that names each dimension, and a view if an ellipsis follows.
+    found: object = array[index]
+    if isinstance(found, np.ndarray):
+        return found
+    whole: npt.NDArray[Any] = array[(*index, ...) if isinstance(index, tuple) else (index, ...)]
+    return whole

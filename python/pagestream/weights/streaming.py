@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,16 +14,16 @@ from pagestream._common import checks, ranks
 from pagestream._common.progress import checked, reporting
 from pagestream.weights import indexing
 from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
+from pagestream.weights.plan import Plan, parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
     from pagestream._common.progress import Progress
     from pagestream.weights.arrays import Framework
     from pagestream.weights.indexing import ByteSelection, Index
     from pagestream.weights.tensor_info import TensorInfo
 
-# The part of a tensor; None or True for all of it, False to leave it out.
-Chosen: TypeAlias = "Index | bool | None"
-Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
 StreamOrder = Literal["file", "plan", "layer"]
 Strategy = Literal["auto", "mapped", "ahead", "pread", "direct"]
 
@@ -98,10 +97,7 @@ def planned(
         ValueError: An unknown order, or a name that is there twice.
     """
     checks.one_of("order", order, _ORDERS)
-    parts = _parts(names, info_of, plan)
-    for name in parts:
-        _check_name(name)
-    wanted = [planned_part(info_of(name), part, framework) for name, part in parts.items()]
+    wanted = [planned_part(info_of(name), part, framework) for name, part in parts(names, info_of, plan)]
     if order != "plan":
         rank = {name: number for number, name in enumerate(names)}
         wanted.sort(key=lambda each: rank[each.info.name])
@@ -110,45 +106,10 @@ def planned(
     return wanted
 
 
-def _listed(plan: object) -> list[str]:
-    if not isinstance(plan, Iterable):
-        message = f"plan must be names, a mapping or a function, not {plan!r}"
-        raise TypeError(message)
-    return list(plan)
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        message = f"plan must have names of tensors, not {name!r}"
-        raise TypeError(message)
-
-
 def _numbers_in(name: str) -> list[tuple[int, str]]:
     """Returns what orders names by the numbers in them, of any length."""
     digits = (number.lstrip("0") for number in re.findall(r"[0-9]+", name))
     return [(len(each), each) for each in digits]
-
-
-def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:
-    if isinstance(plan, (str, bytes)):
-        message = f"plan must be names, not one: [{plan!r}]"
-        raise TypeError(message)
-    if plan is None:
-        return dict.fromkeys(names)
-    if callable(plan):
-        found = ((name, plan(info_of(name))) for name in names)
-        # A comparison of NumPy's numbers gives a bool of its own.
-        parts = ((name, bool(part) if isinstance(part, np.bool_) else part) for name, part in found)
-        return {name: None if part is True else part for name, part in parts if part is not False}
-    if isinstance(plan, Mapping):
-        return plan
-    given = _listed(plan)
-    once = dict.fromkeys(given)
-    if len(once) < len(given):
-        twice = next(name for name in given if given.count(name) > 1)
-        message = f"plan has {twice!r} twice"
-        raise ValueError(message)
-    return once
 
 
 def planned_part(info: TensorInfo, part: Index | None, framework: Framework) -> Wanted:
@@ -260,9 +221,18 @@ def tensors(
         checks: What the bytes are compared with; None for nothing.
         drop_behind: Whether bytes that are read leave the page cache again.
     """
+    # A view of a file that was rewritten meanwhile would show the new bytes.
+    is_viewed = strategy in ("mapped", "ahead")
+    last_of_file = {each.info.path: each.info.name for each in wanted} if is_viewed else {}
     if strategy == "mapped":
         for each in wanted:
-            yield each, view(each)
+            tensor = view(each)
+            files.verify_file(each.info.name)
+            yield each, tensor
+            del tensor
+        # What the consumer has made of the last ones is not of a new file, either.
+        for name in last_of_file.values():
+            files.verify_file(name)
         return
     native = [each.native() for each in wanted]
     stream = _native.TensorStream(
@@ -276,10 +246,14 @@ def tensors(
             tensor = view(each) if strategy == "ahead" else each.made(framework, buffer)
             # While the next one is awaited nothing here keeps this one's memory.
             del landed, buffer
+            if is_viewed:
+                files.verify_file(each.info.name)
             yield each, tensor
             del tensor
-            if strategy == "ahead":
+            if is_viewed:
                 files.mark_used(each.info.name)
+        for name in last_of_file.values():
+            files.verify_file(name)
     finally:
         stream.close()
 

@@ -23,6 +23,7 @@
 
 mod replace;
 mod table;
+mod touched;
 
 pub(in crate::os::fault) use replace::replace;
 pub(in crate::os::fault) use table::IS_GUARDING;

@@ -3,12 +3,14 @@
 //!
 //! | mapping | truncated file: the page lies behind its new end | I/O error |
 //! |---|---|---|
-//! | read-only | one mapping of zeros, from the file's new end to the mapping's end | one mapping of zeros over the absent pages of the block |
-//! | writable | zeros for those of the next [`MAX_LOOKS`] pages that cannot be read | zeros for the page alone |
+//! | read-only | one mapping of zeros, from the file's new end to the mapping's end | one mapping of zeros over the absent pages of a block |
+//! | writable | zeros for the pages from there to the mapping's end that nobody has touched | zeros for the page, and for those of a block behind it that nobody has touched |
 //!
 //! To replace page by page would take a signal for each page, and end at the limit of mappings of a process
-//! (vm.max_map_count). But a page of a writable mapping may hold what a user wrote, in memory or in swap. In such
-//! a mapping a page is replaced only after it was found unreadable.
+//! (vm.max_map_count). Where each access waits for a server until it fails, it would also take hours: each further error in
+//! a mapping makes the block [`BLOCK_GROWTH`] times as large. But a page of a writable mapping may hold what a user wrote, in
+//! memory or in swap: such pages stay ([`super::touched`]). Where the kernel does not tell, a page of such a mapping is
+//! replaced only after it was found unreadable.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -16,17 +18,21 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::table;
+use super::{table, touched};
 use crate::os::memory::page_bytes;
 
-/// Upper bound of the bytes replaced after an I/O error.
+/// The bytes of a read-only mapping that are replaced after its first I/O error; of a writable one it is a page.
 const BLOCK_BYTES: usize = 64 << 10;
+/// By so much a block is larger than the one before.
+const BLOCK_GROWTH: usize = 16;
 /// Upper bound of pages probed on each side of a page to tell whether the file was truncated.
 const SAMPLES: usize = 8;
 /// Upper bound of pages of a writable mapping that are probed in one fault. The next fault goes on from there.
 const MAX_LOOKS: usize = 4096;
 /// If an access takes longer than this to fail, the thread is waiting for a server, and no further page is probed.
 const SLOW: Duration = Duration::from_millis(20);
+/// Pages are not probed for longer than this in one fault.
+const MAX_PROBING: Duration = Duration::from_millis(200);
 
 /// Replaces the page of `address` by zeros, if it belongs to a guarded mapping. Returns false if the fault is not
 /// ours or the page cannot be replaced.
@@ -41,25 +47,44 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
         return true;
     }
     let cut_off = if start.elapsed() < SLOW { cut_off(first, &mapping) } else { None };
-    let range = match &cut_off {
-        Some(all) if !mapping.writable => all.clone(),
-        None if !mapping.writable => absent_around(first, &mapping.pages),
-        _ => first..first + page,
-    };
+    let (is_cut_off, (range, behind)) = (cut_off.is_some(), to_replace(first, cut_off, &mapping));
     // The mark precedes the zeros, because a thread that copies checks it afterwards.
-    let is_first = mapping.mark_damaged(cut_off.as_ref().unwrap_or(&range));
+    let is_first = mapping.mark_damaged(&(range.start..behind.end));
     if !map_zeros(&range, &mapping) {
         return false;
     }
-    if let Some(all) = cut_off
-        && (!mapping.writable || replace_unreadable(range.end..all.end, &mapping))
-    {
+    let is_whole = replace_untouched(&behind, &mapping);
+    if is_cut_off && is_whole.unwrap_or_else(|| replace_unreadable(behind, &mapping)) {
         mapping.set_tail(range.start);
     }
     if is_first {
         table::call_hook();
     }
     true
+}
+
+/// Returns the range that is replaced, and the one behind it, in which pages that somebody has touched stay.
+fn to_replace(
+    first: usize,
+    cut_off: Option<Range<usize>>,
+    mapping: &table::FaultingMapping,
+) -> (Range<usize>, Range<usize>) {
+    let (page, end) = (page_bytes(), mapping.pages.end);
+    let one = first..first + page;
+    match cut_off {
+        Some(all) if mapping.writable => (one, first + page..all.end),
+        Some(all) => (all.clone(), all.end..all.end),
+        None => {
+            let growth = BLOCK_GROWTH.saturating_pow(mapping.count_failure());
+            if mapping.writable {
+                (one, first + page..first.saturating_add(page.saturating_mul(growth)).min(end))
+            } else {
+                let absent = absent_around(first, &mapping.pages, BLOCK_BYTES.saturating_mul(growth));
+                let behind = absent.end..absent.end;
+                (absent, behind)
+            }
+        }
+    }
 }
 
 /// Returns the range from the file's new end to the mapping's end, if the failed page lies in it. No probed page
@@ -121,11 +146,11 @@ fn first_unreadable(start: usize, known: usize) -> usize {
 }
 
 /// Returns `first` and the pages beside it, in its block, that are not in memory.
-fn absent_around(first: usize, mapping: &Range<usize>) -> Range<usize> {
+fn absent_around(first: usize, mapping: &Range<usize>, block_bytes: usize) -> Range<usize> {
     let page = page_bytes();
-    let block = BLOCK_BYTES.max(page);
+    let block = block_bytes.max(page);
     let low = (first / block * block).max(mapping.start);
-    let high = (first / block * block + block).min(mapping.end);
+    let high = (first / block * block).saturating_add(block).min(mapping.end);
     let is_absent = |at: &usize| !is_present(*at);
     let from = (low..first).step_by(page).rev().take_while(is_absent).last().unwrap_or(first);
     let last = (first + page..high).step_by(page).take_while(is_absent).last().unwrap_or(first);
@@ -140,13 +165,30 @@ fn is_present(page: usize) -> bool {
     present & 1 == 1
 }
 
+/// Replaces the pages of the range that nobody has touched by zeros. Returns whether the kernel let it replace all of them;
+/// `None` if it does not tell which they are.
+fn replace_untouched(range: &Range<usize>, mapping: &table::FaultingMapping) -> Option<bool> {
+    let page = page_bytes();
+    let mut pages = touched::Pages::new()?;
+    let mut run = range.start;
+    for at in range.clone().step_by(page) {
+        if pages.is_touched(at, range.end)? {
+            if !map_zeros(&(run..at), mapping) {
+                return Some(false);
+            }
+            run = at + page;
+        }
+    }
+    Some(map_zeros(&(run..range.end), mapping))
+}
+
 /// Replaces the unreadable pages of the range by zeros. Returns false if pages are left to probe, or the kernel
 /// refused.
 fn replace_unreadable(range: Range<usize>, mapping: &table::FaultingMapping) -> bool {
-    let page = page_bytes();
+    let (page, begun) = (page_bytes(), Instant::now());
     let mut run = range.start;
     for (looks, at) in range.clone().step_by(page).enumerate() {
-        let is_enough = looks == MAX_LOOKS;
+        let is_enough = looks == MAX_LOOKS || begun.elapsed() > MAX_PROBING;
         if is_enough || is_readable(at) {
             if !map_zeros(&(run..at), mapping) || is_enough {
                 return false;

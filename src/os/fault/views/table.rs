@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::error::{Error, ReadCause, Result};
@@ -52,6 +52,8 @@ struct GuardSlot {
     /// Whether [`untold_damage`] has returned the damage.
     told: AtomicBool,
     retries: AtomicUsize,
+    /// Accesses that have failed though the file was not cut.
+    failures: AtomicU32,
 }
 
 /// A mapping's entry in the table.
@@ -87,6 +89,7 @@ impl GuardSlot {
         self.tail.store(usize::MAX, Ordering::Relaxed);
         self.told.store(false, Ordering::Relaxed);
         self.retries.store(0, Ordering::Relaxed);
+        self.failures.store(0, Ordering::Relaxed);
         self.state.fetch_add(1, Ordering::Release);
     }
 
@@ -215,6 +218,11 @@ impl FaultingMapping {
     /// Returns whether a failed access may be retried unchanged.
     pub fn may_retry(&self) -> bool {
         self.slot.retries.fetch_add(1, Ordering::Relaxed) < MOST_RETRIES
+    }
+
+    /// Counts a failed access, and returns how many there were before.
+    pub fn count_failure(&self) -> u32 {
+        self.slot.failures.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns the address from which all pages up to the mapping's end are replaced.

@@ -1,0 +1,61 @@
+"""What a plan may be: names, a mapping from names to parts, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pagestream.weights.indexing import Index
+    from pagestream.weights.tensor_info import TensorInfo
+
+# The part of a tensor; None or True for all of it, False to leave it out.
+Chosen: TypeAlias = "Index | bool | None"
+Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
+
+
+def parts(
+    names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan
+) -> Iterator[tuple[str, Index | None]]:
+    """Yields the names of a plan, and the part of each that is wanted; None for all of a tensor.
+
+    Raises:
+        TypeError: `plan` is a str, or has something else than names.
+        ValueError: A name is there twice.
+    """
+    for name, part in _parts(names, info_of, plan).items():
+        if not isinstance(name, str):
+            message = f"plan must have names of tensors, not {name!r}"  # type: ignore[unreachable]
+            raise TypeError(message)
+        yield name, part
+
+
+def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:
+    if isinstance(plan, (str, bytes)):
+        message = f"plan must be names, not one: [{plan!r}]"
+        raise TypeError(message)
+    if plan is None:
+        return dict.fromkeys(names)
+    if callable(plan):
+        found = ((name, plan(info_of(name))) for name in names)
+        # A comparison of NumPy's numbers gives a bool of its own.
+        parts = ((name, bool(part) if isinstance(part, np.bool_) else part) for name, part in found)
+        return {name: None if part is True else part for name, part in parts if part is not False}
+    if isinstance(plan, Mapping):
+        return plan
+    given = _listed(plan)
+    once = dict.fromkeys(given)
+    if len(once) < len(given):
+        twice = next(name for name in given if given.count(name) > 1)
+        message = f"plan has {twice!r} twice"
+        raise ValueError(message)
+    return once
+
+
+def _listed(plan: object) -> list[str]:
+    if not isinstance(plan, Iterable):
+        message = f"plan must be names, a mapping or a function, not {plan!r}"
+        raise TypeError(message)
+    return list(plan)
