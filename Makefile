@@ -36,9 +36,10 @@ lint: $(VENV)/.lint build ## Formats, lints and types of both languages
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest pagestream._native
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-docs: ## The Rust documentation, in target/doc
-	cargo doc --no-deps --document-private-items
+docs: $(VENV)/.docs ## The documentation, in target/site; what does not fit is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 audit: $(VENV)/.lint ## Licences, sources and advisories of the Rust dependencies
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh -c 'cargo deny check bans licenses sources && \

@@ -159,7 +159,7 @@ def measure_shape(path: Path, batch_size: int, length: int) -> list[Row]:
     verify_windows(*strided(), kept)
     for loader in own.values():
         next(loader)
-    buffers = int(own["TokenLoader"].metrics()["buffers_allocated"])
+    buffers = int(own["TokenLoader"].metrics().buffers_allocated)
     limit = WriteOnly(2 * batch_size * length * 8, max(buffers, 2))
     one_by_one = {name: partial(next, loader) for name, loader in own.items()}
     one_by_one |= {"nanoGPT get_batch": nanogpt, "strided NumPy gather": strided, **arms}

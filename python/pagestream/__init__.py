@@ -14,6 +14,7 @@ from pagestream.files.mapped_file import FileSystem, MappedFile, Residency
 from pagestream.files.staging import StagingBuffer
 from pagestream.loading.batches import Batch, PackedBatch
 from pagestream.loading.loader import TokenLoader
+from pagestream.loading.metrics import LoaderMetrics
 from pagestream.loading.mixture import Mixture
 from pagestream.tokens.corpus import TokenCorpus, TokenShard, open_tokens
 from pagestream.tokens.documents import Documents
@@ -25,6 +26,7 @@ __all__ = [
     "Checkpoint",
     "Documents",
     "FileSystem",
+    "LoaderMetrics",
     "MappedFile",
     "Mixture",
     "PackedBatch",

@@ -196,7 +196,9 @@ fn ask(origin: &Origin, name: &[u8]) -> Result<Option<TakenFile>, Code> {
     let identity = open::identity_now(file.as_fd())?;
     let is_named = origin.identity().is_some_and(|named| is_same_file(&named, &identity));
     let is_untouched = stamp_of(&identity) == state && tells_states_apart(&identity);
-    Ok((is_named && is_untouched).then_some(TakenFile { file, identity, adviser }))
+    // The other process may be of a group that this one is not of.
+    let is_allowed = || open::may_read(&origin.path());
+    Ok((is_named && is_untouched && is_allowed()).then_some(TakenFile { file, identity, adviser }))
 }
 
 /// Returns whether the folder of a file is on a disk of this machine. What is remembered of a folder may be out of date: then

@@ -1,15 +1,18 @@
-"""Every example in the docstrings, the README and the documents is run."""
+"""Every example in docstrings, README and documents is run; figures show what the records have."""
 
+import contextlib
 import doctest
 import importlib
 import pkgutil
 import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
 import pagestream
+import pagestream.safetensors
 
 from support.plugin_hosts import STAND_INS
 from support.process import output_of
@@ -121,13 +124,33 @@ def code_blocks(document):
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.usefixtures("_example_files")
-@pytest.mark.parametrize("document", ["README.md", "docs/slow-mounts.md"])
+@pytest.fixture
+def _uninstalled():
+    """What a document installs is gone afterwards."""
+    yield
+    with contextlib.suppress(RuntimeError):
+        while True:
+            pagestream.safetensors.uninstall()
+
+
+# The code of this one is for ranks.
+DOCUMENTS = [
+    document
+    for document in ["README.md", *(f"docs/{found.name}" for found in (ROOT / "docs").glob("*.md"))]
+    if code_blocks(document) and document != "docs/scale.md"
+]
+
+
+@pytest.mark.usefixtures("_example_files", "_uninstalled")
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_code_in_the_document_runs(document):
-    blocks = code_blocks(document)
-    assert len(blocks) >= 2
-    for block in blocks:
-        exec(compile(block, document, "exec"), {"__name__": "example"})
+    names = {"__name__": "example"}
+    for block in code_blocks(document):
+        exec(compile(block, document, "exec"), names)
+
+
+def test_the_documents_with_code_are_found():
+    assert {"README.md", "docs/start.md", "docs/tokens.md", "docs/weights.md"} < set(DOCUMENTS)
 
 
 @pytest.mark.usefixtures("_example_files")
@@ -150,6 +173,27 @@ def test_each_target_of_the_makefile_has_a_line_of_help():
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
     helped = set(re.findall(r"^([a-z]+):.*## \S", text, re.MULTILINE))
     assert phony == helped
+
+
+def texts(picture):
+    """The texts of an SVG."""
+    return [
+        "".join(element.itertext()).strip()
+        for element in ET.parse(picture).iter("{http://www.w3.org/2000/svg}text")
+    ]
+
+
+def test_the_figures_show_what_the_records_have(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+    import draw
+
+    pictures = [draw.draw_requests(tmp_path), *(draw.draw(name, tmp_path) for name in draw.FIGURES)]
+    for picture in pictures:
+        drawn = texts(picture)
+        assert len(drawn) > 8
+        assert drawn == texts(ROOT / "docs/figures" / picture.name), (
+            "python docs/figures/draw.py draws it anew"
+        )
 
 
 def test_local_links_in_the_documents_lead_somewhere():

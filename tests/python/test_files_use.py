@@ -195,11 +195,6 @@ def test_warm_reports_progress_and_stops_on_an_exception(big_file):
     assert caught.value.args == (8 << 20, 16 << 20)
 
 
-def test_warm_draws_a_bar(big_file, capfd):
-    MappedFile(big_file).warm(progress=True)
-    assert "warm big.bin: 100%" in capfd.readouterr().err
-
-
 def test_residency_does_not_trust_mincore_for_a_stranger(big_file):
     """The kernel answers a user without write permission that the whole file is cached."""
     if os.geteuid() != 0:

@@ -278,7 +278,7 @@ def test_buffers_go_back_with_the_last_reference(token_file):
     with loader_of(token_file) as loader:
         for _ in range(300):
             x, y = next(loader)
-        made = loader.metrics()["buffers_allocated"]
+        made = loader.metrics().buffers_allocated
         assert made < 80
         watched = weakref.ref(x)
         part = y[1:, ::2]
@@ -453,12 +453,25 @@ def test_metrics_count_what_was_done(tmp_path):
     with TokenLoader(path, sequence_length=1024, batch_size=8, epochs=1) as loader:
         batches = sum(1 for _ in loader)
         metrics = loader.metrics()
-    assert metrics["batches"] == batches == 511
-    assert metrics["windows"] == 511 * 8
-    assert metrics["bytes_asked"] == 511 * 8 * 1025 * 2
-    assert metrics["lookahead_hits"] + metrics["lookahead_misses"] == 511 * 8
-    assert metrics["stall_seconds"] >= 0
-    assert metrics["lookahead_batches"] >= 2
+    assert metrics.batches == batches == 511
+    assert metrics.windows == 511 * 8
+    assert metrics.bytes_asked == 511 * 8 * 1025 * 2
+    assert metrics.lookahead_hits + metrics.lookahead_misses == 511 * 8
+    assert metrics.stall_seconds >= 0
+    assert metrics.lookahead_batches >= 2
+
+
+def test_metrics_are_a_record_of_numbers(token_file):
+    with loader_of(token_file) as loader:
+        next(loader)
+        metrics = loader.metrics()
+    found = metrics.as_dict()
+    assert found["windows"] == metrics.windows == 4
+    assert {name for name, value in found.items() if type(value) is not int} == {"stall_seconds"}
+    assert type(metrics.stall_seconds) is float
+    assert "windows=4, batches=1" in repr(metrics)
+    with pytest.raises(AttributeError):
+        metrics.windows = 5
 
 
 def test_a_cold_sequential_pass_reads_each_page_about_once(tmp_path):
@@ -470,7 +483,7 @@ def test_a_cold_sequential_pass_reads_each_page_about_once(tmp_path):
     with TokenLoader(path, sequence_length=1024, batch_size=32, order="sequential", epochs=1) as loader:
         used = sum(x.size for x, _ in loader) * 2
         metrics = loader.metrics()
-    assert metrics["bytes_read"] <= 1.1 * used
+    assert metrics.bytes_read <= 1.1 * used
 
 
 def test_drop_behind_keeps_the_resident_set_small(tmp_path):
@@ -494,12 +507,12 @@ def test_a_slow_consumer_finds_full_batches(token_file):
     with loader_of(token_file) as loader:
         next(loader)
         for _ in range(200):
-            if loader.metrics()["bytes_asked"] >= 5 * 4 * 17 * 2:
+            if loader.metrics().bytes_asked >= 5 * 4 * 17 * 2:
                 break
             time.sleep(0.01)
-        stalls = loader.metrics()["stalls"]
+        stalls = loader.metrics().stalls
         next(loader)
-        assert loader.metrics()["stalls"] == stalls
+        assert loader.metrics().stalls == stalls
 
 
 def test_corpora_pickle_and_loaders_say_what_they_are(token_file):

@@ -183,7 +183,7 @@ def test_a_loader_is_closed_by_a_handler_that_interrupts_next(path, kind):
         for _ in range(3):
             next(loader)
     assert host_batches(loader)._pipeline is None
-    assert loader.metrics()["threads"] == 0
+    assert loader.metrics().threads == 0
     with pytest.raises(ValueError, match="closed"):
         next(loader)
     loader.close()

@@ -196,15 +196,15 @@ def test_a_given_lookahead_is_how_many_buffers_are_filled_where_nothing_is_mappe
     for lookahead in (1, 3, 40):
         with TokenLoader(corpus, lookahead=lookahead, **options) as loader:
             next(loader)
-            assert loader.metrics()["ring_batches"] == lookahead
+            assert loader.metrics().ring_batches == lookahead
     batch_bytes = 4 * LENGTH * 8 * 2
     with TokenLoader(corpus, lookahead=40, memory_bytes=20 * batch_bytes, **options) as loader:
         next(loader)
-        assert loader.metrics()["ring_batches"] == 10
+        assert loader.metrics().ring_batches == 10
     mapped = write(tmp_path / "tokens.bin", 1000)
     with TokenLoader(mapped, lookahead=40, **options) as loader:
         next(loader)
-        assert (loader.metrics()["lookahead_batches"], loader.metrics()["ring_batches"]) == (40, 4)
+        assert (loader.metrics().lookahead_batches, loader.metrics().ring_batches) == (40, 4)
 
 
 LARGE_BATCH = PROGRAMS / "loader_trouble/large_batch.py"
@@ -233,13 +233,13 @@ def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
     with TokenLoader(corpus, sequence_length=LENGTH, batch_size=4, lookahead=10**9) as loader:
         for _ in range(200):
             next(loader)
-        assert loader.metrics()["lookahead_batches"] <= 4096
+        assert loader.metrics().lookahead_batches <= 4096
     small = 1 << 20
     with TokenLoader(
         corpus, sequence_length=LENGTH, batch_size=64, lookahead=10**9, memory_bytes=small
     ) as loader:
         next(loader)
-        assert loader.metrics()["lookahead_batches"] * 64 * LENGTH * 4 <= small
+        assert loader.metrics().lookahead_batches * 64 * LENGTH * 4 <= small
 
 
 @pytest.mark.parametrize(
@@ -342,8 +342,8 @@ def test_a_loader_is_neither_copied_nor_pickled(tmp_path):
     with TokenLoader(corpus, sequence_length=LENGTH, batch_size=1) as loader:
         with pytest.raises(TypeError, match="cannot be copied or pickled"):
             pickle.dumps(loader)
-        assert loader.metrics()["threads"] > 0
-    assert loader.metrics()["threads"] == 0
+        assert loader.metrics().threads > 0
+    assert loader.metrics().threads == 0
 
 
 def test_a_mixture_of_paths_is_refused():

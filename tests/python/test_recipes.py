@@ -15,6 +15,7 @@ import torch
 from pagestream import Mixture, open_tokens, write_tokens
 from pagestream.torch import TokenLoader
 
+from support.process import output_of
 from support.ranks import run_ranks
 
 RECIPES = Path(__file__).parents[2] / "examples/recipes"
@@ -435,3 +436,65 @@ class TestLightning:
         assert_once_each(before + after)
         assert data.state_dict()["samples_consumed"] == WINDOWS
         data.teardown("fit")
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def used_loader(path):
+    """A loader of which two batches of four windows were taken."""
+    with TokenLoader(path, sequence_length=LENGTH, batch_size=4) as loader:
+        next(loader)
+        next(loader)
+        yield loader
+
+
+def test_tensorboard_gets_the_metrics(tmp_path, used_loader):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    from loader_metrics import to_tensorboard
+
+    with SummaryWriter(tmp_path / "events") as writer:
+        to_tensorboard(writer, used_loader, step=2)
+    found = EventAccumulator(str(tmp_path / "events")).Reload()
+    windows = found.Scalars("loader/windows")
+    assert [(event.step, event.value) for event in windows] == [(2, 8.0)]
+    assert set(found.Tags()["scalars"]) == {f"loader/{name}" for name in used_loader.metrics().as_dict()}
+
+
+def test_wandb_gets_the_metrics(tmp_path, path):
+    """In a process of its own: wandb starts another one."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(RECIPES)!r})
+import wandb
+from loader_metrics import to_wandb
+from pagestream import TokenLoader
+with wandb.init(mode="offline", project="pagestream", dir={str(tmp_path)!r}) as run:
+    with TokenLoader({str(path)!r}, sequence_length={LENGTH}, batch_size=4) as loader:
+        next(loader)
+        to_wandb(run, loader, step=3)
+    run.log({{"loss": 1}}, step=4)  # a step is complete once the next one begins
+    assert run.summary["loader/windows"] == 4, dict(run.summary)
+"""
+    output_of(program, HOME=str(tmp_path), WANDB_SILENT="true")
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_prometheus_gets_the_metrics(used_loader):
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from loader_metrics import GAUGES, LoaderCollector
+
+    registry = CollectorRegistry()
+    registry.register(LoaderCollector(used_loader))
+    families = {
+        family.name: family for family in text_string_to_metric_families(generate_latest(registry).decode())
+    }
+    assert set(families) == {f"pagestream_loader_{name}" for name in used_loader.metrics().as_dict()}
+    assert families["pagestream_loader_windows"].samples[0].value == 8
+    gauges = {name for name, family in families.items() if family.type == "gauge"}
+    assert gauges == {f"pagestream_loader_{name}" for name in GAUGES}

@@ -174,7 +174,7 @@ def test_a_window_is_one_request_where_nothing_is_mapped(source, dtype, target):
         with loader:
             batches = list(loader)
             assert loader.state_dict()["fingerprint"]
-            assert loader.metrics()["threads"] <= 65
+            assert loader.metrics().threads <= 65
         xs = batches if target == "none" else [batch.x for batch in batches]
         windows = sum(len(x) for x in xs)
         assert np.array_equal(np.concatenate(xs).reshape(-1), TOKENS[: windows * 1000])
@@ -239,7 +239,7 @@ def test_a_mapped_loader_asks_for_each_page_of_its_windows_once(tmp_path):
     windows = tokens.reshape(-1, 8192)[:, :1024]
     assert sorted(map(bytes, rows)) == sorted(map(bytes, windows))
     # Each window lies on one page. The fingerprint reads a few of these before, and others beside them.
-    assert (len(windows) - 64) * 4096 <= metrics["bytes_read"] <= len(windows) * 4096
+    assert (len(windows) - 64) * 4096 <= metrics.bytes_read <= len(windows) * 4096
     assert len(windows) <= slow.counts["read_requests"] <= len(windows) + 64
     # Many wait at the same time, though there are few threads.
     assert slow.counts["most_in_flight"] >= 32

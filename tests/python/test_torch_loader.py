@@ -194,7 +194,7 @@ def test_pinned_buffers_stay_mapped_as_long_as_their_pipeline(random_tokens):
         loader.late.register = lambda address, nbytes: calls.append(address) or register(address, nbytes)
         for _ in itertools.islice(loader, 60):
             pass
-        allocated = loader.metrics()["buffers_allocated"]
+        allocated = loader.metrics().buffers_allocated
         mapped = mapped_ranges()
         assert len(set(calls)) == len(calls) <= allocated
         assert all(any(address in extent for extent in mapped) for address in calls)

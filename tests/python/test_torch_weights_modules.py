@@ -412,6 +412,26 @@ def test_there_is_no_second_copy_of_the_model(tmp_path, way):
     assert facts["is_right"]
 
 
+def test_parts_of_tensors_on_ranks_are_refused_before_anything_is_read(tmp_path):
+    """A whole tensor in the place of a rank's part would break the model without a word."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    held = {"weight": torch.ones(4, 3), "bias": torch.ones(4)}
+    safetensors.torch.save_file(held, tmp_path / "m.safetensors")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        layer = nn.Linear(3, 4)
+        part = DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)])
+        layer.weight = nn.Parameter(part)
+        with pytest.raises(RuntimeError, match="weight is a DTensor, of which this rank has a part"):
+            load_into(layer, tmp_path / "m.safetensors")
+        assert (layer.weight.to_local() == 0).all()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("module", [{}, None, nn.Linear])
 def test_what_is_no_module_is_refused_before_a_file_is_opened(module):
     with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, not "):

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,25 @@ def test_another_user_gets_nothing(source, tmp_path):
         assert len(names) == SHARDS
         assert [asked(name, NOBODY) for name in names] == ["0"] * SHARDS
         assert {asked(name) for name in names} <= {"1", "2"}
+
+
+def test_a_process_that_may_not_read_a_file_does_not_get_it_passed():
+    """Another process of the same user is of the group that may."""
+    if os.geteuid() != 0:
+        real.missing("root, for groups")
+    program, group = PROGRAMS / "weights_processes/group.py", "2000"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder) / "model.safetensors"
+        tensors = {f"t{number}": np.full(MIB, number, "u1") for number in range(8)}
+        safetensors.numpy.save_file(tensors, path)
+        os.chown(path, 0, int(group))
+        path.chmod(0o640)
+        with start_python(program, "hold", path, NOBODY, group) as holder:
+            assert holder.stdout.readline() == "held\n"
+            assert output_of(program, "open", path, NOBODY, group) == "8"
+            assert output_of(program, "open", path, NOBODY, "") == str(path)
+            holder.communicate("\n")
 
 
 def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pagestream._common.amounts import size
+from pagestream._common.ranks import is_first_rank
+
 Progress = bool | Callable[[int, int], object] | None
+
+# Without a bar there is a line for each tenth.
+_LINES = 10
 
 
 def checked(progress: Progress) -> None:
@@ -24,26 +31,39 @@ def reporting(progress: Progress, total_bytes: int, label: str) -> Iterator[Call
     """Yields the function to call with the bytes done so far, or None without progress.
 
     Args:
-        progress: True for a bar on standard error (needs tqdm), or a callable that is called with
-            (bytes done, bytes in all).
-        total_bytes: Bytes in all.
+        progress: True for a bar on standard error, on rank 0 alone: by tqdm where it is installed, else a
+            line for each tenth. Or a callable that is called with (bytes done, bytes in all), on each rank.
+        total_bytes: Bytes in all; 0 where that is not known.
         label: Name of the work, for the bar.
 
     Raises:
-        ImportError: ``progress=True`` and tqdm is not installed.
         TypeError: `progress` is neither a bool nor a callable.
     """
     checked(progress)
-    if progress is None or progress is False:
+    if progress is None or progress is False or (progress is True and not is_first_rank()):
         yield None
-    elif progress is True:
-        try:
-            from tqdm.auto import tqdm
-        except ImportError as error:
-            message = "progress=True draws its bar with tqdm: pip install tqdm, or pass a callable"
-            raise ImportError(message) from error
-        with tqdm(total=total_bytes, desc=label, unit="B", unit_scale=True) as bar:
-            yield lambda done_bytes: bar.update(done_bytes - bar.n)
-    else:
+    elif progress is not True:
         report = progress
         yield lambda done_bytes: report(done_bytes, total_bytes)
+    else:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            yield _Lines(total_bytes, label)
+            return
+        with tqdm(total=total_bytes or None, desc=label, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+            yield lambda done_bytes: bar.update(done_bytes - bar.n)
+
+
+class _Lines:
+    """Prints a line to standard error for each tenth of the work."""
+
+    def __init__(self, total_bytes: int, label: str) -> None:
+        self._total_bytes, self._label, self._tenths = total_bytes, label, 0
+
+    def __call__(self, done_bytes: int) -> None:
+        tenths = done_bytes * _LINES // self._total_bytes if self._total_bytes else 0
+        if tenths > self._tenths:
+            self._tenths = tenths
+            amounts = f"{size(done_bytes)} of {size(self._total_bytes)}"
+            print(f"{self._label}: {tenths * 100 // _LINES} %, {amounts}", file=sys.stderr)  # noqa: T201

@@ -17,6 +17,15 @@ def local_processes() -> int:
     return max(environment.number(name, 1, least=1) for name in _LOCAL_SIZES)
 
 
+def is_first_rank() -> bool:
+    """Returns whether this process is rank 0, as far as anything says that there are others."""
+    try:
+        return rank_and_world_size(None, None)[0] == 0
+    except ValueError:
+        # Some launchers set WORLD_SIZE alone. Work that asks for no rank goes on.
+        return True
+
+
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Returns rank and world size: those given, else those of torch.distributed, else the environment's."""
     if (rank is None) != (world_size is None):

@@ -32,6 +32,10 @@ _WORKERS = 2
 _ENDLESS = 1 << 40
 
 
+class WrongBytesError(RuntimeError):
+    """What was read is not what the file holds."""
+
+
 @dataclass(frozen=True)
 class Contest:
     """The same work, done in several ways. The first one is ours.
@@ -74,9 +78,9 @@ def can_be_cold(path: str) -> bool:
 
 def of_tokens(path: str, *, is_cold: bool) -> Contest:
     """Returns the contest of batches of random windows."""
-    makers = {"TokenLoader": _by_loader, "np.memmap": _by_memmap}
+    makers = {"TokenLoader": by_loader, "np.memmap": by_memmap}
     if find_spec("torch") is not None:
-        makers["torch's DataLoader, 2 workers"] = _by_data_loader
+        makers["torch's DataLoader, 2 workers"] = by_data_loader
     measured = _from_cold if is_cold else _timed
     ways = {name: _turn(measured, make, path) for name, make in makers.items()}
     if not is_cold:
@@ -95,19 +99,19 @@ def _turn(
 
 def of_weights(path: str, *, is_cold: bool) -> Contest:
     """Returns the contest of a checkpoint, every byte of which is used."""
-    sums = {name: _used(array) for name, array in open_checkpoint(path, ahead=False).items()}
+    sums = {name: used(array) for name, array in open_checkpoint(path, ahead=False).items()}
 
     def load(arrays: Callable[[], Iterable[tuple[str, Any]]]) -> Callable[[float, int], tuple[float, float]]:
         def turn(seconds: float, seed: int) -> tuple[float, float]:
             del seconds, seed
             begun, found, nbytes = time.perf_counter(), {}, 0
             for name, array in arrays():
-                found[name] = _used(array)
+                found[name] = used(array)
                 nbytes += array.nbytes
             spent = time.perf_counter() - begun
             if found != sums:
                 message = "a way to load gave other bytes"
-                raise RuntimeError(message)
+                raise WrongBytesError(message)
             return nbytes, spent
 
         return turn
@@ -137,19 +141,20 @@ def _load_file(module: str, path: str) -> Iterable[tuple[str, Any]]:
     return found.items()
 
 
-def _used(array: npt.NDArray[Any]) -> int:
+def used(array: npt.NDArray[Any]) -> int:
+    """Reads all bytes of an array, and returns their sum."""
     return int(array.view(np.uint64).sum(dtype=np.uint64))
 
 
 def _timed(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[float, float]:
     """Takes batches for so many seconds. What comes before the first is not counted; each tenth is proven."""
-    _prove(*next(batches))
+    prove(*next(batches))
     count, begun = 0, time.perf_counter()
     for count, (x, y) in enumerate(batches, 1):
         if time.perf_counter() - begun > seconds:
             break
         if count % 10 == 0:
-            _prove(x, y)
+            prove(x, y)
     return count * BATCH_SIZE, time.perf_counter() - begun
 
 
@@ -160,28 +165,30 @@ def _from_cold(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[floa
     taken = list(islice(batches, _COLD_BATCHES))
     spent = time.perf_counter() - begun
     for batch in taken:
-        _prove(*batch)
+        prove(*batch)
     return len(taken) * BATCH_SIZE, spent
 
 
-def _prove(x: Any, y: Any) -> None:  # noqa: ANN401 - arrays or tensors
+def prove(x: Any, y: Any) -> None:  # noqa: ANN401 - arrays or tensors
+    """Raises unless these are windows of a file of `write_token_file`."""
     both = np.concatenate([np.asarray(x)[:, :1], np.asarray(y)], axis=1)
     right = np.asarray(x).shape == (BATCH_SIZE, SEQUENCE_LENGTH) and np.array_equal(
         np.asarray(x), both[:, :-1]
     )
     if not right or not (np.diff(both) % (1 << 16) == _STEP).all():
         message = "a way to read gave other tokens"
-        raise RuntimeError(message)
+        raise WrongBytesError(message)
 
 
-def _by_loader(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
+def by_loader(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
+    """Yields batches of a `TokenLoader`."""
     with TokenLoader(
         path, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE, seed=seed, rank=0, world_size=1
     ) as loader:
         yield from loader
 
 
-def _by_memmap(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
+def by_memmap(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
     """Yields batches as nanoGPT's training script makes them."""
     random = np.random.default_rng(seed)
     while True:
@@ -196,7 +203,7 @@ def _by_memmap(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
         yield x, y
 
 
-class _Windows:
+class Windows:
     """Windows for a DataLoader."""
 
     def __init__(self, path: str, seed: int) -> None:
@@ -212,8 +219,9 @@ class _Windows:
         return window[:-1], window[1:]
 
 
-def _by_data_loader(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
+def by_data_loader(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
+    """Yields batches of torch's DataLoader with worker processes."""
     from torch.utils.data import DataLoader
 
-    windows: Any = _Windows(path, seed)
+    windows: Any = Windows(path, seed)
     yield from DataLoader(windows, BATCH_SIZE, num_workers=_WORKERS, sampler=range(_ENDLESS))

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from pagestream._common.amounts import size
+from pagestream._common.checks import one_of
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._contests import (
@@ -21,6 +22,7 @@ from pagestream.cli._contests import (
     write_checkpoint,
     write_token_file,
 )
+from pagestream.cli.field import suite as field
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class _Scale:
 
 
 _QUICK, _FULL = _Scale(3, 0.4, 128 << 20), _Scale(5, 1.5, 512 << 20)
+_QUICK_FIELD, _FIELD = field.Scale(1, 128 << 20), field.Scale(3, 1 << 30)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,9 @@ def bench(
         str | None, typer.Option(help="Where the files are written, on the disk to be measured.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="In half a minute instead of two.")] = False,
+    suite: Annotated[
+        str, typer.Option(help='"usual"; or "field": all loaders that are installed, in up to 30 minutes.')
+    ] = "usual",
     png: Annotated[
         str | None, typer.Option(help="Draw the results into this file (needs matplotlib).")
     ] = None,
@@ -72,6 +78,10 @@ def bench(
 
     Example: pagestream bench --quick --png bench.png
     """
+    one_of("suite", suite, ("usual", "field"))
+    if suite == "field":
+        _field(folder, _QUICK_FIELD if quick else _FIELD, png, as_json=as_json)
+        return
     scale = _QUICK if quick else _FULL
     with tempfile.TemporaryDirectory(prefix="pagestream-bench-", dir=folder) as inner:
         contests, remark = _contests(Path(inner), scale)
@@ -98,6 +108,52 @@ def bench(
     console.print(made)
     if remark:
         console.print(remark)
+
+
+def _field(folder: str | None, scale: field.Scale, png: str | None, *, as_json: bool) -> None:
+    """Measures all loaders that are installed, and prints a table for each case, and each of our losses."""
+    progress = _output.console(to_errors=True)
+    with tempfile.TemporaryDirectory(prefix="pagestream-bench-", dir=folder) as outer:
+        inner = Path(outer, "files")
+        inner.mkdir()
+        findings, remarks = field.measured(inner, scale, lambda what: progress.print(f"… {what}"))
+    losses = field.losses(findings)
+    if png:
+        _draw([_as_result(found) for found in findings if found.rates], png)
+    if as_json:
+        facts = {"findings": [found.as_dict() for found in findings], "losses": losses, "remarks": remarks}
+        _output.print_json(facts)
+        return
+    console = _output.console()
+    columns = ("rate", "p50 / p99", "read", "CPU s/GB", "memory", "outcome")
+    for case in dict.fromkeys(found.case for found in findings):
+        made = _output.table(case, *columns, right=columns[:-1])
+        for found in findings:
+            if found.case == case:
+                made.add_row(found.loader, *_row(found))
+        console.print(made, "")
+    console.print("Where pagestream loses:" if losses else "pagestream loses nowhere.")
+    for line in [*losses, "", *remarks]:
+        console.print(f"  {line}" if line in losses else line)
+
+
+def _row(found: field.Finding) -> tuple[str, ...]:
+    if not found.rates:
+        return ("", "", "", "", "", found.outcome)
+    return (
+        f"{size(found.rate)}/s",
+        f"{found.p50_seconds * 1000:.3g} / {found.p99_seconds * 1000:.3g} ms",
+        f"{found.read_per_byte:.2f}",
+        f"{found.cpu_seconds_per_gb:.2f}",
+        size(found.anonymous_bytes),
+        found.outcome,
+    )
+
+
+def _as_result(found: field.Finding) -> Result:
+    return Result(
+        found.case, found.loader, "bytes", found.rate, min(found.rates), max(found.rates), found.is_ours
+    )
 
 
 def _contests(folder: Path, scale: _Scale) -> tuple[list[Contest], str]:

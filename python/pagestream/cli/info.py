@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -13,13 +12,13 @@ from pagestream.cli import _output
 from pagestream.cli._arguments import All, AsJson
 from pagestream.cli._target import opened
 from pagestream.files.mapped_file import MappedFile
+from pagestream.weights import summary
 from pagestream.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pagestream.tokens.corpus import TokenCorpus
-    from pagestream.weights.tensor_info import TensorInfo
 
 # Tensors, shards and tokens that are shown unless all are asked for.
 _SHOWN, _FIRST_TOKENS = 10, 16
@@ -64,9 +63,6 @@ def _of_weights(weights: Checkpoint) -> dict[str, Any]:
 
 def _print_weights(console: Console, weights: Checkpoint, *, all_: bool) -> None:
     tensors = [weights.info(name) for name in weights]
-    of_type: defaultdict[str, list[TensorInfo]] = defaultdict(list)
-    for tensor in tensors:
-        of_type[tensor.dtype].append(tensor)
     total_bytes = sum(tensor.nbytes for tensor in tensors)
     console.print(
         f"safetensors: {count(len(tensors), 'tensor')}, {size(total_bytes)}, "
@@ -78,12 +74,10 @@ def _print_weights(console: Console, weights: Checkpoint, *, all_: bool) -> None
     for warning in weights.warnings:
         console.print(f"  warning: {warning}")
     types = _output.table("dtype", "tensors", "elements", "size", right=("tensors", "elements", "size"))
-    for dtype, group in sorted(of_type.items(), key=lambda item: -sum(each.nbytes for each in item[1])):
-        elements = sum(_elements(each.shape) for each in group)
-        types.add_row(dtype, f"{len(group):,}", f"{elements:,}", size(sum(each.nbytes for each in group)))
+    for group in summary.by_dtype(tensors):
+        types.add_row(group.dtype, f"{group.tensors:,}", f"{group.elements:,}", size(group.nbytes))
     console.print(types)
-    by_size = sorted(tensors, key=lambda tensor: -tensor.nbytes)
-    shown = by_size if all_ else by_size[:_SHOWN]
+    shown = summary.largest(tensors, len(tensors) if all_ else _SHOWN)
     largest = _output.table("tensor", "dtype", "shape", "size", right=("size",))
     for tensor in shown:
         largest.add_row(tensor.name, tensor.dtype, str(list(tensor.shape)), size(tensor.nbytes))
@@ -135,13 +129,6 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
         console.print(f"… and {count(len(shards) - len(shown), 'file')} more: --all shows them")
     for reason in dict.fromkeys(shard.reason for shard in shards if shard.reason):
         console.print(f"  not mapped shared: {reason}")
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
 
 
 def _shortened(text: str) -> str:

@@ -263,7 +263,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         Args:
             offset: Where the range begins, in bytes.
             length: Its bytes; None for all that follow.
-            progress: True for a bar (needs tqdm), or a callable that gets (bytes done, bytes in all).
+            progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
         Raises:
             ValueError: A range outside the file.

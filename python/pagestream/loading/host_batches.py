@@ -10,6 +10,7 @@ import numpy as np
 
 from pagestream import _native
 from pagestream.loading.batches import Batch, PackedBatch, document_bounds
+from pagestream.loading.metrics import LoaderMetrics
 from pagestream.loading.mixture import Mixture, whole_weights
 from pagestream.tokens.corpus import native_corpus
 
@@ -118,11 +119,10 @@ class HostBatches:
         if pipeline is not None and pipeline.alive:
             pipeline.close()
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> LoaderMetrics:
         """Returns the counters of all pipelines so far, and the present of the one that runs."""
-        total = self._counted.copy()
+        counted = self._counted.copy()
         if self._pipeline is not None:
-            total.update(dict(self._pipeline.metrics()))
-        counted: dict[str, float] = {**dict.fromkeys(_PRESENT, 0), **total}
-        counted["stall_seconds"] = counted.pop("stall_nanoseconds", 0) / 1e9
-        return counted
+            counted.update(dict(self._pipeline.metrics()))
+        stall_seconds = counted.pop("stall_nanoseconds", 0) / 1e9
+        return LoaderMetrics(**counted, stall_seconds=stall_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Generic, get_args, overload
 
 from pagestream import _native
 from pagestream._common import environment
@@ -26,10 +26,26 @@ from pagestream.tokens.corpus import TokenCorpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Self
+    from typing import Literal, Self, TypeAlias, Unpack
+
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import TypeVar
 
     from pagestream._common.types import Mode, StrPath
-    from pagestream.loading.options import BatchDtype, DropBehind
+    from pagestream.loading.batches import Batch, PackedBatch
+    from pagestream.loading.metrics import LoaderMetrics
+    from pagestream.loading.options import BatchDtype, DropBehind, LoaderOptions, StreamOptions
+
+    TokenSource: TypeAlias = TokenCorpus | Mixture | StrPath | Sequence[StrPath]
+    PairTarget: TypeAlias = Literal["shift", "block"]
+    NoDocuments: TypeAlias = Literal["ignore"]
+    BatchT_co = TypeVar("BatchT_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    # Python has defaults of type variables from 3.13 on; only type checkers need them.
+    BatchT_co = TypeVar("BatchT_co", covariant=True)
 
 __all__ = ["TokenLoader"]
 
@@ -39,7 +55,7 @@ _log = logging.getLogger("pagestream.loader")
 _MIXING_BYTES = 64 << 20
 
 
-class TokenLoader(HoldsFiles):
+class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     """One stream of batches over a corpus, epoch after epoch, read ahead by native threads.
 
     The order depends only on seed and position, so the loader knows the next batches. It requests their
@@ -109,9 +125,62 @@ class TokenLoader(HoldsFiles):
         >>> loader.close()
     """
 
+    @overload
+    def __init__(
+        self: TokenLoader[Batch[npt.NDArray[np.int64]]],
+        tokens: TokenSource,
+        *,
+        target: PairTarget = ...,
+        documents: NoDocuments = ...,
+        dtype: Literal["int64"] | type[np.int64] | np.dtype[np.int64] = ...,
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[Batch[npt.NDArray[np.int32]]],
+        tokens: TokenSource,
+        *,
+        target: PairTarget = ...,
+        documents: NoDocuments = ...,
+        dtype: Literal["int32"] | type[np.int32] | np.dtype[np.int32],
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[Batch[npt.NDArray[Any]]],
+        tokens: TokenSource,
+        *,
+        target: PairTarget = ...,
+        documents: NoDocuments = ...,
+        dtype: Literal["raw"],
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[npt.NDArray[Any]],
+        tokens: TokenSource,
+        *,
+        target: Literal["none"],
+        documents: NoDocuments = ...,
+        dtype: BatchDtype = ...,
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[PackedBatch[npt.NDArray[Any]]],
+        tokens: TokenSource,
+        *,
+        target: Target = ...,
+        documents: Literal["boundaries"],
+        max_documents: int | None = ...,
+        dtype: BatchDtype = ...,
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(self: TokenLoader[Any], tokens: TokenSource, **options: Unpack[LoaderOptions]) -> None: ...
     def __init__(
         self,
-        tokens: TokenCorpus | Mixture | StrPath | Sequence[StrPath],
+        tokens: TokenSource,
         *,
         sequence_length: int,
         batch_size: int,
@@ -201,7 +270,7 @@ class TokenLoader(HoldsFiles):
         """Returns itself: iteration goes on where it stopped."""
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - a Batch, a PackedBatch or x alone
+    def __next__(self) -> BatchT_co:
         """Returns the next batch.
 
         Raises:
@@ -209,7 +278,7 @@ class TokenLoader(HoldsFiles):
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
         """
-        return self._handout.next()
+        return self._handout.next()  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         """Returns the number of batches of one epoch.
@@ -287,25 +356,17 @@ class TokenLoader(HoldsFiles):
         position = saved_position(state, self._identity(), strict=strict)
         self._handout.go_to(position, self._batches.start)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> LoaderMetrics:
         """Returns counters of the work so far, and the present lookahead.
 
         In a fork of the process the counters stand as at the fork, until the fork takes a batch.
-
-        Returns:
-            Counters: ``windows``, ``batches``, ``bytes_asked``, ``bytes_read`` (whole pages fetched
-            ahead; bytes read of files that are not mapped), ``lookahead_hits`` and
-            ``lookahead_misses`` (windows gathered without and with a wait for storage),
-            ``already_cached`` (ranges found in the cache), ``major_faults``,
-            ``stalls``, ``stall_seconds`` (time that `next` waited for other threads). And of the present:
-            ``lookahead_batches``, ``ring_batches``, ``threads``, ``buffers_allocated``.
 
         Example:
             >>> from pagestream import TokenLoader
             >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
             ...     batch = next(loader)
-            ...     loader.metrics()["windows"]
-            4
+            ...     loader.metrics().batches
+            1
         """
         return self._batches.metrics()  # type: ignore[no-any-return]
 

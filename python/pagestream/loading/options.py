@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Order = Literal["shuffled", "random", "sequential", "blocked"]
 Target = Literal["shift", "block", "none"]
-BatchDtype = Literal["int64", "int32", "raw"]
+BatchDtype = Literal["int64", "int32", "raw"] | type[np.int64 | np.int32] | np.dtype[np.int64 | np.int32]
 DocumentOption = Literal["ignore", "boundaries"]
 DropBehind = Literal["resident", "cache"]
 
@@ -28,20 +28,16 @@ class _RequiredOptions(TypedDict):
     batch_size: int
 
 
-class LoaderOptions(_RequiredOptions, total=False):
-    """All arguments but the corpus; `TokenLoader` documents them."""
+class StreamOptions(_RequiredOptions, total=False):
+    """All arguments but the corpus and those that decide what a batch is."""
 
     order: Order
     seed: int
     epochs: int | None
     stride: int | None
-    target: Target
-    documents: DocumentOption
-    max_documents: int | None
     drop_last: bool
     rank: int | None
     world_size: int | None
-    dtype: BatchDtype
     lookahead: int | None
     threads: int | None
     memory_bytes: int | None
@@ -50,7 +46,16 @@ class LoaderOptions(_RequiredOptions, total=False):
     drop_behind: DropBehind | None
 
 
-def batch_dtype(value: object) -> Any:  # noqa: ANN401 - a BatchDtype
+class LoaderOptions(StreamOptions, total=False):
+    """All arguments but the corpus; `TokenLoader` documents them."""
+
+    target: Target
+    documents: DocumentOption
+    max_documents: int | None
+    dtype: BatchDtype
+
+
+def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of the words of `BatchDtype`
     """Returns the word for a type of batches; NumPy's own name for it is as good."""
     if isinstance(value, type) and issubclass(value, np.generic):
         value = np.dtype(value)

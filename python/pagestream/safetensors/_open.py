@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 import numpy as np
 
@@ -19,10 +19,32 @@ from pagestream.weights import dtypes
 from pagestream.weights.arrays import NumpyArrays
 
 if TYPE_CHECKING:
-    from typing import IO
+    from typing import IO, TypedDict, Unpack
+
+    import numpy.typing as npt
+    import torch
+    from typing_extensions import TypeVar
 
     from pagestream._common.types import Mode, StrPath
     from pagestream.weights.arrays import Align, Framework
+
+    TensorT_co = TypeVar("TensorT_co", covariant=True, default=Any)
+
+    class OpenOptions(TypedDict, total=False):
+        """The keyword arguments of `safe_open`, which documents them."""
+
+        backend: Backend | None
+        mmap_mode: Mode | None
+        strict: bool | None
+        copy: bool
+        raw: bool
+        align: Align
+        ahead: int | None
+else:
+    from typing import TypeVar
+
+    # Python has defaults of type variables from 3.13 on; only type checkers need them.
+    TensorT_co = TypeVar("TensorT_co", covariant=True)
 
 __all__ = ["Backend", "TensorMeta", "safe_open"]
 
@@ -51,7 +73,7 @@ class TensorMeta:
     data_offsets: tuple[int, int]
 
 
-class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
+class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's name
     """A safetensors file, open for reading. Upstream's class of that name, and more.
 
     Upstream: https://huggingface.co/docs/safetensors/api/torch#safetensors.safe_open
@@ -96,7 +118,8 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             expected that was taken of the last tensor whose name differs in its numbers alone. At the end
             of ``model-00001-of-00004.safetensors`` the lead goes on to the next file. It stops, and lets go
             of the file, half a second after the file was closed; until then a program that opens the file
-            for each tensor goes on with it. Eight files of a process are read ahead at a time.
+            for each tensor goes on with it. Eight files of a process are read ahead at a time. Whole tensors
+            are left to the kernel where its own read-ahead brings 4 GiB a second, as a local disk's may.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
@@ -113,11 +136,35 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
 
     _files: _native.WeightFile
 
+    @overload
+    def __init__(
+        self: safe_open[npt.NDArray[Any]],
+        filename: StrPath,
+        framework: Literal["np", "numpy"],
+        device: Any = ...,  # noqa: ANN401
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: safe_open[torch.Tensor],
+        filename: StrPath,
+        framework: Literal["pt", "torch", "pytorch"],
+        device: Any = ...,  # noqa: ANN401
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: safe_open[Any],
+        filename: StrPath,
+        framework: str,
+        device: Any = ...,  # noqa: ANN401
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
     def __init__(
         self,
         filename: StrPath,
         framework: str,
-        device: Any = "cpu",  # noqa: ANN401 - a str, an int or a torch.device
+        device: Any = "cpu",
         *,
         backend: Backend | None = None,
         mmap_mode: Mode | None = None,
@@ -198,7 +245,7 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
         """
         return self._open().metadata()
 
-    def get_tensor(self, name: str) -> Any:  # noqa: ANN401 - an array or a tensor
+    def get_tensor(self, name: str) -> TensorT_co:
         """Returns one tensor, as the framework's type.
 
         Raises:
@@ -217,16 +264,16 @@ class safe_open(HoldsFiles):  # noqa: N801 - upstream's name
             if self._is_plain:
                 array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable)
                 if array is not None:
-                    return array
+                    return array  # type: ignore[return-value]
         except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
             pass
         try:
-            return self._framework.whole(self._files, name)
+            return self._framework.whole(self._files, name)  # type: ignore[no-any-return]
         except ValueError:
             self._open()  # a closed file says so
             raise
 
-    def get_tensors(self) -> dict[str, Any]:
+    def get_tensors(self) -> dict[str, TensorT_co]:
         """Returns all tensors, in the order of the data.
 
         Raises:
@@ -315,7 +362,7 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
     """
 
     def __init__(self, f: IO[Any], framework: str, device: Any = "cpu", **options: Any) -> None:  # noqa: ANN401
-        super().__init__(f, framework, device, **options)  # type: ignore[arg-type]
+        super().__init__(f, framework, device, **options)  # type: ignore[call-overload]
 
     def _opened(self, filename: Any, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: ANN401, FBT001
         name = getattr(filename, "name", None)

@@ -13,8 +13,10 @@ import numpy as np
 
 from pagestream import _native
 from pagestream._common import environment
+from pagestream._common.amounts import count
 from pagestream._common.checks import element, one_of
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.html import page, table
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
 from pagestream.tokens.paths import token_paths
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
 
 _log = logging.getLogger("pagestream.tokens")
+
+# Files that a notebook shows.
+_SHOWN = 10
 
 Format = Literal["raw", "npy", "llmc", "megatron", "datatrove"]
 
@@ -225,6 +230,23 @@ class TokenCorpus(HoldsFiles):
             digest = hashlib.blake2b(names, digest_size=4).hexdigest()
             files = f"{len(shards)} files from {files} on (paths {digest})"
         return f"<{type(self).__name__} {len(self)} {self.dtype} tokens in {files}>"
+
+    def _repr_html_(self) -> str:
+        """Returns size, type and the first files, for notebooks."""
+        shards, documents = self.shards, self.documents
+        title = f"{type(self).__name__}: {count(len(self), 'token')} of {self.dtype}, {shards[0].format}"
+        if documents is not None:
+            title += f", {count(len(documents), 'document')}"
+        shown = shards[:_SHOWN]
+        rest = len(shards) - len(shown)
+        return page(
+            f"{title}, in {count(len(shards), 'file')}",
+            table(
+                ("file", "tokens", "mode"),
+                [(shard.path, f"{shard.tokens:,}", shard.mode) for shard in shown],
+                f"and {count(rest, 'file')} more" if rest else "",
+            ),
+        )
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:

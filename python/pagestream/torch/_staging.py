@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pagestream.loading.host_batches import HostBatches
+    from pagestream.loading.metrics import LoaderMetrics
     from pagestream.torch._device import CopyDevice
 
     Array = npt.NDArray[Any]
@@ -196,7 +197,7 @@ class StagedBatches:
         """Ends the wait of a thread that is in `take`."""
         self._host.interrupt()
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> LoaderMetrics:
         """Returns the counters of the host's batches."""
         return self._host.metrics()
 

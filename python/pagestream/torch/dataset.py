@@ -77,7 +77,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         default_stride = self.sequence_length + 1 if target == "block" else 1
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.target = target
-        self.dtype: BatchDtype = batch_dtype(dtype)
+        self.dtype: str = batch_dtype(dtype)
         self._windows = (self.sequence_length, self.stride, target)
         self._length = native_corpus(self.tokens).windows(*self._windows)
         self._torch_dtype = getattr(torch, str(self.tokens.dtype) if self.dtype == "raw" else self.dtype)

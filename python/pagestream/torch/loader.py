@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from pagestream.loading.host_batches import HostBatches
+from pagestream.loading.loader import BatchT_co
 from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
 from pagestream.torch._device import CopyDevice
 from pagestream.torch._staging import STAGED_BUFFERS, StagedBatches, converted, is_widened_on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Unpack
+    from typing import Literal, Unpack
 
-    from pagestream._common.types import StrPath
-    from pagestream.loading.mixture import Mixture
-    from pagestream.loading.options import LoaderOptions
-    from pagestream.tokens.corpus import TokenCorpus
+    from pagestream.loading.batches import Batch, PackedBatch
+    from pagestream.loading.loader import NoDocuments, PairTarget, TokenSource
+    from pagestream.loading.options import BatchDtype, LoaderOptions, StreamOptions, Target
 
 __all__ = ["TokenLoader"]
 
 
-class TokenLoader(NumpyTokenLoader):
+class TokenLoader(NumpyTokenLoader[BatchT_co]):
     """`pagestream.TokenLoader` whose batches are tensors on a device.
 
     On the CPU, tensors share their memory with the loader's buffers. For a GPU, batches keep the type of the
@@ -49,9 +48,51 @@ class TokenLoader(NumpyTokenLoader):
         (tensor([ 8,  9, 10, 11, 12, 13, 14, 15]), torch.int64)
     """
 
+    @overload
+    def __init__(
+        self: TokenLoader[Batch[torch.Tensor]],
+        tokens: TokenSource,
+        *,
+        device: torch.device | str = ...,
+        target: PairTarget = ...,
+        documents: NoDocuments = ...,
+        dtype: BatchDtype = ...,
+        **arguments: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[torch.Tensor],
+        tokens: TokenSource,
+        *,
+        device: torch.device | str = ...,
+        target: Literal["none"],
+        documents: NoDocuments = ...,
+        dtype: BatchDtype = ...,
+        **arguments: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[PackedBatch[torch.Tensor]],
+        tokens: TokenSource,
+        *,
+        device: torch.device | str = ...,
+        target: Target = ...,
+        documents: Literal["boundaries"],
+        max_documents: int | None = ...,
+        dtype: BatchDtype = ...,
+        **arguments: Unpack[StreamOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenLoader[Any],
+        tokens: TokenSource,
+        *,
+        device: torch.device | str = ...,
+        **arguments: Unpack[LoaderOptions],
+    ) -> None: ...
     def __init__(
         self,
-        tokens: TokenCorpus | Mixture | StrPath | Sequence[StrPath],
+        tokens: TokenSource,
         *,
         device: torch.device | str = "cpu",
         **arguments: Unpack[LoaderOptions],

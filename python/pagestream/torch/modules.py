@@ -137,8 +137,9 @@ def load_into(
         The report.
 
     Raises:
-        RuntimeError: Names are missing or unexpected, with `strict`; or shapes differ. All of them are
-            listed, in the words of ``torch.nn.Module.load_state_dict``.
+        RuntimeError: Names are missing or unexpected, with `strict`; or shapes differ; or parameters are
+            DTensors, as those of FSDP2 are. All of them are listed, the first ones in the words of
+            ``torch.nn.Module.load_state_dict``.
         TypeError: `module` is no module.
         ValueError: Two tensors of the checkpoint get one name; or a parameter is not initialised
             (``torch.nn.LazyLinear`` and its like).
@@ -159,20 +160,22 @@ def load_into(
         >>> layer.weight.device, layer.weight.dtype
         (device(type='cpu'), torch.float32)
     """
-    checks.check_bool("strict", strict)
-    checks.check_bool("assign", assign)
-    _check_module(module)
-    with joined(process_group) as meeting, open_checkpoint(path) as weights:
-        wanted = planned(weights, plan, "file")
-        names = _renamed(wanted, rename)
-        targets = _targets(module)
-        chosen, report = _matched(names, targets)
-        problems = _problems(report, strict=strict) + _misfits(names, targets, assign=assign)
-        if problems:
-            message = f"Error(s) in loading state_dict for {type(module).__name__}:"
-            raise RuntimeError("\n\t".join([message, *problems]))
-        _load(weights, chosen, assign=assign, meeting=meeting, progress=progress)
-        return report
+    with joined(process_group) as meeting:
+        # What is wrong with the arguments of one rank is told to the others.
+        checks.check_bool("strict", strict)
+        checks.check_bool("assign", assign)
+        _check_module(module)
+        with open_checkpoint(path) as weights:
+            wanted = planned(weights, plan, "file")
+            names = _renamed(wanted, rename)
+            targets = _targets(module)
+            chosen, report = _matched(names, targets)
+            problems = _problems(report, strict=strict) + _misfits(names, targets, assign=assign)
+            if problems:
+                message = f"Error(s) in loading state_dict for {type(module).__name__}:"
+                raise RuntimeError("\n\t".join([message, *problems]))
+            _load(weights, chosen, assign=assign, meeting=meeting, progress=progress)
+            return report
 
 
 def _check_module(module: object) -> None:
@@ -271,6 +274,12 @@ def _misfits(names: dict[str, Wanted], targets: dict[str, _Target], *, assign: b
         if name not in targets:
             continue
         tensor = targets[name].tensor
+        if hasattr(tensor, "device_mesh"):
+            found.append(
+                f"{name} is a DTensor, of which this rank has a part: load it by "
+                "torch.distributed.checkpoint and pagestream.torch.HuggingFaceStorageReader."
+            )
+            continue
         shape = torch.Size(shape_of(each))
         if shape != tensor.shape:
             found.append(

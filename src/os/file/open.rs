@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use rustix::fs::FileType as Kind;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, StatxFlags, StatxTimestamp};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 
 /// Upper bound of tries of a call that is interrupted (EINTR) each time; then the error is raised.
@@ -117,6 +117,16 @@ pub fn identity_now(file: BorrowedFd<'_>) -> Result<Identity, Errno> {
 pub fn is_on_block_device(path: &Path) -> bool {
     let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
     !found.is_ok_and(|found| found.stx_dev_major == 0)
+}
+
+/// Returns whether this process may read what `path` names.
+pub fn may_read(path: &Path) -> bool {
+    let by_user = |flags| retry(|| rustix::fs::accessat(CWD, path, Access::READ_OK, flags));
+    match by_user(AtFlags::EACCESS) {
+        // Before Linux 5.8 the call knows the real user alone.
+        Err(Errno::NOSYS | Errno::INVAL) => by_user(AtFlags::empty()).is_ok(),
+        found => found.is_ok(),
+    }
 }
 
 /// Returns the identity of what `path` names now.

@@ -8,7 +8,8 @@ use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{self, Timeout};
@@ -18,6 +19,7 @@ use rustix::net::{
 };
 
 use super::open;
+use crate::os::process::fork;
 
 /// Upper bound of the files of one message.
 const MAX_FILES: usize = 2;
@@ -25,6 +27,11 @@ const MAX_FILES: usize = 2;
 const BACKLOG: i32 = 256;
 /// How long the process that has the name is waited for. It may be opening the file still, or be stopped.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a process that did not answer is not asked again, for any name.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// The process that did not answer last, and when that was.
+static SILENT: Mutex<Option<(libc::pid_t, Instant)>> = Mutex::new(None);
 
 /// A name at which processes of this user ask for files.
 #[derive(Debug)]
@@ -68,12 +75,24 @@ pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
     let socket = socket(SocketFlags::NONBLOCK)?;
     retry_on_intr(|| rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?))?;
     // Nor is one that was killed ours: a child of a fork keeps its name, and nobody answers.
-    if !is_one_of_ours(peer_of(&socket)?) {
+    let peer = peer_of(&socket)?;
+    if !is_one_of_ours(peer) {
         return Err(Errno::ACCESS);
+    }
+    if fork::with_lock(&SILENT, |silent| {
+        silent.is_some_and(|(process, since)| process == peer.pid && since.elapsed() < SILENCE)
+    }) {
+        return Err(Errno::AGAIN);
     }
     rustix::io::ioctl_fionbio(&socket, false)?;
     sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    receive(&socket, message)
+    let answer = receive(&socket, message);
+    if answer.as_ref().is_err_and(|&errno| errno == Errno::AGAIN)
+        && peer.pid.cast_unsigned() != std::process::id()
+    {
+        fork::with_lock(&SILENT, |silent| *silent = Some((peer.pid, Instant::now())));
+    }
+    answer
 }
 
 fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
@@ -160,7 +179,6 @@ fn receive(socket: &OwnedFd, message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> 
 mod tests {
     use std::io::Read;
     use std::sync::Arc;
-    use std::time::Instant;
 
     use super::*;
 

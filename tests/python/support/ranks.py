@@ -24,7 +24,10 @@ def accelerate_launch(world_size):
 
 
 def run_ranks(world_size, *command, environment=None, launch=torchrun):
-    """Runs a Python file with its arguments on so many ranks; one that fails is a failed assertion."""
+    """Runs a Python file with its arguments on so many ranks, and returns what they print.
+
+    One that fails is a failed assertion.
+    """
     launcher = launch(world_size)
     for _ in range(TRIES):
         done = subprocess.run(
@@ -39,3 +42,4 @@ def run_ranks(world_size, *command, environment=None, launch=torchrun):
         if "connectFullMesh failed" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
+    return done.stdout

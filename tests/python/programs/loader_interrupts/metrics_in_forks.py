@@ -24,14 +24,14 @@ for turn in range(150):
     if child == 0:
         signal.alarm(20)  # a child that hangs is killed, and seen
         found = loader.metrics()
-        assert found["batches"] >= before
-        assert (found["threads"], found["ring_batches"]) == (0, 0), found
+        assert found.batches >= before
+        assert (found.threads, found.ring_batches) == (0, 0), found
         kept = next(loader)
-        assert loader.metrics()["batches"] == found["batches"] + 1
-        assert loader.metrics()["threads"] > 0
+        assert loader.metrics().batches == found.batches + 1
+        assert loader.metrics().threads > 0
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, turn
-    before = loader.metrics()["batches"]
+    before = loader.metrics().batches
 stop.set()
 thread.join()
 loader.close()

@@ -1,0 +1,229 @@
+"""Draws the figures of the documentation from the records of the benchmarks.
+
+    python docs/figures/draw.py [FOLDER]
+
+Each bar is the median of a row of `benches/record/`; `requests.py` measured the curves of `requests.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).parent
+RECORDS = HERE.parents[1] / "benches/record"
+OURS, THEIRS = "#1f77b4", "#9aa0a6"
+
+LOADS = "whole checkpoints of 4 shards from a FUSE mount, cold, to CPU memory"
+WINDOWS = "random windows of a cold file of 10 GiB"
+BATCHES = "token batches, page cache warm"
+PROCESSES = "a checkpoint of 1 GiB in 4 shards, loaded by processes that begin at the same time"
+
+
+@dataclass
+class Bars:
+    """One row of a record as bars.
+
+    Attributes:
+        title: What is shown.
+        record: The name of the record, without its ending.
+        table: The table of the record.
+        case: The case of the table.
+        ours: The contestants that are pagestream's, by their labels.
+        theirs: The others.
+        unit: ``"s"``, ``"ms"`` or the record's own.
+    """
+
+    title: str
+    record: str
+    table: str
+    case: str
+    ours: dict[str, str]
+    theirs: dict[str, str] = field(default_factory=dict)
+    unit: str = "s"
+
+    def values(self) -> dict[str, float]:
+        """Returns the median of each contestant, by its label."""
+        rows = json.loads((RECORDS / f"{self.record}.json").read_text())["results"][self.table]
+        figures = {}
+        for row in rows:
+            if row["case"] == self.case:
+                figures |= row["figures"]
+        labels = self.ours | self.theirs
+        return {label: statistics.median(figures[name]) for label, name in labels.items()}
+
+
+SLOW_MOUNT = {
+    "pagestream: stream": "stream",
+    "pagestream: safe_open after install()": "safe_open, installed",
+    "pagestream: load_file after install()": "load_file, installed",
+}
+SLOW_RIVALS = {
+    "runai-model-streamer (buffered)": "runai-model-streamer, io_uring_buffered",
+    "fastsafetensors": "fastsafetensors",
+    "safetensors: safe_open": "safetensors, mmap",
+    "safetensors: load_file": "safetensors, load_file",
+    "torch.load(mmap=True)": "torch.load(mmap=True)",
+    "cattensors": "cattensors",
+}
+WINDOW_RIVALS = {
+    "LitData (within chunks)": "LitData (windows of one chunk, shuffled)",
+    "np.memmap, MADV_RANDOM": "np.memmap, MADV_RANDOM",
+    "Grain over np.memmap": "Grain, 16 threads over np.memmap",
+    "np.memmap, new for each batch": "np.memmap, new for each batch",
+}
+
+FIGURES = {
+    "loads": [
+        Bars(
+            "Seconds to load 1 GiB of weights from a cold FUSE mount, 10 ms a request",
+            "2026-11-24-9b0fbfd",
+            LOADS,
+            "1 GiB, 10 ms a request, cached",
+            SLOW_MOUNT,
+            SLOW_RIVALS,
+        )
+    ],
+    "front": [
+        Bars(
+            "Load 1 GiB of weights from a cold mount with 10 ms a request (seconds; less is better)",
+            "2026-11-24-9b0fbfd",
+            LOADS,
+            "1 GiB, 10 ms a request, cached",
+            {"pagestream.safetensors.install()": "safe_open, installed"},
+            {
+                "runai-model-streamer (buffered)": "runai-model-streamer, io_uring_buffered",
+                "fastsafetensors": "fastsafetensors",
+                "safetensors": "safetensors, mmap",
+            },
+        ),
+        Bars(
+            "Random windows of 2 KiB from a cold file of 10 GiB (thousands a second; more is better)",
+            "2026-11-22-00e9c16",
+            WINDOWS,
+            "2050 bytes, read-ahead 128 KiB",
+            {"pagestream TokenLoader": "TokenLoader"},
+            WINDOW_RIVALS,
+            "thousands",
+        ),
+    ],
+    "processes": [
+        Bars(
+            f"Seconds until {count} load 1 GiB from a cold FUSE mount, 10 ms a request",
+            "2026-11-24-53bcdd0",
+            PROCESSES,
+            f"{count}, cached",
+            {
+                "pagestream: safe_open after install()": "safe_open, installed",
+                "pagestream: stream": "stream",
+            },
+            {"safetensors": "safetensors, mmap", "cattensors": "cattensors"},
+        )
+        for count in ("1 process", "4 processes", "8 processes")
+    ],
+    "windows": [
+        Bars(
+            f"Windows of {size} from a cold file of 10 GiB, read-ahead 128 KiB (thousands a second)",
+            "2026-11-22-00e9c16",
+            WINDOWS,
+            f"{size.split()[0]} bytes, read-ahead 128 KiB",
+            {"TokenLoader": "TokenLoader", 'TokenLoader, order="blocked"': 'TokenLoader, order="blocked"'},
+            WINDOW_RIVALS | {"O_DIRECT, depth 64 (the disk alone)": "O_DIRECT, depth 64"},
+            "thousands",
+        )
+        for size in ("2050 bytes", "8194 bytes")
+    ],
+    "batches": [
+        Bars(
+            f"Milliseconds for a batch of {shape} tokens as int64 from the page cache",
+            "2026-11-21-94e7572",
+            BATCHES,
+            shape,
+            {"TokenLoader": "TokenLoader"},
+            {
+                "strided NumPy gather": "strided NumPy gather",
+                "DataLoader, __getitems__, in the process": "DataLoader, __getitems__, 0 workers",
+                "DataLoader, a window a call": "DataLoader, a window a call, 0 workers",
+                "nanoGPT get_batch": "nanoGPT get_batch",
+                "DataLoader, a window a call, 2 workers": "DataLoader, a window a call, 2 workers",
+            },
+            "ms",
+        )
+        for shape in ("64 x 1024", "32 x 4096")
+    ],
+}
+FACTORS = {"s": 1.0, "ms": 1000.0, "thousands": 0.001}
+
+
+def draw(name: str, folder: Path) -> Path:
+    """Draws a figure as SVG, and returns its path."""
+    parts = FIGURES[name]
+    values = [part.values() for part in parts]
+    lines = sum(map(len, values)) + 1.6 * len(parts)
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 10}):
+        figure = Figure(figsize=(8, 0.27 * lines), layout="constrained")
+        figure.patch.set_facecolor("white")
+        heights = [len(each) + 1 for each in values]
+        all_axes: Any = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
+        for axes, part, of_part in zip(all_axes[:, 0], parts, values, strict=True):
+            amounts = [value * FACTORS[part.unit] for value in of_part.values()]
+            colours = [OURS if label in part.ours else THEIRS for label in of_part]
+            bars = axes.barh(list(of_part), amounts, color=colours, height=0.7)
+            axes.bar_label(bars, [f"{amount:.3g}" for amount in amounts], padding=4)
+            axes.set_title(part.title, loc="left", fontsize=10, fontweight="bold")
+            axes.invert_yaxis()
+            axes.margins(x=0.1)
+            axes.xaxis.set_visible(False)
+            axes.spines[["top", "right", "bottom"]].set_visible(False)
+            axes.tick_params(left=False)
+        path = folder / f"{name}.svg"
+        figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def draw_requests(folder: Path) -> Path:
+    """Draws the bytes that a slow mount delivered over time, and returns the path."""
+    found = json.loads((HERE / "requests.json").read_text())
+    with mpl.rc_context({"svg.hashsalt": "requests", "svg.fonttype": "none", "font.size": 10}):
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        figure.patch.set_facecolor("white")
+        axes = figure.subplots()
+        for way, label, colour in (("install", "after install()", OURS), ("stock", "safetensors", THEIRS)):
+            seconds, mib = zip(*found[way], strict=True)
+            axes.plot(seconds, mib, color=colour, linewidth=2)
+            axes.annotate(
+                f"{label}: {seconds[-1]:.2g} s", (seconds[-1], mib[-1]), (6, -14), textcoords="offset points"
+            )
+        axes.set_title(
+            f"MiB that a mount with {found['delay_ms']} ms a request of "
+            f"{found['request_bytes'] >> 10} KiB has delivered",
+            loc="left",
+            fontsize=10,
+            fontweight="bold",
+        )
+        axes.set_xlabel("seconds since the file was opened")
+        axes.set_xlim(0, found["stock"][-1][0] * 1.25)
+        axes.set_ylim(0)
+        axes.spines[["top", "right"]].set_visible(False)
+        path = folder / "requests.svg"
+        figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def main() -> None:
+    """Draws all figures into a folder."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    for name in FIGURES:
+        print(draw(name, folder))
+    print(draw_requests(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Draws the terminal pictures of the documentation, from what the commands print.
+
+    python docs/figures/terminal.py
+
+The commands run on a pseudo-terminal of 90 columns; rich makes SVG of what came.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from pagestream.safetensors.numpy import save_file
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parents[1] / "tests/python"))  # the tests mount the same file system
+from support import real
+
+COLUMNS = 96
+
+
+def printed(*command: str, cwd: Path) -> str:
+    """Returns what a command prints on a terminal."""
+    environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(cwd)
+        os.execve(sys.executable, [sys.executable, "-m", "pagestream", *command], environment)
+    found = b""
+    while True:
+        try:
+            piece = os.read(terminal, 1 << 16)
+        except OSError:  # Linux ends a pseudo-terminal with EIO
+            break
+        found += piece
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status):
+        sys.exit(f"{command} failed: {found.decode()}")
+    return found.decode()
+
+
+def picture(name: str, *command: str, cwd: Path) -> None:
+    """Draws a command and what it prints."""
+    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(Text(f"$ pagestream {' '.join(command)}", style="bold"))
+    console.print(Text.from_ansi(printed(*command, cwd=cwd)))
+    path = HERE / f"terminal-{name}.svg"
+    console.save_svg(str(path), title="pagestream", unique_id=f"terminal-{name}")
+    print(path)
+
+
+def write_model(folder: Path) -> None:
+    """Writes a checkpoint of two shards, as large as a picture needs."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for shard in (1, 2):
+        tensors = {
+            f"model.layers.{layer}.{name}": rng.standard_normal(shape, "f4").astype("f2")
+            for layer in range(4 * shard - 4, 4 * shard)
+            for name, shape in {
+                "mlp.up_proj.weight": (2048, 1024),
+                "mlp.down_proj.weight": (1024, 2048),
+                "self_attn.qkv_proj.weight": (3072, 1024),
+                "input_layernorm.weight": (1024,),
+            }.items()
+        }
+        save_file(tensors, folder / f"model-{shard:05}-of-00002.safetensors", {"format": "pt"})
+
+
+def main() -> None:
+    """Draws all of them."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as inner:
+        work = Path(inner)
+        write_model(work / "llama")
+        picture("info", "info", "llama", cwd=work)
+        subprocess.run([sys.executable, "-m", "pagestream", "evict", "llama"], cwd=work, check=True)
+        file = work / "llama/model-00001-of-00002.safetensors"
+        with open(file, "rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            opened.read(file.stat().st_size * 6 // 10)
+        picture("residency", "residency", "llama", cwd=work)
+        printed("residency", "llama", "--png", str(HERE / "residency.png"), cwd=work)
+        picture("bench", "bench", "--quick", cwd=work)
+
+        with real.slow_fuse(work / "llama", work / "mnt", delay_ms=10, request_bytes=128 << 10):
+            picture("check", "check", "mnt", cwd=work)
+
+
+if __name__ == "__main__":
+    main()

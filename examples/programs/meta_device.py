@@ -1,0 +1,53 @@
+"""A checkpoint streamed into a module that had no memory before.
+
+    python meta_device.py model.safetensors
+
+A module on the ``meta`` device has shapes and no memory. `load_into` gives each parameter its memory as its
+bytes land, so that the host never holds the model twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+from torch import nn
+
+from pagestream import open_checkpoint
+from pagestream.torch import load_into
+
+
+class Bare(nn.Module):
+    """A module with the parameters that a checkpoint names."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        with open_checkpoint(path) as weights:
+            for name in weights:
+                *parents, last = name.split(".")
+                owner: nn.Module = self
+                for parent in parents:
+                    if parent not in owner._modules:  # noqa: SLF001 - how a module is built by name
+                        owner.add_module(parent, nn.Module())
+                    owner = owner.get_submodule(parent)
+                shape = weights.info(name).shape
+                owner.register_parameter(last, nn.Parameter(torch.empty(shape), requires_grad=False))
+
+
+def main() -> None:
+    """Loads a checkpoint, and prints what came."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    with torch.device("meta"):
+        model = Bare(arguments.checkpoint)
+    with torch.device(arguments.device):
+        report = load_into(model, arguments.checkpoint, progress=True)
+    count = sum(math.prod(parameter.shape) for parameter in model.parameters())
+    print(f"{count:,} parameters; missing {list(report.missing)}, unexpected {list(report.unexpected)}")
+
+
+if __name__ == "__main__":
+    main()

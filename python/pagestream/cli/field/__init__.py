@@ -1,0 +1,1 @@
+"""``pagestream bench --suite field``: the loaders that are installed, on the same files."""

@@ -1,0 +1,121 @@
+"""One load by one loader, in a process of its own: ``python -m pagestream.cli.field.worker``.
+
+The first argument is JSON: ``kind``, ``loader``, ``path``, ``seed``, ``most_steps``, ``most_seconds``,
+``waits``. The process says ``ready`` once everything is imported, begins when it gets a line, and prints what
+happened as JSON. With ``waits`` it says ``first`` after the first step, and waits for another line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from pagestream.cli import _contests
+from pagestream.cli.field import loaders
+
+# Seconds between two looks at the memory.
+_LOOK = 0.02
+
+
+class _Memory(threading.Thread):
+    """Watches the anonymous memory of this process and its children."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before = self.most = _anonymous_bytes()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(_LOOK):
+            self.most = max(self.most, _anonymous_bytes())
+
+    def growth(self) -> int:
+        """Ends the watch. Returns by how many bytes the memory has grown at most."""
+        self._ended.set()
+        self.join()
+        return max(self.most, _anonymous_bytes()) - self.before
+
+
+def _anonymous_bytes() -> int:
+    total = 0
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        processes = ["self", *file.read().split()]
+    for process in processes:
+        with contextlib.suppress(OSError), open(f"/proc/{process}/status", encoding="utf-8") as file:
+            total += next((int(line.split()[1]) for line in file if line.startswith("RssAnon")), 0)
+    return total << 10
+
+
+def _read_bytes() -> int:
+    with open("/proc/self/io", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _used(tensor: Any) -> int:  # noqa: ANN401 - an array or a tensor
+    """Reads all bytes of a tensor, as a copy to a device would."""
+    return int(np.ascontiguousarray(np.asarray(tensor)).reshape(-1).view(np.uint64).sum(dtype=np.uint64))
+
+
+def main() -> None:
+    """Loads, and prints what happened."""
+    asked = json.loads(sys.argv[1])
+    loader = loaders.KINDS[asked["kind"]][asked["loader"]]
+    # Loading the libraries is not what is compared.
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Exception):
+        next(loader.steps(asked["path"] + ".nothing", 0))
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+    found: dict[str, Any] = {"sums": {}, "steps": 0, "nbytes": 0, "error": None, "is_right": True}
+    memory, latencies = _Memory(), []
+    memory.start()
+    read, cpu, begun = _read_bytes(), _cpu_seconds(), time.perf_counter()
+    try:
+        last = begun
+        for name, thing in loader.steps(asked["path"], asked["seed"]):
+            if asked["kind"] == "tokens":
+                latencies.append(time.perf_counter() - last)
+                # What is proven of each tenth batch takes time of its own.
+                if found["steps"] % 10 == 0:
+                    _contests.prove(*thing)
+                found["nbytes"] += _contests.BATCH_SIZE * _contests.SEQUENCE_LENGTH * 2
+            else:
+                found["sums"][name] = _used(thing)
+                found["nbytes"] += thing.nbytes
+                latencies.append(time.perf_counter() - last)
+            found["steps"] += 1
+            if found["steps"] == 1 and asked["waits"]:
+                print("first", flush=True)
+                sys.stdin.readline()
+            last = time.perf_counter()
+            if found["steps"] >= asked["most_steps"] or last - begun > asked["most_seconds"]:
+                break
+    except _contests.WrongBytesError:
+        found["is_right"] = False
+    except Exception as error:  # noqa: BLE001 - what a loader raises is what is to be told
+        found["error"] = f"{type(error).__name__}: {error}"
+    found["seconds"] = time.perf_counter() - begun
+    found["anonymous_bytes"] = memory.growth()
+    found["cpu_seconds"] = _cpu_seconds() - cpu
+    found["read_bytes"] = _read_bytes() - read
+    found["latencies"] = [float(each) for each in np.quantile(latencies or [0.0], [0.5, 0.99])]
+    print(json.dumps(found), flush=True)
+    # What loaders leave behind is not waited for.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

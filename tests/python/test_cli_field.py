@@ -1,0 +1,101 @@
+"""``pagestream bench --suite field``: what loaders do in each case, and how that is told."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pagestream.cli import bench
+from pagestream.cli._app import app
+from pagestream.cli.field import loaders, suite
+
+from support import real
+
+MIB = 1 << 20
+FEW = {
+    "tokens": ("pagestream, TokenLoader", "np.memmap, MADV_RANDOM"),
+    "weights": ("pagestream, stream", "safetensors, safe_open"),
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def _few_loaders(monkeypatch):
+    """One of ours and one of theirs: each turn is a process that imports its libraries."""
+    kinds = {kind: {name: loaders.KINDS[kind][name] for name in names} for kind, names in FEW.items()}
+    monkeypatch.setattr(loaders, "KINDS", kinds)
+    monkeypatch.setattr(bench, "_QUICK_FIELD", suite.Scale(rounds=1, nbytes=16 * MIB))
+
+
+@pytest.mark.usefixtures("_few_loaders")
+def test_all_cases_are_measured_and_all_losses_told(tmp_path):
+    real.need_tool("bindfs")
+    options = ["--suite", "field", "--quick", "--folder", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, ["bench", *options, "--png", str(tmp_path / "field.png")])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    outcomes = {(each["case"], each["loader"]): each["outcome"] for each in found["findings"]}
+    ours, memmap = FEW["tokens"]
+    stream, stock = FEW["weights"]
+    for case in ("cold", "in the page cache", "FUSE with direct_io", "in 640 MiB of memory"):
+        assert outcomes[f"tokens, {case}", ours] == "right"
+        assert outcomes[f"weights, {case}", stream] == outcomes[f"weights, {case}", stock] == "right"
+    assert outcomes["tokens, in the page cache", memmap] == "right"
+    assert "No such device" in outcomes["tokens, FUSE with direct_io", memmap]
+    assert outcomes["tokens, cut while they are read", memmap] == "killed by SIGBUS"
+    assert outcomes["tokens, cut while they are read", ours].startswith("raised MappedReadError")
+    assert outcomes["weights, cut while they are read", stock] == "killed by SIGBUS"
+    # Read ahead as a whole before the file is cut, or an error.
+    assert outcomes["weights, cut while they are read", stream].startswith(
+        ("right", "raised MappedReadError")
+    )
+    cold = {each["loader"]: each for each in found["findings"] if each["case"] == "weights, cold"}
+    assert 0.9 <= cold[stream]["read_per_byte"] <= 1.2
+    assert cold[stock]["anonymous_bytes"] >= 0
+    for line in found["losses"]:
+        assert line.startswith(("tokens, ", "weights, "))
+    assert os.listdir(tmp_path) == ["field.png"]
+
+
+def finding(loader, outcome="right", *, is_ours=False, rate=100.0, **figures):
+    return suite.Finding("case", loader, outcome, is_ours, [rate], **figures)
+
+
+def test_losses_are_figures_in_which_another_is_better_than_the_best_of_ours():
+    figures = {"p99_seconds": 0.2, "read_per_byte": 1.0, "cpu_seconds_per_gb": 1.0, "anonymous_bytes": 100}
+    ours = [
+        finding("stream", is_ours=True, **figures),
+        finding("safe_open", is_ours=True, rate=150.0, **{**figures, "anonymous_bytes": 50}),
+    ]
+    equal = finding("equal", rate=150.0, **{**figures, "anonymous_bytes": 50})
+    assert suite.losses([*ours, equal]) == []
+    better = finding("better", rate=300.0, **{**figures, "anonymous_bytes": 25, "p99_seconds": 0.1})
+    assert suite.losses([*ours, equal, better]) == [
+        "case: better is 2.00 times as fast",
+        "case: better has 0.50 of our 99th percentile",
+        "case: better has 0.50 of our anonymous memory",
+    ]
+    dead = finding("stream", "killed by SIGBUS", is_ours=True)
+    assert suite.losses([dead, equal]) == ["case: equal ended right, pagestream did not"]
+
+
+def test_a_loader_that_gives_other_bytes_is_told(tmp_path):
+    """The file has other tokens than those that are expected."""
+    np.zeros(1 << 20, "u2").tofile(tmp_path / "tokens.bin")
+    asked = {"kind": "tokens", "loader": FEW["tokens"][0], "path": str(tmp_path / "tokens.bin"), "seed": 0}
+    asked |= {"most_steps": 3, "most_seconds": 5, "waits": False}
+    command = [sys.executable, "-m", "pagestream.cli.field.worker", json.dumps(asked)]
+    done = subprocess.run(command, input="\n", capture_output=True, text=True, check=True, timeout=60)
+    ready, found = done.stdout.splitlines()
+    assert ready == "ready"
+    assert json.loads(found)["is_right"] is False
+
+
+def test_an_unknown_suite_is_refused(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "--suite", "all", "--folder", str(tmp_path)])
+    assert done.exit_code == 2

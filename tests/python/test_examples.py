@@ -1,0 +1,127 @@
+"""`examples/programs` and `examples/nanogpt`, run as a user runs them, on little input."""
+
+import math
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pagestream.safetensors.torch import save_file
+
+from support.ranks import run_ranks
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = EXAMPLES / "programs"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def output_of(folder, *command):
+    """What a Python program prints that runs in a folder."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_program_is_in_the_list_and_tested():
+    listed = set(re.findall(r"\]\((\w+\.py)\)", (PROGRAMS / "README.md").read_text()))
+    assert listed == {found.name for found in PROGRAMS.glob("*.py")}
+    here = Path(__file__).read_text()
+    assert [name for name in listed if f'PROGRAMS / "{name}"' not in here] == []
+
+
+def test_training_goes_on_with_another_number_of_ranks(tmp_path):
+    np.random.default_rng(0).integers(0, 256, 50_000, "u2").tofile(tmp_path / "tokens.bin")
+    program = PROGRAMS / "train_ranks.py"
+    arguments = (tmp_path / "tokens.bin", "--steps", 5, "--checkpoint", tmp_path / "checkpoint")
+    assert "2 ranks: samples 0 to 40" in run_ranks(2, program, *arguments)
+    assert "3 ranks: samples 40 to 100" in run_ranks(3, program, *arguments)
+
+
+def test_a_checkpoint_fills_a_module_without_memory(tmp_path):
+    tensors = {"a.weight": torch.ones(3, 5), "a.b.bias": torch.zeros(7, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    printed = output_of(tmp_path, PROGRAMS / "meta_device.py", "model.safetensors")
+    assert "22 parameters; missing [], unexpected []" in printed
+
+
+def test_shards_load_by_distributed_checkpoint(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = {f"{number}.weight": torch.arange(60.0).reshape(6, 10) + number for number in range(2)}
+    save_file(weights, folder / "model.safetensors")
+    printed = run_ranks(2, PROGRAMS / "dcp_load.py", folder)
+    total = sum(weight.double().sum().item() for weight in weights.values())
+    for rank in range(2):
+        assert f"rank {rank} holds 60 elements; the sum of all is {total:.6g}" in printed
+
+
+def test_transformers_loads_by_ours(tmp_path):
+    printed = output_of(tmp_path, PROGRAMS / "transformers_install.py")
+    assert "from_pretrained used pagestream" in printed
+    assert "parameters are equal" in printed
+
+
+def test_a_picture_of_the_page_cache(tmp_path):
+    np.zeros(1 << 20, "u2").tofile(tmp_path / "tokens.bin")
+    printed = output_of(tmp_path, PROGRAMS / "residency_picture.py", "tokens.bin", "picture.png")
+    assert "100% of 512 pages" in printed
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- nanoGPT --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nanogpt(tmp_path):
+    """A folder with nanoGPT's script and a text of letters, as its `prepare.py` writes one."""
+    shutil.copytree(EXAMPLES / "nanogpt", tmp_path / "nanogpt")
+    data = tmp_path / "nanogpt/data/mine"
+    data.mkdir(parents=True)
+    text = (EXAMPLES / "nanogpt/LICENSE").read_text() * 5
+    letters = sorted(set(text))
+    tokens = np.array([letters.index(letter) for letter in text], "u2")
+    tokens[:4000].tofile(data / "train.bin")
+    tokens[4000:].tofile(data / "val.bin")
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(letters)}))
+    return tmp_path / "nanogpt", len(letters)
+
+
+def test_nanogpt_trains(nanogpt):
+    folder, letters = nanogpt
+    model = ("--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4")
+    steps = ("--max_iters=40", "--eval_interval=20", "--eval_iters=3", "--gradient_accumulation_steps=1")
+    rates = ("--learning_rate=1e-2", "--decay_lr=False")
+    machine = ("--dataset=mine", "--device=cpu", "--compile=False", "--dtype=float32")
+    printed = output_of(folder, "train.py", *model, *steps, *rates, *machine)
+    losses = [float(loss) for loss in re.findall(r"step \d+: train loss [\d.]+, val loss ([\d.]+)", printed)]
+    assert len(losses) == 3
+    assert abs(losses[0] - math.log(letters)) < 0.3
+    assert losses[-1] < losses[0] - 0.5
+    assert (folder / "out/ckpt.pt").exists()
+
+
+def test_nanogpt_has_three_lines_that_are_ours():
+    """What its README shows as the difference is what the script has."""
+    readme = (EXAMPLES / "nanogpt/README.md").read_text()
+    difference = re.search(r"^```diff\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[1].splitlines()
+    script = (EXAMPLES / "nanogpt/train.py").read_text().splitlines()
+    added = [line[1:] for line in difference if line.startswith("+")]
+    assert len(added) == 3
+    assert [line for line in script if "TokenLoader" in line or "loaders" in line] == added
+    assert [line for line in difference if line.startswith("-") and line[1:] in script] == []

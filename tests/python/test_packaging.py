@@ -1,0 +1,126 @@
+"""What is published: an sdist that builds, and one wheel that works in an environment with NumPy alone."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs/packaging"
+VERSION = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"]
+# The oldest C library that Rust supports, and the tag of the published wheel.
+GLIBC = "manylinux_2_17"
+# Without link-time optimisation it takes a third of the time.
+QUICKER = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16"}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def run(*command, **options):
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, timeout=500, **options
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def maturin(*command, cwd):
+    # Kept between runs: dependencies are built once.
+    target = os.environ.get("CARGO_TARGET_DIR", ROOT / "target")
+    environment = {**os.environ, **QUICKER, "CARGO_TARGET_DIR": str(Path(target) / "packaging")}
+    # maturin looks for zig by the first `python3`.
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    return run(sys.executable, "-m", "maturin", *command, cwd=cwd, env=environment)
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sdist")
+    maturin("sdist", "--out", out, cwd=ROOT)
+    (found,) = out.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """The wheel, built from the sdist for an old C library."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(source, filter="data")
+    options = ("--release", "--zig", "--compatibility", GLIBC, "--out", out)
+    maturin("build", *options, cwd=source / f"pagestream-{VERSION}")
+    (found,) = out.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """An environment that has the wheel, what it depends on, and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    return python
+
+
+def test_the_sdist_has_what_builds_it_and_no_more(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "Cargo.toml",
+        "Cargo.lock",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE-MIT",
+        "LICENSE-APACHE",
+    } < names
+    assert "python/pagestream/__init__.py" in names
+    rooms = {name.partition("/")[0] for name in names}
+    assert not rooms & {".ci", "docs", "examples", "target", ".venv"}
+    assert sdist.stat().st_size < 2 << 20
+
+
+def test_the_wheel_is_one_for_every_python_and_an_old_c_library(wheel):
+    *_, python_tag, abi_tag, platforms = wheel.stem.split("-")
+    assert (python_tag, abi_tag) == ("cp311", "abi3")
+    assert f"{GLIBC}_x86_64" in platforms.split(".")
+    assert wheel.stat().st_size < 4 << 20
+
+
+def test_the_wheel_has_licence_types_and_bill_of_materials(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = f"pagestream-{VERSION}.dist-info"
+        (bill,) = [name for name in names if name.startswith(f"{info}/sboms/")]
+        components = {each["name"] for each in json.loads(archive.read(bill))["components"]}
+        metadata = archive.read(f"{info}/METADATA").decode()
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+    assert {"memmap2", "pyo3", "rustix", "serde_json"} <= components
+    assert {f"{info}/licenses/LICENSE-MIT", f"{info}/licenses/LICENSE-APACHE"} < names
+    assert {"pagestream/py.typed", "pagestream/_native.pyi", "pagestream/_native.abi3.so"} < names
+    assert {name.partition("/")[0] for name in names} == {"pagestream", info}
+    assert re.findall(r"^Requires-Dist: (?!.*extra ==)(.*)$", metadata, re.MULTILINE) == ["numpy>=1.26"]
+    assert "pagestream=pagestream.cli:main" in entry_points.replace(" ", "")
+
+
+def test_the_wheel_works_with_numpy_alone(python, tmp_path):
+    installed = json.loads(run(python, "-m", "pip", "list", "--format=json"))
+    assert {each["name"] for each in installed} <= {"numpy", "pagestream", "pip", "setuptools"}
+    assert run(python, "-I", PROGRAMS / "smoke.py", tmp_path) == f"pagestream {VERSION} works\n"
+
+
+def test_the_command_says_what_it_needs(python):
+    done = subprocess.run(
+        [python, "-m", "pagestream", "info", "x"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'pagestream[cli]'" in done.stderr
