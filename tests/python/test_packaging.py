@@ -112,7 +112,9 @@ def test_the_wheel_has_licence_types_and_bill_of_materials(wheel):
 
 
 def test_the_wheel_works_with_numpy_alone(python, tmp_path):
-    installed = json.loads(run(python, "-m", "pip", "list", "--format=json"))
+    # `make` has pip say nothing.
+    speaking = {name: value for name, value in os.environ.items() if name != "PIP_QUIET"}
+    installed = json.loads(run(python, "-m", "pip", "list", "--format=json", env=speaking))
     assert {each["name"] for each in installed} <= {"numpy", "pagestream", "pip", "setuptools"}
     assert run(python, "-I", PROGRAMS / "smoke.py", tmp_path) == f"pagestream {VERSION} works\n"
 
