@@ -328,7 +328,7 @@ def failure(begin, told):
     """Has the last rank fail in `begin`, and looks for what the others raise."""
     is_failing = dist.get_rank() == dist.get_world_size() - 1
     begun = time.monotonic()
-    with pytest.raises((RankError, OSError, KeyError, ZeroDivisionError)) as raised:
+    with pytest.raises((RankError, OSError, KeyError, TypeError, ZeroDivisionError)) as raised:
         begin(is_failing)
     error = raised.value
     assert isinstance(error, RankError) != is_failing
@@ -464,6 +464,15 @@ def a_module_that_fails(folder):
         failure(begin, "ZeroDivisionError")
 
 
+def a_rank_without_a_module(folder):
+    module, names = module_on_meta(everything(folder))
+
+    def begin(is_failing):
+        load_into("nothing" if is_failing else module, folder, rename=names, process_group=dist.group.WORLD)
+
+    failure(begin, "module must be a torch.nn.Module")
+
+
 def a_slow_rank(folder):
     """A consumer that takes longer than the silence after which a rank counts as dead."""
     from pagestream.torch import _meeting
@@ -528,6 +537,7 @@ CHECKS = {
         a_plan_of_many_tensors,
         a_module_of_cached_files,
         a_module_that_fails,
+        a_rank_without_a_module,
         a_slow_rank,
     )
 }
