@@ -36,7 +36,7 @@ class Cells(HTMLParser):
 
 
 def test_a_checkpoint_tells_types_and_largest_tensors(tmp_path):
-    tensors = {f"layer<{number}>": np.zeros((number + 1, 2), "f4") for number in range(12)}
+    tensors = {f"<b>{number}": np.zeros((number + 1, 2), "f4") for number in range(12)}
     save_file({**tensors, "ids": np.zeros(3, "i8")}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path / "model.safetensors") as weights:
         cells = Cells(weights._repr_html_())
@@ -46,7 +46,7 @@ def test_a_checkpoint_tells_types_and_largest_tensors(tmp_path):
         ["F32", "12", "156", "624 bytes"],
         ["I64", "1", "3", "24 bytes"],
     ]
-    assert cells.rows[4] == ["layer<11>", "F32", "[12, 2]", "96 bytes"]
+    assert cells.rows[4] == ["<b>11", "F32", "[12, 2]", "96 bytes"]
     assert len(cells.rows) == 3 + 1 + 10
 
 
