@@ -139,7 +139,8 @@ impl Lead {
         keeps_cache: bool,
         kernel_keeps_up: bool,
     ) -> Self {
-        let leads = count_leads(|leads| leads + 1);
+        // A stream of parts is counted once it starts.
+        let leads = count_leads(|leads| leads + usize::from(!kernel_keeps_up));
         let limit_bytes =
             limit_bytes.unwrap_or_else(|| usual_lead_bytes(limits::available_memory_bytes(), leads));
         let means = if opened.may_read_from_cache() { Means::Advice } else { Means::Reads };
@@ -162,7 +163,7 @@ impl Lead {
             tensors,
             limit_bytes,
             is_off: AtomicBool::new(false),
-            is_counted: AtomicBool::new(true),
+            is_counted: AtomicBool::new(!kernel_keeps_up),
             state: Mutex::new(state),
             moved: Condvar::new(),
         };

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::mapped_file::{Opened, page_cache};
 use crate::mix::{GAMMA, mix};
+use crate::os::process::limits;
 
 /// Pages that are probed before a file is read ahead, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
@@ -33,11 +34,13 @@ pub fn is_cold(opened: &Opened, seed: u64) -> bool {
 
 /// Returns whether the kernel's own read-ahead brings a cold file as fast as a program can use it, by how soon the last page
 /// comes. Then nothing is gained by asking for more: what the kernel reads by itself are large folios, and what it is asked
-/// for are single pages. A page in the midst of the file would break its sequence.
+/// for are single pages. A page in the midst of the file would break its sequence. Where memory is short the kernel's window
+/// would push out what was not used yet.
 pub fn kernel_keeps_up(opened: &Opened, seed: u64) -> bool {
     // `Opened::widen_read_ahead` doubles it.
     let window_bytes = 2 * page_cache::read_ahead_bytes(opened).unwrap_or(0);
-    if window_bytes < LEAST_WINDOW_BYTES || !opened.may_read_from_cache() {
+    let is_roomy = opened.size() <= limits::available_memory_bytes() / 2;
+    if window_bytes < LEAST_WINDOW_BYTES || !is_roomy || !opened.may_read_from_cache() {
         return false;
     }
     let patience = Duration::from_secs_f64(window_bytes as f64 / ENOUGH_BYTES_PER_SECOND as f64);

@@ -14,7 +14,7 @@ from pagestream.weights import streaming
 
 HINTS = {
     "ADVICE": mapped_file.Advice,
-    "BATCH_DTYPES": options.BatchDtype,
+    "BATCH_DTYPES": options.BatchWord,
     "DROP_BEHIND": options.DropBehind,
     "EXHAUSTED": mixture.Exhausted,
     "FORMATS": corpus.Format,

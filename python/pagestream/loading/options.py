@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Order = Literal["shuffled", "random", "sequential", "blocked"]
 Target = Literal["shift", "block", "none"]
-BatchDtype = Literal["int64", "int32", "raw"] | type[np.int64 | np.int32] | np.dtype[np.int64 | np.int32]
+BatchWord = Literal["int64", "int32", "raw"]
+BatchDtype = BatchWord | type[np.int64 | np.int32] | np.dtype[np.int64 | np.int32]
 DocumentOption = Literal["ignore", "boundaries"]
 DropBehind = Literal["resident", "cache"]
 

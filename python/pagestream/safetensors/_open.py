@@ -119,7 +119,8 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             of ``model-00001-of-00004.safetensors`` the lead goes on to the next file. It stops, and lets go
             of the file, half a second after the file was closed; until then a program that opens the file
             for each tensor goes on with it. Eight files of a process are read ahead at a time. Whole tensors
-            are left to the kernel where its own read-ahead brings 4 GiB a second, as a local disk's may.
+            are left to the kernel where its own read-ahead brings 4 GiB a second, as a local disk's may, and
+            memory is not short.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
