@@ -93,6 +93,12 @@ impl Region {
         (end <= self.len()).then(|| (self.as_ptr().wrapping_add(offset), len))
     }
 
+    /// Likewise, for a call that maps no page of it.
+    pub fn range_to_ask_about(&self, offset: usize, len: usize) -> Option<(*const u8, usize)> {
+        let end = offset.checked_add(len)?;
+        (end <= self.len()).then(|| (self.raw.as_ptr().wrapping_add(offset), len))
+    }
+
     /// Copies `out.len()` bytes at `offset`. After a fault returns how many bytes are good; none of a damaged mapping
     /// are.
     ///

@@ -143,13 +143,13 @@ fn ask_mincore(
     answer: &mut [u8],
     mut go_on: impl FnMut(&[u8]) -> bool,
 ) -> Option<()> {
-    let (address, len) = region.range(start, len.min(region.len().checked_sub(start)?))?;
+    let (address, len) = region.range_to_ask_about(start, len.min(region.len().checked_sub(start)?))?;
     let page = page_bytes();
     let chunk = answer.len() * page;
     for first in (0..len).step_by(chunk) {
         let bytes = chunk.min(len - first);
         let address = address.wrapping_add(first).cast_mut().cast();
-        // SAFETY: `range` checked that the pages belong to the region, and `answer` has a byte for each.
+        // SAFETY: `range_to_ask_about` checked that the pages belong to the region, and `answer` has a byte for each.
         if unsafe { libc::mincore(address, bytes, answer.as_mut_ptr()) } != 0 {
             return None;
         }
