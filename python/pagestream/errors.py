@@ -89,6 +89,7 @@ class RankError(PagestreamError, RuntimeError):
     Attributes:
         rank: The rank in the process group; None where the group's store cannot be reached.
         told: What happened there.
+        is_gone: Whether the rank takes part in nothing any more: it was killed, or is stopped.
 
     Example:
         >>> from pagestream.errors import RankError
@@ -96,10 +97,10 @@ class RankError(PagestreamError, RuntimeError):
         'rank 3 of the process group: FileNotFoundError: model.safetensors'
     """
 
-    def __init__(self, rank: int | None, told: str) -> None:
+    def __init__(self, rank: int | None, told: str, is_gone: bool = False) -> None:  # noqa: FBT001, FBT002
         """Keeps what is known."""
-        super().__init__(rank, told)
-        self.rank, self.told = rank, told
+        super().__init__(rank, told, is_gone)
+        self.rank, self.told, self.is_gone = rank, told, is_gone
 
     def __str__(self) -> str:
         """Returns which rank it was, and what happened."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import socket
 
 import pytest
@@ -61,13 +62,12 @@ def test_ranks(outcomes, size, name):
     assert outcomes[size, name] == [None] * size, "\n".join(filter(None, outcomes[size, name]))
 
 
-def started(folder, **environment):
+def started(folder, *, program=PROGRAMS / "torch_ranks/loads.py", **environment):
     """Starts three ranks that load a folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", **environment}
-    program = PROGRAMS / "torch_ranks/loads.py"
     return [start_python(program, folder, RANK=str(rank), **place) for rank in range(3)]
 
 
@@ -91,6 +91,46 @@ def test_a_rank_that_is_killed_is_named_within_ten_seconds(tmp_path, killed):
         for each in ranks:
             each.kill()
             each.communicate()
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_that_is_stopped_keeps_nobody_waiting(tmp_path, stopped):
+    """Rank 0 has the store of the group, whose calls wait for it."""
+    write_checkpoint(tmp_path)
+    ranks = started(tmp_path)
+    try:
+        assert len({each.stdout.readline() for each in ranks}) == 1
+        ranks[stopped].send_signal(signal.SIGSTOP)
+        for rank, each in enumerate(ranks):
+            if rank == stopped:
+                continue
+            output = each.communicate("\n" * 100)[0]
+            found, message, seconds = json.loads(output.splitlines()[-1])
+            assert found == (None if stopped == 0 else stopped), message
+            assert ("store has not answered" if stopped == 0 else "no sign of life") in message
+            assert seconds < 10
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
+
+
+def test_the_rank_with_the_store_waits_for_those_that_are_slow_to_leave(tmp_path):
+    write_checkpoint(tmp_path)
+    program = PROGRAMS / "torch_ranks/leaves.py"
+    ranks = started(tmp_path, program=program)
+    assert [each.communicate()[0] for each in ranks] == ["done\n"] * 3
+    assert [each.returncode for each in ranks] == [0] * 3
+
+
+def test_a_store_in_a_file_is_gone_with_the_last_rank(tmp_path):
+    (tmp_path / "weights").mkdir()
+    write_checkpoint(tmp_path / "weights")
+    store = tmp_path / "store"
+    program = PROGRAMS / "torch_ranks/leaves.py"
+    ranks = started(tmp_path / "weights", program=program, STORE=f"file://{store}")
+    assert [each.communicate()[0] for each in ranks] == ["done\n"] * 3
+    assert not store.exists()
 
 
 def test_a_rank_that_stops_in_an_exchange_is_named_within_ten_seconds(tmp_path):

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint that the ranks of a process group load together: each byte is read by one of them.
 
 ```text
-  what this rank wants ──> Meeting.gather ──> _shares.shared: each rank's pieces (the same on all ranks)
+  what this rank wants ──> _agreement.agreed ──> _shares.shared: each rank's pieces (the same on all ranks)
                                                    │
   own pieces <── read ahead by threads ────────────┤
       │                                            │
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ import numpy as np
 
 from pagestream import _native
 from pagestream.safetensors._torch_tensors import TorchTensors
+from pagestream.torch._agreement import agreed, bytes_of, read_of
 from pagestream.torch._planned import finished
-from pagestream.torch._shares import Piece, Request, SharedTensor, rounds, shared, volume, within
+from pagestream.torch._shares import Piece, rounds, shared, volume, within
 from pagestream.weights import arrays, indexing, streaming
 from pagestream.weights.dtypes import itemsize, raw_shape
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pagestream.torch._planned import CastOf
     from pagestream.torch._shares import Box
     from pagestream.weights.streaming import Strategy, Wanted
-    from pagestream.weights.tensor_info import TensorInfo
 
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -164,28 +163,24 @@ def together(
 
     Raises:
         ValueError: Ranks have different checkpoints.
+        OSError: A file is gone.
     """
     memory_bytes = memory_bytes or min(_native.available_memory_bytes() // _AVAILABLE_SHARE, _MEMORY_BYTES)
     # All ranks divide the work alike, whatever memory each has.
     round_bytes = min(map(int, meeting.gather("memory", str(memory_bytes)))) // _ROUND_SHARE
-    tensors, targets = _agreed(meeting, wanted)
+    boxes = [byte_box(each) for each in wanted]
+    tensors, keys = agreed(meeting, files, wanted, boxes)
+    targets = {
+        key: _Target(each, box, volume(box)) for key, each, (_, box) in zip(keys, wanted, boxes, strict=True)
+    }
+    targets = dict(sorted(targets.items(), key=operator.itemgetter(0)))
     pieces = shared(tensors, meeting.size, round_bytes)
     own = [piece for piece in pieces if piece.reader == meeting.rank]
     info_of = {key[0]: target.each.info for key, target in targets.items()}
-    reads = [_read_of(info_of[piece.tensor], tensors[piece.tensor].shape, piece.cut.box) for piece in own]
+    reads = [read_of(info_of[piece.tensor], tensors[piece.tensor].shape, piece.cut.box) for piece in own]
     means, _ = streaming.chosen(files, reads, strategy, is_limited=True)
     means = "direct" if means == "direct" else "pread"
-    reading = streaming.tensors(
-        files,
-        reads,
-        means,
-        arrays.NumpyArrays(raw=True),
-        _no_view,
-        memory_bytes // _READ_SHARE,
-        threads,
-        checks=None,
-        drop_behind=False,
-    )
+    reading = bytes_of(files, reads, means, memory_bytes // _READ_SHARE, threads)
     framework = TorchTensors(None)
     with closing(reading):
         lots = list(rounds(pieces, meeting.size, round_bytes)) or [[]]
@@ -200,49 +195,6 @@ def together(
                 del target
                 yield each, tensor
                 del tensor
-
-
-def _agreed(
-    meeting: Meeting, wanted: list[Wanted]
-) -> tuple[list[SharedTensor], dict[tuple[int, int], _Target]]:
-    """Returns what all ranks want, and what this one does, by the numbers of tensor and request."""
-    boxes = [byte_box(each) for each in wanted]
-    plan = [[each.info.name, each.info.dtype, *box] for each, box in zip(wanted, boxes, strict=True)]
-    said = meeting.gather("plan", json.dumps(plan))
-    plans = {payload: json.loads(payload) for payload in set(said)}
-    numbers: dict[str, int] = {}
-    facts: list[tuple[str, list[int]]] = []
-    requests: list[list[Request]] = []
-    own: list[tuple[int, int]] = []
-    for rank, payload in enumerate(said):
-        for name, dtype, shape, box in plans[payload]:
-            number = numbers.setdefault(name, len(numbers))
-            if number == len(facts):
-                facts.append((dtype, shape))
-                requests.append([])
-            elif facts[number] != (dtype, shape):
-                message = (
-                    f"rank {rank} has another checkpoint than ranks before it: there {name!r} has {dtype} "
-                    f"elements in {shape} bytes, here {facts[number][0]} in {facts[number][1]}"
-                )
-                raise ValueError(message)
-            if rank == meeting.rank:
-                own.append((number, len(requests[number])))
-            requests[number].append(Request(rank, tuple((start, end) for start, end in box)))
-    tensors = [
-        SharedTensor(tuple(shape), tuple(of_tensor))
-        for (_, shape), of_tensor in zip(facts, requests, strict=True)
-    ]
-    targets = {
-        key: _Target(each, box, volume(box)) for key, each, (_, box) in zip(own, wanted, boxes, strict=True)
-    }
-    return tensors, dict(sorted(targets.items(), key=lambda item: item[0]))
-
-
-def _read_of(info: TensorInfo, shape: tuple[int, ...], box: Box) -> Wanted:
-    """Returns what a piece is read as: bytes."""
-    index = tuple(slice(start, end) for start, end in box)
-    return streaming.Wanted(info, index, "U8", shape, indexing.select(shape, index))
 
 
 def _move(
@@ -279,10 +231,6 @@ def _move(
             shape = [end - start for start, end in part]
             target.put(part, buffer[first : first + volume(part)].reshape(shape))
             first += volume(part)
-
-
-def _no_view(each: Wanted) -> _Bytes:
-    raise AssertionError(each)
 
 
 def _nothing(memory: Any) -> None:  # noqa: ANN401

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from typing import Any
+    from collections.abc import Iterator
 
     from pagestream.torch._meeting import Meeting
 
@@ -23,6 +22,7 @@ def joined(group: dist.ProcessGroup | None) -> Iterator[Meeting | None]:
 
     Raises:
         TypeError: It is no process group.
+        RuntimeError: Another load of this process uses the group.
     """
     if group is None:
         yield None
@@ -34,17 +34,6 @@ def joined(group: dist.ProcessGroup | None) -> Iterator[Meeting | None]:
 
     with contextlib.ExitStack() as stack:
         meeting = stack.enter_context(Meeting(group))
+        meeting.check_alone()
         yield meeting
         stack.pop_all()
-
-
-@contextlib.contextmanager
-def telling(pairs: Generator[Any, None, None]) -> Iterator[Generator[Any, None, None]]:
-    """Closes a generator at the end, and raises in it what its consumer raises: ranks tell each other why."""
-    try:
-        yield pairs
-    except BaseException as error:
-        pairs.throw(error)
-        raise
-    finally:
-        pairs.close()

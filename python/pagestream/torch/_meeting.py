@@ -20,7 +20,8 @@ import math
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -28,9 +29,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pagestream.errors import RankError
+from pagestream.torch._store import Questions, connection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from typing import Any, Self, TypeAlias
 
     from torch.distributed.distributed_c10d import Store
@@ -45,9 +47,16 @@ MESSAGE_BYTES = 4 << 20
 ARRIVAL_SECONDS = 1800.0
 # Between two looks at the store, which is one process for all ranks.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.01
-_FAILURE, _HEARD, _DONE = "failure", "heard", "done"
+_FAILURE, _HEARD, _DONE, _LEFT = "failure", "heard", "done", "left"
+_SILENT_STORE = (
+    f"the process group's store has not answered for {SILENT_SECONDS:.0f} s: the process that has it, "
+    "which is rank 0 or the launcher, is stopped"
+)
 # Collectives that were left before their end, with their memory, which they may still read and write.
 _unfinished: list[object] = []
+# Names of the groups that load in this process.
+_loading: set[str] = set()
+T = TypeVar("T")
 
 
 class Meeting:
@@ -66,22 +75,23 @@ class Meeting:
         if self.rank < 0:
             message = "process_group: this process is not in it"
             raise ValueError(message)
-        store = dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - torch has no public name
-        if not hasattr(store, "clone"):
-            message = (
-                "process_group needs torch 2.8 or newer, whose stores several threads can ask at a time; "
-                f"this is {torch.__version__}"
-            )
-            raise RuntimeError(message)
-        # All ranks begin the same loads in the same order.
-        prefix = f"pagestream/{store.add(f'pagestream/loads/{self.rank}', 1)}"
-        self._store = PrefixStore(prefix, store.clone())
         self.may_leave = False
+        self._is_second = group.group_name in _loading
+        _loading.add(group.group_name)
         self._rounds = 0
         # What this rank has said, until all have heard it.
         self._said: list[str] = []
         self._device = _device_of(group)
-        self._beats = _Beats(self, PrefixStore(prefix, store.clone()))
+        store = dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - torch has no public name
+        self._is_silent = False
+        self._questions = Questions(store, self.rank)
+        self._beats = _Beats(self, store)
+        self._questions.start()
+        try:
+            self._beats.prefix = self._ask(lambda _: self._questions.prefix)
+        except BaseException:
+            self._end()
+            raise
         self._beats.start()
 
     def __enter__(self) -> Self:
@@ -94,22 +104,76 @@ class Meeting:
 
     def __del__(self) -> None:
         """Leaves, if nobody has: an iterator that was never begun."""
-        beats = getattr(self, "_beats", None)
-        if beats is not None and not beats.has_ended():
+        if hasattr(self, "_beats"):
             self._leave(GeneratorExit())
 
+    def check_alone(self) -> None:
+        """Checks that no other load of this process uses the group.
+
+        Raises:
+            RuntimeError: One does, and the collectives of both would mix.
+        """
+        if self._is_second:
+            message = (
+                "process_group: another load of this process uses the group, and has not ended; "
+                "end it first, close its iterator, or give one of them a group of its own "
+                "(torch.distributed.new_group)"
+            )
+            raise RuntimeError(message)
+
     def _leave(self, error: BaseException | None) -> None:
+        if self._beats.has_ended():
+            return
+        is_done = error is None or (isinstance(error, GeneratorExit) and self.may_leave)
         # Where the store is gone there is nobody to tell.
         with contextlib.suppress(dist.DistError, RuntimeError):
-            if isinstance(error, GeneratorExit) and self.may_leave:
-                self._arrive()
+            if error is not None and is_done:
+                self._ask(self._arrive)
             elif error is not None:
                 if not isinstance(error, RankError) or error.rank is None:
-                    is_early = isinstance(error, GeneratorExit)
-                    told = "it left before all was loaded" if is_early else f"{type(error).__name__}: {error}"
-                    self._beats.fail(self.rank, told)
-                self._beats.wait_until_told()
+                    told = f"{type(error).__name__}: {error}"
+                    if isinstance(error, GeneratorExit):
+                        told = "it left before all was loaded: its consumer stopped, or has failed"
+                    self._ask(lambda store: _fail(store, self.rank, told))
+                self._wait_until_told()
         self._beats.end()
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            if is_done:
+                self._part()
+        self._end()
+
+    def _end(self) -> None:
+        self._beats.end()
+        self._questions.end()
+        if not self._is_second:
+            _loading.discard(self.group.group_name)
+
+    def _wait_until_told(self) -> None:
+        """Waits a while until all living ranks have heard of the failure: with this one the store may end."""
+        if not self._ask(lambda store: store.check([_FAILURE])):
+            return
+        _, _, is_gone = self._ask(_failure_in)
+        deadline = time.monotonic() + 4 * BEAT_SECONDS
+        while self._ask(lambda store: store.add(_HEARD, 0)) < self.size - is_gone:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(BEAT_SECONDS / 20)
+
+    def _part(self) -> None:
+        """Leaves after the end. The last rank deletes the keys. Rank 0 waits for it, with the store."""
+
+        def part(store: Store) -> None:
+            if store.add(_LEFT, 1) == self.size:
+                beats = [f"beat/{rank}" for rank in range(self.size)]
+                for key in (f"go/{self._rounds}", f"round/{self._rounds}", *beats, *self._said, _LEFT):
+                    store.delete_key(key)
+
+        self._ask(part)
+        deadline = time.monotonic() + 4 * BEAT_SECONDS
+        while dist.get_rank() == 0 and self._ask(lambda store: store.check([_LEFT])):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(BEAT_SECONDS / 100)
 
     def gather(self, name: str, payload: str) -> list[str]:
         """Returns what each rank has to say. What many of them say crosses the network once for each rank."""
@@ -118,20 +182,20 @@ class Meeting:
         pieces = [packed[first : first + MESSAGE_BYTES] for first in range(0, len(packed), MESSAGE_BYTES)]
         values = {f"{digest}/{number}": piece for number, piece in enumerate(pieces)}
         values[f"{name}/{self.rank}"] = f"{len(pieces)} {digest}".encode()
-        with self._reaching():
-            for key, value in values.items():
-                self._store.set(key, value)  # type: ignore[arg-type]  # takes bytes as well
+        for key, value in values.items():
+            self._ask(partial(_set, key=key, value=value))
         self._said += values
-        self._await([f"{name}/{rank}" for rank in range(self.size)], ARRIVAL_SECONDS)
-        with self._reaching():
-            told = [self._store.get(f"{name}/{rank}").decode() for rank in range(self.size)]
-            said = {each: self._heard(each) for each in set(told)}
+        keys = [f"{name}/{rank}" for rank in range(self.size)]
+        self._await(keys, ARRIVAL_SECONDS)
+        told = self._ask(lambda store: [store.get(key).decode() for key in keys])
+        said = {each: self._heard(each) for each in set(told)}
         return [said[each] for each in told]
 
     def _heard(self, told: str) -> str:
         """Returns what a rank has said, by the number of its pieces and their name."""
         count, digest = told.split(" ", 1)
-        pieces = (self._store.get(f"{digest}/{number}") for number in range(int(count)))
+        keys = [f"{digest}/{number}" for number in range(int(count))]
+        pieces = [self._ask(partial(_get, key=key)) for key in keys]
         return zlib.decompress(b"".join(pieces)).decode()
 
     def meet(self) -> None:
@@ -140,22 +204,20 @@ class Meeting:
         Raises:
             RankError: One of them has failed.
         """
-        with self._reaching():
-            self._arrive()
+        self._ask(self._arrive)
         self._await([f"go/{self._rounds}"])
         # All have heard it: they came here afterwards.
-        with self._reaching():
-            for key in self._said:
-                self._store.delete_key(key)
-        self._said.clear()
+        said, self._said = self._said, []
+        if said:
+            self._ask(lambda store: [store.delete_key(key) for key in said])
 
-    def _arrive(self) -> None:
+    def _arrive(self, store: Store) -> None:
         self._rounds += 1
-        if self._store.add(f"round/{self._rounds}", 1) == self.size:
-            self._store.set(f"go/{self._rounds}", "")
+        if store.add(f"round/{self._rounds}", 1) == self.size:
+            store.set(f"go/{self._rounds}", "")
             # All have come from the one before: nobody looks at it any more.
-            self._store.delete_key(f"go/{self._rounds - 1}")
-            self._store.delete_key(f"round/{self._rounds - 1}")
+            store.delete_key(f"go/{self._rounds - 1}")
+            store.delete_key(f"round/{self._rounds - 1}")
 
     def swap(self, outgoing: list[list[_Bytes]], incoming_bytes: list[int]) -> list[_Bytes]:
         """Sends arrays to each rank, and returns what came from each.
@@ -206,24 +268,15 @@ class Meeting:
         """Raises what has failed in another rank, which may not be known yet."""
         deadline = time.monotonic() + SILENT_SECONDS + 2 * BEAT_SECONDS
         while time.monotonic() < deadline:
-            with self._reaching():
-                self.check()
+            self._look([_FAILURE])
             time.sleep(BEAT_SECONDS / 5)
 
     def _await(self, keys: list[str], patience_seconds: float = math.inf) -> None:
         """Waits until the store has all keys."""
         pause, deadline = _FIRST_PAUSE_SECONDS, time.monotonic() + patience_seconds
-        while True:
-            with self._reaching():
-                if self._store.check(keys):
-                    return
-                self.check()
-                missing = (
-                    [key for key in keys if not self._store.check([key])]
-                    if time.monotonic() > deadline
-                    else []
-                )
-            if missing:
+        while not self._look(keys):
+            if time.monotonic() > deadline:
+                missing = self._ask(lambda store: [key for key in keys if not store.check([key])])
                 message = (
                     f"not all ranks came within {patience_seconds:.0f} s: {', '.join(missing)} are missing"
                 )
@@ -231,94 +284,130 @@ class Meeting:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def check(self) -> None:
-        """Raises what has failed in another rank.
+    def _look(self, keys: list[str]) -> bool:
+        """Returns whether the store has all keys. If not, it raises what has failed in another rank.
 
         Raises:
             RankError: One of them has failed.
         """
-        if self._store.check([_FAILURE]):
-            rank, told, _ = json.loads(self._store.get(_FAILURE))
-            raise RankError(rank, told)
 
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
+        def look(store: Store) -> tuple[int, str, bool] | bool:
+            if keys != [_FAILURE] and store.check(keys):
+                return True
+            self._beats.hear(store)
+            return self._beats.failure or False
+
+        found = self._ask(look)
+        if isinstance(found, bool):
+            return found
+        raise RankError(*found)
+
+    def _ask(self, question: Callable[[Store], T]) -> T:
+        """Returns what the store answers.
+
+        Raises:
+            RankError: It cannot be reached, or does not answer.
+        """
+        if self._is_silent:
+            raise RankError(None, _SILENT_STORE, is_gone=True)
+        answer = self._questions.ask(question)
+        # The store does large and small things for many ranks: it is silent if it answers nothing at all.
+        # Looks are counted, not seconds: this rank may have stood still.
+        seen, looks = -1, 0
+        while not answer.comes_within(BEAT_SECONDS):
+            seen, looks = self._beats.number, looks + 1 if self._beats.number == seen else 0
+            if looks * BEAT_SECONDS > SILENT_SECONDS:
+                self._is_silent = True
+                raise RankError(None, _SILENT_STORE, is_gone=True)
         try:
-            yield
+            return answer.value()
         except (dist.DistError, RuntimeError) as error:
             if isinstance(error, RankError):
                 raise
-            raise RankError(*(self._beats.failure or (None, _out_of_reach(error)))) from error
+            failure = self._beats.failure or (None, _out_of_reach(error), True)
+            raise RankError(*failure) from error
 
 
 class _Beats(threading.Thread):
     """Tells the other ranks that this one is alive, watches the next one, and hears of failures.
 
     Attributes:
-        failure: Which rank has failed, None where that is not known, and what happened there. None as long as
-            no failure is known.
+        prefix: What the keys of the load begin with.
+        number: How often it has beaten, and had answers from the store.
+        failure: Which rank has failed, None where that is not known; what happened there; and whether it
+            takes part in nothing any more. None as long as no failure is known.
     """
+
+    prefix: str
 
     def __init__(self, meeting: Meeting, store: Store) -> None:
         super().__init__(name="pagestream-beats", daemon=True)
-        self.failure: tuple[int | None, str] | None = None
-        self._rank, self._size, self._store = meeting.rank, meeting.size, store
-        self._ended = threading.Event()
+        self.number = 0
+        self.failure: tuple[int | None, str, bool] | None = None
+        self._rank, self._size, self._group_store = meeting.rank, meeting.size, store
+        self._ended, self._hearing = threading.Event(), threading.Lock()
 
     def run(self) -> None:
         """Beats until the end."""
         try:
-            self._beat()
+            self._beat(PrefixStore(self.prefix, connection(self._group_store)))
         except (dist.DistError, RuntimeError) as error:
             if self.failure is None:
-                self.failure = None, _out_of_reach(error)
+                self.failure = None, _out_of_reach(error), True
 
-    def _beat(self) -> None:
+    def _beat(self, store: Store) -> None:
         # Looks are counted, not seconds: this rank, or the store, may have stood still.
-        number, watched, seen, looks = 0, (self._rank + 1) % self._size, b"", 0
-        while not self._ended.wait(BEAT_SECONDS if number else 0):
-            number += 1
-            self._store.set(f"beat/{self._rank}", str(number))
-            self._hear()
-            if watched == self._rank or not self._store.check([f"beat/{watched}"]):
+        watched, seen, looks = (self._rank + 1) % self._size, b"", 0
+        while not self._ended.wait(BEAT_SECONDS if self.number else 0):
+            store.set(f"beat/{self._rank}", str(self.number))
+            self.hear(store)
+            self.number += 1
+            if watched == self._rank or not store.check([f"beat/{watched}"]):
                 continue
-            beat = self._store.get(f"beat/{watched}")
+            beat = store.get(f"beat/{watched}")
             if beat == _DONE.encode():
                 watched, seen = (watched + 1) % self._size, b""
             elif beat != seen:
                 seen, looks = beat, 0
             elif (looks := looks + 1) * BEAT_SECONDS > SILENT_SECONDS:
                 told = f"no sign of life for {SILENT_SECONDS:.0f} s: it was killed, or is stopped"
-                self.fail(watched, told, is_dead=True)
-        self._store.set(f"beat/{self._rank}", _DONE)
+                _fail(store, watched, told, is_gone=True)
+        store.set(f"beat/{self._rank}", _DONE)
 
-    def fail(self, rank: int, told: str, *, is_dead: bool = False) -> None:
-        """Tells all ranks of a failure, unless there is another one."""
-        self._store.compare_set(_FAILURE, "", json.dumps([rank, told, is_dead]))
-
-    def _hear(self) -> None:
-        if self.failure is None and self._store.check([_FAILURE]):
-            rank, told, _ = json.loads(self._store.get(_FAILURE))
-            self.failure = rank, told
-            self._store.add(_HEARD, 1)
-
-    def wait_until_told(self) -> None:
-        """Waits a while until all living ranks have heard of the failure: with this one the store may end."""
-        if not self._store.check([_FAILURE]):
-            return
-        is_dead = json.loads(self._store.get(_FAILURE))[2]
-        deadline = time.monotonic() + 4 * BEAT_SECONDS
-        while self._store.add(_HEARD, 0) < self._size - is_dead and time.monotonic() < deadline:
-            time.sleep(BEAT_SECONDS / 20)
+    def hear(self, store: Store) -> None:
+        """Looks whether a rank has failed, and says that this one knows."""
+        with self._hearing:
+            if self.failure is None and store.check([_FAILURE]):
+                self.failure = _failure_in(store)
+                store.add(_HEARD, 1)
 
     def has_ended(self) -> bool:
         """Returns whether this rank is done."""
         return self._ended.is_set()
 
     def end(self) -> None:
-        """Stops, and says that this rank is done."""
+        """Stops, and says that this rank is done. A thread that the store does not answer is left behind."""
         self._ended.set()
-        self.join()
+        if self.ident is not None:
+            self.join(2 * BEAT_SECONDS)
+
+
+def _set(store: Store, key: str, value: bytes) -> None:
+    store.set(key, value)  # type: ignore[arg-type]  # takes bytes as well
+
+
+def _get(store: Store, key: str) -> bytes:
+    return store.get(key)
+
+
+def _fail(store: Store, rank: int, told: str, *, is_gone: bool = False) -> None:
+    """Tells all ranks of a failure, unless there is another one."""
+    store.compare_set(_FAILURE, "", json.dumps([rank, told, is_gone]))
+
+
+def _failure_in(store: Store) -> tuple[int, str, bool]:
+    rank, told, is_gone = json.loads(store.get(_FAILURE))
+    return rank, told, is_gone
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

@@ -24,9 +24,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from pagestream._common import checks
+from pagestream._common.generators import telling
 from pagestream.errors import SafetensorError
 from pagestream.safetensors._torch_tensors import dtype_named, shape_in_torch
-from pagestream.torch._joining import joined, telling
+from pagestream.torch._joining import joined
 from pagestream.torch._planned import planned_part
 from pagestream.torch.weights import tensors_on
 from pagestream.weights.checkpoint import Checkpoint, open_checkpoint

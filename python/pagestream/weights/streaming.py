@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pagestream import _native, errors
 from pagestream._common import checks, ranks
+from pagestream._common.generators import telling
 from pagestream._common.progress import checked, reporting
 from pagestream.weights import indexing
 from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
@@ -271,7 +271,7 @@ def _reported(
 ) -> Iterator[tuple[str, Any]]:
     total_bytes = sum(each.nbytes for each in wanted)
     # Closed here, and not when the last reference is dropped: an interrupt meanwhile would be lost.
-    with closing(pairs), reporting(progress, total_bytes, "tensors") as report:
+    with telling(pairs), reporting(progress, total_bytes, "tensors") as report:
         done_bytes = 0
         for each, tensor in pairs:
             yield each.info.name, tensor

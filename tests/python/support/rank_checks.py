@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -407,6 +408,69 @@ def another_checkpoint(folder):
     dist.barrier()
 
 
+def copies_of_a_checkpoint(folder):
+    """Each rank has a copy, of another time; then one of them has other bytes."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own = folder / f"copy-{rank}"
+    source_of(own).mkdir()
+    path = source_of(own) / "model.safetensors"
+    save_file({"t": torch.arange(3000), "one": torch.ones(1), "none": torch.ones(0)}, path)
+    os.utime(path, ns=(1, 10**18 + rank))
+    found = dict(stream_checkpoint(own, device="cpu", process_group=dist.group.WORLD))
+    assert torch.equal(found["t"], torch.arange(3000))
+    save_file({"t": torch.arange(3000) + (rank == size - 1), "one": torch.ones(1)}, path)
+    # It has the time of the others, but for a nanosecond.
+    os.utime(path, ns=(1, 10**18 + (rank == size - 1)))
+    if size > 1:
+        with pytest.raises((ValueError, RankError), match=f"and {size - 1} have different checkpoints: 't'"):
+            dict(stream_checkpoint(own, device="cpu", process_group=dist.group.WORLD))
+        # Where each wants a tensor of its own nothing is mixed.
+        plan = ["t"] if rank == 0 else ["one"]
+        assert (
+            list(dict(stream_checkpoint(own, device="cpu", plan=plan, process_group=dist.group.WORLD)))
+            == plan
+        )
+
+
+def a_progress_that_fails(folder):
+    def failing(done_bytes, total_bytes):
+        raise ZeroDivisionError(done_bytes, total_bytes)
+
+    def begin(is_failing):
+        progress = failing if is_failing else False
+        options = {"process_group": dist.group.WORLD, "memory_bytes": 1 << 20, "progress": progress}
+        dict(stream_checkpoint(folder, device="cpu", **options))
+
+    failure(begin, "ZeroDivisionError")
+
+
+def two_loads_at_once(folder):
+    stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
+    first = [next(stream)]
+    with pytest.raises((RuntimeError, RankError), match="another load of this process uses the group"):
+        load_state_dict(folder, process_group=dist.group.WORLD)
+    # The first one is as it was, and once it has ended the group is free.
+    assert [name for name, _ in [*first, *stream]] == list(everything(folder))
+    load_state_dict(folder, process_group=dist.group.WORLD)
+
+
+def nothing_stays_in_the_store(folder):
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    load_state_dict(folder, process_group=dist.group.WORLD)
+    dist.barrier()
+    before = store.num_keys()
+    dist.barrier()
+    for _ in range(3):
+        load_state_dict(folder, process_group=dist.group.WORLD)
+        dict(stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD))
+    dist.barrier()
+    after = store.num_keys()
+    dist.barrier()
+    assert after == before, (before, after)
+
+
 def a_plan_of_many_tensors(folder):
     """The store takes 8 MiB at a time."""
     del folder
@@ -417,7 +481,7 @@ def a_plan_of_many_tensors(folder):
         assert len({*map(len, found)}) == 1
         assert len({*found}) == meeting.size
         meeting.meet()
-        assert not meeting._store.check([f"plan/{meeting.rank}"]), "the store keeps what all have heard"
+        assert not meeting._look([f"plan/{meeting.rank}"]), "the store keeps what all have heard"
     with meeting:
         pass
 
@@ -534,6 +598,10 @@ CHECKS = {
         a_stream_that_nobody_begins,
         a_rank_that_needs_no_more,
         another_checkpoint,
+        copies_of_a_checkpoint,
+        a_progress_that_fails,
+        two_loads_at_once,
+        nothing_stays_in_the_store,
         a_plan_of_many_tensors,
         a_module_of_cached_files,
         a_module_that_fails,

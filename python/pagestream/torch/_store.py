@@ -1,0 +1,113 @@
+"""The store of a process group, asked such that nobody waits for ever for one that does not answer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch._C._distributed_c10d import FileStore, PrefixStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
+
+
+def connection(store: Store) -> Store:
+    """Returns a connection of its own to a store, for another thread.
+
+    Raises:
+        RuntimeError: torch is too old.
+    """
+    under = store
+    while isinstance(under, PrefixStore):
+        under = under.underlying_store
+    if isinstance(under, FileStore):
+        # Threads can share it, and each copy that ends would count as a rank that leaves.
+        return store
+    if not hasattr(store, "clone"):
+        message = (
+            "process_group needs torch 2.8 or newer, whose stores several threads can ask at a time; "
+            f"this is {torch.__version__}"
+        )
+        raise RuntimeError(message)
+    return store.clone()
+
+
+class Answer(Generic[T]):
+    """What a question will have for an answer."""
+
+    def __init__(self, question: Callable[[Store], T]) -> None:
+        self._question = question
+        self._is_there = threading.Event()
+        self._value: T
+        self._error: BaseException | None = None
+
+    def find(self, connected: Callable[[], Store]) -> None:
+        """Asks the question."""
+        try:
+            self._value = self._question(connected())
+        except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
+            self._error = error
+        self._is_there.set()
+
+    def comes_within(self, seconds: float) -> bool:
+        """Waits for the answer, and returns whether it is there."""
+        return self._is_there.wait(seconds)
+
+    def value(self) -> T:
+        """Returns the answer, or raises what came instead."""
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._value
+        finally:
+            # Else the error, its traceback and this object would keep each other.
+            self._error = None
+
+
+class Questions(threading.Thread):
+    """A thread that asks the store one question after another, each about the keys of one load.
+
+    Calls of torch's stores wait without a time-out for a store that is stopped. Then this thread is left
+    behind, but not the one that has asked.
+
+    Attributes:
+        prefix: What the keys of this load begin with, once a question was answered.
+    """
+
+    prefix: str
+
+    def __init__(self, store: Store, rank: int) -> None:
+        super().__init__(name="pagestream-store", daemon=True)
+        self._group_store, self._rank = store, rank
+        self._store: Store | None = None
+        self._asked: queue.SimpleQueue[Answer[Any] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Asks until the end."""
+        while (answer := self._asked.get()) is not None:
+            answer.find(self._connected)
+            del answer
+
+    def _connected(self) -> Store:
+        if self._store is None:
+            own = connection(self._group_store)
+            # All ranks begin the same loads in the same order.
+            self.prefix = f"pagestream/{own.add(f'pagestream/loads/{self._rank}', 1)}"
+            self._store = PrefixStore(self.prefix, own)
+        return self._store
+
+    def ask(self, question: Callable[[Store], T]) -> Answer[T]:
+        """Returns what will have the answer."""
+        answer = Answer(question)
+        self._asked.put(answer)
+        return answer
+
+    def end(self) -> None:
+        """Has the thread end once all is answered."""
+        self._asked.put(None)

@@ -1,0 +1,40 @@
+"""One rank that loads ``FOLDER`` with others three times, and ends at once.
+
+Those without the store of the group are slow in the end of the last load. ``STORE`` is the address of
+another store.
+"""
+
+import os
+import sys
+import time
+
+import torch.distributed as dist
+
+from pagestream.torch import load_state_dict
+from pagestream.torch._meeting import Meeting
+
+store = os.environ.get("STORE")
+if store is None:
+    dist.init_process_group("gloo")
+else:
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", init_method=store, **place)
+rank = dist.get_rank()
+look = Meeting._look
+
+
+def slow_look(self, keys):
+    if rank and is_last and keys[0].startswith("go/"):
+        time.sleep(0.3)
+    return look(self, keys)
+
+
+Meeting._look = slow_look
+for number in range(3):
+    is_last = number == 2
+    load_state_dict(sys.argv[1], process_group=dist.group.WORLD)
+print("done", flush=True)
+if store is None:
+    # No end of the process group: nothing waits for the others.
+    os._exit(0)
+dist.destroy_process_group()
