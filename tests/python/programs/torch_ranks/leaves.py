@@ -30,9 +30,14 @@ def slow_look(self, keys):
 
 
 Meeting._look = slow_look
+kept = dist.distributed_c10d._get_default_store()
+kept.set(f"kept{rank}", "")
 for number in range(3):
     is_last = number == 2
     load_state_dict(sys.argv[1], process_group=dist.group.WORLD)
+if store is not None:
+    dist.barrier()
+    assert kept.check(["kept0", "kept1", "kept2"]), "the file was another one meanwhile"
 print("done", flush=True)
 if store is None:
     # No end of the process group: nothing waits for the others.
