@@ -1,5 +1,6 @@
 //! `Checkpoint`: several safetensors files. The Python package `weights/` uses it.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -108,7 +109,7 @@ fn leads_of(
 
 #[pymethods]
 impl PyCheckpoint {
-    /// Opens one path of any kind, or, if `listed`, the files of a list.
+    /// Opens one path of any kind, or, if `listed`, the files of a list. With `apart` a name begins with the number of its file.
     #[new]
     fn new(
         py: Python<'_>,
@@ -116,6 +117,7 @@ impl PyCheckpoint {
         listed: bool,
         mode: &str,
         strict: bool,
+        apart: bool,
         cache_root: Option<&[u8]>,
         ahead_bytes: Option<u64>,
     ) -> PyResult<Self> {
@@ -145,7 +147,7 @@ impl PyCheckpoint {
         }
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
-        let opened = py.detach(|| Checkpoint::open(list, mode, strictness, &mut keep_going));
+        let opened = py.detach(|| Checkpoint::open(list, mode, strictness, apart, &mut keep_going));
         let checkpoint = Arc::new(raised.or(opened)?);
         let warm = Arc::default();
         let leads = leads_of(&checkpoint, mode, ahead_bytes, &warm);
@@ -192,12 +194,17 @@ impl PyCheckpoint {
     }
 
     /// Returns the names in order of the files, and in each file in order of the data.
-    fn keys(&self) -> Vec<&str> {
+    fn keys(&self) -> Vec<Cow<'_, str>> {
         self.checkpoint.names().collect()
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.checkpoint.metadata.as_ref().map(|pairs| pairs.into_py_dict(py)).transpose()
+    }
+
+    /// Returns the metadata in the header of a file, by its number among `paths`.
+    fn metadata_of<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.checkpoint.header(number).metadata().map(|pairs| pairs.into_py_dict(py)).transpose()
     }
 
     /// The `metadata` of the index, as JSON.

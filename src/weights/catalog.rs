@@ -1,5 +1,6 @@
 //! [`Catalog`]: which file has which tensor. What files and index disagree about goes into the [`Report`].
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::header::{Header, quoted};
@@ -14,18 +15,20 @@ pub type TensorAt = (u32, u32);
 
 /// The name table of a checkpoint. It holds numbers alone; the names stand in the headers.
 #[derive(Debug)]
-pub struct Catalog {
-    /// In order of names; `None` if the checkpoint is one file, whose header knows.
-    by_name: Option<Vec<TensorAt>>,
-    /// For each file, whether it has tensors that are not served from it.
-    has_others: Vec<bool>,
+pub enum Catalog {
+    /// That of the header of the only file.
+    OfOneFile,
+    /// A name is the number of a file, `/` and the name there: files may have the same names.
+    Apart,
+    ByName {
+        /// In order of names.
+        by_name: Vec<TensorAt>,
+        /// For each file, whether it has tensors that are not served from it.
+        has_others: Vec<bool>,
+    },
 }
 
 impl Catalog {
-    pub fn of_one_file() -> Self {
-        Self { by_name: None, has_others: vec![false] }
-    }
-
     /// Takes each tensor from the file that the index names for it.
     pub fn by_index(
         index: &Index,
@@ -87,25 +90,43 @@ impl Catalog {
             served[file as usize] += 1;
         }
         let has_others = headers.iter().zip(served).map(|(header, served)| served < header.len()).collect();
-        Self { by_name: Some(by_name), has_others }
+        Self::ByName { by_name, has_others }
     }
 
     pub fn len(&self, headers: &[Arc<Header>]) -> usize {
-        self.by_name.as_ref().map_or_else(|| headers[0].len(), Vec::len)
+        match self {
+            Self::ByName { by_name, .. } => by_name.len(),
+            Self::OfOneFile | Self::Apart => headers.iter().map(|header| header.len()).sum(),
+        }
     }
 
     pub fn find(&self, headers: &[Arc<Header>], wanted: &str) -> Option<TensorAt> {
-        let Some(by_name) = &self.by_name else { return Some((0, headers[0].rank(wanted)? as u32)) };
-        let found = by_name.binary_search_by(|at| name(headers, *at).cmp(wanted)).ok()?;
-        Some(by_name[found])
+        match self {
+            Self::OfOneFile => Some((0, headers[0].rank(wanted)? as u32)),
+            Self::Apart => {
+                let (number, rest) = wanted.split_once('/')?;
+                let file = number.parse::<u32>().ok()?;
+                Some((file, headers.get(file as usize)?.rank(rest)? as u32))
+            }
+            Self::ByName { by_name, .. } => {
+                let found = by_name.binary_search_by(|at| name(headers, *at).cmp(wanted)).ok()?;
+                Some(by_name[found])
+            }
+        }
     }
 
     /// The names in order of the files, and in each file in order of the data.
-    pub fn names<'h>(&'h self, headers: &'h [Arc<Header>]) -> impl Iterator<Item = &'h str> {
-        (0..).zip(headers).zip(&self.has_others).flat_map(move |((number, header), &has_others)| {
-            let serves = move |name: &str| self.find(headers, name).is_some_and(|(file, _)| file == number);
+    pub fn names<'h>(&'h self, headers: &'h [Arc<Header>]) -> impl Iterator<Item = Cow<'h, str>> {
+        (0..).zip(headers).flat_map(move |(number, header)| {
             let names = header.tensors_by_offset().map(|entry| entry.name);
-            names.filter(move |name| !has_others || serves(name))
+            names.filter_map(move |name| match self {
+                Self::OfOneFile => Some(name.into()),
+                Self::Apart => Some(format!("{number}/{name}").into()),
+                Self::ByName { has_others, .. } => {
+                    let serves = || self.find(headers, name).is_some_and(|(file, _)| file == number);
+                    (!has_others[number as usize] || serves()).then(|| name.into())
+                }
+            })
         })
     }
 }

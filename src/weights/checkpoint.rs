@@ -1,5 +1,6 @@
 //! [`Checkpoint`]: many safetensors files as one set of names.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -35,11 +36,14 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the files in parallel, and checks that they are what the index says.
     ///
+    /// With `is_apart` the name of a tensor begins with the number of its file, and several files may have one name.
+    ///
     /// The calling thread calls `keep_going` now and then; `false` stops the opening with an error.
     pub fn open(
         list: ShardList,
         mode: RequestedMode,
         strictness: Strictness,
+        is_apart: bool,
         keep_going: &mut KeepGoing<'_>,
     ) -> Result<Self> {
         let budget = DescriptorBudget::for_files(list.shards.len());
@@ -64,7 +68,8 @@ impl Checkpoint {
         }
         let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
         let (catalog, used) = match &index {
-            _ if alone => (Catalog::of_one_file(), ""),
+            _ if is_apart => (Catalog::Apart, ""),
+            _ if alone => (Catalog::OfOneFile, ""),
             Some(found) => {
                 let catalog = Catalog::by_index(&found.index, &opened, &shards, &mut report);
                 (catalog, "those that the index names")
@@ -97,7 +102,7 @@ impl Checkpoint {
     }
 
     /// The names in order of the files, and in each file in order of the data.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.catalog.names(&self.headers)
     }
 

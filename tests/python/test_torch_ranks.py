@@ -133,12 +133,15 @@ def test_a_store_in_a_file_is_gone_with_the_last_rank(tmp_path):
     assert not store.exists()
 
 
-def test_a_rank_that_stops_in_an_exchange_is_named_within_ten_seconds(tmp_path):
+@pytest.mark.parametrize(
+    ("signal_name", "by_reader"), [("SIGSTOP", ""), ("SIGSTOP", "yes"), ("SIGKILL", "yes")]
+)
+def test_a_rank_that_stops_in_an_exchange_is_named_within_ten_seconds(tmp_path, signal_name, by_reader):
     """The others are in a collective, which alone would wait for half an hour."""
     (tmp_path / "source").mkdir()
     write_checkpoint(tmp_path / "source")
     with real.slow_fuse(tmp_path / "source", tmp_path / "mount", direct_io=True) as mount:
-        ranks = started(mount.path, STOPPED_RANK="1")
+        ranks = started(mount.path, STOPPED_RANK="1", STOPPED_BY=signal_name, BY_READER=by_reader)
         try:
             for each in ranks:
                 each.stdin.write("\n" * 100)

@@ -21,6 +21,24 @@ fn write(path: &Path, names: &[&str]) {
     std::fs::write(path, bytes).expect("written");
 }
 
+#[test]
+fn files_that_are_apart_may_have_the_same_names() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let paths = ["one", "two"].map(|name| folder.path().join(name));
+    write(&paths[0], &["b/c", "a"]);
+    write(&paths[1], &["a", "b/c", "d"]);
+    let list = CheckpointPath::Files(paths.to_vec());
+    let list = list.locate(None, Strictness::Strict, &|_| Ok(())).expect("there");
+    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, true, &mut || true);
+    let checkpoint = found.expect("whole");
+    assert_eq!(checkpoint.len(), 5);
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["0/b/c", "0/a", "1/a", "1/b/c", "1/d"]);
+    assert_eq!(["0/b/c", "0/a", "1/a", "1/b/c", "1/d"].map(|name| byte(&checkpoint, name)), [0, 1, 0, 1, 2]);
+    for name in ["a", "2/a", "/a", "0/d", "0", "-1/a", "x/a", "4294967296/a"] {
+        assert!(checkpoint.tensor(name).is_none(), "{name}");
+    }
+}
+
 fn index(folder: &Path, pairs: &[(&str, &str)]) {
     let map: serde_json::Map<_, _> = pairs.iter().map(|&(name, file)| (name.into(), file.into())).collect();
     let json = serde_json::json!({ "weight_map": map }).to_string();
@@ -29,7 +47,7 @@ fn index(folder: &Path, pairs: &[(&str, &str)]) {
 
 fn open_with(path: CheckpointPath, strictness: Strictness) -> Result<Checkpoint> {
     let list = path.locate(None, strictness, &|_| Ok(()))?;
-    Checkpoint::open(list, RequestedMode::Auto, strictness, &mut || true)
+    Checkpoint::open(list, RequestedMode::Auto, strictness, false, &mut || true)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
@@ -192,7 +210,7 @@ fn opening_stops_when_the_caller_says_so() {
         false
     };
     let list = CheckpointPath::Files(paths).locate(None, Strictness::Strict, &|_| Ok(())).expect("located");
-    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, &mut stop);
+    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, false, &mut stop);
     assert!(matches!(found, Err(Error::Argument { .. })));
     assert_eq!(asked, 1);
 }

@@ -291,7 +291,7 @@ class Meeting:
             RankError: One of them has failed.
         """
 
-        def look(store: Store) -> tuple[int, str, bool] | bool:
+        def look(store: Store) -> tuple[int | None, str, bool] | bool:
             if keys != [_FAILURE] and store.check(keys):
                 return True
             self._beats.hear(store)

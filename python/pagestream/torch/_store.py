@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +23,6 @@ def connection(store: Store) -> Store:
     Raises:
         RuntimeError: torch is too old.
     """
-    under = store
-    while isinstance(under, PrefixStore):
-        under = under.underlying_store
-    if isinstance(under, FileStore):
-        # Threads can share it, and each copy that ends would count as a rank that leaves.
-        return store
     if not hasattr(store, "clone"):
         message = (
             "process_group needs torch 2.8 or newer, whose stores several threads can ask at a time; "

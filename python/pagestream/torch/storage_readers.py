@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,16 +24,16 @@ from torch.futures import Future
 
 from pagestream._common import checks
 from pagestream._common.generators import telling
-from pagestream.errors import SafetensorError
+from pagestream.errors import RankError, SafetensorError
 from pagestream.safetensors._torch_tensors import dtype_named, shape_in_torch
 from pagestream.torch._joining import joined
 from pagestream.torch._planned import planned_part
 from pagestream.torch.weights import tensors_on
-from pagestream.weights.checkpoint import Checkpoint, open_checkpoint
+from pagestream.weights.checkpoint import Checkpoint, native_files, open_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Self
+    from typing import Any, Never, Self
 
     from pagestream.weights.streaming import Strategy, Wanted
     from pagestream.weights.tensor_info import TensorInfo
@@ -44,7 +43,6 @@ __all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"]
 # What torch's writer notes in a file's metadata: where its parts of tensors lie in the whole ones.
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _SUFFIX = ".safetensors"
-_OPENING_THREADS = 16
 # Tensors on other devices get copies of what came to the CPU.
 _STREAMED_TO = ("cpu", "cuda", "mps")
 
@@ -57,13 +55,13 @@ class _Stored:
         relative_path: The file.
         shape: The shape in the file.
         dtype: The type in the file.
-        checkpoint: The number of the checkpoint that has the file.
+        name: The name among all tensors of all files.
     """
 
     relative_path: str
     shape: torch.Size
     dtype: torch.dtype
-    checkpoint: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,10 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         self._read_once = checks.check_bool("read_once", read_once)
         self._memory_bytes = memory_bytes
         self._group = process_group
-        self._checkpoints: list[Checkpoint] = []
+        # Files may have parts of the same tensors: names here begin with the number of a file.
+        self._weights: Checkpoint | None = None
+        # By the name in the files.
+        self._last_of: dict[str, str] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Forgets what was read; `checkpoint_id` is another folder to read from.
@@ -130,7 +131,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             >>> HuggingFaceStorageReader("elsewhere").reset(".")
         """
         super().reset(checkpoint_id)
-        self._checkpoints = []
+        self._weights = None
 
     def read_metadata(self) -> Metadata:
         """Opens the files, in parallel, and returns what their headers say.
@@ -145,26 +146,38 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             ['bias', 'weight']
         """
         names = sorted(name for name in os.listdir(self.path) if name.endswith(_SUFFIX))
-        self._checkpoints = _opened([os.path.join(self.path, name) for name in names])
-        tensors: dict[str, TensorStorageMetadata] = {}
         self.storage_data: dict[MetadataIndex, _Stored] = {}
-        for number, weights in enumerate(self._checkpoints):
-            places = json.loads((weights.metadata or {}).get(_SHARDING, "null"))
-            for name in weights:
-                info = weights.info(name)
-                dtype, shape = dtype_named(info.dtype), shape_in_torch(info.dtype, info.shape)
-                offsets = torch.Size([0] * len(shape) if places is None else places[name][_OFFSETS])
-                stored = _Stored(info.path, torch.Size(shape), dtype, number)
-                self.storage_data[MetadataIndex(name, offsets)] = stored
-                known = tensors.setdefault(
-                    name, TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(offsets), [])
-                )
-                known.chunks.append(ChunkStorageMetadata(offsets, stored.shape))
-                ends = [offset + length for offset, length in zip(offsets, shape, strict=True)]
-                known.size = torch.Size(map(max, known.size, ends))
+        self._weights, self._last_of = None, {}
+        if names:
+            self._weights = open_apart([os.path.join(self.path, name) for name in names])
+            self._note_tensors(self._weights)
+        tensors: dict[str, TensorStorageMetadata] = {}
+        for place, stored in self.storage_data.items():
+            offsets = place.offset or torch.Size()
+            known = tensors.setdefault(
+                place.fqn, TensorStorageMetadata(TensorProperties(dtype=stored.dtype), offsets, [])
+            )
+            known.chunks.append(ChunkStorageMetadata(offsets, stored.shape))
+            ends = [offset + length for offset, length in zip(offsets, stored.shape, strict=True)]
+            known.size = torch.Size(map(max, known.size, ends))
         return Metadata(
             dict(tensors), storage_data=self.storage_data, storage_meta=StorageMeta(load_id=self.load_id)
         )
+
+    def _note_tensors(self, weights: Checkpoint) -> None:
+        """Notes where each part of a tensor is. Of two files that have a part the last one counts."""
+        places: dict[str, Any] = {}
+        for apart in weights:
+            number, name = apart.split("/", 1)
+            if number not in places:
+                told = native_files(weights).metadata_of(int(number)) or {}
+                places[number] = json.loads(told.get(_SHARDING, "null"))
+            info, of_file = weights.info(apart), places[number]
+            shape = torch.Size(shape_in_torch(info.dtype, info.shape))
+            offsets = torch.Size([0] * len(shape) if of_file is None else of_file[name][_OFFSETS])
+            stored = _Stored(info.path, shape, dtype_named(info.dtype), apart)
+            self.storage_data[MetadataIndex(name, offsets)] = stored
+            self._last_of[name] = apart
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Has the ranks share their reads, unless each is to read for itself. For the coordinator.
@@ -196,14 +209,17 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             True
         """
         group = self._group_of(plan)
-        items: list[list[ReadItem]] = [[] for _ in self._checkpoints]
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 message = f"{item.storage_index.fqn!r}: safetensors files have tensors alone"
                 raise SafetensorError(message)
-            items[self.storage_data[item.storage_index].checkpoint].append(item)
-        for weights, here in zip(self._checkpoints, items, strict=True):
-            self._read_from(weights, here, planner, group)
+        if self._weights is not None:
+            try:
+                self._read_from(self._weights, plan.items, planner, group)
+            except RankError as error:
+                if error.is_gone:
+                    raise _UnsendableError(error.rank, error.told, is_gone=True) from error
+                raise
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -230,7 +246,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         planner: LoadPlanner,
         group: dist.ProcessGroup | None,
     ) -> None:
-        """Reads what items want of one checkpoint."""
+        """Reads what items want."""
         with joined(group) as meeting:
             parts = [
                 (item, weights.info(name), index) for item in items for name, index in self._parts_of(item)
@@ -258,7 +274,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
 
     def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
         """Yields the parts of stored tensors that an item is made of."""
-        yield item.storage_index.fqn, _box(item)
+        yield self.storage_data[item.storage_index].name, _box(item)
 
     def _take(self, item: ReadItem, each: Wanted, tensor: torch.Tensor, planner: LoadPlanner) -> None:
         """Copies a part that has come to where it belongs."""
@@ -344,11 +360,11 @@ class QuantizedHuggingFaceStorageReader(
         if not self._is_tensor_quantized(name):
             yield from super()._parts_of(item)
             return
-        yield self._weight_scale_mapping[name], ()
+        yield self._last_of[self._weight_scale_mapping[name]], ()
         try:
             super()._process_read_request(_Asking(), item, None)  # type: ignore[arg-type]
         except _Asked as asked:
-            yield name, asked.index
+            yield self.storage_data[item.storage_index].name, asked.index
 
     def _take(self, item: ReadItem, each: Wanted, tensor: torch.Tensor, planner: LoadPlanner) -> None:
         name = item.storage_index.fqn
@@ -356,9 +372,20 @@ class QuantizedHuggingFaceStorageReader(
             super()._take(item, each, tensor, planner)
             return
         held = self._held[id(item)]
-        held[each.info.name] = tensor
+        held[each.info.name.split("/", 1)[1]] = tensor
         if len(held) > 1:
             super()._process_read_request(_Held(self._held.pop(id(item))), item, planner)
+
+
+class _UnsendableError(RankError):
+    """A rank is gone: torch would wait for it, to send it this error.
+
+    torch sends what a reader raises to all ranks, and for that it pickles it.
+    """
+
+    def __reduce__(self) -> Never:
+        """Raises the error here."""
+        raise self
 
 
 class _Asked(BaseException):
@@ -400,17 +427,6 @@ class _HeldPart:
 
     def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
         return self._tensor
-
-
-def _opened(paths: list[str]) -> list[Checkpoint]:
-    """Returns the files as one checkpoint, or each as one where several have parts of the same tensors."""
-    if not paths:
-        return []
-    whole = open_checkpoint(paths[:1])
-    if len(paths) > 1 and _SHARDING not in (whole.metadata or {}):
-        return [open_checkpoint(paths)]
-    with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-        return [whole, *pool.map(open_checkpoint, paths[1:])]
 
 
 def _box(item: ReadItem) -> tuple[slice, ...]:

@@ -135,8 +135,8 @@ def stream_checkpoint(
             all ranks have their files in the page cache, or on storage that answers at once, each reads for
             itself. Tensors come in the order of rank 0, and as fast as the slowest consumer takes them. Ranks
             that are late or slow make the others wait, without a time-out; one that fails, is killed, or
-            leaves the iterator while others need what it reads makes all raise. None reads all that this
-            process wants.
+            leaves the iterator while others need what it reads makes all raise. A group has one load at a
+            time. None reads all that this process wants.
         progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Yields:
@@ -152,6 +152,7 @@ def stream_checkpoint(
         MappedReadError: A file was cut or its storage failed; while it is streamed.
         FileChangedError: A file was rewritten meanwhile; while it is streamed.
         RankError: Another rank of `process_group` has failed.
+        RuntimeError: Another load of this process uses `process_group`.
 
     Example:
         >>> from pagestream.torch import stream_checkpoint

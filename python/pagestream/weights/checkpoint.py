@@ -38,13 +38,16 @@ class _OpenedWith(NamedTuple):
     cache_root: str | None
     raw: bool
     ahead: int | None
+    apart: bool = False
 
     def open(self) -> Checkpoint:
         """Opens the files and reads their headers."""
         paths, root = [os.fsencode(each) for each in self.paths], self.cache_root
         encoded_root = None if root is None else os.fsencode(root)
         ahead_bytes = environment.ahead_bytes(self.ahead)
-        files = _native.Checkpoint(paths, self.listed, self.mode, self.strict, encoded_root, ahead_bytes)
+        files = _native.Checkpoint(
+            paths, self.listed, self.mode, self.strict, self.apart, encoded_root, ahead_bytes
+        )
         # The same for a process with another current directory.
         root = None if root is None else _absolute(root)
         return Checkpoint(files, self._replace(paths=[*map(_absolute, self.paths)], cache_root=root))
@@ -495,6 +498,17 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 def native_files(weights: Checkpoint) -> _native.Checkpoint:
     """Returns the native object of a checkpoint, for the packages above."""
     return weights._files  # noqa: SLF001 - of this module's class
+
+
+def open_apart(paths: list[str]) -> Checkpoint:
+    """Opens files that may have the same names: ``weight`` of the first one is ``0/weight`` here.
+
+    Raises:
+        OSError: A file cannot be opened; with ``errno`` and ``filename``.
+        SafetensorError: A file is not a valid safetensors file.
+    """
+    mode = environment.mmap_mode(None)
+    return _OpenedWith(paths, True, mode, True, None, False, None, apart=True).open()  # noqa: FBT003
 
 
 def _absolute(path: str) -> str:

@@ -35,6 +35,7 @@ from pagestream.torch import (
     load_into,
     load_state_dict,
     modules,
+    storage_readers,
     stream_checkpoint,
 )
 from pagestream.torch._joining import joined
@@ -309,7 +310,23 @@ def parts_in_several_files_by_storage_reader(folder):
         tensor.fill_(number + 1)
     dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(str(source_of(saved)), save_distributed=True))
     (some, *_) = saved.rglob("*.safetensors")
-    by_storage_reader(some.parent, make)
+    with pytest.MonkeyPatch.context() as patch:
+        begun = []
+        patch.setattr(storage_readers, "joined", lambda group: begun.append(group) or joined(group))
+        by_storage_reader(some.parent, make)
+    assert len(begun) == len({*begun}) == 1, "files wait for one another"
+
+
+def two_files_with_the_same_tensors_by_storage_reader(folder):
+    twice = folder / "twice"
+    if dist.get_rank() == 0:
+        source_of(twice).mkdir()
+        save_file({"a": torch.zeros(3), "b": torch.ones(4)}, source_of(twice) / "1.safetensors")
+        save_file({"a": torch.full([3], 7.0), "c": torch.ones(2)}, source_of(twice) / "2.safetensors")
+    dist.barrier()
+    state = {"a": torch.empty(3), "b": torch.empty(4), "c": torch.empty(2)}
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(twice))
+    assert [each.tolist() for each in state.values()] == [[7.0] * 3, [1.0] * 4, [1.0] * 2]
 
 
 def a_group_that_is_not_the_one_that_loads(folder):
@@ -591,6 +608,7 @@ CHECKS = {
         fully_sharded_by_storage_reader,
         quantised_by_storage_reader,
         parts_in_several_files_by_storage_reader,
+        two_files_with_the_same_tensors_by_storage_reader,
         a_group_that_is_not_the_one_that_loads,
         a_rank_without_files,
         a_bad_argument,
