@@ -223,6 +223,11 @@ impl PyCheckpoint {
         Ok(text(&self.checkpoint.paths[self.find(name)?.0]))
     }
 
+    /// Returns what a tensor is called in its file; also after `close`.
+    fn name_in_file(&self, name: &Bound<'_, PyString>) -> PyResult<&str> {
+        Ok(self.find(name)?.1.name)
+    }
+
     /// Returns the file of a tensor, opened again if it was closed in favour of others. Without `reads_ahead` its tensors
     /// are those of the mapping.
     #[pyo3(signature = (name, reads_ahead = true))]

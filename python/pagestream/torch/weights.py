@@ -286,7 +286,7 @@ def _moved(
 
 def _on_file(files: _native.Checkpoint, tensors: TorchTensors, each: Wanted) -> torch.Tensor:
     """Returns a tensor over copy-on-write pages of its file."""
-    file = files.file_of(each.info.name, reads_ahead=False)
+    file, name = files.file_of(each.info.name, reads_ahead=False), files.name_in_file(each.info.name)
     if each.index is ...:
-        return tensors.whole(file, each.info.name)  # type: ignore[no-any-return]
-    return tensors.part(file.stored(each.info.name), each.index)
+        return tensors.whole(file, name)  # type: ignore[no-any-return]
+    return tensors.part(file.stored(name), each.index)
