@@ -91,6 +91,12 @@ impl Error {
         Self::Index { detail: detail.into() }
     }
 
+    /// Returns whether bytes of a range of the file could not be read.
+    pub fn is_of_bytes(&self, offset: u64, len: u64) -> bool {
+        let end = offset.saturating_add(len);
+        matches!(self, Self::MappedRead { offset: from, length, .. } if *from < end && offset < from.saturating_add(*length))
+    }
+
     /// Returns whether the file is not what it was, or not at its place any more.
     pub fn is_change(&self) -> bool {
         matches!(self, Self::FileChanged { .. })

@@ -113,10 +113,9 @@ class Checkpoint:
     def __new__(
         cls,
         paths: Sequence[bytes],
-        listed: bool,
+        what: str,
         mode: str,
         strict: bool,
-        apart: bool,
         cache_root: bytes | None,
         ahead_bytes: int | None,
     ) -> Self: ...

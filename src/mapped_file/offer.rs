@@ -6,8 +6,13 @@
 //!
 //! ```text
 //!   claim ──(open the file)──> Offer: a thread answers ──(the last owner lets go, or the process ends)──> the name is free
-//!     └──(that failed)────────────────────────────────────────────────────────────────────────────────────────┘
+//!     └──(that failed)──────────────────────────────────────────── │ ────────────────────────────────────────────▲─▲
+//!                     (others read files of the mount ahead) ──────┴──> kept ──(nobody asks any more)───────────┘ │
+//!                                                                            └──(too many are kept)───────────────┘
 //! ```
+//!
+//! A process that has begun later comes to each file when the first one may have closed it: it would read all again, and never
+//! come nearer. What is kept it finds in memory. Each offer has a [`Sign`], by which others know.
 //!
 //! While a child of a fork has inherited the socket, nobody can have the name: the file is opened by each process.
 //!
@@ -24,24 +29,29 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
-use twox_hash::XxHash3_128;
-
 use crate::os::errno::Code;
 use crate::os::file::open::{self, Identity};
-use crate::os::file::pass::{self, Outlet};
+use crate::os::file::pass::{self, Outlet, Sign};
 use crate::os::process::fork;
 
 use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
 
 const STACK_BYTES: usize = 128 << 10;
-/// Files that this process offers at a time: each takes a descriptor and a thread.
+/// Files that this process offers at a time: each takes some descriptors and a thread.
 const MAX_OFFERS: u32 = 64;
 static OFFERS: AtomicU32 = AtomicU32::new(0);
+/// Those among them that are kept for others.
+const MAX_KEPT: u32 = 32;
+static KEPT: AtomicU32 = AtomicU32::new(0);
+/// How long a file is kept for which nobody asks. Processes that are started together begin to load within seconds.
+const KEPT_FOR: Duration = Duration::from_secs(20);
+/// The number of the next sign.
+static SIGNS: AtomicU32 = AtomicU32::new(0);
 /// The folder that was looked at last, and whether it is on a disk of this machine.
 static LAST_FOLDER: Mutex<Option<(PathBuf, bool)>> = Mutex::new(None);
 /// Of [`FileStamp`].
@@ -58,11 +68,21 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct OfferRight(Outlet);
 
-/// A thread that answers those that ask for a file. It ends with this value.
+/// A thread that answers those that ask for a file. Unless the file is kept for others it ends with this value.
 #[derive(Debug)]
 struct Offer {
     outlet: Arc<Outlet>,
+    files: Arc<Mutex<OfferedFiles>>,
+    device: u64,
     process: u64,
+    sign: Option<Sign>,
+}
+
+/// What the thread and the owner have in common.
+#[derive(Debug, Default)]
+struct OfferedFiles {
+    files: Vec<Arc<OwnedFd>>,
+    kept: Option<One>,
 }
 
 /// An open file description that another owner has as well.
@@ -126,52 +146,99 @@ impl Offer {
         identity: &Identity,
         files: impl Iterator<Item = &'f Arc<OwnedFd>>,
     ) -> Option<Self> {
-        let is_one_more = |offers| (offers < MAX_OFFERS).then_some(offers + 1);
-        OFFERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_one_more).ok()?;
-        let outlet = Arc::new(outlet);
-        let offer = Self { outlet: outlet.clone(), process: fork::generation() };
-        let state = stamp_of(identity);
-        // Their owners close the descriptors, whatever this thread does.
-        let files: Vec<_> = files.map(Arc::downgrade).collect();
-        let copies = move || {
-            let copy = |file: &Weak<OwnedFd>| file.upgrade()?.try_clone().ok();
-            files.iter().map_while(copy).collect()
+        let offered = One::of(&OFFERS, MAX_OFFERS)?;
+        let (outlet, device) = (Arc::new(outlet), identity.device);
+        let files = OfferedFiles { files: files.cloned().collect(), kept: None };
+        let files = Arc::new(Mutex::new(files));
+        let sign = sign_of_this_process(device) + &SIGNS.fetch_add(1, Ordering::Relaxed).to_string();
+        let offer = Self {
+            outlet: outlet.clone(),
+            files: files.clone(),
+            device,
+            process: fork::generation(),
+            sign: Sign::new(sign.as_bytes()).ok(),
         };
+        let state = stamp_of(identity);
         let thread = Builder::new().name("pagestream-offer".into()).stack_size(STACK_BYTES);
-        thread.spawn(move || outlet.serve(state.as_flattened(), copies)).ok()?;
+        let serve = move || {
+            let copies = || lock(&files).files.iter().map_while(|file| file.try_clone().ok()).collect();
+            outlet.serve(state.as_flattened(), copies);
+            drop((std::mem::take(&mut *lock(&files)), offered));
+        };
+        thread.spawn(serve).ok()?;
         Some(offer)
     }
 }
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        OFFERS.fetch_sub(1, Ordering::Relaxed);
-        // A child of a fork leaves the offer of its parent alone.
-        if self.process == fork::generation() {
+        self.sign = None;
+        // A child of a fork leaves the offer of its parent alone. The thread, which it has not, may have locked the files.
+        if self.process != fork::generation() {
+            self.files.try_lock().map(|mut offered| std::mem::take(&mut *offered)).ok();
+            return;
+        }
+        let (beginning, own) = (sign_on(self.device), sign_of_this_process(self.device));
+        let is_wanted = pass::is_taken_by_others(beginning.as_bytes(), own.as_bytes());
+        let mut offered = lock(&self.files);
+        offered.kept = is_wanted.then(|| One::of(&KEPT, MAX_KEPT)).flatten();
+        if offered.kept.is_some() {
+            self.outlet.close_after(KEPT_FOR);
+        } else {
+            // The owner has closed the file: that holds once this returns, whatever the thread does.
+            offered.files.clear();
             self.outlet.close();
         }
     }
 }
 
+/// One of a bounded number.
+#[derive(Debug)]
+struct One(&'static AtomicU32);
+
+impl One {
+    fn of(count: &'static AtomicU32, most: u32) -> Option<Self> {
+        let one_more = |count| (count < most).then_some(count + 1);
+        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self(count))
+    }
+}
+
+impl Drop for One {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What the signs of this user's processes begin with that read files of a mount ahead.
+fn sign_on(device: u64) -> String {
+    format!("pagestream/{}/ahead/{device:x}/", pass::this_user())
+}
+
+fn sign_of_this_process(device: u64) -> String {
+    format!("{}{}-{}-", sign_on(device), std::process::id(), fork::generation())
+}
+
+/// Locks the files of an offer of this process.
+fn lock(files: &Mutex<OfferedFiles>) -> MutexGuard<'_, OfferedFiles> {
+    files.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Takes the file that another owner offers for a path.
 pub(super) fn take(origin: &Origin) -> Option<TakenFile> {
-    if is_local(origin) {
-        return None;
-    }
-    ask(origin, &name_of(&origin.path())?).ok()?
+    let named = offered_as(origin)?;
+    ask(origin, &named).ok()?
 }
 
 /// Takes the file that another owner offers for a path, or claims the right to offer it.
 pub(super) fn take_or_claim(origin: &Origin) -> Asked {
-    let name = if is_local(origin) { None } else { name_of(&origin.path()) };
-    let Some(name) = name else { return Asked::Neither };
+    let Some(named) = offered_as(origin) else { return Asked::Neither };
     for _ in 0..TRIES {
-        match ask(origin, &name) {
+        match ask(origin, &named) {
             Ok(taken) => return taken.map_or(Asked::Neither, Asked::Taken),
             Err(Code::CONNREFUSED | Code::CONNRESET) => {}
             Err(_) => return Asked::Neither,
         }
-        match Outlet::open(&name) {
+        match Outlet::open(&name_of(&named)) {
             Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
             // Another one was faster, or the thread of one that gave it back has not ended yet, or a child of it still has
             // the socket.
@@ -184,14 +251,13 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
 
 /// Claims the right to offer a file.
 pub(super) fn claim(origin: &Origin) -> Option<OfferRight> {
-    let name = if is_local(origin) { None } else { name_of(&origin.path()) };
-    Outlet::open(&name?).ok().map(OfferRight)
+    Outlet::open(&name_of(&offered_as(origin)?)).ok().map(OfferRight)
 }
 
 /// Asks for a file; `None` if it is not what the path leads to now.
-fn ask(origin: &Origin, name: &[u8]) -> Result<Option<TakenFile>, Code> {
+fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let mut state = FileStamp::default();
-    let mut files = pass::ask(name, state.as_flattened_mut())?.into_iter();
+    let mut files = pass::ask(&name_of(named), state.as_flattened_mut())?.into_iter();
     let (file, adviser) = (files.next().ok_or(Code::CONNRESET)?, files.next());
     let identity = open::identity_now(file.as_fd())?;
     let is_named = origin.identity().is_some_and(|named| is_same_file(&named, &identity));
@@ -216,11 +282,15 @@ fn is_local(origin: &Origin) -> bool {
     })
 }
 
-/// The name of the offers for a path, of this user.
-fn name_of(path: &Path) -> Option<Vec<u8>> {
-    let absolute = std::path::absolute(path).ok()?;
-    let hash = XxHash3_128::oneshot(absolute.as_os_str().as_encoded_bytes());
-    Some(format!("pagestream/{}/{hash:032x}", pass::this_user()).into_bytes())
+/// Returns which file the path leads to, by whatever path others came to it; `None` if files there are not offered.
+fn offered_as(origin: &Origin) -> Option<Identity> {
+    if is_local(origin) { None } else { origin.identity() }
+}
+
+/// The name of the offers of a file, of this user.
+fn name_of(named: &Identity) -> Vec<u8> {
+    let &Identity { device, inode, .. } = named;
+    format!("pagestream/{}/file/{device:x}/{inode:x}", pass::this_user()).into_bytes()
 }
 
 fn stamp_of(identity: &Identity) -> FileStamp {
@@ -292,7 +362,24 @@ mod tests {
         std::fs::write(&other, b"other").expect("written");
         std::fs::rename(&other, &path).expect("renamed");
         assert!(!is_taken(&path));
-        assert!(matches!(take_or_claim(&Origin::Path(path)), Asked::Neither));
+        assert!(matches!(take_or_claim(&Origin::Path(path)), Asked::Claimed(_)), "it can be offered itself");
+    }
+
+    #[test]
+    fn a_file_is_taken_by_any_of_its_paths() {
+        let (folder, path) = file();
+        let _owner = offered(&path);
+        let [hard, symbolic] = ["hard", "symbolic"].map(|name| folder.path().join(name));
+        std::fs::hard_link(&path, &hard).expect("linked");
+        std::os::unix::fs::symlink(&path, &symbolic).expect("linked");
+        // Linking is a change of the file, to which nothing may have been done.
+        assert!(!is_taken(&hard));
+        let (folder, path) = (folder.path().join("again"), folder.path().join("again/file"));
+        std::fs::create_dir(&folder).expect("made");
+        std::fs::write(&path, b"bytes").expect("written");
+        let _owner = offered(&path);
+        std::os::unix::fs::symlink(&folder, folder.with_extension("link")).expect("linked");
+        assert!(is_taken(&folder.with_extension("link").join("file")));
     }
 
     #[test]

@@ -23,6 +23,16 @@ use crate::weights::file::WeightFile;
 use crate::weights::header::TensorEntry;
 use crate::weights::locate::{AccessRequest, CheckpointPath};
 use crate::weights::strictness::Strictness;
+use crate::words::words;
+
+words! {
+    /// What paths are.
+    enum What as "what" {
+        Path = "path",
+        Files = "files",
+        Apart = "apart",
+    }
+}
 
 #[pyclass(name = "Checkpoint", module = "pagestream._native", weakref, frozen)]
 #[derive(Debug)]
@@ -109,22 +119,22 @@ fn leads_of(
 
 #[pymethods]
 impl PyCheckpoint {
-    /// Opens one path of any kind, or, if `listed`, the files of a list. With `apart` a name begins with the number of its file.
+    /// Opens one path of any kind, or the files of a list. With those that are apart a name begins with the number of its file.
     #[new]
     fn new(
         py: Python<'_>,
         paths: Vec<Vec<u8>>,
-        listed: bool,
+        what: &str,
         mode: &str,
         strict: bool,
-        apart: bool,
         cache_root: Option<&[u8]>,
         ahead_bytes: Option<u64>,
     ) -> PyResult<Self> {
+        let what = What::from_word(what)?;
         let path_buf = |encoded: &Vec<u8>| path_of(encoded).map(PathBuf::from);
         let mut paths = paths.iter().map(path_buf).collect::<PyResult<Vec<_>>>()?;
         let source = match paths.pop() {
-            Some(path) if !listed => CheckpointPath::Path(path),
+            Some(path) if what == What::Path => CheckpointPath::Path(path),
             last => CheckpointPath::Files(paths.into_iter().chain(last).collect()),
         };
         let cache_root = cache_root.map(path_of).transpose()?;
@@ -147,7 +157,8 @@ impl PyCheckpoint {
         }
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
-        let opened = py.detach(|| Checkpoint::open(list, mode, strictness, apart, &mut keep_going));
+        let opened =
+            py.detach(|| Checkpoint::open(list, mode, strictness, what == What::Apart, &mut keep_going));
         let checkpoint = Arc::new(raised.or(opened)?);
         let warm = Arc::default();
         let leads = leads_of(&checkpoint, mode, ahead_bytes, &warm);

@@ -1,9 +1,10 @@
 //! The read-ahead under `WeightFile` and `Checkpoint`: made when the first tensor of a file is asked for.
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Builder;
 
 use pyo3::exceptions::PyException;
@@ -11,11 +12,12 @@ use pyo3::prelude::*;
 
 use super::files::audit_open;
 use crate::error::{Error, Result};
-use crate::fetch::crew::PERIOD;
+use crate::fetch::crew::{KeepGoing, PERIOD};
 use crate::mapped_file::{Opened, RequestedMode};
 use crate::natural;
+use crate::os::memory::Uninit;
 use crate::os::process::fork;
-use crate::slicing::Selection;
+use crate::slicing::{Selection, Sequence};
 use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::guess::{FileTensors, Guess};
 use crate::streaming::lead::{Answer, LEAST_DATA_BYTES, Lead};
@@ -36,6 +38,10 @@ pub struct FileLead {
     lead: OnceLock<Option<Lead>>,
     /// What was done to the file while it was read ahead. A tensor that is left to the file would not tell.
     change: OnceLock<Error>,
+    /// What a reader met last, until the tensor is asked for that it belongs to.
+    failure: Mutex<Option<Error>>,
+    /// Parts that are asked for one behind another.
+    sequence: Sequence,
     is_closed: AtomicBool,
     /// Whether the file is open for a consumer.
     is_used: Arc<AtomicBool>,
@@ -99,6 +105,8 @@ impl FileLead {
             limit_bytes,
             lead: OnceLock::new(),
             change: OnceLock::new(),
+            failure: Mutex::new(None),
+            sequence: Sequence::default(),
             is_closed: AtomicBool::new(false),
             is_used: Arc::new(AtomicBool::new(true)),
             next,
@@ -126,6 +134,18 @@ impl FileLead {
         self.lead.get().is_some_and(|lead| lead.as_ref().is_some_and(|lead| !lead.is_off()))
     }
 
+    /// Reads a part of a tensor that lies at `range` of the file, if it is one of a sequence; returns whether it did.
+    pub fn read_in_sequence(
+        &self,
+        opened: &Opened,
+        range: Range<u64>,
+        out: Uninit<'_>,
+        keep_going: &mut KeepGoing<'_>,
+    ) -> Result<bool> {
+        let limit_bytes = self.limit_bytes.unwrap_or(u64::MAX);
+        Ok(self.is_on() && self.sequence.fill(opened, range, limit_bytes, out, keep_going)?)
+    }
+
     /// Notes that the tensor of `len` bytes at `offset` of the file is asked for, or a part of it. Waits for the bytes
     /// and returns them if they are read into memory of their own.
     pub fn follow(
@@ -143,7 +163,7 @@ impl FileLead {
         }
         let is_off = self.lead.get().is_some() && !self.is_on();
         if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off {
-            return self.left_to_file();
+            return self.left_to_file(offset, len);
         }
         let opened = opened()?;
         let answer = py.detach(|| {
@@ -159,7 +179,7 @@ impl FileLead {
         let Some((lead, answer, next)) = answer else { return Ok(None) };
         let begun = next.map_or(Ok(()), |(next, guess)| next.begin(py, guess, self.is_used.clone()));
         let Answer::InStream(stream, number) = answer else {
-            return begun.and_then(|()| self.left_to_file());
+            return begun.and_then(|()| self.left_to_file(offset, len));
         };
         let give_up = |_: &PyErr| {
             stream.release(number);
@@ -175,23 +195,28 @@ impl FileLead {
                 Ok(NextTensor::NotYet) => py.check_signals().inspect_err(give_up)?,
                 Ok(NextTensor::End) => {
                     py.detach(|| lead.note_taken(0));
-                    return self.left_to_file();
+                    return self.left_to_file(offset, len);
                 }
-                // Perhaps of another tensor: the file itself tells, unless it would pass for what it was.
+                // Perhaps of another tensor.
                 Err(error) => {
                     if error.is_change() {
                         fork::get_or_make(&self.change, || error);
+                    } else {
+                        fork::with_lock(&self.failure, |failure| *failure = Some(error));
                     }
                     py.detach(|| lead.close());
-                    return self.left_to_file();
+                    return self.left_to_file(offset, len);
                 }
             }
         }
     }
 
-    /// Answers for a tensor that is not read ahead.
-    fn left_to_file(&self) -> PyResult<Option<Landed>> {
-        self.change.get().map_or(Ok(None), |change| Err(change.clone().into()))
+    /// Answers for a tensor that is not read ahead. If a reader has failed in its bytes that is told, once: a view
+    /// would tell less, and later.
+    fn left_to_file(&self, offset: u64, len: u64) -> PyResult<Option<Landed>> {
+        let here = |failure: &mut Option<Error>| failure.take_if(|failure| failure.is_of_bytes(offset, len));
+        let failed = self.change.get().cloned().or_else(|| fork::with_lock(&self.failure, here));
+        failed.map_or(Ok(None), |error| Err(error.into()))
     }
 
     /// Takes the tensor at `offset` of the file, or a part of it, from the lead of `warm`, and waits for bytes that are to
@@ -276,6 +301,7 @@ impl FileLead {
     /// Stops reading ahead.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
+        self.sequence.close();
         if let Some(Some(lead)) = self.lead.get() {
             lead.close();
         }

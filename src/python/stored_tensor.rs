@@ -107,10 +107,16 @@ impl PyStoredTensor {
         if let Some(WarmTensor::Landed(landed)) = self.lead.take_warm(py, self.offset, part)? {
             return out.fill(py, landed.place.len, |start, chunk| copy_landed(&landed, start, chunk));
         }
-        let memory = out.memory(usize::try_from(selection.result_bytes)?)?;
+        let mut memory = out.memory(usize::try_from(selection.result_bytes)?)?;
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
+        let run = selection.run().map(|run| self.offset + run.start..self.offset + run.end);
         let done = py.detach(|| {
+            if let Some(range) = run
+                && self.lead.read_in_sequence(opened, range, memory.reborrow(), &mut keep_going)?
+            {
+                return Ok(());
+            }
             let plan = slicing::plan_for(opened, self.offset, selection);
             slicing::fill(opened, self.offset, &plan, memory, MAX_READERS, &mut keep_going)?;
             let is_empty = plan.selection.result_bytes == 0;

@@ -36,8 +36,10 @@ mod outputs;
 mod plan;
 mod scatter;
 mod selection;
+mod sequence;
 
 pub use fill::{MAX_READERS, fill};
 pub use gaps::plan_for;
 pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 pub use selection::Selection;
+pub use sequence::Sequence;

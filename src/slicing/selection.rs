@@ -115,6 +115,11 @@ impl Selection {
     pub fn is_run(&self) -> bool {
         self.axes.len() <= 1
     }
+
+    /// Returns the bytes of the tensor that are selected, if they are one run that is not empty.
+    pub fn run(&self) -> Option<Range<u64>> {
+        (self.is_run() && self.result_bytes > 0).then(|| self.start..self.start + self.result_bytes)
+    }
 }
 
 /// Cuts along the outermost axis whose indices are small enough. `place` is the first byte of the result.

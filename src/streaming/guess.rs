@@ -58,6 +58,9 @@ impl FileTensors {
     }
 }
 
+/// Parts of a tensor, on average, up to which the first ones are read ahead.
+const MOST_PARTS: usize = 3;
+
 /// A request, as far as it was to be expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
@@ -86,6 +89,8 @@ pub struct Guess {
     /// The tensor that was asked for last.
     pub last: Option<usize>,
     used: Vec<bool>,
+    /// Further parts of tensors that were asked for.
+    further_parts: usize,
     /// For each kind what was asked for first of the last tensor; `None` for the whole.
     habits: HashMap<(u64, u64), Option<Selection>>,
 }
@@ -99,6 +104,7 @@ impl Guess {
             unused: count,
             last: None,
             used: vec![false; count],
+            further_parts: 0,
             habits: HashMap::new(),
         }
     }
@@ -132,6 +138,9 @@ impl Guess {
             is_expected = before.is_some_and(|before| before.as_ref() == selection);
             self.has_parts |= selection.is_some();
         }
+        self.further_parts += usize::from(!is_first);
+        // What is read for the first one of many parts is in the way of the others.
+        is_next &= selection.is_none() || self.further_parts <= MOST_PARTS * (self.used.len() - self.unused);
         let place = tensors.place_of(number, self.order);
         Request { place, is_next, is_first, has_turned: other.is_some(), is_expected }
     }

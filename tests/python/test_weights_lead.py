@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import random
@@ -407,6 +408,20 @@ def test_a_failure_ahead_is_the_error_of_the_tensor_that_it_hits(source, tmp_pat
             file.get_tensor("t20")
         assert caught.value.filename == str(slow.path / "model.safetensors")
         assert file.get_tensor("t30").sum() == 30 * MIB
+
+
+def test_what_a_reader_meets_ahead_keeps_its_number_and_place(source, tmp_path):
+    number = errno.ESTALE
+    failing = slow_mount(source, tmp_path, direct_io=True, delay_ms=1, fail_after=60, errno=number)
+    with failing as slow, safe_open(slow.path / "model.safetensors", "np") as file:
+        names = list(file.keys())
+        with pytest.raises(MappedReadError) as caught:
+            [file.get_tensor(name) for name in names]
+        # It was told once.
+        assert file.get_tensor(names[-1]).shape == (MIB,)
+    assert caught.value.errno == number
+    assert caught.value.offset > 4096
+    assert caught.value.length <= MIB
 
 
 @both_mounts

@@ -8,14 +8,15 @@ one of them, where an opening would drop its pages; the others take it from that
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
-import xxhash
 
 from pagestream import MappedFile, open_checkpoint
 from pagestream.safetensors import safe_open
@@ -144,10 +145,15 @@ def test_one_that_comes_later_reads_what_is_in_memory(source, digest, tmp_path, 
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
 
-def offers():
-    """Names at which processes of this machine offer files. Each connection has its name as well."""
+def names_in_use():
+    """Names that processes of this machine have. Each connection has its name as well."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return sorted({line.split()[-1] for line in lines if " @pagestream/" in line})
+
+
+def offers():
+    """Names at which processes offer files."""
+    return [name for name in names_in_use() if "/file/" in name]
 
 
 def test_nothing_is_left_when_all_are_killed(source, tmp_path):
@@ -160,7 +166,7 @@ def test_nothing_is_left_when_all_are_killed(source, tmp_path):
                 process.kill()
             for process in found:
                 process.wait()
-            assert until(lambda: not offers())
+            assert until(lambda: not names_in_use())
         assert not [path for path in Path("/dev/shm").iterdir() if "pagestream" in path.name]
 
 
@@ -214,7 +220,8 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
 def test_another_user_that_has_the_names_keeps_nobody_from_reading(source, digest, tmp_path):
     with mounted(source, tmp_path, keep_cache=True) as slow, contextlib.ExitStack() as ends:
         for path in sorted(slow.path.iterdir()):
-            name = f"pagestream/{os.geteuid()}/{xxhash.xxh3_128_hexdigest(os.fsencode(path))}"
+            found = path.stat()
+            name = f"pagestream/{os.geteuid()}/file/{found.st_dev:x}/{found.st_ino:x}"
             process = ends.enter_context(start_python(PROGRAMS / "weights_processes/squat.py", name, NOBODY))
             ends.callback(process.kill)
             assert process.stdout.readline() == "bound\n"
@@ -268,3 +275,39 @@ def test_without_a_page_cache_each_process_reads_for_itself_and_it_is_said(sourc
         with open_checkpoint(slow.path) as weights:
             assert "reads bypass the page cache: each process reads for itself" in weights.explain()
     assert slow.counts["read_bytes"] >= 2 * WHOLE
+
+
+def test_one_that_is_a_file_behind_finds_it_in_memory(source, digest, tmp_path):
+    """A file that was closed is kept for those that are behind, and for nobody else."""
+    program, apart = PROGRAMS / "weights_processes/load.py", tmp_path / "apart"
+    apart.mkdir()
+    # Nobody reads ahead from one file to another of such names.
+    for name, path in zip("ab", sorted(source.iterdir()), strict=True):
+        shutil.copy(path, apart / f"{name}.safetensors")
+    with (
+        mounted(apart, tmp_path) as slow,
+        processes(program, [("leaves each file", slow.path), ("stays in each file", slow.path)]) as both,
+    ):
+        ahead, behind = both
+
+        def go_on(process, until_told):
+            begin([process])
+            while process.stdout.readline() != f"{until_told}\n":
+                assert process.poll() is None
+
+        def open_files():
+            links = [os.readlink(link) for link in Path(f"/proc/{ahead.pid}/fd").iterdir()]
+            return [link for link in links if link.startswith(str(slow.path))]
+
+        go_on(ahead, "closed")
+        assert until(lambda: not open_files()), "nobody is behind"
+        go_on(behind, "read")
+        go_on(ahead, "closed")
+        # Longer than a process keeps files for itself.
+        time.sleep(1.5)
+        assert open_files()
+        go_on(behind, "read")
+        begin(both)
+        assert last_lines(both) == [digest] * 2
+    # The second file was read once.
+    assert slow.counts["read_bytes"] <= WHOLE + WHOLE // SHARDS + LITTLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,22 +32,19 @@ class _OpenedWith(NamedTuple):
     """The arguments that open a checkpoint. Those that a checkpoint keeps have absolute paths."""
 
     paths: list[str]
-    listed: bool
+    what: Literal["path", "files", "apart"]
     mode: str
     strict: bool
     cache_root: str | None
     raw: bool
     ahead: int | None
-    apart: bool = False
 
     def open(self) -> Checkpoint:
         """Opens the files and reads their headers."""
         paths, root = [os.fsencode(each) for each in self.paths], self.cache_root
         encoded_root = None if root is None else os.fsencode(root)
         ahead_bytes = environment.ahead_bytes(self.ahead)
-        files = _native.Checkpoint(
-            paths, self.listed, self.mode, self.strict, self.apart, encoded_root, ahead_bytes
-        )
+        files = _native.Checkpoint(paths, self.what, self.mode, self.strict, encoded_root, ahead_bytes)
         # The same for a process with another current directory.
         root = None if root is None else _absolute(root)
         return Checkpoint(files, self._replace(paths=[*map(_absolute, self.paths)], cache_root=root))
@@ -508,7 +505,7 @@ def open_apart(paths: list[str]) -> Checkpoint:
         SafetensorError: A file is not a valid safetensors file.
     """
     mode = environment.mmap_mode(None)
-    return _OpenedWith(paths, True, mode, True, None, False, None, apart=True).open()  # noqa: FBT003
+    return _OpenedWith(paths, "apart", mode, strict=True, cache_root=None, raw=False, ahead=None).open()
 
 
 def _absolute(path: str) -> str:
@@ -580,8 +577,8 @@ def open_checkpoint(
     if not isinstance(path, (str, bytes, os.PathLike, Iterable)):
         message = f"path must be a path or a list of paths, not {path!r}"  # type: ignore[unreachable]
         raise TypeError(message)
-    listed = not isinstance(path, (str, bytes, os.PathLike))
     paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
+    what: Literal["path", "files"] = "files" if paths is path else "path"
     given = [os.fsdecode(each) for each in paths]
     root = None if cache_root is None else os.fsdecode(cache_root)
-    return _OpenedWith(given, listed, environment.mmap_mode(mmap_mode), strict, root, raw, ahead).open()
+    return _OpenedWith(given, what, environment.mmap_mode(mmap_mode), strict, root, raw, ahead).open()

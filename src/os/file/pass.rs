@@ -36,20 +36,48 @@ static SILENT: Mutex<Option<(libc::pid_t, Instant)>> = Mutex::new(None);
 /// A name at which processes of this user ask for files.
 #[derive(Debug)]
 pub struct Outlet {
+    name: Vec<u8>,
     socket: OwnedFd,
+}
+
+/// A name that says that this process does something, as long as it has this value.
+#[derive(Debug)]
+pub struct Sign {
+    _socket: OwnedFd,
+}
+
+impl Sign {
+    /// Takes a name. Fails with EADDRINUSE if a process has it.
+    pub fn new(name: &[u8]) -> Result<Self, Errno> {
+        bound(name).map(|socket| Self { _socket: socket })
+    }
+}
+
+/// Returns whether a process has a name that begins with `beginning` and not with `own`. Anybody can have one.
+pub fn is_taken_by_others(beginning: &[u8], own: &[u8]) -> bool {
+    // An abstract name has an `@` in the place of its first byte, which is 0.
+    let name = |line: &[u8]| line.rsplit(|&byte| byte == b' ').next()?.strip_prefix(b"@").map(<[u8]>::to_vec);
+    let sockets = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let mut names = sockets.split(|&byte| byte == b'\n').filter_map(name);
+    names.any(|name| name.starts_with(beginning) && !name.starts_with(own))
+}
+
+fn bound(name: &[u8]) -> Result<OwnedFd, Errno> {
+    let socket = socket(SocketFlags::empty())?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    Ok(socket)
 }
 
 impl Outlet {
     /// Takes a name. Fails with EADDRINUSE if a process has it.
     pub fn open(name: &[u8]) -> Result<Self, Errno> {
-        let socket = socket(SocketFlags::empty())?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        let socket = bound(name)?;
         rustix::net::listen(&socket, BACKLOG)?;
-        Ok(Self { socket })
+        Ok(Self { name: name.into(), socket })
     }
 
-    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns, until [`Self::close`] or until there are too many
-    /// descriptors.
+    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns, until [`Self::close`], until none has come for
+    /// the time of [`Self::close_after`], or until there are too many descriptors.
     pub fn serve(&self, message: &[u8], answer: impl Fn() -> Vec<OwnedFd>) {
         while let Ok(asking) = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
         {
@@ -59,6 +87,15 @@ impl Outlet {
             }
         }
         self.close();
+    }
+
+    /// Has [`Self::serve`] end once no process has asked for so long.
+    pub fn close_after(&self, patience: Duration) {
+        let is_set = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(patience));
+        // One that waits already has to begin anew: this process asks, and goes without an answer.
+        if is_set.and_then(|()| connected(&self.name)).is_err() {
+            self.close();
+        }
     }
 
     /// Ends [`Self::serve`], and has others refused from now on. The name itself is free once this socket is dropped, and a
@@ -71,9 +108,7 @@ impl Outlet {
 /// Asks the process that has a name for its message and files. Fails with ECONNREFUSED if none has it, with ECONNRESET if it
 /// gave it back meanwhile, with EACCES if it is none of ours, and with EAGAIN if it does not answer.
 pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
-    // Connecting does not wait for room in the queue: another user may have the name, and fill its queue.
-    let socket = socket(SocketFlags::NONBLOCK)?;
-    retry_on_intr(|| rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?))?;
+    let socket = connected(name)?;
     // Nor is one that was killed ours: a child of a fork keeps its name, and nobody answers.
     let peer = peer_of(&socket)?;
     if !is_one_of_ours(peer) {
@@ -93,6 +128,13 @@ pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
         fork::with_lock(&SILENT, |silent| *silent = Some((peer.pid, Instant::now())));
     }
     answer
+}
+
+/// Connects, and does not wait for room in the queue: another user may have the name, and fill its queue.
+fn connected(name: &[u8]) -> Result<OwnedFd, Errno> {
+    let socket = socket(SocketFlags::NONBLOCK)?;
+    retry_on_intr(|| rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?))?;
+    Ok(socket)
 }
 
 fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
@@ -214,14 +256,42 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_given_back_once_nobody_asks_any_more() {
+        let name = name("patient");
+        let outlet = Arc::new(Outlet::open(&name).expect("free"));
+        let serving = outlet.clone();
+        let server = std::thread::spawn(move || serving.serve(b"four", Vec::new));
+        assert!(ask(&name, &mut [0; 4]).is_ok());
+        outlet.close_after(Duration::from_millis(300));
+        // Each that asks has it wait anew.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(600) {
+            assert!(ask(&name, &mut [0; 4]).is_ok(), "{:?}", begun.elapsed());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server.join().expect("no panic");
+        assert_eq!(ask(&name, &mut [0; 4]).err(), Some(Errno::CONNREFUSED));
+    }
+
+    #[test]
+    fn signs_of_others_are_seen() {
+        let [all, own, other] = ["signs/", "signs/own-", "signs/other-"].map(name);
+        let sign = |name: &[u8]| Sign::new(&[name, b"1"].concat()).expect("free");
+        assert!(!is_taken_by_others(&all, &own));
+        let _own = sign(&own);
+        assert!(!is_taken_by_others(&all, &own));
+        let another = sign(&other);
+        assert!(is_taken_by_others(&all, &own));
+        drop(another);
+        assert!(!is_taken_by_others(&all, &own));
+    }
+
+    #[test]
     fn a_name_with_too_many_connections_is_not_waited_for() {
         let name = name("busy");
         let _outlet = Outlet::open(&name).expect("free");
-        let connected = || {
-            let socket = socket(SocketFlags::NONBLOCK)?;
-            rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(&name)?).map(|()| socket)
-        };
-        let waiting: Vec<_> = std::iter::from_fn(|| connected().ok()).take(2 * BACKLOG as usize).collect();
+        let waiting: Vec<_> =
+            std::iter::from_fn(|| connected(&name).ok()).take(2 * BACKLOG as usize).collect();
         assert!(waiting.len() < 2 * BACKLOG as usize);
         let begun = Instant::now();
         assert_eq!(ask(&name, &mut [0; 4]).err(), Some(Errno::AGAIN));

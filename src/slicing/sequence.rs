@@ -1,0 +1,109 @@
+//! [`Sequence`]: parts of tensors that are asked for one behind another, such as the experts of a layer, read in pieces.
+//!
+//! ```text
+//!   a part ──(begins where the last one ended)──> a piece from there on, twice as long as the last ──> this part, and others
+//!     └──(elsewhere, or it is cached)──> left to the caller
+//! ```
+//!
+//! What is read in vain is at most as much as was used.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use super::{MAX_READERS, Selection, fill, plan_for};
+use crate::error::Result;
+use crate::fetch::crew::KeepGoing;
+use crate::mapped_file::{Opened, page_cache};
+use crate::os::memory::Uninit;
+use crate::os::process::fork;
+
+/// Longer parts are read by several threads as they are.
+const MAX_PART_BYTES: u64 = 1 << 20;
+const MAX_PIECE_BYTES: u64 = 8 << 20;
+/// The first piece, in parts.
+const FIRST_PARTS: u64 = 4;
+
+/// The parts of one file that were asked for.
+#[derive(Debug, Default)]
+pub struct Sequence(Mutex<Progress>);
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// Where the last part ended.
+    end: u64,
+    piece: Arc<Piece>,
+    /// What was read is not kept any more.
+    is_closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Piece {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Piece {
+    fn part(&self, range: &Range<u64>) -> Option<&[u8]> {
+        let start = usize::try_from(range.start.checked_sub(self.start)?).ok()?;
+        self.bytes.get(start..start.checked_add(usize::try_from(range.end - range.start).ok()?)?)
+    }
+}
+
+impl Sequence {
+    /// Fills `out` with a range of the file if it is one of a sequence; returns whether it did. `limit_bytes` is the
+    /// most to read ahead.
+    ///
+    /// The file was asked whether it was rewritten once the piece was read.
+    pub fn fill(
+        &self,
+        opened: &Opened,
+        range: Range<u64>,
+        limit_bytes: u64,
+        mut out: Uninit<'_>,
+        keep_going: &mut KeepGoing<'_>,
+    ) -> Result<bool> {
+        let length = range.end - range.start;
+        let (piece, follows) = fork::with_lock(&self.0, |progress| {
+            let follows = progress.end == range.start && !progress.is_closed;
+            progress.end = range.end;
+            (progress.piece.clone(), follows)
+        });
+        if let Some(part) = piece.part(&range) {
+            out.copy_from_slice(part);
+            return Ok(true);
+        }
+        let limit_bytes = limit_bytes.min(MAX_PIECE_BYTES);
+        if !follows || length > MAX_PART_BYTES.min(limit_bytes) {
+            return Ok(false);
+        }
+        let is_resident = page_cache::is_resident(opened, range.start, length);
+        if opened.reads_from_cache() && is_resident == Some(true) {
+            return Ok(false);
+        }
+        let wanted = (2 * piece.bytes.len() as u64).max(FIRST_PARTS * length).min(limit_bytes);
+        let end = opened.size().min(range.start.saturating_add(wanted)).max(range.end);
+        let mut bytes = vec![0; (end - range.start) as usize]; // at most `MAX_PIECE_BYTES`
+        let selection = Selection::new(range.start, &[end - range.start], &[1], 1, opened.size())?;
+        let plan = plan_for(opened, 0, selection);
+        fill(opened, 0, &plan, Uninit::of(&mut bytes), MAX_READERS, keep_going)?;
+        opened.verify_with_server()?;
+        let piece = Arc::new(Piece { start: range.start, bytes });
+        let part = piece.part(&range).unwrap_or_default();
+        out.copy_from_slice(part);
+        fork::with_lock(&self.0, |progress| {
+            if !progress.is_closed {
+                progress.piece = piece.clone();
+            }
+        });
+        Ok(true)
+    }
+
+    /// Gives the memory back.
+    pub fn close(&self) {
+        let piece = fork::with_lock(&self.0, |progress| {
+            progress.is_closed = true;
+            std::mem::take(&mut progress.piece)
+        });
+        drop(piece);
+    }
+}
