@@ -13,7 +13,8 @@ use pyo3::types::{IntoPyDict, PyDict, PyString};
 
 use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
-use super::lead::{FileLead, NextFile};
+use super::lead::FileLead;
+use super::next_file::NextFile;
 use super::weights::{PyTensorFacts, PyWeightFile};
 use crate::mapped_file::{Mode, RequestedMode, page_cache};
 use crate::streaming::guess::Guess;

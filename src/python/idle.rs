@@ -4,7 +4,8 @@ use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::lead::{FileLead, NextFile};
+use super::lead::FileLead;
+use super::next_file::NextFile;
 use crate::error::Result;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::os::process::fork;

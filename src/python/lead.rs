@@ -2,18 +2,15 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::Builder;
 
-use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-use super::files::audit_open;
+use super::next_file::NextFile;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD};
-use crate::mapped_file::{Opened, RequestedMode};
+use crate::mapped_file::Opened;
 use crate::natural;
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
@@ -24,12 +21,6 @@ use crate::streaming::lead::{Answer, LEAST_DATA_BYTES, Lead};
 use crate::streaming::sample;
 use crate::streaming::warm::{WarmSlot, Warmed};
 use crate::weights::header::{Header, TensorEntry};
-
-/// Opens the file that comes next and begins to read it, for a consumer that goes on as in the file of this lead. Runs in
-/// a thread of its own. What fails is left to the consumer.
-///
-/// The flag tells whether the file of this lead is open for a consumer.
-pub type GoOn = dyn Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync;
 
 /// The lead of one file.
 pub struct FileLead {
@@ -57,43 +48,9 @@ pub enum WarmTensor {
     Landed(Landed),
 }
 
-/// The file that comes after another one.
-pub struct NextFile {
-    path: PathBuf,
-    mode: RequestedMode,
-    go_on: Arc<GoOn>,
-    is_begun: AtomicBool,
-}
-
 impl std::fmt::Debug for FileLead {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("FileLead").field("lead", &self.lead).finish_non_exhaustive()
-    }
-}
-
-impl NextFile {
-    pub fn new(
-        path: PathBuf,
-        mode: RequestedMode,
-        go_on: impl Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync + 'static,
-    ) -> Self {
-        Self { path, mode, go_on: Arc::new(go_on), is_begun: AtomicBool::new(false) }
-    }
-
-    /// Begins to read the file, once. An audit hook can refuse that.
-    fn begin(&self, py: Python<'_>, guess: Guess, is_used: Arc<AtomicBool>) -> PyResult<()> {
-        if self.is_begun.swap(true, Ordering::Relaxed) {
-            return Ok(());
-        }
-        match audit_open(py, &self.path, self.mode) {
-            Err(refusal) if refusal.is_instance_of::<PyException>(py) => return Ok(()),
-            asked => asked?,
-        }
-        let go_on = self.go_on.clone();
-        let thread = Builder::new().name("pagestream-next".into());
-        // Best effort: without a thread, or where this fails, the consumer opens the file itself.
-        drop(thread.spawn(move || go_on(&guess, &is_used)));
-        Ok(())
     }
 }
 
@@ -173,7 +130,7 @@ impl FileLead {
                 return None;
             }
             let answer = lead.ask(&opened, offset, selection);
-            let next = self.next.as_ref().filter(|next| !next.is_begun.load(Ordering::Relaxed));
+            let next = self.next.as_ref().filter(|next| !next.is_begun());
             Some((lead, answer, next.and_then(|next| Some((next, lead.at_end()?)))))
         });
         let Some((lead, answer, next)) = answer else { return Ok(None) };

@@ -25,24 +25,24 @@ const FIRST_PARTS: u64 = 4;
 
 /// The parts of one file that were asked for.
 #[derive(Debug, Default)]
-pub struct Sequence(Mutex<Progress>);
+pub struct Sequence(Mutex<SequenceState>);
 
 #[derive(Debug, Default)]
-struct Progress {
+struct SequenceState {
     /// Where the last part ended.
     end: u64,
-    piece: Arc<Piece>,
+    piece: Arc<SequencePiece>,
     /// What was read is not kept any more.
     is_closed: bool,
 }
 
 #[derive(Debug, Default)]
-struct Piece {
+struct SequencePiece {
     start: u64,
     bytes: Vec<u8>,
 }
 
-impl Piece {
+impl SequencePiece {
     fn part(&self, range: &Range<u64>) -> Option<&[u8]> {
         let start = usize::try_from(range.start.checked_sub(self.start)?).ok()?;
         self.bytes.get(start..start.checked_add(usize::try_from(range.end - range.start).ok()?)?)
@@ -63,10 +63,10 @@ impl Sequence {
         keep_going: &mut KeepGoing<'_>,
     ) -> Result<bool> {
         let length = range.end - range.start;
-        let (piece, follows) = fork::with_lock(&self.0, |progress| {
-            let follows = progress.end == range.start && !progress.is_closed;
-            progress.end = range.end;
-            (progress.piece.clone(), follows)
+        let (piece, follows) = fork::with_lock(&self.0, |state| {
+            let follows = state.end == range.start && !state.is_closed;
+            state.end = range.end;
+            (state.piece.clone(), follows)
         });
         if let Some(part) = piece.part(&range) {
             out.copy_from_slice(part);
@@ -87,12 +87,12 @@ impl Sequence {
         let plan = plan_for(opened, 0, selection);
         fill(opened, 0, &plan, Uninit::of(&mut bytes), MAX_READERS, keep_going)?;
         opened.verify_with_server()?;
-        let piece = Arc::new(Piece { start: range.start, bytes });
+        let piece = Arc::new(SequencePiece { start: range.start, bytes });
         let part = piece.part(&range).unwrap_or_default();
         out.copy_from_slice(part);
-        fork::with_lock(&self.0, |progress| {
-            if !progress.is_closed {
-                progress.piece = piece.clone();
+        fork::with_lock(&self.0, |state| {
+            if !state.is_closed {
+                state.piece = piece.clone();
             }
         });
         Ok(true)
@@ -100,9 +100,9 @@ impl Sequence {
 
     /// Gives the memory back.
     pub fn close(&self) {
-        let piece = fork::with_lock(&self.0, |progress| {
-            progress.is_closed = true;
-            std::mem::take(&mut progress.piece)
+        let piece = fork::with_lock(&self.0, |state| {
+            state.is_closed = true;
+            std::mem::take(&mut state.piece)
         });
         drop(piece);
     }

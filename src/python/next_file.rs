@@ -1,0 +1,58 @@
+//! [`NextFile`]: the file that comes after another one, as its lead sees it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Builder;
+
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+use super::files::audit_open;
+use crate::error::Result;
+use crate::mapped_file::RequestedMode;
+use crate::streaming::guess::Guess;
+
+/// Opens the file and begins to read it, for a consumer that goes on as in the file before it. Runs in a thread of its own. What
+/// fails is left to the consumer.
+///
+/// The flag tells whether the file before it is open for a consumer.
+type GoOn = dyn Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync;
+
+/// The file that comes after another one.
+pub struct NextFile {
+    path: PathBuf,
+    mode: RequestedMode,
+    go_on: Arc<GoOn>,
+    is_begun: AtomicBool,
+}
+
+impl NextFile {
+    pub fn new(
+        path: PathBuf,
+        mode: RequestedMode,
+        go_on: impl Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self { path, mode, go_on: Arc::new(go_on), is_begun: AtomicBool::new(false) }
+    }
+
+    pub fn is_begun(&self) -> bool {
+        self.is_begun.load(Ordering::Relaxed)
+    }
+
+    /// Begins to read the file, once. An audit hook can refuse that.
+    pub fn begin(&self, py: Python<'_>, guess: Guess, is_used: Arc<AtomicBool>) -> PyResult<()> {
+        if self.is_begun.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        match audit_open(py, &self.path, self.mode) {
+            Err(refusal) if refusal.is_instance_of::<PyException>(py) => return Ok(()),
+            asked => asked?,
+        }
+        let go_on = self.go_on.clone();
+        let thread = Builder::new().name("pagestream-next".into());
+        // Best effort: without a thread, or where this fails, the consumer opens the file itself.
+        drop(thread.spawn(move || go_on(&guess, &is_used)));
+        Ok(())
+    }
+}
