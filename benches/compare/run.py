@@ -16,6 +16,7 @@ import ablation
 import batches
 import checkpoints
 import criterion
+import experts
 import latency
 import loads
 import local_loads
@@ -50,6 +51,7 @@ MODULES = {
     "local_loads": local_loads,
     "models": models,
     "parallel_slices": parallel_slices,
+    "experts": experts,
     "processes": processes,
     "ranks": ranks,
     "rank_plans": rank_plans,

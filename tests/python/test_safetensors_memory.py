@@ -81,8 +81,8 @@ def threads_that_unmap(program, path, tmp_path):
 def test_a_large_mapping_is_unmapped_by_another_thread(sparse, tmp_path):
     (process, left), by = threads_that_unmap("a_large_mapping_is_unmapped_by_another.py", sparse, tmp_path)
     assert left == "0"
-    assert by
-    assert process not in by
+    # The file's other mapping, for those that only read, was not used: the caller unmaps that one.
+    assert by - {process}
 
 
 def test_a_large_mapping_that_nobody_used_is_unmapped_by_the_caller(sparse, tmp_path):

@@ -11,17 +11,23 @@ import hashlib
 import json
 import os
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pagestream.torch._shares import Request, SharedTensor
 from pagestream.weights import arrays, indexing, streaming
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import numpy as np
+
     from pagestream import _native
     from pagestream.torch._meeting import Meeting
     from pagestream.torch._shares import Box
     from pagestream.weights.streaming import Wanted
     from pagestream.weights.tensor_info import TensorInfo
+
+    _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 _SAMPLE_BYTES = 4096
 
@@ -85,7 +91,7 @@ def bytes_of(
     strategy: str,
     memory_bytes: int | None,
     threads: int | None,
-) -> Any:  # noqa: ANN401 - a generator of pairs of what is wanted and an array
+) -> Generator[tuple[Wanted, _Bytes], None, None]:
     """Yields what boxes of tensors hold."""
     raw = arrays.NumpyArrays(raw=True)
     return streaming.tensors(

@@ -1,0 +1,36 @@
+"""Loads the rows of each matrix of the safetensors files of a folder one by one, and prints what it took.
+
+    expert_weights.py WAY FOLDER
+
+Prints JSON as `load_weights.py` does, with a name for each row. So programs take experts that are stacked in
+one tensor.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from load_weights import Loaded, installed, report, shards
+
+
+def by_get_slice(folder: Path, **options: str) -> Loaded:
+    import safetensors
+
+    for path in shards(folder):
+        with safetensors.safe_open(path, "pt", **options) as file:
+            for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
+                tensor = file.get_slice(name)
+                for row in range(tensor.get_shape()[0]):
+                    yield f"{name}.{row}", tensor[row]
+
+
+WAYS: dict[str, Callable[[Path], Loaded]] = {
+    "get_slice, installed": installed(by_get_slice),
+    "safetensors slices": by_get_slice,
+    "safetensors slices, pread": partial(by_get_slice, backend="pread"),
+}
+
+
+if __name__ == "__main__":
+    report(WAYS[sys.argv[1]], Path(sys.argv[2]))
