@@ -21,6 +21,7 @@ from pagestream.safetensors.numpy import load_file
 from pagestream.safetensors.torch import load_file as load_torch
 
 from support import real
+from support.mappings import place_in_file
 from support.process import PROGRAMS, open_descriptors, output_of, thread_names, threads_end, until
 
 MIB = 1 << 20
@@ -631,9 +632,12 @@ def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
 
         def taken(name):
             try:
-                return np.unique(file.get_tensor(name)).tolist()
+                array = file.get_tensor(name)
             except FileChangedError:
                 return "error"
+            # One that is asked for out of its turn is a view, which shows the present content.
+            is_view = place_in_file(array, slow.path / "model.safetensors") is not None
+            return "view" if is_view else np.unique(array).tolist()
 
         asked = [pool.submit(taken, name) for name in sorted(old)[1:]]
         time.sleep(0.2)
@@ -641,7 +645,7 @@ def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
             file_at_server.write(safetensors.numpy.save(new))
         found = [each.result() for each in asked]
     assert "error" in found
-    assert [each for each in found if each not in ([1], "error")] == []
+    assert [each for each in found if each not in ([1], "error", "view")] == []
 
 
 @both_mounts

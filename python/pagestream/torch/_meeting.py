@@ -136,14 +136,14 @@ class Meeting:
                         told = "it left before all was loaded: its consumer stopped, or has failed"
                     self._ask(lambda store: _fail(store, self.rank, told))
                 self._wait_until_told()
-        self._beats.end()
+        self._beats.end(BEAT_SECONDS if self._is_silent else SILENT_SECONDS)
         with contextlib.suppress(dist.DistError, RuntimeError):
             if is_done:
                 self._part()
         self._end()
 
     def _end(self) -> None:
-        self._beats.end()
+        self._beats.end(BEAT_SECONDS if self._is_silent else SILENT_SECONDS)
         self._questions.end()
         if not self._is_second:
             _loading.discard(self.group.group_name)
@@ -385,11 +385,11 @@ class _Beats(threading.Thread):
         """Returns whether this rank is done."""
         return self._ended.is_set()
 
-    def end(self) -> None:
+    def end(self, patience_seconds: float) -> None:
         """Stops, and says that this rank is done. A thread that the store does not answer is left behind."""
         self._ended.set()
         if self.ident is not None:
-            self.join(2 * BEAT_SECONDS)
+            self.join(patience_seconds)
 
 
 def _set(store: Store, key: str, value: bytes) -> None:
