@@ -8,17 +8,16 @@ one tensor.
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from load_weights import Loaded, installed, report, shards
 
 
-def by_get_slice(folder: Path, **options: str) -> Loaded:
+def by_get_slice(folder: Path) -> Loaded:
     import safetensors
 
     for path in shards(folder):
-        with safetensors.safe_open(path, "pt", **options) as file:
+        with safetensors.safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - upstream's has no iterator
                 tensor = file.get_slice(name)
                 for row in range(tensor.get_shape()[0]):
@@ -27,8 +26,8 @@ def by_get_slice(folder: Path, **options: str) -> Loaded:
 
 WAYS: dict[str, Callable[[Path], Loaded]] = {
     "get_slice, installed": installed(by_get_slice),
+    "get_slice, installed, ahead=False": installed(by_get_slice, ahead=False),
     "safetensors slices": by_get_slice,
-    "safetensors slices, pread": partial(by_get_slice, backend="pread"),
 }
 
 

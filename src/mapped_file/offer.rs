@@ -2,7 +2,7 @@
 //!
 //! On FUSE each opening of a file drops its pages from the page cache, those that another process has read ahead and
 //! those that it uses through a mapping, unless the daemon says otherwise. A process that reads ahead therefore offers its
-//! own open file description (open(2)), and a process that is about to open the same path asks for it.
+//! own open file description (open(2)), and a process that is about to open the same file asks for it.
 //!
 //! ```text
 //!   claim ──(open the file)──> Offer: a thread answers ──(the last owner lets go, or the process ends)──> the name is free
@@ -16,8 +16,8 @@
 //!
 //! While a child of a fork has inherited the socket, nobody can have the name: the file is opened by each process.
 //!
-//! [`take`] asks for the file of a path, and so does [`take_or_claim`], which else gives the right to offer it: between
-//! both no other process opens the file to read ahead. What was taken must be the file that the path leads to, to which
+//! [`take`] asks for the file that a path leads to, by its device and inode, and so does [`take_or_claim`], which else gives
+//! the right to offer it: between both no other process opens the file to read ahead. What was taken must be the file that the path leads to, to which
 //! nothing was done since it was opened. A file whose times are whole seconds is not taken: two states of it can look
 //! alike.
 //!

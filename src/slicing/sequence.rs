@@ -53,7 +53,8 @@ impl Sequence {
     /// Fills `out` with a range of the file if it is one of a sequence; returns whether it did. `limit_bytes` is the
     /// most to read ahead.
     ///
-    /// The file was asked whether it was rewritten once the piece was read.
+    /// Whether the file was rewritten is looked at: on its server once a piece was read, and as far as the kernel knows for
+    /// each part.
     pub fn fill(
         &self,
         opened: &Opened,
@@ -70,6 +71,7 @@ impl Sequence {
         });
         if let Some(part) = piece.part(&range) {
             out.copy_from_slice(part);
+            opened.verify_as_known()?;
             return Ok(true);
         }
         let limit_bytes = limit_bytes.min(MAX_PIECE_BYTES);

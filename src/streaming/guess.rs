@@ -138,7 +138,7 @@ impl Guess {
             is_expected = before.is_some_and(|before| before.as_ref() == selection);
             self.has_parts |= selection.is_some();
         }
-        self.further_parts += usize::from(!is_first);
+        self.further_parts += usize::from(!is_first && selection.is_some());
         // What is read for the first one of many parts is in the way of the others.
         is_next &= selection.is_none() || self.further_parts <= MOST_PARTS * (self.used.len() - self.unused);
         let place = tensors.place_of(number, self.order);

@@ -141,19 +141,20 @@ def test_one_that_comes_later_reads_what_is_in_memory(source, digest, tmp_path, 
             begin(found)
             assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
             assert last_lines(found) == [digest] * 2
-        assert until(lambda: not offers())
+        assert until(lambda: not offers(slow.path))
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
 
-def names_in_use():
-    """Names that processes of this machine have. Each connection has its name as well."""
+def names_in_use(mount, what):
+    """Names that processes have for a mount. Each connection has its name as well."""
+    beginning = f" @pagestream/{os.geteuid()}/{what}/{os.stat(mount).st_dev:x}/"
     lines = Path("/proc/net/unix").read_text().splitlines()
-    return sorted({line.split()[-1] for line in lines if " @pagestream/" in line})
+    return sorted({line.split()[-1] for line in lines if beginning in line})
 
 
-def offers():
-    """Names at which processes offer files."""
-    return [name for name in names_in_use() if "/file/" in name]
+def offers(mount):
+    """Names at which processes offer files of a mount."""
+    return names_in_use(mount, "file")
 
 
 def test_nothing_is_left_when_all_are_killed(source, tmp_path):
@@ -161,12 +162,12 @@ def test_nothing_is_left_when_all_are_killed(source, tmp_path):
         with loading("safe_open", slow.path, 3) as found:
             begin(found)
             assert [process.stdout.readline() for process in found] == ["begun\n"] * 3
-            assert offers()
+            assert offers(slow.path)
             for process in found:
                 process.kill()
             for process in found:
                 process.wait()
-            assert until(lambda: not names_in_use())
+            assert until(lambda: not offers(slow.path) + names_in_use(slow.path, "ahead"))
         assert not [path for path in Path("/dev/shm").iterdir() if "pagestream" in path.name]
 
 
@@ -181,7 +182,7 @@ def asked(name, user=None, wrapper=()):
 
 def test_another_user_gets_nothing(source, tmp_path):
     with mounted(source, tmp_path) as slow, loaded("safe_open", slow.path):
-        names = offers()
+        names = offers(slow.path)
         assert len(names) == SHARDS
         assert [asked(name, NOBODY) for name in names] == ["0"] * SHARDS
         assert {asked(name) for name in names} <= {"1", "2"}
@@ -211,7 +212,7 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
         real.missing("root, for namespaces of mounts")
     elsewhere = (real.need_tool("unshare"), "--mount")
     with mounted(source, tmp_path) as slow, loaded("safe_open", slow.path):
-        names = offers()
+        names = offers(slow.path)
         assert len(names) == SHARDS
         assert [asked(name, wrapper=elsewhere) for name in names] == ["0"] * SHARDS
         assert {asked(name) for name in names} <= {"1", "2"}
@@ -225,11 +226,11 @@ def test_another_user_that_has_the_names_keeps_nobody_from_reading(source, diges
             process = ends.enter_context(start_python(PROGRAMS / "weights_processes/squat.py", name, NOBODY))
             ends.callback(process.kill)
             assert process.stdout.readline() == "bound\n"
-        names = offers()
+        names = offers(slow.path)
         with loading("safe_open", slow.path, 2) as found:
             begin(found)
             assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
-            assert offers() == names
+            assert offers(slow.path) == names
             assert last_lines(found) == [digest] * 2
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
@@ -252,7 +253,7 @@ def fork_that_waits(before=lambda: None):
 def test_a_child_of_a_fork_leaves_the_offer_alone_and_does_not_keep_it(source, tmp_path):
     with mounted(source, tmp_path) as slow:
         with loaded("safe_open", slow.path) as files:
-            names = offers()
+            names = offers(slow.path)
             child, read, write = fork_that_waits()
             other_child, *ends = fork_that_waits(files.close)
             os.close(ends[1])

@@ -3,6 +3,8 @@
 //! The name is an abstract one (unix(7)): it exists in the network namespace alone, and is gone with the last process that
 //! has the socket, be it a child of a fork. It protects nothing: whoever comes first has it, and containers can share the
 //! network and nothing else. So both ends look at the user of the other, and at the files that it sees.
+//!
+//! A [`Sign`] is a name at which nobody answers: it tells others what this process does.
 
 use std::io::{Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
