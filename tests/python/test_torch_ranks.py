@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -40,15 +41,22 @@ def write_checkpoint(folder):
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """What the checks of each number of ranks gave, by number and check, a list with one for each rank."""
-    found = {}
-    for size in SIZES:
-        results = tmp_path_factory.mktemp(f"ranks{size}")
-        source = results / "source"
-        source.mkdir()
-        write_checkpoint(source)
+    folders = {size: tmp_path_factory.mktemp(f"ranks{size}") for size in SIZES}
+
+    def checked(size):
+        results = folders[size]
         # Reads that bypass the page cache are shared.
-        with real.slow_fuse(source, results / "mount", direct_io=True):
+        with real.slow_fuse(results / "source", results / "mount", direct_io=True):
             run_ranks(size, rank_checks.__file__, results)
+
+    for results in folders.values():
+        (results / "source").mkdir()
+        write_checkpoint(results / "source")
+    # They wait for one another much of the time.
+    with ThreadPoolExecutor(len(SIZES)) as pool:
+        list(pool.map(checked, SIZES))
+    found = {}
+    for size, results in folders.items():
         for rank in range(size):
             for line in (results / str(rank)).read_text().splitlines():
                 each = json.loads(line)
