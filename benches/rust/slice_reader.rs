@@ -61,7 +61,7 @@ fn main() -> Outcome<()> {
         let opened = file.opened()?;
         let plan = match gap {
             Some(bytes) => SlicePlan::with_gap(selection, bytes),
-            None => plan_for(&opened, 0, selection),
+            None => plan_for(&opened, 0, selection, MAX_READERS),
         };
         fill(&opened, 0, &plan, Uninit::of(&mut out), MAX_READERS, &mut || true)?;
         best = best.min(begin.elapsed().as_secs_f64());

@@ -21,8 +21,11 @@
 //! nothing was done since it was opened. A file whose times are whole seconds is not taken: two states of it can look
 //! alike.
 //!
-//! Nothing is written anywhere, and nothing is left: the name is an abstract socket address. A process of another user, or of
-//! a container with other mounts, can have the name, and then each process opens the file itself. It gets and gives nothing.
+//! Nothing is written anywhere, and nothing is left but a key of the user in the kernel: the name is an abstract socket
+//! address. A process of another user, or of a container with other mounts, gets and gives nothing. The name follows from a
+//! [secret] that other users do not know, so that they do not come first. They see it while it is in use: one that
+//! takes it afterwards is met with names from another secret. Where the kernel keeps no keys for a process, as in many
+//! containers, another user on the same network can take the names first, and each process opens the file itself.
 //!
 //! All this is for storage that no disk of this machine serves.
 
@@ -33,10 +36,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
+
 use crate::os::errno::Code;
 use crate::os::file::open::{self, Identity};
 use crate::os::file::pass::{self, Outlet, Sign};
 use crate::os::process::fork;
+use crate::os::process::secret::{self, Secret};
 
 use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
@@ -211,7 +217,7 @@ impl Drop for One {
 
 /// What the signs of this user's processes begin with that read files of a mount ahead.
 fn sign_on(device: u64) -> String {
-    format!("pagestream/{}/ahead/{device:x}/", pass::this_user())
+    name_from(secret::of_this_user(), "ahead", &[device]) + "/"
 }
 
 fn sign_of_this_process(device: u64) -> String {
@@ -238,7 +244,7 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
             Err(Code::CONNREFUSED | Code::CONNRESET) => {}
             Err(_) => return Asked::Neither,
         }
-        match Outlet::open(&name_of(&named)) {
+        match Outlet::open(&name_of(&named, secret::of_this_user())) {
             Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
             // Another one was faster, or the thread of one that gave it back has not ended yet, or a child of it still has
             // the socket.
@@ -251,13 +257,20 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
 
 /// Claims the right to offer a file.
 pub(super) fn claim(origin: &Origin) -> Option<OfferRight> {
-    Outlet::open(&name_of(&offered_as(origin)?)).ok().map(OfferRight)
+    Outlet::open(&name_of(&offered_as(origin)?, secret::of_this_user())).ok().map(OfferRight)
 }
 
 /// Asks for a file; `None` if it is not what the path leads to now.
 fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let mut state = FileStamp::default();
-    let mut files = pass::ask(&name_of(named), state.as_flattened_mut())?.into_iter();
+    let secret = secret::of_this_user();
+    let mut answer = pass::ask(&name_of(named, secret), state.as_flattened_mut());
+    if let (Err(Code::PERM), Some(secret)) = (&answer, secret) {
+        // Another user has the name.
+        secret::renew(&secret);
+        answer = pass::ask(&name_of(named, secret::of_this_user()), state.as_flattened_mut());
+    }
+    let mut files = answer?.into_iter();
     let (file, adviser) = (files.next().ok_or(Code::CONNRESET)?, files.next());
     let identity = open::identity_now(file.as_fd())?;
     let is_named = origin.identity().is_some_and(|named| is_same_file(&named, &identity));
@@ -288,9 +301,19 @@ fn offered_as(origin: &Origin) -> Option<Identity> {
 }
 
 /// The name of the offers of a file, of this user.
-fn name_of(named: &Identity) -> Vec<u8> {
-    let &Identity { device, inode, .. } = named;
-    format!("pagestream/{}/file/{device:x}/{inode:x}", pass::this_user()).into_bytes()
+fn name_of(named: &Identity, secret: Option<Secret>) -> Vec<u8> {
+    name_from(secret, "file", &[named.device, named.inode]).into_bytes()
+}
+
+/// A name that this user's processes with the same mounts have in common.
+fn name_from(secret: Option<Secret>, what: &str, numbers: &[u64]) -> String {
+    let mut hasher = Sha256::new_with_prefix(secret.unwrap_or_default());
+    let mounts = pass::mounts_of("self").unwrap_or_default();
+    for number in mounts.iter().flat_map(|&(device, inode)| [device, inode]).chain(numbers.iter().copied()) {
+        hasher.update(number.to_ne_bytes());
+    }
+    let hash = hasher.finalize().first_chunk().map_or(0, |&bytes| u128::from_be_bytes(bytes));
+    format!("pagestream/{}/{what}/{hash:032x}", pass::this_user())
 }
 
 fn stamp_of(identity: &Identity) -> FileStamp {

@@ -117,7 +117,7 @@ impl PyStoredTensor {
             {
                 return Ok(());
             }
-            let plan = slicing::plan_for(opened, self.offset, selection);
+            let plan = slicing::plan_for(opened, self.offset, selection, MAX_READERS);
             slicing::fill(opened, self.offset, &plan, memory, MAX_READERS, &mut keep_going)?;
             let is_empty = plan.selection.result_bytes == 0;
             if is_empty { Ok(()) } else { opened.verify_with_server() }

@@ -1,11 +1,11 @@
-//! Which gaps between the parts of a selection are read through: those that cost less than a request.
+//! How a selection is read here: which gaps are read through, those that cost less than a request, and in which pieces.
 
 use std::time::{Duration, Instant};
 
 use crate::mapped_file::Opened;
 use crate::os::memory::Uninit;
 
-use super::plan::{GAP_BYTES, SlicePlan};
+use super::plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 use super::selection::Selection;
 
 /// Selections of fewer blocks are read before a measurement pays.
@@ -18,26 +18,45 @@ const MOST_PERIOD_BYTES: u64 = 64 << 10;
 /// What storage gives while a request waits: 500 MB/s, shared with the 63 others that wait beside it.
 const BYTES_PER_MICROSECOND: u64 = 8;
 
-/// Makes the plan of a selection of a tensor, whose bytes begin at `data_offset` of the file.
+/// The least that is read in one go because there are more threads: by default FUSE sends a longer read as several requests,
+/// one after another.
+const LEAST_PIECE_BYTES: u64 = 128 << 10;
+
+/// Makes the plan by which up to `max_readers` threads read a selection of a tensor, whose bytes begin at `data_offset` of
+/// the file.
 ///
 /// Where the file answers a request after milliseconds, larger gaps are read through than [`GAP_BYTES`]. That is measured
-/// the first time that it matters.
-pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection) -> SlicePlan {
-    let fine = SlicePlan::new(selection);
-    let Some(runs) = sparse_runs(&fine.selection) else { return fine };
+/// the first time that it matters. What does not come out of the page cache is read in so small pieces that each thread
+/// has one.
+pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection, max_readers: u64) -> SlicePlan {
+    let plan = SlicePlan::new(selection);
+    let plan = match larger_gap(opened, data_offset, &plan) {
+        Some(gap_bytes) => SlicePlan::with_gap(plan.selection, gap_bytes),
+        None => plan,
+    };
+    let each_bytes = plan.selection.result_bytes / max_readers.max(1);
+    if opened.reads_from_cache() || each_bytes >= PIECE_BYTES {
+        return plan;
+    }
+    plan.in_pieces_of(each_bytes.max(LEAST_PIECE_BYTES))
+}
+
+/// Returns up to which length gaps are read through, if that is more than [`GAP_BYTES`].
+fn larger_gap(opened: &Opened, data_offset: u64, fine: &SlicePlan) -> Option<u64> {
+    let runs = sparse_runs(&fine.selection)?;
     let most_bytes = MOST_PERIOD_BYTES.saturating_sub(runs.bytes);
     if runs.gap_bytes >= most_bytes || fine.block_count() < LEAST_BLOCKS {
-        return fine;
+        return None;
     }
     let known = opened.request_time.get().copied();
-    let Some(request_time) = known.or_else(|| measured(opened, data_offset, &runs)) else { return fine };
+    let request_time = known.or_else(|| measured(opened, data_offset, &runs))?;
     let gap_bytes = affordable_bytes(request_time).min(most_bytes);
     if gap_bytes <= GAP_BYTES {
-        return fine;
+        return None;
     }
     // What is fast may have come out of the page cache, and tells nothing of other parts of the file.
     let _ = opened.request_time.set(request_time);
-    SlicePlan::with_gap(fine.selection, gap_bytes)
+    Some(gap_bytes)
 }
 
 /// Runs of wanted bytes that are evenly spaced, with gaps that are not read through for free.

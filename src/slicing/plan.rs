@@ -10,7 +10,8 @@ use super::selection::{Axis, Selection};
 pub const GAP_BYTES: u64 = 4096;
 
 /// No extent is longer than this, so no thread needs more scratch memory. Large enough that requests to a
-/// server are few, small enough that an extent stays in the processor's cache until its elements are copied.
+/// server are few, small enough that an extent stays in the processor's cache until its elements are copied. Extents are
+/// shorter where that lets more threads read.
 pub const PIECE_BYTES: u64 = 1 << 20;
 
 /// A walk through the bytes of a selection.
@@ -18,6 +19,7 @@ pub const PIECE_BYTES: u64 = 1 << 20;
 pub struct SlicePlan {
     pub selection: Selection,
     gap_bytes: u64,
+    piece_bytes: u64,
     /// The axis along which blocks are cut. A block is up to `step` of its indices, with all axes inside it.
     cut: usize,
     step: u64,
@@ -39,10 +41,16 @@ impl SlicePlan {
         Self::with_gap(selection, GAP_BYTES)
     }
 
-    /// Makes a plan with another rule for gaps, for comparisons.
+    /// Makes a plan with another rule for gaps.
     pub fn with_gap(selection: Selection, gap_bytes: u64) -> Self {
-        let (cut, step) = cut_of(&selection.axes, gap_bytes);
-        Self { selection, gap_bytes, cut, step }
+        Self { selection, gap_bytes, piece_bytes: 0, cut: 0, step: 0 }.in_pieces_of(PIECE_BYTES)
+    }
+
+    /// Makes the same plan with extents of at most `piece_bytes`, which is not 0.
+    #[must_use]
+    pub fn in_pieces_of(self, piece_bytes: u64) -> Self {
+        let (cut, step) = cut_of(&self.selection.axes, self.gap_bytes, piece_bytes);
+        Self { piece_bytes, cut, step, ..self }
     }
 
     /// Number of blocks.
@@ -65,7 +73,7 @@ impl SlicePlan {
 
     /// Joins parts, which come in the order of the file, by the gap rule.
     pub(super) fn join<I: Iterator<Item: Ranged>>(&self, parts: I) -> Merge<I> {
-        Merge::new(parts, MergeRule { gap_bytes: self.gap_bytes, max_bytes: PIECE_BYTES })
+        Merge::new(parts, MergeRule { gap_bytes: self.gap_bytes, max_bytes: self.piece_bytes })
     }
 
     /// The axes of a block. The first is the one that is cut.
@@ -88,17 +96,17 @@ impl SlicePlan {
 }
 
 /// The axis along which blocks are cut, and the number of its indices in a block.
-fn cut_of(axes: &[Axis], gap_bytes: u64) -> (usize, u64) {
+fn cut_of(axes: &[Axis], gap_bytes: u64, piece_bytes: u64) -> (usize, u64) {
     let sparse = axes.iter().rposition(|axis| axis.gap() > 0 && axis.gap() >= gap_bytes);
     let dense = sparse.map_or(0, |axis| axis + 1);
     let Some(first) = axes.get(dense) else { return (0, 1) };
-    if first.span_of(first.count) <= PIECE_BYTES {
+    if first.span_of(first.count) <= piece_bytes {
         return if dense == 0 { (0, first.count) } else { (dense - 1, 1) };
     }
     // There is always one: the innermost axis is of single bytes.
-    let fits = axes[dense..].iter().position(|axis| axis.span <= PIECE_BYTES).unwrap_or(0);
+    let fits = axes[dense..].iter().position(|axis| axis.span <= piece_bytes).unwrap_or(0);
     let cut = dense + fits;
-    (cut, (PIECE_BYTES - axes[cut].span) / axes[cut].stride + 1)
+    (cut, (piece_bytes - axes[cut].span) / axes[cut].stride + 1)
 }
 
 /// Walks the outer axes like the digits of a number.

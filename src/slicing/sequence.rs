@@ -86,7 +86,7 @@ impl Sequence {
         let end = opened.size().min(range.start.saturating_add(wanted)).max(range.end);
         let mut bytes = vec![0; (end - range.start) as usize]; // at most `MAX_PIECE_BYTES`
         let selection = Selection::new(range.start, &[end - range.start], &[1], 1, opened.size())?;
-        let plan = plan_for(opened, 0, selection);
+        let plan = plan_for(opened, 0, selection, MAX_READERS);
         fill(opened, 0, &plan, Uninit::of(&mut bytes), MAX_READERS, keep_going)?;
         opened.verify_with_server()?;
         let piece = Arc::new(SequencePiece { start: range.start, bytes });

@@ -36,9 +36,9 @@ pub fn read_piece(
             leaving_cache(opened, offset + good, len - good, cache, read)
         }
         ReadPiece::Part { data_offset, selection } => {
-            let plan = plan_for(opened, *data_offset, selection.clone());
-            let (start, span) = selection.extent();
             // Other threads read other pieces.
+            let plan = plan_for(opened, *data_offset, selection.clone(), 1);
+            let (start, span) = selection.extent();
             let read = || fill(opened, *data_offset, &plan, memory, 1, keep_going);
             leaving_cache(opened, data_offset + start, span, cache, read)
         }

@@ -22,6 +22,7 @@ from pagestream import MappedFile, open_checkpoint
 from pagestream.safetensors import safe_open
 
 from support import real
+from support.offers import SECRET_BYTES, name_of, names_in_use, offers, signs
 from support.process import PROGRAMS, output_of, start_python, until
 from support.together import begin, last_lines, processes
 
@@ -145,18 +146,6 @@ def test_one_that_comes_later_reads_what_is_in_memory(source, digest, tmp_path, 
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
 
-def names_in_use(mount, what):
-    """Names that processes have for a mount. Each connection has its name as well."""
-    beginning = f" @pagestream/{os.geteuid()}/{what}/{os.stat(mount).st_dev:x}/"
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    return sorted({line.split()[-1] for line in lines if beginning in line})
-
-
-def offers(mount):
-    """Names at which processes offer files of a mount."""
-    return names_in_use(mount, "file")
-
-
 def test_nothing_is_left_when_all_are_killed(source, tmp_path):
     with mounted(source, tmp_path) as slow:
         with loading("safe_open", slow.path, 3) as found:
@@ -167,7 +156,7 @@ def test_nothing_is_left_when_all_are_killed(source, tmp_path):
                 process.kill()
             for process in found:
                 process.wait()
-            assert until(lambda: not offers(slow.path) + names_in_use(slow.path, "ahead"))
+            assert until(lambda: not offers(slow.path) + signs(slow.path))
         assert not [path for path in Path("/dev/shm").iterdir() if "pagestream" in path.name]
 
 
@@ -177,7 +166,7 @@ NOBODY = 65534
 def asked(name, user=None, wrapper=()):
     """How many files come from a name, or "refused" if nobody has it."""
     program, user = PROGRAMS / "weights_processes/ask.py", os.geteuid() if user is None else user
-    return output_of(program, name[1:], user, wrapper=wrapper)
+    return output_of(program, name, user, wrapper=wrapper)
 
 
 def test_another_user_gets_nothing(source, tmp_path):
@@ -218,19 +207,45 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
         assert {asked(name) for name in names} <= {"1", "2"}
 
 
-def test_another_user_that_has_the_names_keeps_nobody_from_reading(source, digest, tmp_path):
-    with mounted(source, tmp_path, keep_cache=True) as slow, contextlib.ExitStack() as ends:
-        for path in sorted(slow.path.iterdir()):
-            found = path.stat()
-            name = f"pagestream/{os.geteuid()}/file/{found.st_dev:x}/{found.st_ino:x}"
+@contextlib.contextmanager
+def taken_by_another_user(names):
+    """Names that a process of another user has."""
+    with contextlib.ExitStack() as ends:
+        for name in names:
             process = ends.enter_context(start_python(PROGRAMS / "weights_processes/squat.py", name, NOBODY))
             ends.callback(process.kill)
             assert process.stdout.readline() == "bound\n"
-        names = offers(slow.path)
-        with loading("safe_open", slow.path, 2) as found:
+        yield
+
+
+def test_another_user_that_takes_the_names_it_has_seen_does_not_come_first_again(source, digest, tmp_path):
+    with mounted(source, tmp_path) as slow:
+        with loaded("safe_open", slow.path):
+            seen = offers(slow.path)
+        assert len(seen) == SHARDS
+        assert until(lambda: not offers(slow.path))
+        with taken_by_another_user(seen), loading("safe_open", slow.path, 4) as found:
+            begin(found)
+            assert [process.stdout.readline() for process in found] == ["begun\n"] * 4
+            assert set(offers(slow.path)) - set(seen)
+            assert last_lines(found) == [digest] * 4
+    # By those that load together once.
+    assert slow.counts["read_bytes"] <= 2 * (WHOLE + LITTLE)
+
+
+def test_without_keys_another_user_that_has_the_names_keeps_nobody_from_reading(source, digest, tmp_path):
+    """Many containers may not use the kernel's keyrings."""
+    without_keys = (real.need_tool("strace"), "-f", "-qq", "-o", "/dev/null")
+    without_keys += ("-e", "trace=keyctl,add_key", "-e", "inject=keyctl,add_key:error=EPERM")
+    with mounted(source, tmp_path, keep_cache=True) as slow:
+        names = {name_of(path, bytes(SECRET_BYTES)) for path in slow.path.iterdir()}
+        program, before = PROGRAMS / "weights_processes/load.py", names_in_use()
+        ways = [("safe_open", slow.path)] * 2
+        with taken_by_another_user(names), processes(program, ways, wrapper=without_keys) as found:
             begin(found)
             assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
-            assert offers(slow.path) == names
+            offered = {name for name in names_in_use() - before if "/file/" in name}
+            assert offered == names
             assert last_lines(found) == [digest] * 2
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 

@@ -445,6 +445,8 @@ PARTS = [
 
 # What is read of many runs to learn how long a request takes.
 TIMED_BYTES = 2 * 64
+# Where reads bypass the page cache.
+PIECE_BYTES = 128 << 10
 
 COUNT = PROGRAMS / "weights_slices/count.py"
 
@@ -455,6 +457,11 @@ def counted(path, mode, indices, *, cold):
     return [tuple(map(int, line.split())) for line in lines]
 
 
+def least_of(nbytes, mode):
+    """The least that is read of a part. Where pieces are short, the gap between two of them is left out."""
+    return nbytes if mode == "shared" else nbytes - nbytes // PIECE_BYTES * PAGE
+
+
 @every_mode
 def test_just_the_bytes_that_are_needed_are_read(path, mode):
     found = counted(path, mode, [index for index, _, _ in PARTS], cold=False)
@@ -463,7 +470,7 @@ def test_just_the_bytes_that_are_needed_are_read(path, mode):
         assert all(rchar <= nbytes + TIMED_BYTES for (rchar, _), nbytes in zip(found, needed, strict=True))
     else:
         for (rchar, _), nbytes in zip(found, needed, strict=True):
-            assert nbytes <= rchar < nbytes + 32 + TIMED_BYTES
+            assert least_of(nbytes, mode) <= rchar < nbytes + 32 + TIMED_BYTES
 
 
 @every_mode
@@ -474,7 +481,7 @@ def test_just_the_pages_that_are_needed_come_from_the_disk(path, mode, tmp_path)
     assert [read // PAGE for _, read in found] == [pages for _, _, pages in PARTS]
     for (rchar, _), (_, nbytes, _) in zip(found, PARTS, strict=True):
         # The C library counts the processors, a few bytes of sysfs, when threads begin to use memory.
-        assert nbytes <= rchar < nbytes + 32 + TIMED_BYTES
+        assert least_of(nbytes, mode) <= rchar < nbytes + 32 + TIMED_BYTES
 
 
 @every_mode

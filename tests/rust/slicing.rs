@@ -99,8 +99,8 @@ fn read(file: &MappedFile, data_offset: u64, plan: &SlicePlan) -> Result<Vec<u8>
 }
 
 /// What the module promises of a plan.
-fn check_extents(indexed: &Indexed, gap_bytes: u64) {
-    let plan = indexed.plan(gap_bytes);
+fn check_extents(indexed: &Indexed, gap_bytes: u64, piece_bytes: u64) {
+    let plan = indexed.plan(gap_bytes).in_pieces_of(piece_bytes);
     let extents: Vec<(u64, u64)> =
         plan.extents().map(|extent| (extent.range.offset, extent.range.len)).collect();
     let mut wanted = indexed.places();
@@ -109,7 +109,7 @@ fn check_extents(indexed: &Indexed, gap_bytes: u64) {
     let mut found = Vec::new();
     let mut rest = wanted.as_slice();
     for &(offset, len) in &extents {
-        assert!(0 < len && len <= PIECE_BYTES);
+        assert!(0 < len && len <= piece_bytes);
         let inside = rest.partition_point(|&place| place < offset + len);
         let (now, later) = rest.split_at(inside);
         // It begins and ends with a byte that is wanted, and has no gap that the rule does not allow.
@@ -124,7 +124,7 @@ fn check_extents(indexed: &Indexed, gap_bytes: u64) {
         let end = pair[0].0 + pair[0].1;
         let gap = pair[1].0 - end;
         let joined = pair[1].0 + pair[1].1 - pair[0].0;
-        assert!((gap > 0 && gap >= gap_bytes) || joined > PIECE_BYTES, "{extents:?} {gap_bytes}");
+        assert!((gap > 0 && gap >= gap_bytes) || joined > piece_bytes, "{extents:?} {gap_bytes}");
     }
     assert!(plan.block_count() >= extents.len() as u64);
     assert_eq!(plan.blocks().count() as u64, plan.block_count());
@@ -137,14 +137,16 @@ proptest! {
     fn a_plan_covers_what_is_needed_and_no_gap_beyond_the_rule(
         indexed in indexed(),
         gap_bytes in prop_oneof![Just(0_u64), Just(1), 2..64_u64, Just(GAP_BYTES)],
+        piece_bytes in prop_oneof![Just(PIECE_BYTES), 1..200_u64],
     ) {
-        check_extents(&indexed, gap_bytes);
+        check_extents(&indexed, gap_bytes, piece_bytes);
     }
 
     #[test]
     fn what_is_read_is_what_indexing_means(
         indexed in indexed(),
         gap_bytes in prop_oneof![Just(0_u64), 1..64_u64, Just(GAP_BYTES)],
+        piece_bytes in prop_oneof![Just(PIECE_BYTES), 1..200_u64],
         data_offset in 0_u64..9,
     ) {
         let folder = TempDir::new().expect("a folder");
@@ -154,7 +156,8 @@ proptest! {
         let expected: Vec<u8> =
             places.iter().map(|&place| bytes[(data_offset + place) as usize]).collect();
         for mode in [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read] {
-            let found = read(&open(&path, mode), data_offset, &indexed.plan(gap_bytes));
+            let plan = indexed.plan(gap_bytes).in_pieces_of(piece_bytes);
+            let found = read(&open(&path, mode), data_offset, &plan);
             prop_assert_eq!(found.as_ref(), Ok(&expected));
         }
     }
@@ -183,7 +186,7 @@ fn what_is_larger_than_a_piece_is_cut() {
     let path = file_of(&folder, &bytes);
     for indexed in large() {
         for gap_bytes in [512, GAP_BYTES] {
-            check_extents(&indexed, gap_bytes);
+            check_extents(&indexed, gap_bytes, PIECE_BYTES);
         }
         let expected: Vec<u8> = indexed.places().iter().map(|&place| bytes[place as usize]).collect();
         for mode in [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read] {
@@ -207,7 +210,7 @@ fn neighbours_along_an_outer_axis_are_joined() {
 #[test]
 fn a_read_is_as_long_as_a_piece_and_no_longer() {
     let lengths = |indexed: Indexed| {
-        check_extents(&indexed, GAP_BYTES);
+        check_extents(&indexed, GAP_BYTES, PIECE_BYTES);
         indexed.plan(GAP_BYTES).extents().map(|extent| extent.range.len).collect::<Vec<_>>()
     };
     let run = |bytes| Indexed::new(&[bytes], &[(0, bytes, 1)], 1);

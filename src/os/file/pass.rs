@@ -1,8 +1,8 @@
 //! Passing open files to other processes of the same user, by name, without a file that names them.
 //!
 //! The name is an abstract one (unix(7)): it exists in the network namespace alone, and is gone with the last process that
-//! has the socket, be it a child of a fork. It protects nothing: whoever comes first has it, and containers can share the
-//! network and nothing else. So both ends look at the user of the other, and at the files that it sees.
+//! has the socket, be it a child of a fork. It protects nothing: whoever comes first has it, all users see it, and containers
+//! can share the network and nothing else. So both ends look at the user of the other, and at the files that it sees.
 //!
 //! A [`Sign`] is a name at which nobody answers: it tells others what this process does.
 
@@ -108,11 +108,15 @@ impl Outlet {
 }
 
 /// Asks the process that has a name for its message and files. Fails with ECONNREFUSED if none has it, with ECONNRESET if it
-/// gave it back meanwhile, with EACCES if it is none of ours, and with EAGAIN if it does not answer.
+/// gave it back meanwhile, with EPERM if it is another user's, with EACCES if it is none of ours for another reason, and with
+/// EAGAIN if it does not answer.
 pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
     let socket = connected(name)?;
     // Nor is one that was killed ours: a child of a fork keeps its name, and nobody answers.
     let peer = peer_of(&socket)?;
+    if peer.uid != this_user() {
+        return Err(Errno::PERM);
+    }
     if !is_one_of_ours(peer) {
         return Err(Errno::ACCESS);
     }
@@ -166,19 +170,19 @@ fn peer_of(socket: &OwnedFd) -> Result<libc::ucred, Errno> {
 /// Returns whether a process acts for this user, and has the same mounts and the same root. A file of one that has others is
 /// not to be had there, and not to be trusted here.
 fn is_one_of_ours(peer: libc::ucred) -> bool {
-    let place = |process: &str, what: &str| {
-        let found = open::identity_at(Path::new("/proc").join(process).join(what).as_ref());
-        found.map(|found| (found.device, found.inode))
-    };
-    let is_shared = |what| match place(&peer.pid.to_string(), what) {
-        Ok(theirs) => place("self", what) == Ok(theirs),
-        Err(_) => false,
-    };
     peer.uid == this_user()
         && peer.pid > 0
         && numbers_are_those_of_proc()
-        && is_shared("ns/mnt")
-        && is_shared("root")
+        && mounts_of(&peer.pid.to_string()).is_ok_and(|theirs| mounts_of("self") == Ok(theirs))
+}
+
+/// Returns the mount namespace and the root of a process, as pairs of a device and an inode. `self` is the calling one.
+pub fn mounts_of(process: &str) -> Result<[(u64, u64); 2], Errno> {
+    let place = |what: &str| {
+        let found = open::identity_at(Path::new("/proc").join(process).join(what).as_ref())?;
+        Ok((found.device, found.inode))
+    };
+    Ok([place("ns/mnt")?, place("root")?])
 }
 
 /// Returns whether /proc has the processes of this namespace: in that of another one a number is that of another process.

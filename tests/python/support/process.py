@@ -41,9 +41,9 @@ def output_of(
     return done.stdout.strip()
 
 
-def start_python(program, *arguments, **environment):
+def start_python(program, *arguments, wrapper=(), **environment):
     """Starts a program whose standard streams are pipes."""
-    command = [sys.executable, str(program), *map(str, arguments)]
+    command = [*wrapper, sys.executable, str(program), *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})
 

@@ -8,12 +8,12 @@ TIMEOUT_SECONDS = 60
 
 
 @contextlib.contextmanager
-def processes(program, arguments):
+def processes(program, arguments, wrapper=()):
     """Yields processes of a program, one for each list of arguments, that have printed "open" and wait."""
     with contextlib.ExitStack() as ends:
         found = []
         for each in arguments:
-            process = start_python(program, *each)
+            process = start_python(program, *each, wrapper=wrapper)
             ends.callback(process.wait)
             ends.callback(process.kill)
             ends.callback(process.stdin.close)
