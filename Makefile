@@ -17,7 +17,7 @@ demo: $(VENV)/.demo build ## The main job on real input: train, save, reopen, co
 
 test: $(VENV)/.test build ## All tests, Rust and Python
 	cargo test --quiet
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 hosts: $(VENV)/.test build ## The tests of the plug-ins with vLLM and SGLang themselves (downloads 0.4 GB, unpacks 1.5 GB)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target target/hosts --group hosts

@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +18,31 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish(session):
-    """Boots the guest before the first test: its checks take minutes, in which it waits most of the time."""
-    if session.config.option.collectonly or not any(
-        item.path.name == "test_nfs.py" for item in session.items
-    ):
-        return
-    from support.nfs_guest import GUEST, Guest
+# Files that take minutes. They come first, so that the processes that share the tests end at the same time.
+LONG = (
+    "test_nfs.py",
+    "test_safetensors_slow_clients.py",
+    "test_demo.py",
+    "test_packaging.py",
+    "test_torch_ranks.py",
+)
 
-    folder = tempfile.TemporaryDirectory(prefix="guest-", ignore_cleanup_errors=True)
-    session.config.add_cleanup(folder.cleanup)
-    try:
-        guest = Guest(Path(__file__).parent / "support/nfs_checks.py", Path(folder.name))
-    except BaseException as error:  # noqa: BLE001 - the tests that need it fail, or are skipped
-        guest = error
-    else:
-        session.config.add_cleanup(guest.close)
-    session.config.stash[GUEST] = Path(folder.name), guest
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
+def pytest_collection_finish(session):
+    """Boots the guest before the first test: its checks take minutes, in which it waits most of the time.
+
+    Of several processes that share the tests the one that comes to those of the guest boots it.
+    """
+    needs_guest = any(item.path.name == "test_nfs.py" for item in session.items)
+    if needs_guest and not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
+        from support import nfs_guest
+
+        nfs_guest.boot(session.config)
 
 
 @pytest.fixture

@@ -164,12 +164,14 @@ def test_refusals_of_many_files_leak_nothing(tmp_path):
     folder = sharded(tmp_path / "model", shards=40)
     for number in range(1, 41, 2):
         os.unlink(os.path.join(folder, shard_name(number, 40)))
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         with pytest.raises(SafetensorError, match="20 files are missing"):
             open_checkpoint(folder)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Fewer if what an earlier test left is let go of meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 THOUSANDS = PROGRAMS / "checkpoint_processes/thousands.py"

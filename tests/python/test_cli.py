@@ -1,9 +1,12 @@
 """The command ``pagestream``: what it prints, and the codes with which it ends."""
 
 import errno
+import hashlib
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -21,6 +24,7 @@ from pagestream.cli.residency import _bar, _parts
 from pagestream.cli.warm import _parsed
 
 from support import real
+from support.process import thread_names, until
 
 COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
 GOOD, BAD, WRONG_USE = 0, 1, 2
@@ -241,6 +245,54 @@ class TestVerify:
         assert found.exit_code == BAD
         assert '"layers.9"' in found.stdout
         assert f"{tokens}: good" in found.stdout
+
+    def test_several_paths_in_their_order(self, weights, tokens, tmp_path):
+        bad = tmp_path / "bad.safetensors"
+        bad.write_bytes(b"bad")
+        with open_checkpoint(weights) as checkpoint:
+            checkpoint.write_checksums()
+        paths = [bad, weights, tokens, weights.parent / "again.safetensors"]
+        shutil.copy(weights, paths[-1])
+        for threads in ([], ["--threads", 1], ["--threads", 8]):
+            found = json.loads(pagestream_command("verify", *paths, *threads, "--json").stdout)
+            assert [each["path"] for each in found] == list(map(str, paths))
+            assert [bool(each["bad"]) for each in found] == [True, False, False, False]
+            assert [each["checked"] for each in found] == [0, 1, 0, 0]
+
+    def test_a_snapshot_of_the_hugging_face_cache(self, weights, tmp_path):
+        """The name of a blob is its SHA-256."""
+        content = weights.read_bytes()
+        blob = tmp_path / "models--m" / "blobs" / hashlib.sha256(content).hexdigest()
+        snapshot = tmp_path / "models--m" / "snapshots" / "1"
+        for folder in (blob.parent, snapshot):
+            folder.mkdir(parents=True)
+        blob.write_bytes(content)
+        (snapshot / "model.safetensors").symlink_to(f"../../blobs/{blob.name}")
+        [verdict] = facts("verify", snapshot)
+        assert (verdict["files"], verdict["checked"], verdict["bad"]) == (1, 1, [])
+        with blob.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x7f")
+        found = pagestream_command("verify", snapshot)
+        assert found.exit_code == BAD
+        assert "SHA-256" in found.stdout or "sha256" in found.stdout
+
+    def test_ctrl_c_ends_all_paths(self, tmp_path):
+        source, mount = tmp_path / "source", tmp_path / "mount"
+        source.mkdir()
+        for number in range(2):
+            path = source / f"{number}.safetensors"
+            safetensors.numpy.save_file({"t": np.zeros(64 * MIB, "u1")}, path)
+            with open_checkpoint(path) as checkpoint:
+                checkpoint.write_checksums()
+        # It would take more than ten minutes.
+        with real.slow_fuse(source, mount, bandwidth_bytes=MIB // 8) as slow:
+            paths = sorted(slow.path.glob("*.safetensors"))
+            command = [sys.executable, "-m", "pagestream", "verify", *paths]
+            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+                assert until(lambda: any(name.startswith("pagestream") for name in thread_names(process.pid)))
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 130
 
 
 class TestCheck:

@@ -529,11 +529,12 @@ def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
     with slow_mount(source, tmp_path, direct_io=True) as slow:
         file = safe_open(slow.path / "model.safetensors", "np", ahead=8 * MIB)
+        readers = []
         for number in range(TENSORS):
             assert (file.get_slice(f"t{number:02}")[:, SIDE // 2 :] == number).all()
+            readers.append(thread_names().count("pagestream-read"))
         file.close()
-    # One more may be the reader of a part that is asked for before others are expected.
-    assert 3 <= slow.counts["most_in_flight"] <= 5
+    assert 3 <= max(readers) <= 4
 
 
 @both_mounts

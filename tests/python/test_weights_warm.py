@@ -18,7 +18,7 @@ from pagestream.weights.warming import Lead
 
 from support import real
 from support.control_groups import memory_limit
-from support.process import PROGRAMS, output_of, thread_names, threads_end
+from support.process import PROGRAMS, output_of, thread_names, threads_end, until
 from support.weight_files import entry, weight_file, write
 
 MIB = 1 << 20
@@ -157,13 +157,17 @@ def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
 @both_mounts
 def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch, direct):
     monkeypatch.setenv("PAGESTREAM_THREADS", "3")
+
+    def readers():
+        # Of the two kinds one has nothing to do.
+        return sum(name in ("pagestream-warm", "pagestream-read") for name in thread_names())
+
     with slow_weights(source, tmp_path, direct_io=direct) as (_, weights):
+        assert until(lambda: readers() == 0), "those of an earlier test"
         lead = weights.warm(memory_bytes=AMPLE)
         most = 0
         while not lead.wait(timeout=0.005):
-            # Of the two kinds one has nothing to do.
-            readers = [name for name in thread_names() if name in ("pagestream-warm", "pagestream-read")]
-            most = max(most, len(readers))
+            most = max(most, readers())
         assert most == 3
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pagestream._common.amounts import count
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson, Paths
+from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import opened
 from pagestream.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -40,11 +47,12 @@ def verify(
 ) -> None:
     """Validate headers, indices and sizes, and compare bytes with checksums where there are any.
 
-    Checksums are those of `write_checksums`, and the SHA-256 in the names of the Hugging Face cache.
+    Checksums are those of `write_checksums`, and the SHA-256 in the names of the Hugging Face cache. Paths
+    are verified side by side.
 
     Example: pagestream verify ~/.cache/huggingface/hub/models--gpt2/snapshots/*
     """
-    verdicts = [_verdict(path, threads) for path in paths]
+    verdicts = _verdicts(paths, threads)
     if as_json:
         _output.print_json(verdicts)
     else:
@@ -53,15 +61,45 @@ def verify(
         raise typer.Exit(_output.BAD)
 
 
-def _verdict(path: str, threads: int | None) -> Verdict:
+class _Stopped(Exception):  # noqa: N818 - it is no error
+    """Ends the work at a path."""
+
+
+def _verdicts(paths: list[str], threads: int | None) -> list[Verdict]:
+    """Verifies paths side by side, and shows how far that is."""
+    most = threads or len(os.sched_getaffinity(0))
+    workers = min(len(paths), most)
+    stops = threading.Event()
+    # Bytes done, and bytes in all, of each path.
+    amounts = [(0, 0)] * len(paths)
+    with bar_of_bytes() as bar, ThreadPoolExecutor(workers) as pool:
+        task = bar.add_task("verify", total=None)
+
+        def verdict(number: int) -> Verdict:
+            def report(done_bytes: int, total_bytes: int) -> None:
+                if stops.is_set():
+                    raise _Stopped
+                amounts[number] = (done_bytes, total_bytes)
+                done, total = map(sum, zip(*amounts, strict=True))
+                bar.update(task, completed=done, total=total)
+
+            return _verdict(paths[number], threads and max(1, threads // workers), report)
+
+        try:
+            return list(pool.map(verdict, range(len(paths))))
+        finally:
+            stops.set()
+
+
+def _verdict(path: str, threads: int | None, report: Callable[[int, int], None]) -> Verdict:
     found = Verdict(path)
     try:
         with opened(path, ahead=False) as files:
             if isinstance(files, Checkpoint):
                 found.kind, found.files = "safetensors", len(files.files)
-                report = files.verify(threads=threads)
-                found.checked = len(report.checked)
-                found.bad = list(map(str, report.bad))
+                verified = files.verify(threads=threads, progress=report)
+                found.checked = len(verified.checked)
+                found.bad = list(map(str, verified.bad))
             else:
                 found.kind, found.files = "tokens", len(files.shards)
     except _output.BAD_FILE as error:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from pagestream import _native
 from pagestream._common.amounts import size
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson, Paths
+from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import files_of
 from pagestream.files.mapped_file import MappedFile
 
@@ -77,19 +69,7 @@ def _read(chunks: Iterator[tuple[str, int, int]], total_bytes: int, threads: int
     """Reads ranges of files, and returns how many bytes that are."""
     stops = threading.Event()
     done_bytes = 0
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    # In a pipe the result alone is of use.
-    is_shown = sys.stderr.isatty()
-    with (
-        Progress(*columns, console=_output.console(to_errors=True), disable=not is_shown) as progress,
-        ThreadPoolExecutor(threads) as pool,
-    ):
+    with bar_of_bytes() as progress, ThreadPoolExecutor(threads) as pool:
         task = progress.add_task("warm", total=total_bytes)
 
         def read(chunk: tuple[str, int, int]) -> int:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,19 @@ GUEST = pytest.StashKey()
 MEMORY_BYTES = 1 << 30
 # To boot and to mount takes about six seconds on an idle processor.
 BOOT_SECONDS = 120
+
+
+def boot(config):
+    """Boots the guest of `nfs_checks`, until the end of the session."""
+    folder = tempfile.TemporaryDirectory(prefix="guest-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    try:
+        guest = Guest(Path(__file__).parent / "nfs_checks.py", Path(folder.name))
+    except BaseException as error:  # noqa: BLE001 - the tests that need it fail, or are skipped
+        guest = error
+    else:
+        config.add_cleanup(guest.close)
+    config.stash[GUEST] = Path(folder.name), guest
 
 
 def run_in_guest(program, folder, seconds):

@@ -56,10 +56,10 @@ def until(condition):
     return condition()
 
 
-def thread_names():
-    """Returns the name of each of this process's threads, native ones among them."""
+def thread_names(process="self"):
+    """Returns the name of each thread of a process, native ones among them."""
     found = []
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(OSError):
             found.append((task / "comm").read_text().strip())
     return found
