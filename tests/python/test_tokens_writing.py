@@ -380,11 +380,12 @@ def test_an_interrupt_when_a_file_was_just_opened_leaves_none_open(tmp_path, kin
         return False
 
     write_tokens(tmp_path / "t.bin", [[1, 2], [3]], dtype="u2", format=kind)
-    before, names = os.listdir("/proc/self/fd"), files(tmp_path)
+    before, names = set(os.listdir("/proc/self/fd")), files(tmp_path)
     number = 0
     while interrupted_after(number):
         gc.collect()
-        assert os.listdir("/proc/self/fd") == before, number
+        # Fewer if what an earlier test left is let go of meanwhile.
+        assert set(os.listdir("/proc/self/fd")) <= before, number
         assert files(tmp_path) == names, number
         number += 1
     assert number >= 1
