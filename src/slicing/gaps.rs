@@ -34,11 +34,16 @@ pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection, max_rea
         Some(gap_bytes) => SlicePlan::with_gap(plan.selection, gap_bytes),
         None => plan,
     };
-    let each_bytes = plan.selection.result_bytes / max_readers.max(1);
-    if opened.reads_from_cache() || each_bytes >= PIECE_BYTES {
+    if opened.reads_from_cache() {
         return plan;
     }
-    plan.in_pieces_of(each_bytes.max(LEAST_PIECE_BYTES))
+    let (_, span_bytes) = plan.selection.extent();
+    plan.in_pieces_of(piece_bytes_for(span_bytes, max_readers))
+}
+
+/// Returns how long the pieces of a span are: each of the threads has one, if that is not too little to read in one go.
+fn piece_bytes_for(span_bytes: u64, max_readers: u64) -> u64 {
+    (span_bytes / max_readers.max(1)).clamp(LEAST_PIECE_BYTES, PIECE_BYTES)
 }
 
 /// Returns up to which length gaps are read through, if that is more than [`GAP_BYTES`].
@@ -103,5 +108,13 @@ mod tests {
         assert!(affordable_bytes(Duration::from_micros(100)) < GAP_BYTES);
         assert_eq!(affordable_bytes(Duration::from_millis(10)), 80_000);
         assert_eq!(affordable_bytes(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn each_thread_has_a_piece_and_one_thread_reads_in_one_go() {
+        assert_eq!(piece_bytes_for(8 << 20, 32), 256 << 10);
+        assert_eq!(piece_bytes_for(1 << 20, 32), LEAST_PIECE_BYTES);
+        assert_eq!(piece_bytes_for(1 << 30, 32), PIECE_BYTES);
+        assert_eq!(piece_bytes_for(PIECE_BYTES, 1), PIECE_BYTES);
     }
 }
