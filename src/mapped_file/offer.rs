@@ -23,9 +23,10 @@
 //!
 //! Nothing is written anywhere, and nothing is left but a key of the user in the kernel: the name is an abstract socket
 //! address. A process of another user, or of a container with other mounts, gets and gives nothing. The name follows from a
-//! [secret] that other users do not know, so that they do not come first. They see it while it is in use: one that
-//! takes it afterwards is met with names from another secret. Where the kernel keeps no keys for a process, as in many
-//! containers, another user on the same network can take the names first, and each process opens the file itself.
+//! [secret] of the user and from the mounts of the process, so that neither takes it by chance or on purpose. Another user
+//! sees a name while it is in use, and can take it afterwards: then the secret is renewed, and with it all names. Where the
+//! kernel keeps no keys for a process, as in many containers, another user on the same network can take the names, and each
+//! process opens the file itself.
 //!
 //! All this is for storage that no disk of this machine serves.
 
@@ -42,7 +43,7 @@ use crate::os::errno::Code;
 use crate::os::file::open::{self, Identity};
 use crate::os::file::pass::{self, Outlet, Sign};
 use crate::os::process::fork;
-use crate::os::process::secret::{self, Secret};
+use crate::os::process::secret;
 
 use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
@@ -217,7 +218,7 @@ impl Drop for One {
 
 /// What the signs of this user's processes begin with that read files of a mount ahead.
 fn sign_on(device: u64) -> String {
-    name_from(secret::of_this_user(), "ahead", &[device]) + "/"
+    name_from("ahead", &[device]) + "/"
 }
 
 fn sign_of_this_process(device: u64) -> String {
@@ -244,7 +245,7 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
             Err(Code::CONNREFUSED | Code::CONNRESET) => {}
             Err(_) => return Asked::Neither,
         }
-        match Outlet::open(&name_of(&named, secret::of_this_user())) {
+        match Outlet::open(&name_of(&named)) {
             Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
             // Another one was faster, or the thread of one that gave it back has not ended yet, or a child of it still has
             // the socket.
@@ -257,18 +258,18 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
 
 /// Claims the right to offer a file.
 pub(super) fn claim(origin: &Origin) -> Option<OfferRight> {
-    Outlet::open(&name_of(&offered_as(origin)?, secret::of_this_user())).ok().map(OfferRight)
+    Outlet::open(&name_of(&offered_as(origin)?)).ok().map(OfferRight)
 }
 
 /// Asks for a file; `None` if it is not what the path leads to now.
 fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let mut state = FileStamp::default();
-    let secret = secret::of_this_user();
-    let mut answer = pass::ask(&name_of(named, secret), state.as_flattened_mut());
-    if let (Err(Code::PERM), Some(secret)) = (&answer, secret) {
+    let known = secret::of_this_user();
+    let mut answer = pass::ask(&name_of(named), state.as_flattened_mut());
+    if let (Err(Code::PERM), Some(known)) = (&answer, known) {
         // Another user has the name.
-        secret::renew(&secret);
-        answer = pass::ask(&name_of(named, secret::of_this_user()), state.as_flattened_mut());
+        secret::renew(&known);
+        answer = pass::ask(&name_of(named), state.as_flattened_mut());
     }
     let mut files = answer?.into_iter();
     let (file, adviser) = (files.next().ok_or(Code::CONNRESET)?, files.next());
@@ -301,13 +302,13 @@ fn offered_as(origin: &Origin) -> Option<Identity> {
 }
 
 /// The name of the offers of a file, of this user.
-fn name_of(named: &Identity, secret: Option<Secret>) -> Vec<u8> {
-    name_from(secret, "file", &[named.device, named.inode]).into_bytes()
+fn name_of(named: &Identity) -> Vec<u8> {
+    name_from("file", &[named.device, named.inode]).into_bytes()
 }
 
 /// A name that this user's processes with the same mounts have in common.
-fn name_from(secret: Option<Secret>, what: &str, numbers: &[u64]) -> String {
-    let mut hasher = Sha256::new_with_prefix(secret.unwrap_or_default());
+fn name_from(what: &str, numbers: &[u64]) -> String {
+    let mut hasher = Sha256::new_with_prefix(secret::of_this_user().unwrap_or_default());
     let mounts = pass::mounts_of("self").unwrap_or_default();
     for number in mounts.iter().flat_map(|&(device, inode)| [device, inode]).chain(numbers.iter().copied()) {
         hasher.update(number.to_ne_bytes());

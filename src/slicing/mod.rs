@@ -29,17 +29,20 @@
 //! **Gap rule.** A gap of less than [`GAP_BYTES`] between two wanted bytes is also read, unless the extent would
 //! grow beyond [`PIECE_BYTES`]. A larger gap is read only where a request takes so long that the gap is
 //! cheaper: 16 kB at 2 ms, and never more than 64 KiB with the run before it ([`plan_for`]).
+//!
+//! **Piece rule.** Where reads bypass the page cache, nothing is asked for ahead of them: there pieces are as short as it
+//! takes to give each thread one, down to 128 KiB.
 
 mod fill;
-mod gaps;
 mod outputs;
 mod plan;
+mod rules;
 mod scatter;
 mod selection;
 mod sequence;
 
 pub use fill::{MAX_READERS, fill};
-pub use gaps::plan_for;
 pub use plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
+pub use rules::plan_for;
 pub use selection::Selection;
 pub use sequence::Sequence;

@@ -275,9 +275,11 @@ class TestVerify:
             file.write(b"\x7f")
         found = pagestream_command("verify", snapshot)
         assert found.exit_code == BAD
-        assert "SHA-256" in found.stdout or "sha256" in found.stdout
+        assert "as the Hugging Face cache calls it" in found.stdout
 
-    def test_ctrl_c_ends_all_paths(self, tmp_path):
+    @pytest.fixture
+    def endless(self, tmp_path):
+        """Files with checksums that take more than ten minutes to read."""
         source, mount = tmp_path / "source", tmp_path / "mount"
         source.mkdir()
         for number in range(2):
@@ -285,14 +287,20 @@ class TestVerify:
             safetensors.numpy.save_file({"t": np.zeros(64 * MIB, "u1")}, path)
             with open_checkpoint(path) as checkpoint:
                 checkpoint.write_checksums()
-        # It would take more than ten minutes.
         with real.slow_fuse(source, mount, bandwidth_bytes=MIB // 8) as slow:
-            paths = sorted(slow.path.glob("*.safetensors"))
-            command = [sys.executable, "-m", "pagestream", "verify", *paths]
-            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-                assert until(lambda: any(name.startswith("pagestream") for name in thread_names(process.pid)))
-                process.send_signal(signal.SIGINT)
-                assert process.wait(60) == 130
+            yield sorted(slow.path.glob("*.safetensors"))
+
+    def test_ctrl_c_ends_all_paths(self, endless):
+        command = [sys.executable, "-m", "pagestream", "verify", *endless]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            assert until(lambda: any(name.startswith("pagestream") for name in thread_names(process.pid)))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+
+    def test_a_missing_path_waits_for_no_others(self, endless, tmp_path):
+        found = program("verify", *endless, tmp_path / "none")
+        assert found.returncode == WRONG_USE
+        assert str(tmp_path / "none") in found.stderr
 
 
 class TestCheck:

@@ -22,7 +22,7 @@ from pagestream import MappedFile, open_checkpoint
 from pagestream.safetensors import safe_open
 
 from support import real
-from support.offers import SECRET_BYTES, name_of, offers, signs
+from support.offers import SECRET_BYTES, name_of, names_in_use, offers, secret, signs
 from support.process import PROGRAMS, output_of, start_python, until
 from support.together import begin, last_lines, processes
 
@@ -205,6 +205,12 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
         assert len(names) == SHARDS
         assert [asked(name, wrapper=elsewhere) for name in names] == ["0"] * SHARDS
         assert {asked(name) for name in names} <= {"1", "2"}
+        # It has names of its own.
+        first, program = min(slow.path.iterdir()), PROGRAMS / "weights_processes/load.py"
+        with processes(program, [("safe_open", slow.path)], wrapper=elsewhere) as [inside]:
+            begin([inside])
+            assert inside.stdout.readline() == "begun\n"
+            assert until(lambda: name_of(first, process=inside.pid) in names_in_use())
 
 
 @contextlib.contextmanager
@@ -219,6 +225,8 @@ def taken_by_another_user(names):
 
 
 def test_another_user_that_takes_the_names_it_has_seen_does_not_come_first_again(source, digest, tmp_path):
+    if secret() == bytes(SECRET_BYTES):
+        real.missing("a kernel that keeps keys")
     with mounted(source, tmp_path) as slow:
         with loaded("safe_open", slow.path):
             seen = offers(slow.path)
@@ -238,7 +246,7 @@ def test_without_keys_another_user_that_has_the_names_keeps_nobody_from_reading(
     without_keys = (real.need_tool("strace"), "-f", "-qq", "-o", "/dev/null")
     without_keys += ("-e", "trace=keyctl,add_key", "-e", "inject=keyctl,add_key:error=EPERM")
     with mounted(source, tmp_path, keep_cache=True) as slow:
-        names = {name_of(path, bytes(SECRET_BYTES)) for path in slow.path.iterdir()}
+        names = {name_of(path, known=bytes(SECRET_BYTES)) for path in slow.path.iterdir()}
         program, ways = PROGRAMS / "weights_processes/load.py", [("safe_open", slow.path)] * 2
         with taken_by_another_user(names), processes(program, ways, wrapper=without_keys) as found:
             begin(found)

@@ -499,6 +499,20 @@ def test_each_read_is_one_extent(path, mode, tmp_path):
 # --- real mounts, failures, threads ---------------------------------------------------------------
 
 
+def test_past_the_page_cache_many_threads_read_a_run(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    array = np.random.default_rng(0).integers(0, 256, (64, 128 << 10), dtype=np.uint8)
+    safetensors.numpy.save_file({"t": array}, source / "model.safetensors")
+    with (
+        real.slow_fuse(source, tmp_path / "mount", delay_ms=20, direct_io=True) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        assert (file.get_slice("t")[:32] == array[:32]).all()
+    # Of 4 MiB, in pieces of 128 KiB. The first one is read before the others.
+    assert slow.counts["most_in_flight"] >= 24
+
+
 @pytest.mark.parametrize("mode", ["auto", "private", "read"])
 def test_a_mount_that_refuses_shared_mappings(direct_mount, path, mode):
     inside = write(direct_mount.parent / "source/weights", Path(path).read_bytes())

@@ -2,7 +2,7 @@
 
 use pagestream::internals::{
     Error, GAP_BYTES, MAX_READERS, MappedFile, PIECE_BYTES, ReadCause, RequestedMode, Selection, SlicePlan,
-    Uninit, fill,
+    Uninit, fill, plan_for,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -194,6 +194,22 @@ fn what_is_larger_than_a_piece_is_cut() {
             assert!(found == expected, "{indexed:?} {mode:?}");
         }
     }
+}
+
+#[test]
+fn past_the_page_cache_each_thread_has_a_piece() {
+    let folder = TempDir::new().expect("a folder");
+    let path = file_of(&folder, &content(PIECE_BYTES));
+    // The left halves of rows, with gaps that are read through.
+    let selection = Indexed::new(&[512, 2048], &[(0, 512, 1), (0, 1024, 1)], 1).selection().expect("inside");
+    let pieces = |mode, max_readers| {
+        let opened = open(&path, mode).opened().expect("open");
+        plan_for(&opened, 0, selection.clone(), max_readers).extents().count()
+    };
+    assert_eq!(pieces(RequestedMode::Shared, MAX_READERS), 1, "the kernel is asked ahead");
+    assert_eq!(pieces(RequestedMode::Read, MAX_READERS), 8, "of 128 KiB");
+    assert_eq!(pieces(RequestedMode::Read, 4), 4);
+    assert_eq!(pieces(RequestedMode::Read, 1), 1, "nobody reads the others");
 }
 
 /// Half of the last and half of the first row of two matrices: gaps that are small though those between the rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +52,8 @@ def verify(
 
     Example: pagestream verify ~/.cache/huggingface/hub/models--gpt2/snapshots/*
     """
+    for path in paths:
+        os.stat(path)  # what is missing is told before hours of work
     verdicts = _verdicts(paths, threads)
     if as_json:
         _output.print_json(verdicts)
@@ -85,10 +87,13 @@ def _verdicts(paths: list[str], threads: int | None) -> list[Verdict]:
 
             return _verdict(paths[number], threads and max(1, threads // workers), report)
 
+        futures = [pool.submit(verdict, number) for number in range(len(paths))]
         try:
-            return list(pool.map(verdict, range(len(paths))))
+            for future in as_completed(futures):
+                future.result()  # raises the first error, whichever path it is of
         finally:
             stops.set()
+        return [future.result() for future in futures]
 
 
 def _verdict(path: str, threads: int | None, report: Callable[[int, int], None]) -> Verdict:

@@ -1,5 +1,5 @@
-//! A secret that all processes of a user have and no other user has: a key in the keyring that the kernel keeps for each user
-//! (keyrings(7), user-keyring(7)).
+//! A secret that the processes of a user share and other users cannot read: a key in the keyring that the kernel keeps for
+//! each user (keyrings(7), user-keyring(7)).
 //!
 //! ```text
 //!   none ──(the first process that asks)──> a secret ──(renew, by one that knows it)──> another secret
@@ -11,7 +11,7 @@ use linux_keyutils::{Key, KeyError, KeyPermissionsBuilder, KeyRing, KeyRingIdent
 use rustix::rand::{GetRandomFlags, getrandom};
 
 const NAME: &str = "pagestream";
-/// Another process that found none, or the same one, at the same moment has stored its own by then. The last one stays.
+/// Two processes can store a secret at the same moment. After this time both have, and read the one that was stored last.
 const SETTLED: Duration = Duration::from_millis(2);
 
 pub type Secret = [u8; 16];
@@ -25,7 +25,7 @@ pub fn of_this_user() -> Option<Secret> {
     })
 }
 
-/// Makes up another secret if it is still the one that is `known`, since another user has found out what follows from it.
+/// Replaces the secret, unless another process has done so since this one read `known`.
 pub fn renew(known: &Secret) {
     if stored().as_ref() != Some(known) {
         return;
@@ -57,8 +57,9 @@ fn stored() -> Option<Secret> {
     (length == secret.len()).then_some(secret)
 }
 
-/// Stores a secret where there is none. A process that holds the key may say that others of the user may read it; so it is
-/// made in a keyring of this process, which it holds, and appears in that of the user once all may read it.
+/// Stores a secret where there is none. Only a process that possesses a key can change its permissions, and a process
+/// possesses the keys of its own keyring. So the key is made there, and linked to the user's keyring once all processes of
+/// the user may read it.
 fn store_first(secret: &Secret) -> Result<(), KeyError> {
     let permissions =
         KeyPermissionsBuilder::builder().posessor(Permission::ALL).user(Permission::ALL).build();
@@ -73,10 +74,12 @@ fn store_first(secret: &Secret) -> Result<(), KeyError> {
 mod tests {
     use super::*;
 
-    /// One test, as all have the same secret.
     #[test]
     fn a_secret_stays_until_one_that_knows_it_renews_it() {
-        let Some(first) = of_this_user() else { return };
+        let Some(first) = of_this_user() else {
+            assert!(std::env::var_os("PAGESTREAM_TEST_REQUIRE_REAL").is_none(), "keyrings are needed");
+            return;
+        };
         assert_eq!(std::thread::spawn(of_this_user).join().expect("no panic"), Some(first));
         renew(&first.map(|byte| !byte));
         assert_eq!(of_this_user(), Some(first));

@@ -1,4 +1,4 @@
-//! How a selection is read here: which gaps are read through, those that cost less than a request, and in which pieces.
+//! The rules by which a selection is read from a file: which gaps are read through, and how long the pieces are.
 
 use std::time::{Duration, Instant};
 
@@ -18,16 +18,14 @@ const MOST_PERIOD_BYTES: u64 = 64 << 10;
 /// What storage gives while a request waits: 500 MB/s, shared with the 63 others that wait beside it.
 const BYTES_PER_MICROSECOND: u64 = 8;
 
-/// The least that is read in one go because there are more threads: by default FUSE sends a longer read as several requests,
-/// one after another.
+/// The shortest piece: one request of FUSE, which by default sends a longer read as several requests, one after another.
 const LEAST_PIECE_BYTES: u64 = 128 << 10;
 
 /// Makes the plan by which up to `max_readers` threads read a selection of a tensor, whose bytes begin at `data_offset` of
 /// the file.
 ///
 /// Where the file answers a request after milliseconds, larger gaps are read through than [`GAP_BYTES`]. That is measured
-/// the first time that it matters. What does not come out of the page cache is read in so small pieces that each thread
-/// has one.
+/// the first time that it matters. Where reads bypass the page cache the pieces are short enough that each thread has one.
 pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection, max_readers: u64) -> SlicePlan {
     let plan = SlicePlan::new(selection);
     let plan = match larger_gap(opened, data_offset, &plan) {
@@ -41,7 +39,7 @@ pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection, max_rea
     plan.in_pieces_of(piece_bytes_for(span_bytes, max_readers))
 }
 
-/// Returns how long the pieces of a span are: each of the threads has one, if that is not too little to read in one go.
+/// Returns the length of the pieces of a span: each thread has one, if that is not too little to read in one go.
 fn piece_bytes_for(span_bytes: u64, max_readers: u64) -> u64 {
     (span_bytes / max_readers.max(1)).clamp(LEAST_PIECE_BYTES, PIECE_BYTES)
 }
