@@ -17,6 +17,7 @@ import batches
 import checkpoints
 import criterion
 import experts
+import imports
 import latency
 import loads
 import local_loads
@@ -57,6 +58,7 @@ MODULES = {
     "rank_plans": rank_plans,
     "nfs": nfs,
     "starts": starts,
+    "imports": imports,
     "opens": opens,
     "reopens": reopens,
     "checkpoints": checkpoints,

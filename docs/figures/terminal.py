@@ -45,7 +45,8 @@ def printed(*command: str, cwd: Path) -> str:
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status):
         sys.exit(f"{command} failed: {found.decode()}")
-    return found.decode()
+    # For rich a carriage return wipes out what is before it on the line.
+    return found.decode().replace("\r\n", "\n")
 
 
 def picture(name: str, *command: str, cwd: Path) -> None:

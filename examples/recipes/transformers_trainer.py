@@ -30,7 +30,7 @@ def trainer(
 ) -> Trainer:
     """A Trainer whose data are all windows of `path`, each once an epoch.
 
-    Example:
+    Examples:
         model = GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_positions=1024))
         arguments = TrainingArguments("output", per_device_train_batch_size=8, max_steps=1000)
         trainer(model, "train.bin", sequence_length=1024, arguments=arguments).train()

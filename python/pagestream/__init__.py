@@ -7,19 +7,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from pagestream import errors
+from pagestream._common import environment
 from pagestream._native import __version__
-from pagestream.files.guard import guard
-from pagestream.files.mapped_file import FileSystem, MappedFile, Residency
-from pagestream.files.staging import StagingBuffer
-from pagestream.loading.batches import Batch, PackedBatch
-from pagestream.loading.loader import TokenLoader
-from pagestream.loading.metrics import LoaderMetrics
-from pagestream.loading.mixture import Mixture
-from pagestream.tokens.corpus import TokenCorpus, TokenShard, open_tokens
-from pagestream.tokens.documents import Documents
-from pagestream.tokens.writing import write_tokens
-from pagestream.weights.checkpoint import Checkpoint, TensorInfo, VerifyReport, open_checkpoint
+
+if TYPE_CHECKING:
+    from pagestream.files.guard import guard
+    from pagestream.files.mapped_file import FileSystem, MappedFile, Residency
+    from pagestream.files.staging import StagingBuffer
+    from pagestream.loading.batches import Batch, PackedBatch
+    from pagestream.loading.loader import TokenLoader
+    from pagestream.loading.metrics import LoaderMetrics
+    from pagestream.loading.mixture import Mixture
+    from pagestream.tokens.corpus import TokenCorpus, TokenShard, open_tokens
+    from pagestream.tokens.documents import Documents
+    from pagestream.tokens.writing import write_tokens
+    from pagestream.weights.checkpoint import Checkpoint, TensorInfo, VerifyReport, open_checkpoint
 
 __all__ = [
     "Batch",
@@ -44,3 +50,44 @@ __all__ = [
     "open_tokens",
     "write_tokens",
 ]
+
+# The module of each name, imported when the name is first used (https://peps.python.org/pep-0562/): a
+# program that loads weights does not wait for the imports of tokens, and `import pagestream` not for NumPy's.
+_HOMES = {
+    "Batch": "pagestream.loading.batches",
+    "Checkpoint": "pagestream.weights.checkpoint",
+    "Documents": "pagestream.tokens.documents",
+    "FileSystem": "pagestream.files.mapped_file",
+    "LoaderMetrics": "pagestream.loading.metrics",
+    "MappedFile": "pagestream.files.mapped_file",
+    "Mixture": "pagestream.loading.mixture",
+    "PackedBatch": "pagestream.loading.batches",
+    "Residency": "pagestream.files.mapped_file",
+    "StagingBuffer": "pagestream.files.staging",
+    "TensorInfo": "pagestream.weights.checkpoint",
+    "TokenCorpus": "pagestream.tokens.corpus",
+    "TokenLoader": "pagestream.loading.loader",
+    "TokenShard": "pagestream.tokens.corpus",
+    "VerifyReport": "pagestream.weights.checkpoint",
+    "guard": "pagestream.files.guard",
+    "open_checkpoint": "pagestream.weights.checkpoint",
+    "open_tokens": "pagestream.tokens.corpus",
+    "write_tokens": "pagestream.tokens.writing",
+}
+
+environment.apply()
+
+
+if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ A plain `OSError` (``FileNotFoundError``, ``PermissionError``, ``IsADirectoryErr
 ``errno`` and ``filename`` and is raised when a file cannot be opened or mapped. The classes here
 are for what Python has no word for.
 
-Example:
+Examples:
     >>> import pagestream
     >>> issubclass(pagestream.errors.MappedReadError, OSError)
     True
@@ -32,7 +32,7 @@ __all__ = [
 class PagestreamError(Exception):
     """Base of the classes in this module.
 
-    Example:
+    Examples:
         >>> from pagestream.errors import FormatError, PagestreamError
         >>> issubclass(FormatError, PagestreamError)
         True
@@ -42,7 +42,7 @@ class PagestreamError(Exception):
 class FormatError(PagestreamError, ValueError):
     """A file's bytes do not follow its format.
 
-    Example:
+    Examples:
         >>> from pagestream.errors import FormatError
         >>> issubclass(FormatError, ValueError)
         True
@@ -60,7 +60,7 @@ class ChecksumError(FormatError):
             bytes. None if no checksum is known.
         found: What was found instead.
 
-    Example:
+    Examples:
         >>> from pagestream.errors import ChecksumError, FormatError
         >>> issubclass(ChecksumError, FormatError)
         True
@@ -76,7 +76,7 @@ class ChecksumError(FormatError):
 class StateMismatchError(PagestreamError, ValueError):
     """A saved state belongs to other data or other settings.
 
-    Example:
+    Examples:
         >>> from pagestream.errors import StateMismatchError
         >>> issubclass(StateMismatchError, ValueError)
         True
@@ -91,7 +91,7 @@ class RankError(PagestreamError, RuntimeError):
         told: What happened there.
         is_gone: Whether the rank takes part in nothing any more: it was killed, or is stopped.
 
-    Example:
+    Examples:
         >>> from pagestream.errors import RankError
         >>> str(RankError(3, "FileNotFoundError: model.safetensors"))
         'rank 3 of the process group: FileNotFoundError: model.safetensors'
@@ -116,7 +116,7 @@ class MappedReadError(PagestreamError, OSError):
         offset: Where the bytes that could not be read begin, in bytes.
         length: How many could not be read, in bytes.
 
-    Example:
+    Examples:
         >>> import errno
         >>> from pagestream.errors import MappedReadError
         >>> MappedReadError(errno.EIO, "cannot read", "tokens.bin").filename
@@ -136,7 +136,7 @@ class FileChangedError(PagestreamError, OSError):
 
     ``errno`` is ``ESTALE``, ``filename`` the path.
 
-    Example:
+    Examples:
         >>> import errno
         >>> from pagestream.errors import FileChangedError
         >>> FileChangedError(errno.ESTALE, "it was rewritten", "tokens.bin").errno == errno.ESTALE
@@ -164,7 +164,7 @@ def _define_safetensor_errors() -> None:
 
         Handlers of upstream's class of that name catch it too, where safetensors is installed.
 
-        Example:
+        Examples:
             >>> from pagestream.errors import FormatError, SafetensorError
             >>> issubclass(SafetensorError, FormatError)
             True
@@ -175,7 +175,7 @@ def _define_safetensor_errors() -> None:
     class SliceError(SafetensorError, IndexError):
         """An index does not fit a tensor, or is not of the kind that slices take.
 
-        Example:
+        Examples:
             >>> from pagestream.errors import SafetensorError, SliceError
             >>> issubclass(SliceError, SafetensorError), issubclass(SliceError, IndexError)
             (True, True)
@@ -188,10 +188,12 @@ def _define_safetensor_errors() -> None:
         globals().update(SafetensorError=SafetensorError, SliceError=SliceError)
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are of any type
-    # Late, because `import pagestream` must not import safetensors.
-    if name in ("SafetensorError", "SliceError"):
-        _define_safetensor_errors()
-        return globals()[name]
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
+
+    def __getattr__(name: str) -> object:
+        # Late, because `import pagestream` must not import safetensors.
+        if name in ("SafetensorError", "SliceError"):
+            _define_safetensor_errors()
+            return globals()[name]
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)

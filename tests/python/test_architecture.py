@@ -50,7 +50,7 @@ PYTHON_MAY_USE = {
     "torch": {"_native", "errors", "_common", "files", "tokens", "weights", "loading", "safetensors"},
     "plugins": {"_common", "safetensors"},
     "cli": {"_native", "errors", "_common", "files", "tokens", "weights", "loading", "safetensors"},
-    "__init__": {"_native", "errors", "files", "tokens", "weights", "loading"},
+    "__init__": {"_native", "_common", "errors", "files", "tokens", "weights", "loading"},
     "__main__": {"cli"},
 }
 # `pagestream bench` measures its DataLoader.

@@ -196,6 +196,20 @@ def test_the_figures_show_what_the_records_have(tmp_path, monkeypatch):
         )
 
 
+def test_the_pictures_of_terminals_show_what_commands_print():
+    pictures = sorted((ROOT / "docs/figures").glob("terminal-*.svg"))
+    assert len(pictures) == 4
+    for picture in pictures:
+        printed = [text for text in texts(picture) if text not in ("", "pagestream")]
+        assert len(printed) > 5, f"{picture.name}: python docs/figures/terminal.py draws it anew"
+
+
+def test_examples_of_docstrings_are_under_the_title_that_the_reference_shows_as_code():
+    for path in (ROOT / "python/pagestream").rglob("*.py"):
+        wrong = re.findall(r"^\s*Example:$", path.read_text(), re.MULTILINE)
+        assert not wrong, f"{path}: griffe knows the section 'Examples:', not 'Example:'"
+
+
 def test_local_links_in_the_documents_lead_somewhere():
     rooms = ("docs", "benches", "examples")
     links = [

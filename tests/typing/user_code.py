@@ -124,3 +124,5 @@ def refused(path: str) -> None:
     NumpyTokenLoader(path, sequence_length=8)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     pagestream.MappedFile(path, mode="rw")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pagestream.open_tokens(path, format="parquet")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pagestream.open_token(path)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    pagestream.errors.FormatErrors  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018

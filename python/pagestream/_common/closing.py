@@ -76,7 +76,7 @@ class HoldsFiles(ClosedByWith):
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
             ValueError: It is closed.
 
-        Example:
+        Examples:
             >>> from pagestream import open_checkpoint, open_tokens
             >>> open_tokens("tokens.bin").check()
             >>> open_checkpoint("model.safetensors").check()
@@ -86,7 +86,7 @@ class HoldsFiles(ClosedByWith):
     def close(self) -> None:
         """Closes the files. Arrays and tensors that are out stay valid.
 
-        Example:
+        Examples:
             >>> from pagestream import open_tokens
             >>> with open_tokens("tokens.bin") as tokens:
             ...     some = tokens[:3]

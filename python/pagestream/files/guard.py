@@ -23,7 +23,7 @@ def guard(worker_id: int | None = None) -> bool:  # noqa: ARG001
     Returns:
         Whether the handler is in front. It is not with ``PAGESTREAM_FAULT_GUARD=off``.
 
-    Example:
+    Examples:
         >>> import faulthandler, pagestream
         >>> faulthandler.enable()
         >>> pagestream.guard()

@@ -27,8 +27,6 @@ __all__ = ["FileSystem", "MappedFile", "Residency"]
 
 Advice = Literal["normal", "random", "sequential", "willneed", "dontneed", "cold", "hugepage"]
 
-environment.apply()
-
 
 @dataclass(frozen=True)
 class FileSystem:
@@ -44,7 +42,7 @@ class FileSystem:
         is_network: Whether reads are known to leave this machine.
         read_ahead_bytes: The kernel's read-ahead window there; None if it does not tell.
 
-    Example:
+    Examples:
         >>> from pagestream import MappedFile
         >>> MappedFile("tokens.bin").file_system.mount_point.startswith("/")
         True
@@ -71,7 +69,7 @@ class Residency:
             truth to the file's owner and to users that may write to it; for others `method` is
             ``"preadv2"``.
 
-    Example:
+    Examples:
         >>> from pagestream import MappedFile
         >>> MappedFile("tokens.bin").residency().exact
         True
@@ -116,7 +114,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     (``np.frombuffer``, ``np.ndarray(buffer=...)``, ``torch.frombuffer``) stay valid until they die, also
     after `close`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pagestream import MappedFile
         >>> f = MappedFile("tokens.bin")
@@ -157,7 +155,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             FileChangedError: The file was written to since it was opened. If it was appended to, `refresh`
                 makes it readable again.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").read(2, 4).hex(" ")
             '01 00 02 00'
@@ -182,7 +180,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             FileChangedError: The file was written to since it was opened. If it was appended to, `refresh`
                 makes it readable again.
 
-        Example:
+        Examples:
             >>> import numpy as np
             >>> from pagestream import MappedFile
             >>> row = np.empty(3, "u2")
@@ -203,7 +201,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         Raises:
             ValueError: The range does not lie inside the file, or the file is closed.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").view(0, 6).cast("H").tolist()
             [0, 1, 2]
@@ -228,7 +226,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         Raises:
             ValueError: Unknown advice, or a range outside the file.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").advise("random")
             True
@@ -245,7 +243,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         Raises:
             ValueError: A range outside the file.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").residency().method
             'mincore'
@@ -269,7 +267,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             ValueError: A range outside the file.
             MappedReadError: The file was cut or its storage failed.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").warm(progress=lambda done, total: print(done == total))
             True
@@ -286,7 +284,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         Raises:
             OSError: The system refused.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").evict()
         """
@@ -299,7 +297,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             OSError: It is not permitted, or beyond RLIMIT_MEMLOCK; the message names the limit.
             ValueError: In ``"read"`` mode there is nothing to lock.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").lock()
         """
@@ -311,7 +309,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         Raises:
             ValueError: In ``"read"`` mode there is nothing to unlock.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").unlock()
         """
@@ -327,7 +325,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             FileChangedError: It was cut, grew, was rewritten, deleted or replaced.
             ValueError: The file is closed.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").check()
         """
@@ -346,7 +344,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             FileChangedError: The file did not grow but was cut or rewritten.
             ValueError: The file is closed.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> MappedFile("tokens.bin").refresh()
             8192
@@ -356,7 +354,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def close(self) -> None:
         r"""Closes the file. Views that are out stay valid until they die. Closing twice is fine.
 
-        Example:
+        Examples:
             >>> from pagestream import MappedFile
             >>> with MappedFile("tokens.bin") as f:
             ...     view = f.view(0, 2)

@@ -40,7 +40,7 @@ class StagingBuffer(_native.StagingBuffer):
     `protect` and `seal` refuse. Make arrays by ``np.frombuffer``. An array by ``np.ndarray(buffer=...)``
     does not say when it dies; after one was made they refuse for good.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pagestream import StagingBuffer
         >>> b = StagingBuffer(4096)
@@ -74,7 +74,7 @@ class StagingBuffer(_native.StagingBuffer):
             BufferError: Views of the buffer are alive.
             OSError: There is no memory; or the buffer is sealed, or shared and would shrink.
 
-        Example:
+        Examples:
             >>> from pagestream import StagingBuffer
             >>> b = StagingBuffer(4096)
             >>> b.resize(1 << 20)
@@ -96,7 +96,7 @@ class StagingBuffer(_native.StagingBuffer):
             BufferError: ``"read"`` while views of the buffer, which may be writable, are alive.
             OSError: The buffer is sealed.
 
-        Example:
+        Examples:
             >>> from pagestream import StagingBuffer
             >>> b = StagingBuffer(4096)
             >>> b.protect("read")
@@ -112,7 +112,7 @@ class StagingBuffer(_native.StagingBuffer):
             BufferError: Views of the buffer are alive.
             OSError: The buffer is not shared, or another process has it mapped writable.
 
-        Example:
+        Examples:
             >>> from pagestream import StagingBuffer
             >>> b = StagingBuffer(4096, shared=True)
             >>> b.seal()
@@ -127,7 +127,7 @@ class StagingBuffer(_native.StagingBuffer):
         Raises:
             ValueError: The buffer is private.
 
-        Example:
+        Examples:
             >>> from pagestream import StagingBuffer
             >>> StagingBuffer(4096, shared=True).fileno() > 2
             True

@@ -21,7 +21,7 @@ class Batch(NamedTuple, Generic[Array]):
         x: Tokens, ``[batch_size, sequence_length]``.
         y: For each token of x the one that follows it; the same shape.
 
-    Example:
+    Examples:
         >>> from pagestream import TokenLoader
         >>> with TokenLoader("tokens.bin", sequence_length=4, batch_size=2, order="sequential") as loader:
         ...     x, y = next(loader)
@@ -47,7 +47,7 @@ class PackedBatch(NamedTuple, Generic[Array]):
         position_ids: Position of each token in its document, ``[batch_size, sequence_length]``, of x's
             type, or int32 where x is raw.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pagestream import TokenLoader, write_tokens
         >>> documents = [np.arange(3), np.arange(5), np.arange(4)]
@@ -79,7 +79,7 @@ def document_bounds(
     Raises:
         ValueError: There are more, or more tokens than int32 can count.
 
-    Example:
+    Examples:
         >>> from pagestream.loading.batches import document_bounds
         >>> document_bounds([0, 5], 8, 3)
         (array([0, 5, 8, 8], dtype=int32), 5)

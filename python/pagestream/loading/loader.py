@@ -109,7 +109,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         ValueError: An argument is out of range, or the corpus is shorter than one window.
         OSError: A file cannot be opened.
 
-    Example:
+    Examples:
         >>> from pagestream import TokenLoader
         >>> loader = TokenLoader("tokens.bin", sequence_length=32, batch_size=4, seed=1)
         >>> len(loader)
@@ -301,7 +301,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         Returns:
             A small dict of str, int and None, fit for JSON.
 
-        Example:
+        Examples:
             >>> from pagestream import TokenLoader
             >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
             ...     batch = next(loader)
@@ -341,7 +341,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             StateMismatchError: The state is of another version, or is not of this data and order; the
                 message names what was found and what was expected.
 
-        Example:
+        Examples:
             >>> from pagestream import TokenLoader
             >>> loader = TokenLoader("tokens.bin", sequence_length=32, batch_size=4)
             >>> loader.load_state_dict(loader.state_dict() | {"samples_consumed": 40})
@@ -361,7 +361,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
 
         In a fork of the process the counters stand as at the fork, until the fork takes a batch.
 
-        Example:
+        Examples:
             >>> from pagestream import TokenLoader
             >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
             ...     batch = next(loader)
@@ -381,7 +381,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         It may be called from a signal handler, also one that interrupts `next`, which raises ValueError then
         unless it has its batch already.
 
-        Example:
+        Examples:
             >>> from pagestream import TokenLoader
             >>> TokenLoader("tokens.bin", sequence_length=32, batch_size=4).close()
         """

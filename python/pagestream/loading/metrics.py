@@ -26,7 +26,7 @@ class LoaderMetrics:
         threads: Threads that run at present.
         buffers_allocated: Buffers of batches that the present threads have allocated.
 
-    Example:
+    Examples:
         >>> from pagestream import TokenLoader
         >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
         ...     batch = next(loader)
@@ -52,7 +52,7 @@ class LoaderMetrics:
     def as_dict(self) -> dict[str, int | float]:
         """Returns the names and the values, as what logs metrics takes them.
 
-        Example:
+        Examples:
             >>> from pagestream import TokenLoader
             >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
             ...     loader.metrics().as_dict()["stall_seconds"]

@@ -56,7 +56,7 @@ class Mixture(ClosedByWith):
             unknown word.
         TypeError: A source is not a pair of a corpus (not a mixture) and a number.
 
-    Example:
+    Examples:
         >>> from pagestream import Mixture, open_tokens
         >>> tokens = open_tokens("tokens.bin")
         >>> mixture = Mixture([(tokens, 0.7), (tokens, 0.3)], exhausted="stop")
@@ -119,7 +119,7 @@ class Mixture(ClosedByWith):
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
 
-        Example:
+        Examples:
             >>> from pagestream import Mixture, open_tokens
             >>> Mixture([(open_tokens("tokens.bin"), 1)]).check()
         """
@@ -129,7 +129,7 @@ class Mixture(ClosedByWith):
     def close(self) -> None:
         """Closes the corpora. Arrays that are out stay valid.
 
-        Example:
+        Examples:
             >>> from pagestream import Mixture, open_tokens
             >>> Mixture([(open_tokens("tokens.bin"), 1)]).close()
         """

@@ -34,7 +34,7 @@ def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) 
     Raises:
         StateMismatchError: It is of another version, not of this stream, or no state at all.
 
-    Example:
+    Examples:
         >>> from pagestream.loading.state import saved_position
         >>> saved_position({"version": 1, "seed": 0, "samples_consumed": 40}, {"seed": 0}, strict=True)
         40

@@ -26,7 +26,7 @@ def register() -> None:
 
     Which files it takes, and which part of a tensor a rank copies, stays as it is.
 
-    Example:
+    Examples:
         >>> register()
         >>> from sglang.srt.plugins.hook_registry import HookRegistry
         >>> HookRegistry.apply_hooks()  # as SGLang does at its start

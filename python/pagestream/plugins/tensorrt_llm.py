@@ -23,7 +23,7 @@ class PagestreamWeightLoader(BaseWeightLoader):
 
     ``HfCheckpointLoader(weight_loader=PagestreamWeightLoader())`` uses it.
 
-    Example:
+    Examples:
         >>> PagestreamWeightLoader().__class__.__base__.__name__
         'BaseWeightLoader'
     """
@@ -48,7 +48,7 @@ class PagestreamWeightLoader(BaseWeightLoader):
             FileNotFoundError: The folder has no safetensors files.
             SafetensorError: Not a valid safetensors file.
 
-        Example:
+        Examples:
             >>> from tensorrt_llm.mapping import Mapping
             >>> weights = PagestreamWeightLoader().load_weights(".", mapping=Mapping())
             >>> sorted(name for name, _ in weights.items())

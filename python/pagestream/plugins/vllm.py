@@ -18,7 +18,7 @@ def register() -> None:
     ``vllm serve MODEL --load-format pagestream`` loads by it. ``--model-loader-extra-config '{"ahead": …}'``
     takes what `pagestream.safetensors.install` takes, beside vLLM's own keys.
 
-    Example:
+    Examples:
         >>> from vllm.config.load import LoadConfig
         >>> from vllm.model_executor.model_loader import get_model_loader
         >>> register()

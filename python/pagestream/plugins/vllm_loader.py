@@ -33,7 +33,7 @@ class PagestreamModelLoader(DefaultModelLoader):
         ValueError: ``ahead`` is below 1; there is a key that vLLM does not know; or vLLM is asked to read
             files ahead by itself (``safetensors_load_strategy``).
 
-    Example:
+    Examples:
         >>> from vllm.config.load import LoadConfig
         >>> options = {"ahead": 256 << 20, "enable_multithread_load": True}
         >>> loader = PagestreamModelLoader(LoadConfig(model_loader_extra_config=options))

@@ -50,7 +50,7 @@ class TensorSpec:
     Raises:
         SafetensorError: An unknown element type.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pagestream.safetensors import TensorSpec, deserialize, serialize
         >>> array = np.arange(3, dtype="u1")
@@ -108,7 +108,7 @@ def serialize(tensor_dict: Mapping[str, Any], metadata: dict[str, str] | None = 
     Raises:
         SafetensorError: What upstream refuses to write, and a tensor called ``__metadata__``.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors import serialize
         >>> serialize({})
         b'\x08\x00\x00\x00\x00\x00\x00\x00{}      '
@@ -133,7 +133,7 @@ def serialize_file(
     Raises:
         SafetensorError: As `serialize`; or the file cannot be written.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors import safe_open, serialize_file
         >>> serialize_file({}, "empty.safetensors")
         >>> safe_open("empty.safetensors", "np").keys()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ForeignModule:
     """What upstream's module of one framework has. The modules here bind these methods under its names.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.flax import load_file
         >>> tuple(load_file("model.safetensors")["bias"].shape)
         (3,)
@@ -34,7 +34,7 @@ class ForeignModule:
     def load(self, data: Any, *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
         """Loads all tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …).
 
-        Example:
+        Examples:
             >>> from pathlib import Path
             >>> from pagestream.safetensors.flax import load
             >>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
@@ -53,7 +53,7 @@ class ForeignModule:
     ) -> dict[str, Any]:
         """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors.flax import load_file
             >>> tuple(load_file("model.safetensors")["bias"].shape)
             (3,)
@@ -64,7 +64,7 @@ class ForeignModule:
     def save(self, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
         """Makes a safetensors file of these tensors, as bytes; see `numpy.save`.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors.flax import load, load_file, save
             >>> sorted(load(save(load_file("model.safetensors"))))
             ['bias', 'weight']
@@ -76,7 +76,7 @@ class ForeignModule:
     ) -> None:
         """Saves these tensors to a file; see `numpy.save_file`.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors.flax import load_file, save_file
             >>> save_file(load_file("model.safetensors"), "again.safetensors")
             >>> sorted(load_file("again.safetensors"))

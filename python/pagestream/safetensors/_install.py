@@ -42,7 +42,7 @@ class Installed:
         strict: The argument of `install`.
         ahead: The argument of `install`.
 
-    Example:
+    Examples:
         >>> import pagestream.safetensors
         >>> with pagestream.safetensors.install():
         ...     import safetensors
@@ -85,7 +85,7 @@ def install(*, strict: bool = True, ahead: int | None = None) -> Installed:
         TypeError: `strict` is neither True nor False, or `ahead` neither False nor a number.
         ValueError: `ahead` is a number below 1.
 
-    Example:
+    Examples:
         >>> import pagestream.safetensors
         >>> installed = pagestream.safetensors.install()
         >>> from safetensors.numpy import load_file
@@ -110,7 +110,7 @@ def uninstall() -> None:
     Raises:
         RuntimeError: Nothing is installed.
 
-    Example:
+    Examples:
         >>> import pagestream.safetensors
         >>> _ = pagestream.safetensors.install()
         >>> pagestream.safetensors.uninstall()

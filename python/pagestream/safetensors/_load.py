@@ -72,7 +72,7 @@ def deserialize(
         SafetensorError: Not a valid safetensors file.
         TypeError: `bytes` has no buffer, or not a contiguous one.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from pagestream.safetensors import deserialize
         >>> deserialize(Path("model.safetensors").read_bytes())[1][0]

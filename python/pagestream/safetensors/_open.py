@@ -62,7 +62,7 @@ class TensorMeta:
         shape: Its dimensions, in elements.
         data_offsets: Where its bytes begin and end, counted from the end of the header.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors import safe_open
         >>> safe_open("model.safetensors", "np").get_tensor_meta("weight").data_offsets
         (0, 48)
@@ -128,7 +128,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         ValueError: `backend` and `mmap_mode` are at odds (a `SafetensorError` too), or an unknown word.
         TypeError: An argument of another type.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors import safe_open
         >>> with safe_open("model.safetensors", framework="np") as f:
         ...     f.keys(), f.get_tensor("bias")
@@ -219,7 +219,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     def keys(self) -> list[str]:
         """Returns the names of the tensors, sorted.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").keys()
             ['bias', 'weight']
@@ -229,7 +229,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     def offset_keys(self) -> list[str]:
         """Returns the names in the order of the data; empty tensors at the same place in the order of names.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").offset_keys()
             ['weight', 'bias']
@@ -239,7 +239,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     def metadata(self) -> dict[str, str] | None:
         """Returns the header's ``__metadata__``; None if it has none.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").metadata()
             {'format': 'np'}
@@ -256,7 +256,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
                 failed.
             FileChangedError: The file was rewritten while it was read ahead, or copied.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").get_tensor("weight").shape
             (2, 3)
@@ -281,7 +281,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             SafetensorError: As `get_tensor`.
             MappedReadError: As `get_tensor`.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> list(safe_open("model.safetensors", "np").get_tensors())
             ['weight', 'bias']
@@ -296,7 +296,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         Raises:
             SafetensorError: No tensor of that name, or the file is closed.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").get_slice("weight")[0, ::-2]
             array([1., 1.])
@@ -309,7 +309,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         Raises:
             SafetensorError: No tensor of that name, or the file is closed.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").get_tensor_meta("bias").shape
             [3]
@@ -325,7 +325,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").check()
         """
@@ -355,7 +355,7 @@ class _safe_open_handle(safe_open):  # noqa: N801 - upstream's name
         OSError: As `safe_open`; or `f` has no descriptor.
         SafetensorError: As `safe_open`.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors import _safe_open_handle
         >>> with open("model.safetensors", "rb") as f:
         ...     _safe_open_handle(f, "np").keys()

@@ -23,7 +23,7 @@ class PySafeSlice:
     the file is mapped, as with ``get_tensor``; any other part gets memory of its own, which can be written.
     A slice keeps the file open, also when the `safe_open` is closed.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors import safe_open
         >>> with safe_open("model.safetensors", "np") as f:
         ...     weight = f.get_slice("weight")
@@ -43,7 +43,7 @@ class PySafeSlice:
     def get_shape(self) -> list[int]:
         """Returns the whole tensor's dimensions, in elements; with ``raw=True`` in bytes.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").get_slice("weight").get_shape()
             [2, 3]
@@ -53,7 +53,7 @@ class PySafeSlice:
     def get_dtype(self) -> str:
         """Returns the element type by its safetensors name.
 
-        Example:
+        Examples:
             >>> from pagestream.safetensors import safe_open
             >>> safe_open("model.safetensors", "np").get_slice("bias").get_dtype()
             'F32'

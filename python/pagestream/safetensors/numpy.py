@@ -51,7 +51,7 @@ def load_file(
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.numpy import load_file
         >>> load_file("model.safetensors")["bias"]
         array([0., 0., 0.], dtype=float32)
@@ -70,7 +70,7 @@ def load(data: Any, *, strict: bool | None = None) -> dict[str, npt.NDArray[Any]
     Raises:
         SafetensorError: Not a valid safetensors file.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.numpy import load, save
         >>> load(save({"a": np.arange(3)}))["a"]
         array([0, 1, 2])
@@ -88,7 +88,7 @@ def save(tensor_dict: Mapping[str, npt.NDArray[Any]], metadata: dict[str, str] |
     Raises:
         SafetensorError: A type that the format does not have, or a name that it keeps for itself.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.numpy import load, save
         >>> load(save({"a": np.arange(4).reshape(2, 2).T}))["a"]
         array([[0, 2],
@@ -112,7 +112,7 @@ def save_file(
     Raises:
         SafetensorError: As `save`; or the file cannot be written.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.numpy import load_file, save_file
         >>> save_file({"a": np.arange(3)}, "a.safetensors")
         >>> load_file("a.safetensors")["a"]

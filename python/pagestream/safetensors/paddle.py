@@ -18,7 +18,7 @@ __all__ = ["load", "load_file", "save", "save_file"]
 def load(data: Any, device: Any = "cpu", *, strict: bool | None = None) -> dict[str, Any]:  # noqa: ANN401
     """Loads all tensors of a safetensors file that is in memory (bytes, bytearray, memoryview, …).
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from pagestream.safetensors.paddle import load
         >>> tuple(load(Path("model.safetensors").read_bytes())["bias"].shape)
@@ -38,7 +38,7 @@ def load_file(
 ) -> dict[str, Any]:
     """Loads all tensors of a file, in its order. The arguments are those of `safe_open`.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.paddle import load_file
         >>> tuple(load_file("model.safetensors")["bias"].shape)
         (3,)
@@ -50,7 +50,7 @@ def load_file(
 def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> bytes:
     """Makes a safetensors file of these tensors, as bytes; see `numpy.save`.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.paddle import load, load_file, save
         >>> sorted(load(save(load_file("model.safetensors"))))
         ['bias', 'weight']
@@ -61,7 +61,7 @@ def save(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> 
 def save_file(tensors: Mapping[str, Any], filename: StrPath, metadata: dict[str, str] | None = None) -> None:
     """Saves these tensors to a file; see `numpy.save_file`.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.paddle import load_file, save_file
         >>> save_file(load_file("model.safetensors"), "again.safetensors")
         >>> sorted(load_file("again.safetensors"))

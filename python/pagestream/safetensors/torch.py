@@ -52,7 +52,7 @@ def load_file(
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.torch import load_file
         >>> load_file("model.safetensors")["bias"]
         tensor([0., 0., 0.])
@@ -71,7 +71,7 @@ def load(data: Any, *, strict: bool | None = None) -> dict[str, torch.Tensor]:  
     Raises:
         SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.torch import load, save
         >>> load(save({"a": torch.arange(3)}))["a"]
         tensor([0, 1, 2])
@@ -106,7 +106,7 @@ def load_model(
         SafetensorError: Not a valid safetensors file.
         RuntimeError: With `strict`: names are missing or unexpected; or shapes differ.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.torch import load_model, save_model
         >>> layer = torch.nn.Linear(2, 1)
         >>> save_model(layer, "layer.safetensors")
@@ -146,7 +146,7 @@ def save(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = 
         ValueError: A tensor is sparse or not contiguous.
         RuntimeError: Tensors share memory.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.torch import load, save
         >>> sorted(load(save({"a": torch.zeros(1), "b": torch.ones(1)})))
         ['a', 'b']
@@ -171,7 +171,7 @@ def save_file(
         ValueError: As `save`.
         RuntimeError: As `save`.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.torch import load_file, save_file
         >>> save_file({"a": torch.arange(3)}, "a.safetensors")
         >>> load_file("a.safetensors")["a"]
@@ -199,7 +199,7 @@ def save_model(
         ValueError: A tensor is not contiguous, and `force_contiguous` is False.
         RuntimeError: Tensors share memory, and none of them is all of it.
 
-    Example:
+    Examples:
         >>> from pagestream.safetensors.torch import load_file, save_model
         >>> save_model(torch.nn.Linear(2, 1), "layer.safetensors")
         >>> sorted(load_file("layer.safetensors"))

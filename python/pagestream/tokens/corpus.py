@@ -51,7 +51,7 @@ class TokenShard:
             ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
         reason: Why not in a better mode; None if in the first choice.
 
-    Example:
+    Examples:
         >>> from pagestream import open_tokens
         >>> open_tokens("tokens.bin").shards[0].tokens
         4096
@@ -80,7 +80,7 @@ class TokenCorpus(HoldsFiles):
 
     Pickling ships paths and opens the files again, which must still have as many tokens.
 
-    Example:
+    Examples:
         >>> from pagestream import open_tokens
         >>> tokens = open_tokens("tokens.bin")
         >>> len(tokens), tokens[7], tokens[10:14]
@@ -177,7 +177,7 @@ class TokenCorpus(HoldsFiles):
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten since it was opened.
 
-        Example:
+        Examples:
             >>> from pagestream import open_tokens
             >>> open_tokens("tokens.bin").read(10, 14)
             array([10, 11, 12, 13], dtype=uint16)
@@ -201,7 +201,7 @@ class TokenCorpus(HoldsFiles):
             ValueError: ``copy=False``, and a copy is needed.
             MappedReadError: A file was cut or its storage failed.
 
-        Example:
+        Examples:
             >>> import numpy as np
             >>> from pagestream import open_tokens
             >>> np.asarray(open_tokens("tokens.bin"))[-2:]
@@ -319,7 +319,7 @@ def open_tokens(
         FormatError: A file is not of its format; the message says what was found.
         ValueError: An empty list, or an unknown word.
 
-    Example:
+    Examples:
         >>> from pagestream import open_tokens
         >>> open_tokens(["tokens.bin", "tokens.bin"])[4094:4098]
         array([4094, 4095,    0,    1], dtype=uint16)

@@ -39,7 +39,7 @@ class Documents(Sequence["npt.NDArray[Any]"]):
     In Megatron's format a document is a run of sequences. What datatrove records are the ends of
     documents, and of chunks too if the file was shuffled in chunks.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pagestream import open_tokens, write_tokens
         >>> write_tokens("two", [np.arange(3), np.arange(2)], dtype="u2", format="megatron")

@@ -68,7 +68,7 @@ def write_tokens(
         TypeError: Not 1-d arrays of integers.
         OSError: The file cannot be written; with ``errno`` and ``filename``.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pagestream import open_tokens, write_tokens
         >>> write_tokens("shard.bin", [np.arange(5), np.arange(3)], dtype="uint16", format="llmc")

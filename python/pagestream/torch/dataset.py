@@ -44,7 +44,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
     Raises:
         ValueError: The corpus is shorter than one window, or an argument is out of range.
 
-    Example:
+    Examples:
         >>> from pagestream.torch import TokenDataset
         >>> dataset = TokenDataset("tokens.bin", 4)
         >>> len(dataset), dataset[10]
@@ -110,7 +110,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten since it was opened.
 
-        Example:
+        Examples:
             >>> from pagestream.torch import TokenDataset
             >>> TokenDataset("tokens.bin", 2).__getitems__([0, -1])[1]
             (tensor([4093, 4094]), tensor([4094, 4095]))

@@ -40,7 +40,7 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
         ValueError: An argument is out of range, or the corpus is shorter than one window.
         OSError: A file cannot be opened.
 
-    Example:
+    Examples:
         >>> from pagestream.torch import TokenLoader
         >>> with TokenLoader("tokens.bin", sequence_length=8, batch_size=2, order="sequential") as loader:
         ...     x, y = next(loader)

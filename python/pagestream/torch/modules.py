@@ -47,7 +47,7 @@ class LoadReport:
         tied: Names of the module that share their tensor with another one, which was loaded, by name.
         nbytes: Bytes that were read.
 
-    Example:
+    Examples:
         >>> from pagestream.torch import LoadReport
         >>> LoadReport([], ["rope.inv_freq"], {}, 96).unexpected
         ['rope.inv_freq']
@@ -151,7 +151,7 @@ def load_into(
         FileChangedError: A file was rewritten meanwhile.
         RankError: Another rank of `process_group` has failed.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from pagestream.torch import load_into
         >>> with torch.device("meta"):

@@ -47,7 +47,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
     Raises:
         ValueError: The rank is out of range, or a variable is not a number.
 
-    Example:
+    Examples:
         >>> from pagestream.torch import DistributedTokenSampler
         >>> list(DistributedTokenSampler(range(5), num_replicas=2, rank=1, shuffle=False))
         [1, 3, 0]
@@ -124,7 +124,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         Args:
             epoch: The epoch's number, at least 0 and below 2**63.
 
-        Example:
+        Examples:
             >>> from pagestream.torch import DistributedTokenSampler
             >>> sampler = DistributedTokenSampler(range(1000), 1, 0)
             >>> first = list(sampler)
@@ -145,7 +145,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
             A dict for `load_state_dict`. ``samples_consumed`` counts the indices of all ranks, as in
             `TokenLoader.state_dict`.
 
-        Example:
+        Examples:
             >>> from pagestream.torch import DistributedTokenSampler
             >>> sampler = DistributedTokenSampler(range(10), 1, 0, shuffle=False)
             >>> indices = iter(sampler)
@@ -164,7 +164,7 @@ class DistributedTokenSampler(DistributedSampler[int]):
         Raises:
             StateMismatchError: The state has other settings, which the message names, or is no state.
 
-        Example:
+        Examples:
             >>> from pagestream.torch import DistributedTokenSampler
             >>> sampler = DistributedTokenSampler(range(5), 1, 0, shuffle=False)
             >>> sampler.load_state_dict({**sampler.state_dict(), "samples_consumed": 3})

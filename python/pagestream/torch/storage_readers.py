@@ -88,7 +88,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     Raises:
         ValueError: A number is out of range.
 
-    Example:
+    Examples:
         >>> import warnings
         >>> import torch
         >>> import torch.distributed.checkpoint as dcp
@@ -126,7 +126,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Forgets what was read; `checkpoint_id` is another folder to read from.
 
-        Example:
+        Examples:
             >>> from pagestream.torch import HuggingFaceStorageReader
             >>> HuggingFaceStorageReader("elsewhere").reset(".")
         """
@@ -140,7 +140,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             OSError: A file cannot be opened; with ``errno`` and ``filename``.
             SafetensorError: A file is not a valid safetensors file.
 
-        Example:
+        Examples:
             >>> from pagestream.torch import HuggingFaceStorageReader
             >>> sorted(HuggingFaceStorageReader(".").read_metadata().state_dict_metadata)
             ['bias', 'weight']
@@ -182,7 +182,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Has the ranks share their reads, unless each is to read for itself. For the coordinator.
 
-        Example:
+        Examples:
             >>> from torch.distributed.checkpoint.planner import LoadPlan
             >>> from pagestream.torch import HuggingFaceStorageReader
             >>> HuggingFaceStorageReader(".").prepare_global_plan([LoadPlan([])])
@@ -201,7 +201,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             RankError: Another rank has failed.
             ValueError: The ranks that load are not those of the reader's process group.
 
-        Example:
+        Examples:
             >>> from torch.distributed.checkpoint import DefaultLoadPlanner
             >>> from torch.distributed.checkpoint.planner import LoadPlan
             >>> from pagestream.torch import HuggingFaceStorageReader
@@ -303,7 +303,7 @@ class QuantizedHuggingFaceStorageReader(
     Raises:
         ValueError: A number is out of range.
 
-    Example:
+    Examples:
         >>> from pagestream.torch import QuantizedHuggingFaceStorageReader
         >>> QuantizedHuggingFaceStorageReader(".", block_size=64).block_size
         64
@@ -342,7 +342,7 @@ class QuantizedHuggingFaceStorageReader(
             OSError: A file or the index cannot be opened; with ``errno`` and ``filename``.
             SafetensorError: A file is not a valid safetensors file.
 
-        Example:
+        Examples:
             >>> from pagestream.torch import QuantizedHuggingFaceStorageReader
             >>> try:
             ...     QuantizedHuggingFaceStorageReader(".").read_metadata()

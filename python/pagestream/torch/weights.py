@@ -77,7 +77,7 @@ def load_state_dict(
         MappedReadError: A file was cut or its storage failed.
         FileChangedError: A file was rewritten meanwhile.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from pagestream.torch import load_state_dict
         >>> tensors = load_state_dict("model.safetensors", dtype=torch.bfloat16)
@@ -154,7 +154,7 @@ def stream_checkpoint(
         RankError: Another rank of `process_group` has failed.
         RuntimeError: Another load of this process uses `process_group`.
 
-    Example:
+    Examples:
         >>> from pagestream.torch import stream_checkpoint
         >>> for name, tensor in stream_checkpoint("model.safetensors", device="cpu"):
         ...     print(name, tensor.dtype, tuple(tensor.shape))

@@ -72,7 +72,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     A quarter of ``ulimit -n`` bounds the files that stay open, and so does 1024. Other files are opened again
     when one of their tensors is used, and must then still be the same files.
 
-    Example:
+    Examples:
         >>> from pagestream import open_checkpoint
         >>> weights = open_checkpoint("model.safetensors")
         >>> list(weights), weights["bias"]
@@ -185,7 +185,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
 
-        Example:
+        Examples:
             >>> import numpy as np
             >>> from pagestream import open_checkpoint
             >>> open_checkpoint("model.safetensors").read("bias")
@@ -287,7 +287,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 with one whose reads bypass the page cache; either with ``verify=True`` or
                 ``drop_behind=True``; or a part of a tensor with ``verify=True``.
 
-        Example:
+        Examples:
             >>> import numpy as np
             >>> from pagestream import open_checkpoint
             >>> weights = open_checkpoint("model.safetensors")
@@ -347,7 +347,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             TypeError: The plan is a single name.
             ValueError: The plan has a name twice; a number is out of range; or the checkpoint is closed.
 
-        Example:
+        Examples:
             >>> from pagestream import open_checkpoint
             >>> weights = open_checkpoint("model.safetensors")
             >>> lead = weights.warm()
@@ -375,7 +375,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             KeyError: The plan has a name that is not there.
             MappedReadError: A file was cut or its storage failed.
 
-        Example:
+        Examples:
             >>> from pagestream import open_checkpoint
             >>> print(open_checkpoint("model.safetensors").explain().splitlines()[0])
             2 tensors of 60 bytes in 1 file
@@ -409,7 +409,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             OSError: The checksums cannot be written there; with ``errno`` and ``filename``.
             ValueError: The checkpoint is closed.
 
-        Example:
+        Examples:
             >>> import os
             >>> from pagestream import open_checkpoint
             >>> weights = open_checkpoint("model.safetensors")
@@ -448,7 +448,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             OSError: A file cannot be opened.
             ValueError: The checkpoint is closed.
 
-        Example:
+        Examples:
             >>> import os
             >>> from pagestream import open_checkpoint
             >>> (path,) = open_checkpoint("model.safetensors").write_checksums()
@@ -469,7 +469,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         Raises:
             KeyError: There is no such tensor.
 
-        Example:
+        Examples:
             >>> from pagestream import open_checkpoint
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
@@ -565,7 +565,7 @@ def open_checkpoint(
             in one error. The message says what was found, what was expected and where.
         FileChangedError: The index was replaced while the files were opened.
 
-    Example:
+    Examples:
         >>> from pagestream import open_checkpoint
         >>> open_checkpoint("model.safetensors")["weight"].shape
         (2, 3)

@@ -30,7 +30,7 @@ class VerifyReport:
             header and file that does not have its checksum, each tensor without one in a file that has
             checksums, and each file of checksums that cannot be understood.
 
-    Example:
+    Examples:
         >>> import pagestream
         >>> weights = pagestream.open_checkpoint("model.safetensors")
         >>> weights.verify()

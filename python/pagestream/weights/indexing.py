@@ -86,7 +86,7 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
         SliceError: An int is out of range, there are too many parts, or one of a kind that is not basic
             indexing.
 
-    Example:
+    Examples:
         >>> from pagestream.weights.indexing import select
         >>> select((4, 6), (slice(None), slice(None, None, -2)))
         Selection(first=5, shape=(4, 3), strides=(6, -2))
@@ -215,7 +215,7 @@ def _text(part: Any) -> str:  # noqa: ANN401
 def array_part(array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
     """Returns a part of an array as an array, also where it is a single element.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pagestream.weights.indexing import array_part
         >>> array_part(np.arange(6).reshape(2, 3), (-1, 0))

@@ -17,7 +17,7 @@ class TensorInfo:
         path: The file that holds the tensor.
         offset: Where the tensor's bytes begin in that file.
 
-    Example:
+    Examples:
         >>> from pagestream import open_checkpoint
         >>> open_checkpoint("model.safetensors").info("bias").nbytes
         12

@@ -23,7 +23,7 @@ class Lead:
     A context manager: the end of a ``with`` block cancels what is not read. A child after a fork has no lead:
     it reads by itself.
 
-    Example:
+    Examples:
         >>> from pagestream import open_checkpoint
         >>> weights = open_checkpoint("model.safetensors")
         >>> with weights.warm() as lead:
@@ -75,7 +75,7 @@ class Lead:
             ValueError: `timeout` is negative, infinite or not a number; or this is a child of the process
                 that started the lead.
 
-        Example:
+        Examples:
             >>> from pagestream import open_checkpoint
             >>> open_checkpoint("model.safetensors").warm().wait()
             True
@@ -85,7 +85,7 @@ class Lead:
     def cancel(self) -> None:
         """Stops reading. What was read stays, and can be used.
 
-        Example:
+        Examples:
             >>> from pagestream import open_checkpoint
             >>> lead = open_checkpoint("model.safetensors").warm()
             >>> lead.cancel()
