@@ -48,6 +48,14 @@ pub enum WarmTensor {
     Landed(Landed),
 }
 
+/// Its next file is kept for as long as this one is open. Another thread may hold this one while its consumer lets go of it,
+/// which then closes nothing.
+impl Drop for FileLead {
+    fn drop(&mut self) {
+        self.set_used(false);
+    }
+}
+
 impl std::fmt::Debug for FileLead {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("FileLead").field("lead", &self.lead).finish_non_exhaustive()
@@ -78,7 +86,9 @@ impl FileLead {
         warm: Arc<WarmSlot>,
         number: usize,
     ) -> Self {
-        Self { warm: Some((warm, number)), ..Self::new(limit_bytes, next) }
+        let mut lead = Self::new(limit_bytes, next);
+        lead.warm = Some((warm, number));
+        lead
     }
 
     /// Notes whether the file is open for a consumer.

@@ -45,6 +45,7 @@ class LoadReport:
         missing: Names that only the module has.
         unexpected: Names that only the checkpoint has, as they are in the module where they were renamed.
         tied: Names of the module that share their tensor with another one, which was loaded, by name.
+            What the checkpoint has under these names was neither read nor compared.
         nbytes: Bytes that were read.
 
     Examples:
