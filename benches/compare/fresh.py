@@ -65,12 +65,13 @@ def load_slow(
     direct_io: bool,
     background: int | None = None,
     request_bytes: int = USUAL_REQUEST_BYTES,
+    bandwidth_bytes: int | None = None,
 ) -> Load:
     """Loads from a mount of `source` that is made for it, and so has nothing cached.
 
     `source` itself is read before: what a request takes is the delay, and not the disk of this machine.
-    `request_bytes` is the largest request, and the kernel's read-ahead. The mount must have delivered
-    `needed_bytes` at least.
+    `request_bytes` is the largest request, and the kernel's read-ahead; `bandwidth_bytes` is what all of
+    them get in a second. The mount must have delivered `needed_bytes` at least.
     """
     read_all(source)
     point = source.with_name(f"{source.name}-slow")
@@ -82,6 +83,7 @@ def load_slow(
         read_ahead_bytes=request_bytes,
         direct_io=direct_io,
         background=background,
+        bandwidth_bytes=bandwidth_bytes,
         program=example("slow_fuse"),
     ) as slow:
         # The page cache has the bytes once, and programs have them up to twice.

@@ -7,14 +7,13 @@ from harness import Row
 
 TITLE = "imports, page cache warm"
 ROUNDS = 15
-MOST_OF_NUMPY = 1.3
+# `import pagestream` may take 1.3 times as long as NumPy's own.
+LEAST_RATIO = 0.77
 
 
 def measure(_folder: object) -> list[Row]:
     return [
-        row(
-            "import pagestream", "import pagestream", {"numpy": "import numpy"}, {"numpy": 1 / MOST_OF_NUMPY}
-        ),
+        row("import pagestream", "import pagestream", {"numpy": "import numpy"}, {"numpy": LEAST_RATIO}),
         row("every name of it", "from pagestream import *", {"numpy": "import numpy"}, {}),
         row(
             "the names of safetensors, for NumPy",

@@ -17,6 +17,7 @@ import batches
 import checkpoints
 import criterion
 import experts
+import few
 import imports
 import latency
 import loads
@@ -53,6 +54,7 @@ MODULES = {
     "models": models,
     "parallel_slices": parallel_slices,
     "experts": experts,
+    "few": few,
     "processes": processes,
     "ranks": ranks,
     "rank_plans": rank_plans,

@@ -2,7 +2,7 @@
 
     python docs/figures/terminal.py
 
-The commands run on a pseudo-terminal of 90 columns; rich makes SVG of what came.
+The commands run on a pseudo-terminal; rich makes SVG of what came.
 """
 
 from __future__ import annotations

@@ -97,12 +97,14 @@ impl IdleKey {
 
     /// Returns the file and its lead if the program has it open.
     fn in_use(&self) -> Option<(WeightFile, Arc<FileLead>)> {
-        fork::with_lock(&OPENED, |opened| {
+        let (file, header, lead) = fork::with_lock(&OPENED, |opened| {
             let found = opened.iter().find(|other| other.path == self.absolute)?;
-            let weights = WeightFile { file: found.file.upgrade()?, header: found.header.upgrade()? };
-            Some((weights, found.lead.upgrade()?))
-        })
-        .filter(|(weights, _)| !weights.file.is_closed())
+            Some((found.file.upgrade(), found.header.upgrade(), found.lead.upgrade()))
+        })?;
+        // Not under the lock: where one of them is gone the others may be the last, which close the file.
+        let weights = WeightFile { file: file?, header: header? };
+        let lead = lead?;
+        (!weights.file.is_closed()).then_some((weights, lead))
     }
 
     /// Returns whether the program has opened the file since then, or at the same time.

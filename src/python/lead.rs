@@ -48,17 +48,16 @@ pub enum WarmTensor {
     Landed(Landed),
 }
 
-/// Its next file is kept for as long as this one is open. Another thread may hold this one while its consumer lets go of it,
-/// which then closes nothing.
-impl Drop for FileLead {
-    fn drop(&mut self) {
-        self.set_used(false);
-    }
-}
-
 impl std::fmt::Debug for FileLead {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("FileLead").field("lead", &self.lead).finish_non_exhaustive()
+    }
+}
+
+impl Drop for FileLead {
+    /// Lets go of the next file. Closing this one does not do it while another thread holds it.
+    fn drop(&mut self) {
+        self.set_used(false);
     }
 }
 

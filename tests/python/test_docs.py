@@ -196,6 +196,18 @@ def test_the_figures_show_what_the_records_have(tmp_path, monkeypatch):
         )
 
 
+def test_titles_of_figures_begin_at_their_left_edge():
+    """Beside the labels of the bars they would end outside."""
+    pictures = set((ROOT / "docs/figures").glob("*.svg")) - set(
+        (ROOT / "docs/figures").glob("terminal-*.svg")
+    )
+    assert len(pictures) == 6
+    for picture in pictures:
+        found = re.findall(r'<text style="font-weight: 700[^>]* x="([0-9.]+)"', picture.read_text())
+        assert found, picture.name
+        assert all(float(x) < 5 for x in found), picture.name
+
+
 def test_the_pictures_of_terminals_show_what_commands_print():
     pictures = sorted((ROOT / "docs/figures").glob("terminal-*.svg"))
     assert len(pictures) == 4

@@ -1,0 +1,81 @@
+"""Loads some of the tensors of the safetensors files of a folder, and prints what it took.
+
+    few_weights.py "PATTERN: WAY" FOLDER
+
+Prints JSON as `load_weights.py` does.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from load_weights import Loaded, by_load_file, installed, report, shards
+
+THREADS = 4
+KEPT_LAYERS = 3
+
+
+def is_norm(name: str) -> bool:
+    return name.endswith(".norm")
+
+
+def is_of_kept_layer(name: str) -> bool:
+    """Whether a layer is one that is used: every third."""
+    return int(name.split(".")[2]) % KEPT_LAYERS == 0
+
+
+def chosen(is_wanted: Callable[[str], bool], folder: Path) -> Loaded:
+    import safetensors
+
+    for path in shards(folder):
+        with safetensors.safe_open(path, "pt") as file:
+            for name in filter(is_wanted, file.keys()):
+                yield name, file.get_tensor(name)
+
+
+def by_threads(folder: Path) -> Loaded:
+    """All tensors, by threads that each open the file and take a block of it."""
+    import safetensors
+
+    (path,) = shards(folder)
+    with safetensors.safe_open(path, "pt") as file:
+        names = file.keys()
+
+    def block(number: int) -> list[tuple[str, object]]:
+        begin, end = (len(names) * each // THREADS for each in (number, number + 1))
+        with safetensors.safe_open(path, "pt") as file:
+            return [(name, file.get_tensor(name).clone()) for name in names[begin:end]]
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        yield from flat(threads.map(block, range(THREADS)))
+
+
+def by_numpy(folder: Path) -> Loaded:
+    import safetensors.numpy
+
+    for path in shards(folder):
+        yield from safetensors.numpy.load_file(path).items()
+
+
+def flat(lists: Iterator[list[tuple[str, object]]]) -> Loaded:
+    return (pair for each in lists for pair in each)
+
+
+PATTERNS: dict[str, Callable[[Path], Loaded]] = {
+    "norms": partial(chosen, is_norm),
+    "every third layer": partial(chosen, is_of_kept_layer),
+    "threads": by_threads,
+    "load_file of torch": by_load_file,
+    "load_file of NumPy": by_numpy,
+}
+WAYS = ("installed", "safetensors", "installed, ahead=False")
+
+
+if __name__ == "__main__":
+    pattern, way = sys.argv[1].split(": ")
+    load = PATTERNS[pattern]
+    if way != "safetensors":
+        load = installed(load, **({"ahead": False} if way == "installed, ahead=False" else {}))
+    report(load, Path(sys.argv[2]))
