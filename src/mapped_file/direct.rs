@@ -52,7 +52,7 @@ impl DirectFile {
         let Some(file) = self.file.as_ref().ok().filter(|_| is_possible) else { return 0 };
         let len = out.len();
         match pread::read_at(file.as_fd(), offset, out) {
-            Ok(()) => len,
+            Ok(_) => len,
             Err((good, short)) => {
                 // After some bytes the next read begins at another place, which may not be aligned.
                 if good == 0 && short == Short::Errno(Code::INVAL) {

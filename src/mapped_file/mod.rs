@@ -25,7 +25,7 @@
 //!
 //! | call | asks | notices |
 //! |---|---|---|
-//! | `Opened::verify` | the kernel; for a mapped file also the server, but not on mounts that keep no times of access | that the file was cut or written to, perhaps some seconds later |
+//! | `Opened::verify` | the kernel; for a mapped file also the server, but not on mounts that keep no times of access; after zeros at the end of a page the server | that the file was cut or written to, perhaps some seconds later |
 //! | `Opened::verify_with_server` | the server in any case, once | the same, at once |
 //! | `MappedFile::check` | the server about the descriptor, the kernel about the path | that it was cut, grew, was written to, deleted or replaced, and damage to its mappings |
 //!

@@ -126,7 +126,7 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
     let Some(last) = size.checked_sub(1) else { return Ok(()) };
     let mut byte = [0];
     match pread::read_at(file, last, Uninit::of(&mut byte)) {
-        Ok(()) => Ok(()),
+        Ok(_) => Ok(()),
         Err((_, Short::Errno(errno))) => Err(unreadable(path, errno)),
         Err((_, Short::EndOfFile)) => {
             let advice = format!(
@@ -161,7 +161,7 @@ pub(super) fn regular(file: OwnedFd, path: &Path) -> Result<(OwnedFd, Identity)>
         match pread::read_at(file.as_fd(), 0, Uninit::of(&mut byte)) {
             Err((_, Short::EndOfFile)) => {}
             Err((_, Short::Errno(errno))) => return Err(unreadable(path, errno)),
-            Ok(()) => {
+            Ok(_) => {
                 let advice = "the file reports size 0 and yet can be read, as those of /proc do; copy it to a regular file";
                 return Err(system("cannot open", path, Code::INVAL, advice));
             }

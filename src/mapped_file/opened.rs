@@ -70,6 +70,9 @@ pub struct Opened {
     pub(super) ahead_chunk_bytes: OnceLock<u64>,
     /// Whether the kernel tells this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
+    /// Copies of which a page ended in zeros, and for how many of them the server has told that the file has them.
+    zero_tails: AtomicU64,
+    known_zero_tails: AtomicU64,
     /// When the server was asked for attributes, in milliseconds since [`START`].
     asked_ms: AtomicU64,
 }
@@ -127,6 +130,8 @@ impl Opened {
             request_time: OnceLock::new(),
             ahead_chunk_bytes: OnceLock::new(),
             residency_is_told: OnceLock::new(),
+            zero_tails: AtomicU64::new(0),
+            known_zero_tails: AtomicU64::new(0),
             asked_ms: AtomicU64::new(ms_since_start()),
         })
     }
@@ -151,6 +156,8 @@ impl Opened {
             request_time: self.request_time.clone(),
             ahead_chunk_bytes: self.ahead_chunk_bytes.clone(),
             residency_is_told: self.residency_is_told.clone(),
+            zero_tails: AtomicU64::new(0),
+            known_zero_tails: AtomicU64::new(0),
             asked_ms: AtomicU64::new(ms_since_start()),
         }
     }
@@ -289,21 +296,24 @@ impl Opened {
     /// Refuses, after ranges were copied, a file that is not all there or was rewritten.
     ///
     /// A file that has been written to is not trusted, even if it is larger now: it may have been appended to, or
-    /// cut and written anew. Positioned reads tell by themselves where a file ends: for them the kernel's knowledge
-    /// is enough. A page of a mapping does not: what a server no longer has reads as zeros. There the server is asked where
-    /// [`open::identity`] does.
+    /// cut and written anew. A page of a mapping does not tell by itself where a file ends: the server is asked where
+    /// [`open::identity`] does. For positioned reads the kernel's knowledge is enough. What a server no longer has comes as
+    /// zeros to the end of a page, while the kernel believes in the old size: after those it is asked in any case.
     pub fn verify(&self) -> Result<()> {
         self.verify_range(0, self.size())
     }
 
     pub(super) fn verify_range(&self, offset: u64, length: u64) -> Result<()> {
         let known = &self.facts.identity;
-        if self.region.is_none()
+        let zero_tails = self.zero_tails.load(Ordering::Acquire);
+        let are_known = zero_tails <= self.known_zero_tails.load(Ordering::Acquire);
+        if are_known
+            && self.region.is_none()
             && open::known_size_and_change(self.file()) == Ok((known.size, known.modified))
         {
             return Ok(());
         }
-        let now = self.identity_now()?;
+        let now = if are_known { self.identity_now()? } else { self.identity_of_server()? };
         if now.size < offset + length {
             let cause = ReadCause::Truncated { size_at_open: known.size, size_now: now.size };
             // What is not there.
@@ -315,7 +325,19 @@ impl Opened {
                 cause,
             });
         }
-        if is_unchanged(known, &now) { Ok(()) } else { Err(self.change_or_rewrite(&now)) }
+        if is_unchanged(known, &now) {
+            self.known_zero_tails.fetch_max(zero_tails, Ordering::Release);
+            Ok(())
+        } else {
+            Err(self.change_or_rewrite(&now))
+        }
+    }
+
+    /// Notes that a page that was copied ends in zeros. Of a disk of this machine the kernel knows the size.
+    pub(super) fn note_zero_tail(&self) {
+        if !self.facts.identity.is_on_block_device() {
+            self.zero_tails.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// [`Self::verify`] by what the kernel knows, which on network mounts may be some seconds old: no request for each tensor.

@@ -290,12 +290,15 @@ fn warm_chunk(opened: &Opened, offset: u64, length: u64, scratch: &mut Vec<u8>) 
             // If a page fails, pread reads it after all or returns the reason.
             region
                 .touch(start, len)
-                .or_else(|failed| opened.pread_into(failed as u64, Uninit::of(&mut [0])))?;
+                .or_else(|failed| opened.pread_into(failed as u64, Uninit::of(&mut [0])).map(drop))?;
             // Removes the pages from the resident set; the cache keeps them.
             let _ = advise::advise_map(region, start, len, Advice::DontNeed);
             Ok(())
         }
-        _ => opened.pread_into(offset, Uninit::spare(&mut scratch.spare_capacity_mut()[..length as usize])),
+        _ => {
+            let scratch = Uninit::spare(&mut scratch.spare_capacity_mut()[..length as usize]);
+            opened.pread_into(offset, scratch).map(drop)
+        }
     }
 }
 

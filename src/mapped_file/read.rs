@@ -103,13 +103,17 @@ impl Opened {
     /// lies inside the file, and [`Self::verify`] comes after the last of many.
     pub fn copy_into(&self, offset: u64, mut out: Uninit<'_>, guarded: bool) -> Result<()> {
         let copied = match &self.region {
-            Some(region) if guarded => match region.copy_out(offset as usize, out.reborrow()) {
-                Ok(()) => return Ok(()),
-                Err(good) => good,
-            },
-            _ => 0,
+            Some(region) if guarded => region.copy_out(offset as usize, out.reborrow()),
+            _ => Err(0),
         };
-        self.pread_into(offset + copied as u64, out.split_at(copied).1)
+        let has_zero_tail = match copied {
+            Ok(has_zero_tail) => has_zero_tail,
+            Err(good) => self.pread_into(offset + good as u64, out.split_at(good).1)?,
+        };
+        if has_zero_tail {
+            self.note_zero_tail();
+        }
+        Ok(())
     }
 
     /// Tells the processor that mapped bytes are copied next.
@@ -151,16 +155,18 @@ impl Opened {
         self.reads_from_cache() || (self.facts.mode == Mode::Private && self.facts.reason.is_none())
     }
 
-    pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<()> {
+    /// Fills `out`. Returns whether a page of it ends in zeros.
+    pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<bool> {
         let len = out.len();
         let (mut good, mut short) = match pread::read_at(self.file(), offset, out.reborrow()) {
-            Ok(()) => return Ok(()),
+            Ok(has_zero_tail) => return Ok(has_zero_tail),
             Err(failure) => failure,
         };
         if matches!(short, Short::Errno(Code::IO | Code::TIMEDOUT)) {
             std::thread::sleep(IO_RETRY_PAUSE);
             match pread::read_at(self.file(), offset + good as u64, out.range(good..len)) {
-                Ok(()) => return Ok(()),
+                // What came the first time may end in zeros as well.
+                Ok(_) => return Ok(true),
                 Err((more, again)) => (good, short) = (good + more, again),
             }
         }

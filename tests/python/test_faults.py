@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pagestream import MappedFile
+from pagestream.errors import FileChangedError, MappedReadError
+
 from support import real
 from support.process import PROGRAMS, output_of, run_python
+
+PAGE_BYTES = 4096
 
 # Four threads read at random while the file is cut to a random size and grown back by its data, 250
 # times. Whatever is returned must be the file's bytes: each 8 bytes hold their own number.
@@ -43,6 +48,24 @@ def test_a_file_cut_under_four_reading_threads_raises_on_fuse(cached_mount, mode
 @pytest.mark.parametrize("mode", ["private", "read"])
 def test_a_file_cut_under_four_reading_threads_raises_on_direct_fuse(direct_mount, mode):
     assert output_of(TORTURE, direct_mount / "f", mode, 50) == "survived"
+
+
+@pytest.mark.parametrize("mode", ["shared", "private", "read"])
+def test_zeros_are_data_only_if_the_server_has_them(tmp_path, mode):
+    """A page that is cut while it is read comes with zeros at its end, before the kernel knows why."""
+    source = tmp_path / "source"
+    source.mkdir()
+    content = b"\1" * 3 * PAGE_BYTES + bytes(PAGE_BYTES)
+    (source / "f").write_bytes(content)
+    timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
+    # On a mount that is read-only the kernel keeps no time of access, for which it would ask the server.
+    with real.bindfs(source, tmp_path / "mount", "ro", *timeouts) as mount:
+        file = MappedFile(mount / "f", mode=mode)
+        assert file.read() == content
+        os.truncate(source / "f", 3 * PAGE_BYTES)
+        assert file.read(0, 2 * PAGE_BYTES) == content[: 2 * PAGE_BYTES], "no zeros: the server is not asked"
+        with pytest.raises((MappedReadError, FileChangedError), match=r"16384.*12288"):
+            file.read(2 * PAGE_BYTES, 2 * PAGE_BYTES)
 
 
 def test_the_disk_of_these_tests_is_a_disk(tmp_path):

@@ -131,7 +131,7 @@ fn the_copy_says_exactly_enough_about_what_it_copied() {
         for len in [1, 7, 8, 63, 64, 65, 127, 128, 129, 300, 4095, 4096, 5000, 20_000, 40_000] {
             let mut out = vec![0_u8; len];
             let copied = match region.copy_out(offset, Uninit::of(&mut out)) {
-                Ok(()) => len,
+                Ok(_) => len,
                 Err(good) => good,
             };
             let readable = len.min((16_usize << 10).saturating_sub(offset));

@@ -99,11 +99,11 @@ impl Region {
         (end <= self.len()).then(|| (self.raw.as_ptr().wrapping_add(offset), len))
     }
 
-    /// Copies `out.len()` bytes at `offset`. After a fault returns how many bytes are good; none of a damaged mapping
-    /// are.
+    /// Copies `out.len()` bytes at `offset`. Returns whether a page of them [ends in zeros](Uninit::has_zero_tail); after a
+    /// fault how many bytes are good. None of a damaged mapping are.
     ///
     /// [`fault::install_and_check`] must have returned `true` in this thread: without the handler a fault kills.
-    pub fn copy_out(&self, offset: usize, mut out: Uninit<'_>) -> Result<(), usize> {
+    pub fn copy_out(&self, offset: usize, mut out: Uninit<'_>) -> Result<bool, usize> {
         let Some((source, len)) = self.range(offset, out.len()) else { return Err(0) };
         // SAFETY: `range` checked that the source lies inside the mapping, which `self` keeps
         // mapped; `out` is exclusively borrowed and `len` long.
@@ -114,7 +114,8 @@ impl Region {
         match left {
             // What stands in the place of damaged pages is no data.
             _ if self.guard.is_damaged() => Err(0),
-            0 => Ok(()),
+            // SAFETY: nothing was left out by the copy.
+            0 => Ok(unsafe { out.has_zero_tail(offset as u64) }),
             _ => Err(len - left),
         }
     }

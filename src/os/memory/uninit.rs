@@ -4,6 +4,11 @@ use std::mem::{MaybeUninit, take};
 use std::ops::Range;
 use std::ptr;
 
+/// Pages of files, at least.
+const PAGE_BYTES: usize = 4096;
+/// So many zeros at the end of a page are seldom data.
+const TAIL_BYTES: usize = 8;
+
 /// Memory that may be written and not read.
 ///
 /// It may be uninitialised (the body of a new `bytes` object) or initialised (a caller's array). Code that gets it
@@ -114,6 +119,19 @@ impl<'a> Uninit<'a> {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_mut_ptr(), bytes.len()) };
     }
 
+    /// Returns whether a page, or the whole, ends in zeros; `offset` is where the first byte lies in its file.
+    ///
+    /// # Safety
+    /// All bytes were written.
+    pub unsafe fn has_zero_tail(&self, offset: u64) -> bool {
+        let len = self.len();
+        let first_end = PAGE_BYTES - offset as usize % PAGE_BYTES;
+        let ends = (first_end..len).step_by(PAGE_BYTES).chain((len > 0).then_some(len));
+        // SAFETY: the caller wrote them all, and `self` borrows them.
+        let bytes = unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<u8>(), len) };
+        ends.into_iter().any(|end| bytes[end.saturating_sub(TAIL_BYTES)..end].iter().all(|&byte| byte == 0))
+    }
+
     /// Writes `byte` everywhere.
     pub fn fill(&mut self, byte: u8) {
         self.0.fill(MaybeUninit::new(byte));
@@ -130,6 +148,27 @@ impl<const N: usize> UninitArray<'_, N> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zeros_at_the_end_of_a_page_are_seen() {
+        const PAGE: usize = PAGE_BYTES;
+        let has_zero_tail = |offset: u64, zeros: Range<usize>| {
+            let mut bytes = vec![1; 3 * PAGE_BYTES];
+            bytes[zeros].fill(0);
+            // SAFETY: they are initialised.
+            unsafe { Uninit::of(&mut bytes).has_zero_tail(offset) }
+        };
+        assert!(!has_zero_tail(0, 0..0));
+        assert!(has_zero_tail(0, PAGE - 8..PAGE));
+        assert!(!has_zero_tail(0, PAGE - 8..PAGE - 1));
+        assert!(has_zero_tail(100, PAGE - 108..PAGE - 100));
+        assert!(!has_zero_tail(100, PAGE - 8..PAGE));
+        assert!(has_zero_tail(100, 3 * PAGE - 8..3 * PAGE), "the range ends here, and the page does not");
+        // SAFETY: there are none.
+        assert!(!unsafe { Uninit::of(&mut []).has_zero_tail(0) });
+        // SAFETY: it is initialised.
+        assert!(unsafe { Uninit::of(&mut [0]).has_zero_tail(4095) });
+    }
 
     #[test]
     fn what_is_written_through_its_parts_stands_in_the_memory() {
