@@ -23,20 +23,31 @@ pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 
-/// Returns a number that names have in common if they differ in their numbers alone, as those of layers do.
-pub fn kind_of(name: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let mut rest = name;
+/// What a name has in common with those of other layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NameKinds {
+    /// The same for names that differ in their numbers alone.
+    pub kind: u64,
+    /// The same for names that differ in their first number alone: that of the layer, and not that of an expert.
+    pub series: u64,
+}
+
+/// Returns what a name has in common with others.
+pub fn kinds_of(name: &[u8]) -> NameKinds {
+    let (mut kind, mut series) = (DefaultHasher::new(), DefaultHasher::new());
+    let (mut rest, mut is_layer) = (name, true);
     while let Some((&first, after)) = rest.split_first() {
         if first.is_ascii_digit() {
-            digits(&mut rest);
-            hasher.write_u8(b'0');
+            let number = digits(&mut rest);
+            kind.write_u8(b'0');
+            series.write(if std::mem::take(&mut is_layer) { b"0" } else { number });
         } else {
             rest = after;
-            hasher.write_u8(first);
+            kind.write_u8(first);
+            series.write_u8(first);
         }
     }
-    hasher.finish()
+    NameKinds { kind: kind.finish(), series: series.finish() }
 }
 
 /// Splits the digits off the start, and returns them without leading zeros.

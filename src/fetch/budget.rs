@@ -59,7 +59,12 @@ impl Budget {
     }
 
     pub fn double(&mut self) {
-        self.limit = self.limit.saturating_mul(2).min(self.most);
+        self.double_up_to(self.most);
+    }
+
+    /// Doubles the limit, but not beyond `bound`.
+    pub fn double_up_to(&mut self, bound: u64) {
+        self.limit = self.limit.saturating_mul(2).min(self.most).min(bound.max(self.limit));
     }
 
     pub fn start_anew(&mut self) {

@@ -244,11 +244,11 @@ impl FileLead {
         let by_name = tensors.iter().map(number).collect();
         tensors.sort_by(|one, other| natural::compare(one.name.as_bytes(), other.name.as_bytes()));
         let by_layer = tensors.iter().map(number).collect();
-        let kinds = header
+        let names = header
             .tensors_by_offset()
             .filter(with_bytes)
-            .map(|entry| natural::kind_of(entry.name.as_bytes()));
-        let tensors = FileTensors::new(ranges.clone(), kinds.collect(), vec![by_name, by_layer]);
+            .map(|entry| natural::kinds_of(entry.name.as_bytes()));
+        let tensors = FileTensors::new(ranges.clone(), names.collect(), vec![by_name, by_layer]);
         let keeps_cache = self.warm.as_ref().is_some_and(|(slot, _)| slot.has_filled_cache());
         let kernel_keeps_up = sample::kernel_keeps_up(&opened, seed);
         Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up))

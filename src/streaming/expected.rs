@@ -5,10 +5,8 @@ use std::sync::Arc;
 use crate::slicing::Selection;
 
 use super::engine::Stream;
+use super::guess::NEAR_TENSORS;
 use super::plan::Want;
-
-/// Tensors of several threads come in nearly the right order. A request this near is no jump.
-pub const NEAR_TENSORS: usize = 32;
 
 /// A stream of tensors that are expected.
 #[derive(Debug)]
@@ -17,7 +15,8 @@ pub struct Expected {
     pub wants: Vec<Want>,
     /// The place of each want in the order that is followed; they ascend.
     pub places: Vec<usize>,
-    pub is_used: bool,
+    /// Bytes that were asked for.
+    pub used_bytes: u64,
 }
 
 impl Expected {

@@ -16,6 +16,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -30,10 +31,10 @@ use crate::os::process::{fork, limits};
 use crate::slicing::{PIECE_BYTES, Selection};
 
 use super::engine::Stream;
-use super::expected::{Expected, NEAR_TENSORS};
-use super::guess::{FileTensors, Guess, Request};
+use super::expected::Expected;
+use super::guess::{FileTensors, Guess, NEAR_TENSORS, Request};
 use super::lead_count::{count_leads, usual_lead_bytes};
-use super::lead_cursor::{LeadCursor, LeadStep};
+use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
 
@@ -243,8 +244,7 @@ impl Lead {
         if work.means != Means::Reads && !state.guess.has_parts {
             state.cursor.begin(work.budget(first_bytes));
         } else if let Some(opened) = state.opened.clone() {
-            let expected = work.start_stream(&opened, &state, 0, first_bytes)?;
-            state.stream = Some(expected);
+            state.stream = work.start_stream(&opened, &state, (0, false), first_bytes)?;
         }
         drop(state);
         self.start();
@@ -342,11 +342,12 @@ impl LeadWork {
         let mut state = self.lock();
         let last = state.guess.last;
         let had_parts = state.guess.has_parts;
-        let request = state.guess.note(&self.tensors, number, selection);
+        let request = state.guess.note(&self.tensors, number, selection, thread::current().id());
+        let len = self.tensors.ranges[number].1;
         if self.means != Means::Reads && !state.guess.has_parts {
             // Ahead of a consumer that soon leaves no more than it has used is read for nothing.
-            let first_bytes = self.tensors.ranges[number].1.clamp(LEAST_DATA_BYTES, FIRST_BYTES);
-            state.cursor.note(number, request, self.budget(first_bytes.min(self.limit_bytes)));
+            let first_bytes = len.clamp(LEAST_DATA_BYTES, FIRST_BYTES);
+            state.cursor.note((number, len), request, self.budget(first_bytes.min(self.limit_bytes)));
             let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.unused == 0);
             drop(state);
             if is_ended {
@@ -368,8 +369,10 @@ impl LeadWork {
         let dropped = if is_over { state.stream.take() } else { None };
         let answer = self.find(&mut state, number, request, selection);
         state.awaited += usize::from(matches!(answer, Ok(Answer::InStream(..))));
+        // What it reads next is left out, perhaps.
+        let outdated = if request.has_left_out { state.stream.take() } else { None };
         drop(state);
-        drop(dropped);
+        drop((dropped, outdated));
         self.moved.notify_all();
         answer
     }
@@ -430,8 +433,9 @@ impl LeadWork {
             Some((expected, want))
         });
         if let Some((expected, want)) = found {
-            expected.is_used = true;
-            expected.stream.double(self.stream_bytes());
+            expected.used_bytes += self.tensors.ranges[number].1;
+            let bound = self.first_bytes().saturating_add(CREDIT.saturating_mul(expected.used_bytes));
+            expected.stream.double(self.stream_bytes().min(bound));
             return Ok(Answer::InStream(expected.stream.clone(), want));
         }
         let (offset, len) = self.tensors.ranges[number];
@@ -440,10 +444,11 @@ impl LeadWork {
             return Ok(Answer::InFile);
         }
         if is_next && !state.guess.has_parts {
-            let expected = self.start_stream(&opened, state, place, self.first_bytes())?;
-            expected.stream.reserve(0, NEAR_TENSORS);
-            let stream = state.stream.insert(expected).stream.clone();
-            return Ok(Answer::InStream(stream, 0));
+            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes())?;
+            let stream = state.stream.as_ref().map(|expected| expected.stream.clone());
+            return Ok(stream
+                .filter(|stream| stream.reserve(0, NEAR_TENSORS))
+                .map_or(Answer::InFile, |stream| Answer::InStream(stream, 0)));
         }
         // A part is read by several threads as it is. The stream goes on behind it once the next one is known.
         let goes_on = |next: usize| {
@@ -453,11 +458,11 @@ impl LeadWork {
             (!is_there).then_some(next)
         };
         let is_likely = is_next && (is_expected || state.fruitless < MAX_FRUITLESS);
-        let next = Some(place + 1).filter(|&next| is_likely && next < self.tensors.ranges.len());
+        let next = if is_likely { state.guess.next_place(&self.tensors, place + 1) } else { None };
         if let Some(next) = next.and_then(goes_on) {
-            let expected = self.start_stream(&opened, state, next, self.first_bytes())?;
-            let before = state.stream.replace(expected);
-            state.fruitless = before.map_or(0, |it| if it.is_used { 0 } else { state.fruitless + 1 });
+            let expected = self.start_stream(&opened, state, (next, false), self.first_bytes())?;
+            let before = std::mem::replace(&mut state.stream, expected);
+            state.fruitless = before.map_or(0, |it| if it.used_bytes > 0 { 0 } else { state.fruitless + 1 });
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
@@ -494,28 +499,31 @@ impl LeadWork {
         self.limit_bytes.min(USUAL_BYTES)
     }
 
-    /// Starts to read what is expected from a place on, `memory_bytes` ahead.
+    /// Starts to read what is expected from a place on, `memory_bytes` ahead, and what is there if that `is_asked` for.
+    /// `None` where nothing is.
     fn start_stream(
         &self,
         opened: &Arc<Opened>,
         state: &Following,
-        first: usize,
+        (first, is_asked): (usize, bool),
         memory_bytes: u64,
-    ) -> Result<Expected> {
+    ) -> Result<Option<Expected>> {
         if !self.is_among_leads() {
             return Err(Error::argument("other files are read ahead"));
         }
         let expected = (first..self.tensors.ranges.len()).filter_map(|place| {
             let number = self.tensors.number_at(place, state.guess.order);
-            // The first one is being asked for.
-            let is_wanted = place == first || !state.guess.is_used(number);
+            let is_wanted = (is_asked && place == first) || state.guess.awaits(&self.tensors, number);
             let want = state.guess.expected(&self.tensors, number)?;
             let bytes = want.selection.as_ref().map_or(want.len, |selection| selection.result_bytes);
             (is_wanted && bytes <= self.limit_bytes).then_some((place, want))
         });
         let (places, wants): (Vec<_>, Vec<_>) = expected.unzip();
+        if wants.is_empty() {
+            return Ok(None);
+        }
         let stream = Arc::new(self.stream_of(opened, &wants, memory_bytes)?);
-        Ok(Expected { stream, wants, places, is_used: false })
+        Ok(Some(Expected { stream, wants, places, used_bytes: 0 }))
     }
 
     /// Starts to read, `first_bytes` ahead at first.

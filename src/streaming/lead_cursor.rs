@@ -1,17 +1,18 @@
 //! [`LeadCursor`]: for which bytes of a file the kernel was asked ahead of a consumer that uses whole tensors, and for
 //! which it is to be asked next.
 //!
-//! The lead begins with the first right guess. Each further one doubles it, up to its limit. After a jump it begins
-//! anew.
+//! The lead begins with the first right guess. Each further one doubles it, up to its limit, and to as much as shows by
+//! what was used. After a jump it begins anew, and where the consumer has left out what was expected.
 
 use crate::fetch::budget::Budget;
 use crate::fetch::ranges::{ByteRange, FileId};
 
-use super::expected::NEAR_TENSORS;
-use super::guess::{FileTensors, Guess, Request};
+use super::guess::{FileTensors, Guess, NEAR_TENSORS, Request};
 
 /// Bytes that the kernel is asked for at a time.
 const STEP_BYTES: u64 = 1 << 20;
+/// The lead over a consumer is no longer than what it had at first, and so many times what was used of it.
+pub const CREDIT: u64 = 2;
 
 /// What a thread that advises does next.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,6 +31,9 @@ pub struct LeadCursor {
     cursor: usize,
     /// Bytes that were advised on and whose tensors were not asked for.
     budget: Budget,
+    first_bytes: u64,
+    /// Bytes that were asked for since the last jump.
+    used_bytes: u64,
     /// For each tensor the bytes that were advised on, and since which jump.
     advised: Vec<(u32, u64)>,
     jumps: u32,
@@ -47,6 +51,8 @@ impl LeadCursor {
         let advised = vec![(0, 0); tensors];
         Self {
             cursor: 0,
+            first_bytes: budget.limit(),
+            used_bytes: 0,
             budget,
             advised,
             jumps: 0,
@@ -64,7 +70,7 @@ impl LeadCursor {
     /// Begins for a consumer that is expected to come here from another file.
     pub fn begin(&mut self, budget: Budget) {
         (self.has_begun, self.guesses_right) = (true, true);
-        self.budget = budget;
+        (self.first_bytes, self.budget) = (budget.limit(), budget);
     }
 
     /// Notes that the consumer has asked for all that it wants, of which as many bytes as this may be advised on.
@@ -81,9 +87,9 @@ impl LeadCursor {
         self.last_bytes.is_some()
     }
 
-    /// Notes a request for a tensor, by its number. After a jump the lead is as long as `first` is.
-    pub fn note(&mut self, number: usize, request: Request, first: Budget) {
-        let Request { place, is_next, is_first, has_turned, .. } = request;
+    /// Notes a request for a tensor of `len` bytes, by its number. After a jump the lead is as long as `first` is.
+    pub fn note(&mut self, (number, len): (usize, u64), request: Request, first: Budget) {
+        let Request { place, is_next, is_first, has_turned, has_left_out, .. } = request;
         if has_turned {
             self.cursor = place;
         }
@@ -93,13 +99,17 @@ impl LeadCursor {
             self.budget.give_back(bytes);
         }
         let is_near = (self.cursor..self.cursor + NEAR_TENSORS).contains(&place);
-        if was_advised || is_next || (is_near && self.has_begun) {
-            self.budget.double();
+        if (was_advised || is_next || (is_near && self.has_begun)) && !has_left_out {
+            self.used_bytes += if is_first { len } else { 0 };
+            self.budget.double_up_to(self.first_bytes.saturating_add(CREDIT.saturating_mul(self.used_bytes)));
             self.guesses_right = true;
+            if !was_advised {
+                self.cursor = self.cursor.min(place); // it was not expected
+            }
         } else {
             self.guesses_right = false;
             self.jumps += 1;
-            self.budget = first;
+            (self.first_bytes, self.used_bytes, self.budget) = (first.limit(), len, first);
             self.cursor = place;
         }
         self.has_begun = true;
@@ -137,7 +147,8 @@ impl LeadCursor {
             let (offset, len) = tensors.ranges[number];
             let is_used = guess.is_used(number);
             let done = self.advised_bytes(number);
-            if done >= len || (self.is_finishing() && !is_used) {
+            let is_left_out = || self.is_finishing() || !guess.awaits(tensors, number);
+            if done >= len || (!is_used && is_left_out()) {
                 self.cursor = place + 1;
                 continue;
             }
@@ -162,6 +173,7 @@ impl LeadCursor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::natural::NameKinds;
 
     const TENSORS: usize = 64;
     const TENSOR_BYTES: u64 = 3 * STEP_BYTES / 2;
@@ -179,13 +191,14 @@ mod tests {
 
         fn of_order(order: Vec<u32>) -> Self {
             let ranges = (0..TENSORS as u64).map(|number| (number * TENSOR_BYTES, TENSOR_BYTES)).collect();
-            let tensors = FileTensors::new(ranges, vec![1; TENSORS], vec![order]);
+            let names = (0..TENSORS as u64).map(|series| NameKinds { kind: 1, series }).collect();
+            let tensors = FileTensors::new(ranges, names, vec![order]);
             Self { guess: Guess::new(&tensors), cursor: LeadCursor::new(TENSORS, budget()), tensors }
         }
 
         fn ask(&mut self, number: usize) {
-            let request = self.guess.note(&self.tensors, number, None);
-            self.cursor.note(number, request, budget());
+            let request = self.guess.note(&self.tensors, number, None, std::thread::current().id());
+            self.cursor.note((number, TENSOR_BYTES), request, budget());
         }
 
         fn next(&mut self) -> LeadStep {
@@ -274,14 +287,14 @@ mod tests {
         let mut consumer = Consumer::of_order(backwards);
         consumer.ask(40);
         assert!(matches!(consumer.next(), LeadStep::Ask(_)));
-        let mut asked_bytes = STEP_BYTES;
+        let mut asked_bytes = 0;
         for number in (0..TENSORS).rev().filter(|&number| number != 40) {
             consumer.ask(number);
             while let LeadStep::Ask(range) = consumer.next() {
                 asked_bytes += range.len;
             }
         }
-        assert_eq!(asked_bytes, TENSORS as u64 * TENSOR_BYTES);
+        assert_eq!(asked_bytes, TENSORS as u64 * TENSOR_BYTES, "that of the first tensor anew");
         assert_eq!(consumer.next(), LeadStep::End);
     }
 

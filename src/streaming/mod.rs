@@ -69,6 +69,7 @@ pub mod lanes;
 pub mod lead;
 mod lead_count;
 mod lead_cursor;
+mod left_out;
 pub mod options;
 pub mod pieces;
 pub mod plan;

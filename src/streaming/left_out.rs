@@ -1,0 +1,119 @@
+//! [`LeftOut`]: the series of tensors that a consumer leaves out.
+//!
+//! A series is one tensor of each layer: its names differ in their first number alone.
+//!
+//! ```text
+//!   expected ──(one was passed over)──────────────────────────────────────> left out <─┐
+//!      │ ▲                                                                    ▲ │      │ passed over
+//!      │ └─(asked for)─┐                            (by another such jump)    │ │ asked for
+//!      └──(by a jump)──> suspected ───────────────────────────────────────────┘ └──> asked for once
+//!                                                                                       │
+//!   expected, with all that were asked for once <──────────(asked for again)────────────┘
+//! ```
+//!
+//! One jump to a far place is how a rank comes to its layers. The second one is how it passes over the experts of others.
+
+use std::collections::HashMap;
+
+/// The series of which tensors were passed over; others are expected.
+#[derive(Debug, Clone, Default)]
+pub struct LeftOut(HashMap<u64, Standing>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Since the jump of this number.
+    Suspected(u32),
+    LeftOut,
+    AskedForOnce,
+}
+
+impl LeftOut {
+    /// Returns whether a tensor of the series is not expected.
+    pub fn has(&self, series: u64) -> bool {
+        matches!(self.0.get(&series), Some(Standing::LeftOut | Standing::AskedForOnce))
+    }
+
+    /// Notes that a tensor was passed over, by the `jump` of a number if it led far. Returns whether the series was
+    /// expected until now, and is not any longer.
+    pub fn pass(&mut self, series: u64, jump: Option<u32>) -> bool {
+        let was_left_out = self.has(series);
+        let now = match (self.0.get(&series), jump) {
+            (None, Some(jump)) => Standing::Suspected(jump),
+            (Some(&Standing::Suspected(since)), Some(jump)) if since == jump => Standing::Suspected(since),
+            _ => Standing::LeftOut,
+        };
+        self.0.insert(series, now);
+        !was_left_out && now == Standing::LeftOut
+    }
+
+    /// Notes that a tensor was asked for in its turn.
+    pub fn ask(&mut self, series: u64) {
+        match self.0.get_mut(&series) {
+            None => {}
+            Some(standing @ Standing::LeftOut) => *standing = Standing::AskedForOnce,
+            Some(Standing::Suspected(_)) => self.expect(series),
+            Some(Standing::AskedForOnce) => {
+                self.0.retain(|_, standing| *standing != Standing::AskedForOnce);
+            }
+        }
+    }
+
+    /// Notes that a tensor that seemed to be passed over was only asked for late.
+    pub fn expect(&mut self, series: u64) {
+        self.0.remove(&series);
+    }
+
+    /// Expects all.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_is_left_out_until_two_in_a_row_were_asked_for() {
+        let mut left_out = LeftOut::default();
+        assert!(left_out.pass(1, None));
+        assert!(left_out.pass(2, None));
+        assert!(!left_out.pass(2, None), "it was known");
+        left_out.ask(1);
+        assert!(left_out.has(1));
+        left_out.pass(1, None);
+        left_out.ask(1);
+        assert!(left_out.has(1), "every second one");
+        left_out.ask(1);
+        assert!(!left_out.has(1) && left_out.has(2));
+    }
+
+    #[test]
+    fn what_was_asked_for_once_comes_back_with_the_first_that_was_asked_for_twice() {
+        let mut left_out = LeftOut::default();
+        (0..3).for_each(|series| assert!(left_out.pass(series, None)));
+        (0..2).for_each(|series| left_out.ask(series));
+        left_out.ask(0);
+        assert_eq!([0, 1, 2].map(|series| left_out.has(series)), [false, false, true]);
+    }
+
+    #[test]
+    fn one_jump_leaves_nothing_out_and_two_do() {
+        let mut left_out = LeftOut::default();
+        for _layer in 0..40 {
+            assert!(!left_out.pass(1, Some(1)) && !left_out.pass(2, Some(1)));
+        }
+        left_out.ask(1);
+        assert!(!left_out.pass(1, Some(2)), "it was asked for in between");
+        assert!(left_out.pass(2, Some(2)));
+        assert!(!left_out.has(1) && left_out.has(2));
+    }
+
+    #[test]
+    fn what_came_late_was_not_left_out() {
+        let mut left_out = LeftOut::default();
+        left_out.pass(1, None);
+        left_out.expect(1);
+        assert!(!left_out.has(1));
+    }
+}
