@@ -108,6 +108,7 @@ impl Stream {
         let numbered = |(group, of): (usize, &TensorGroup)| {
             (0..of.places.len()).map(move |number| (group, number)).collect::<Vec<_>>()
         };
+        let end = groups.len();
         let work = StreamWork {
             group_of: groups.iter().enumerate().flat_map(numbered).collect(),
             groups,
@@ -115,7 +116,7 @@ impl Stream {
             cache: options.cache,
             inspect,
             staging,
-            state: Mutex::new(State { memory_bytes: options.memory_bytes, ..State::default() }),
+            state: Mutex::new(State { memory_bytes: options.memory_bytes, end, ..State::default() }),
             opening: Mutex::new(()),
             read_bytes: AtomicU64::new(0),
             task_ready: Condvar::new(),
@@ -278,8 +279,7 @@ impl Stream {
         let deadline = Instant::now() + patience;
         let mut state = self.work.lock();
         loop {
-            let may_begin = state.begun < self.work.groups.len() && self.work.has_room(&state);
-            if state.is_over || (state.reading.is_empty() && !may_begin) {
+            if state.is_over || (state.reading.is_empty() && !self.work.may_begin(&state)) {
                 return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -304,6 +304,16 @@ impl Stream {
     /// Bytes to read in all: those of the wants, and of small gaps between them.
     pub fn planned_bytes(&self) -> u64 {
         self.work.groups.iter().flat_map(|group| &group.pieces).map(|(_, range)| range.len() as u64).sum()
+    }
+
+    /// Reads no further than up to a want, unless what lies behind is reserved.
+    pub fn end_before(&self, want: usize) {
+        let end = self.work.group_of.get(want).map_or(self.work.groups.len(), |&(group, _)| group);
+        let mut state = self.work.lock();
+        if state.end != end {
+            state.end = end;
+            self.work.task_ready.notify_all();
+        }
     }
 
     /// Doubles the bytes that are read ahead, up to `most_bytes`.
@@ -345,7 +355,7 @@ impl StreamWork {
             if next == self.groups.len() {
                 return None;
             }
-            let begun = if self.has_room(&state) { self.begin(&mut state, next) } else { Ok(false) };
+            let begun = if self.may_begin(&state) { self.begin(&mut state, next) } else { Ok(false) };
             match begun {
                 Ok(true) => {}
                 Ok(false) => state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -358,7 +368,12 @@ impl StreamWork {
         }
     }
 
-    /// Returns whether the next group may begin. One always may.
+    /// Returns whether the next group may begin.
+    fn may_begin(&self, state: &State) -> bool {
+        state.is_wanted(state.begun) && self.has_room(state)
+    }
+
+    /// Returns whether there is room for the next group. For one there always is.
     fn has_room(&self, state: &State) -> bool {
         let next = self.groups.get(state.begun).map_or(0, |group| group.memory_bytes as u64);
         state.in_flight_bytes == 0 || state.in_flight_bytes.saturating_add(next) <= state.memory_bytes

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::slicing::Selection;
 
 use super::engine::Stream;
-use super::guess::NEAR_TENSORS;
 use super::plan::Want;
+use super::uses::NEAR_TENSORS;
 
 /// A stream of tensors that are expected.
 #[derive(Debug)]
@@ -28,6 +28,12 @@ impl Expected {
     /// Reserves what is asked for in the stream. Returns the number of the want, if it is there or about to come.
     pub fn reserve(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {
         self.find(place, selection).filter(|&want| self.stream.reserve(want, NEAR_TENSORS))
+    }
+
+    /// Leaves what is expected from a place on to others.
+    pub fn end_before(&self, end: Option<usize>) {
+        let want = end.map_or(self.places.len(), |end| self.places.partition_point(|&place| place < end));
+        self.stream.end_before(want);
     }
 
     fn find(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {

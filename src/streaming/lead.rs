@@ -32,11 +32,14 @@ use crate::slicing::{PIECE_BYTES, Selection};
 
 use super::engine::Stream;
 use super::expected::Expected;
-use super::guess::{FileTensors, Guess, NEAR_TENSORS, Request};
+use super::file_tensors::FileTensors;
+use super::guess::{Guess, Request};
 use super::lead_count::{count_leads, usual_lead_bytes};
 use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
+use super::run::Run;
+use super::uses::NEAR_TENSORS;
 
 /// Less is read before a lead would help.
 pub const LEAST_DATA_BYTES: u64 = 1 << 20;
@@ -91,6 +94,8 @@ struct LeadWork {
     is_off: AtomicBool,
     /// Whether it is one of [`MAX_LEADS`].
     is_counted: AtomicBool,
+    /// Where the consumer began.
+    run: Arc<Run>,
     state: Mutex<Following>,
     /// Signals that the consumer has moved.
     moved: Condvar,
@@ -146,6 +151,7 @@ impl Lead {
             limit_bytes.unwrap_or_else(|| usual_lead_bytes(limits::available_memory_bytes(), leads));
         let means = if opened.may_read_from_cache() { Means::Advice } else { Means::Reads };
         let budget = Budget::new(FIRST_BYTES.min(limit_bytes), limit_bytes);
+        let run = Run::new(opened.facts.identity);
         let state = Following {
             guess: Guess::new(&tensors),
             cursor: LeadCursor::new(tensors.ranges.len(), budget),
@@ -165,6 +171,7 @@ impl Lead {
             limit_bytes,
             is_off: AtomicBool::new(false),
             is_counted: AtomicBool::new(!kernel_keeps_up),
+            run,
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
@@ -216,7 +223,7 @@ impl Lead {
     pub fn at_end(&self) -> Option<Guess> {
         let state = (self.process == fork::generation()).then(|| self.work.lock())?;
         // Where all was asked for, the reading may lag behind.
-        let is_all_used = state.guess.unused == 0;
+        let is_all_used = state.guess.uses.unused == 0;
         let is_at_end = match &state.stream {
             Some(expected) => is_all_used || expected.stream.is_all_begun(),
             None => state.cursor.is_at_end(is_all_used),
@@ -235,7 +242,7 @@ impl Lead {
             return Ok(());
         }
         let mut state = work.lock();
-        if state.guess.unused < work.tensors.ranges.len() || state.stream.is_some() {
+        if state.guess.uses.unused < work.tensors.ranges.len() || state.stream.is_some() {
             return Ok(()); // the consumer or another beginning is here already
         }
         state.guess = guess.in_next_file(&work.tensors);
@@ -267,7 +274,7 @@ impl Lead {
             state.taken_bytes += bytes;
             let is_time = state.taken_bytes >= LOOK_BYTES;
             state.taken_bytes = if is_time { 0 } else { state.taken_bytes };
-            (is_time, state.guess.unused == 0 && state.awaited == 0)
+            (is_time, state.guess.uses.unused == 0 && state.awaited == 0)
         };
         let least_bytes = 2 * self.work.stream_bytes();
         if is_last || (is_time && limits::available_memory_bytes() < least_bytes) {
@@ -324,6 +331,7 @@ impl LeadWork {
 
     fn turn_off(&self) {
         self.is_off.store(true, Ordering::Relaxed);
+        self.run.end();
         self.discount();
         let released = {
             let mut state = self.lock();
@@ -348,7 +356,7 @@ impl LeadWork {
             // Ahead of a consumer that soon leaves no more than it has used is read for nothing.
             let first_bytes = len.clamp(LEAST_DATA_BYTES, FIRST_BYTES);
             state.cursor.note((number, len), request, self.budget(first_bytes.min(self.limit_bytes)));
-            let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.unused == 0);
+            let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.uses.unused == 0);
             drop(state);
             if is_ended {
                 if is_over {
@@ -368,6 +376,10 @@ impl LeadWork {
         let is_over = request.has_turned || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.stream.take() } else { None };
         let answer = self.find(&mut state, number, request, selection);
+        if let Some(expected) = &state.stream {
+            // There another lead of this process reads.
+            expected.end_before(self.run.end_behind(state.guess.order, request.place));
+        }
         state.awaited += usize::from(matches!(answer, Ok(Answer::InStream(..))));
         // What it reads next is left out, perhaps.
         let outdated = if request.has_left_out { state.stream.take() } else { None };
@@ -392,7 +404,7 @@ impl LeadWork {
         };
         let mut state = self.lock();
         state.adviser = Adviser::Ended;
-        let goes_on = !state.is_left && state.guess.unused > 0;
+        let goes_on = !state.is_left && state.guess.uses.unused > 0;
         if is_of_use && (state.guess.has_parts || goes_on) {
             std::mem::forget(off); // streams read on, or all was asked for ahead
         }
@@ -438,6 +450,9 @@ impl LeadWork {
             expected.stream.double(self.stream_bytes().min(bound));
             return Ok(Answer::InStream(expected.stream.clone(), want));
         }
+        if !is_next || request.has_turned {
+            self.run.begin(state.guess.order, place);
+        }
         let (offset, len) = self.tensors.ranges[number];
         let is_large = selection.is_none() && len > PIECE_BYTES;
         if selection.is_none() && len > self.limit_bytes {
@@ -458,7 +473,8 @@ impl LeadWork {
             (!is_there).then_some(next)
         };
         let is_likely = is_next && (is_expected || state.fruitless < MAX_FRUITLESS);
-        let next = if is_likely { state.guess.next_place(&self.tensors, place + 1) } else { None };
+        let behind = if is_likely { place + 1..self.tensors.ranges.len() } else { 0..0 };
+        let next = state.guess.uses.next_place(&self.tensors, state.guess.order, behind);
         if let Some(next) = next.and_then(goes_on) {
             let expected = self.start_stream(&opened, state, (next, false), self.first_bytes())?;
             let before = std::mem::replace(&mut state.stream, expected);
@@ -513,7 +529,7 @@ impl LeadWork {
         }
         let expected = (first..self.tensors.ranges.len()).filter_map(|place| {
             let number = self.tensors.number_at(place, state.guess.order);
-            let is_wanted = (is_asked && place == first) || state.guess.awaits(&self.tensors, number);
+            let is_wanted = (is_asked && place == first) || state.guess.uses.awaits(&self.tensors, number);
             let want = state.guess.expected(&self.tensors, number)?;
             let bytes = want.selection.as_ref().map_or(want.len, |selection| selection.result_bytes);
             (is_wanted && bytes <= self.limit_bytes).then_some((place, want))

@@ -7,7 +7,9 @@
 use crate::fetch::budget::Budget;
 use crate::fetch::ranges::{ByteRange, FileId};
 
-use super::guess::{FileTensors, Guess, NEAR_TENSORS, Request};
+use super::file_tensors::FileTensors;
+use super::guess::{Guess, Request};
+use super::uses::NEAR_TENSORS;
 
 /// Bytes that the kernel is asked for at a time.
 const STEP_BYTES: u64 = 1 << 20;
@@ -132,22 +134,22 @@ impl LeadCursor {
                     let (since, bytes) = self.advised[number];
                     bytes == 0 || (since == self.jumps && bytes < tensors.ranges[number].1)
                 };
-                if guess.unused == 0
+                if guess.uses.unused == 0
                     && let Some(left) = (0..place).find(is_left)
                 {
                     self.cursor = left;
                     continue;
                 }
                 // The consumer may have begun in the middle.
-                let is_over = guess.unused == 0 || self.is_finishing();
+                let is_over = guess.uses.unused == 0 || self.is_finishing();
                 let is_all_advised = || self.advised.iter().all(|&(_, bytes)| bytes > 0);
                 return if is_over || is_all_advised() { LeadStep::End } else { LeadStep::Wait };
             }
             let number = tensors.number_at(place, guess.order);
             let (offset, len) = tensors.ranges[number];
-            let is_used = guess.is_used(number);
+            let is_used = guess.uses.is_used(number);
             let done = self.advised_bytes(number);
-            let is_left_out = || self.is_finishing() || !guess.awaits(tensors, number);
+            let is_left_out = || self.is_finishing() || !guess.uses.awaits(tensors, number);
             if done >= len || (!is_used && is_left_out()) {
                 self.cursor = place + 1;
                 continue;

@@ -39,6 +39,8 @@ pub struct LandedGroup {
 pub struct State {
     /// The group whose turn is next. Those before it were begun.
     pub begun: usize,
+    /// The first group that is left to others.
+    pub end: usize,
     /// Groups behind it that will have no turn: they were begun before, or are left to others.
     pub left_out: BTreeSet<usize>,
     pub tasks: VecDeque<Task>,
@@ -63,6 +65,11 @@ impl LandedGroup {
 impl State {
     pub fn has_begun(&self, group: usize) -> bool {
         group < self.begun || self.left_out.contains(&group)
+    }
+
+    /// Returns whether a group is to be read, or one behind it.
+    pub fn is_wanted(&self, group: usize) -> bool {
+        group < self.end || self.reserved.iter().any(|&reserved| reserved >= group)
     }
 
     pub fn is_live(&self, group: usize) -> bool {

@@ -1,0 +1,66 @@
+//! [`FileTensors`]: the tensors of a file, in the orders in which a consumer may ask for them.
+
+use std::ops::Range;
+
+use crate::natural::NameKinds;
+
+/// The tensors of a file, in order of the data. None is empty.
+#[derive(Debug)]
+pub struct FileTensors {
+    /// Offset in the file and length of each.
+    pub ranges: Vec<(u64, u64)>,
+    names: Vec<NameKinds>,
+    orders: Vec<TensorOrder>,
+}
+
+/// The tensors in some order, and the place of each in it.
+#[derive(Debug)]
+struct TensorOrder {
+    numbers: Vec<u32>,
+    places: Vec<u32>,
+}
+
+impl TensorOrder {
+    fn new(numbers: Vec<u32>) -> Self {
+        let mut places = vec![0; numbers.len()];
+        for (place, &number) in numbers.iter().enumerate() {
+            places[number as usize] = place as u32;
+        }
+        Self { numbers, places }
+    }
+}
+
+impl FileTensors {
+    /// `orders` has the tensors in other orders in which they may be asked for.
+    pub fn new(ranges: Vec<(u64, u64)>, names: Vec<NameKinds>, orders: Vec<Vec<u32>>) -> Self {
+        let by_offset = (0..ranges.len() as u32).collect();
+        let orders = std::iter::once(by_offset).chain(orders).map(TensorOrder::new).collect();
+        Self { ranges, names, orders }
+    }
+
+    pub fn orders(&self) -> Range<usize> {
+        0..self.orders.len()
+    }
+
+    pub fn number_at(&self, place: usize, order: usize) -> usize {
+        self.orders[order].numbers[place] as usize
+    }
+
+    pub fn place_of(&self, number: usize, order: usize) -> usize {
+        self.orders[order].places[number] as usize
+    }
+
+    /// Tensors of the same length alone are of one kind, so that a part of one lies inside each other one.
+    pub fn kind_of(&self, number: usize) -> (u64, u64) {
+        (self.names[number].kind, self.ranges[number].1)
+    }
+
+    pub fn series_of(&self, number: usize) -> u64 {
+        self.names[number].series
+    }
+
+    /// Returns the places from behind one tensor up to another one.
+    pub fn between(&self, last: usize, number: usize, order: usize) -> Range<usize> {
+        self.place_of(last, order) + 1..self.place_of(number, order)
+    }
+}

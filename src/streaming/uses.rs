@@ -1,0 +1,193 @@
+//! [`Uses`]: which tensors a consumer has asked for, which it has passed over, and which it may still ask for.
+
+use std::ops::Range;
+use std::thread::ThreadId;
+
+use super::file_tensors::FileTensors;
+use super::left_out::LeftOut;
+
+/// Tensors of several threads come in nearly the right order. A request this near is no jump.
+pub const NEAR_TENSORS: usize = 32;
+/// A consumer that goes on behind more tensors than this begins anew: none was passed over.
+const MOST_PASSED_TENSORS: usize = 4096;
+
+/// What a consumer did with a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    None,
+    PassedOver,
+    AskedFor,
+}
+
+/// What a consumer did with the tensors of a file.
+#[derive(Debug, Clone)]
+pub struct Uses {
+    /// The number of tensors that were not asked for.
+    pub unused: usize,
+    of: Vec<Use>,
+    left_out: LeftOut,
+    /// Jumps past expected tensors to far places.
+    jumps: u32,
+    /// The thread that asked first.
+    thread: Option<ThreadId>,
+    has_threads: bool,
+}
+
+impl Uses {
+    pub fn new(count: usize) -> Self {
+        let of = vec![Use::None; count];
+        Self { unused: count, of, left_out: LeftOut::default(), jumps: 0, thread: None, has_threads: false }
+    }
+
+    /// What is expected of a consumer in another file of so many tensors.
+    pub fn in_next_file(&self, count: usize) -> Self {
+        Self { unused: count, of: vec![Use::None; count], ..self.clone() }
+    }
+
+    pub fn asked_for(&self) -> usize {
+        self.of.len() - self.unused
+    }
+
+    pub fn is_used(&self, number: usize) -> bool {
+        self.of[number] == Use::AskedFor
+    }
+
+    /// Returns whether a tensor is likely to be asked for, and was not.
+    pub fn awaits(&self, tensors: &FileTensors, number: usize) -> bool {
+        self.of[number] == Use::None && !self.left_out.has(tensors.series_of(number))
+    }
+
+    /// Returns the first of the places whose tensor is [awaited](Self::awaits).
+    pub fn next_place(&self, tensors: &FileTensors, order: usize, mut places: Range<usize>) -> Option<usize> {
+        places.find(|&place| self.awaits(tensors, tensors.number_at(place, order)))
+    }
+
+    /// Notes that a tensor is asked for. Returns whether it is for the first time.
+    pub fn ask(&mut self, tensors: &FileTensors, number: usize) -> bool {
+        let before = std::mem::replace(&mut self.of[number], Use::AskedFor);
+        match before {
+            Use::None => self.left_out.ask(tensors.series_of(number)),
+            Use::PassedOver => self.left_out.expect(tensors.series_of(number)),
+            Use::AskedFor => return false,
+        }
+        self.unused -= 1;
+        true
+    }
+
+    /// Notes that a thread asks.
+    pub fn note_thread(&mut self, thread: ThreadId) {
+        self.has_threads |= *self.thread.get_or_insert(thread) != thread;
+    }
+
+    /// Notes that a consumer went past these places. Returns whether it was to be expected, and whether it leaves out some
+    /// series from now on.
+    pub fn pass_over(&mut self, tensors: &FileTensors, order: usize, between: Range<usize>) -> (bool, bool) {
+        if between.len() > MOST_PASSED_TENSORS {
+            return (false, false);
+        }
+        let is_next = !between.is_empty() && self.next_place(tensors, order, between.clone()).is_none();
+        // What one thread seems to pass over another one is about to ask for.
+        let behind = if self.has_threads { NEAR_TENSORS } else { 0 };
+        let passed = between.start.saturating_sub(behind)..between.end.saturating_sub(behind);
+        let is_far = passed.len() > NEAR_TENSORS;
+        self.jumps += u32::from(is_far);
+        let mut has_left_out = false;
+        for place in passed {
+            let number = tensors.number_at(place, order);
+            if self.of[number] == Use::None {
+                self.of[number] = Use::PassedOver;
+                has_left_out |= self.left_out.pass(tensors.series_of(number), is_far.then_some(self.jumps));
+            }
+        }
+        (is_next, has_left_out)
+    }
+
+    /// Forgets what was passed over in an order that is not the consumer's.
+    pub fn take_back_passes(&mut self) {
+        self.left_out.clear();
+        self.of.iter_mut().filter(|of| **of == Use::PassedOver).for_each(|of| *of = Use::None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::guess::{Guess, Request};
+    use super::*;
+    use crate::natural::NameKinds;
+
+    fn note(guess: &mut Guess, tensors: &FileTensors, number: usize) -> Request {
+        guess.note(tensors, number, None, std::thread::current().id())
+    }
+
+    fn next_place(tensors: &FileTensors, guess: &Guess, from: usize) -> Option<usize> {
+        guess.uses.next_place(tensors, guess.order, from..tensors.ranges.len())
+    }
+
+    /// Asks for tensors of a file of layers of as many tensors, and returns what each request was.
+    fn requests(
+        layer_tensors: usize,
+        layers: usize,
+        numbers: &[usize],
+    ) -> (FileTensors, Guess, Vec<Request>) {
+        let count = layers * layer_tensors;
+        let ranges = (0..count as u64).map(|number| (number * 100, 100)).collect();
+        let series = |number: usize| (number % layer_tensors) as u64;
+        let names = (0..count).map(|number| NameKinds { kind: 0, series: series(number) }).collect();
+        let tensors = FileTensors::new(ranges, names, vec![]);
+        let mut guess = Guess::new(&tensors);
+        let found = numbers.iter().map(|&number| note(&mut guess, &tensors, number)).collect();
+        (tensors, guess, found)
+    }
+
+    #[test]
+    fn a_consumer_of_one_tensor_of_each_layer_is_followed() {
+        let (tensors, guess, found) = requests(4, 8, &[1, 5, 9, 13]);
+        assert_eq!(found.iter().map(|it| it.is_next).collect::<Vec<_>>(), [false, false, true, true]);
+        assert_eq!(found.iter().map(|it| it.has_left_out).collect::<Vec<_>>(), [false, true, false, false]);
+        let awaited: Vec<_> = (0..32).filter(|&number| guess.uses.awaits(&tensors, number)).collect();
+        assert_eq!(awaited, [17, 21, 25, 29]);
+        assert_eq!(next_place(&tensors, &guess, 14), Some(17));
+    }
+
+    #[test]
+    fn nothing_is_expected_of_a_consumer_that_leaves_layers_out() {
+        let (tensors, mut guess, _) = requests(2, 9, &[0, 1, 6, 7]);
+        assert_eq!(next_place(&tensors, &guess, 8), None);
+        for number in [12, 13] {
+            note(&mut guess, &tensors, number);
+            assert_eq!(next_place(&tensors, &guess, number), None);
+        }
+    }
+
+    #[test]
+    fn a_consumer_that_begins_in_the_middle_is_followed() {
+        let (tensors, guess, found) = requests(4, 40, &[0, 80, 81]);
+        assert_eq!(found.iter().map(|it| it.is_next).collect::<Vec<_>>(), [false, false, true]);
+        assert_eq!(next_place(&tensors, &guess, 82), Some(82));
+    }
+
+    #[test]
+    fn experts_of_other_ranks_are_left_out_after_two_layers() {
+        let layer_tensors = 64;
+        let experts: Vec<_> =
+            (0..3).flat_map(|layer| (8..12).map(move |of| layer * layer_tensors + of)).collect();
+        let (tensors, guess, _) = requests(layer_tensors, 6, &experts);
+        let next = 3 * layer_tensors + 8;
+        assert_eq!(next_place(&tensors, &guess, 2 * layer_tensors + 12), Some(next));
+        assert_eq!(next_place(&tensors, &guess, next + 4), Some(next + layer_tensors));
+    }
+
+    #[test]
+    fn what_threads_ask_for_in_nearly_the_right_order_is_not_left_out() {
+        let (tensors, mut guess, _) = requests(2, 40, &[0]);
+        let ids = [0, 1].map(|_| std::thread::spawn(|| ()).thread().id());
+        for number in 0..40 {
+            let number = number ^ 1;
+            let request = guess.note(&tensors, number, None, ids[number % 2]);
+            assert!(!request.has_left_out);
+        }
+        assert_eq!(next_place(&tensors, &guess, 40), Some(40));
+        let left_out = [71, 79].map(|number| guess.note(&tensors, number, None, ids[0]).has_left_out);
+        assert_eq!(left_out, [false, true], "those that are far behind");
+    }
+}
