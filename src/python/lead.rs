@@ -11,7 +11,6 @@ use super::next_file::NextFile;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD};
 use crate::mapped_file::Opened;
-use crate::natural;
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 use crate::slicing::{Selection, Sequence};
@@ -19,9 +18,10 @@ use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::file_tensors::FileTensors;
 use crate::streaming::guess::Guess;
 use crate::streaming::lead::{Answer, LEAST_DATA_BYTES, Lead};
+use crate::streaming::lead_count::Seat;
 use crate::streaming::sample;
 use crate::streaming::warm::{WarmSlot, Warmed};
-use crate::weights::header::{Header, TensorEntry};
+use crate::weights::header::Header;
 
 /// The lead of one file.
 pub struct FileLead {
@@ -222,7 +222,7 @@ impl FileLead {
 
     /// Returns the lead, which is made once there is room for it; `None` without one.
     fn lead(&self, header: &Header, opened: &Arc<Opened>) -> Option<&Lead> {
-        if self.lead.get().is_none() && !Lead::has_room() {
+        if self.lead.get().is_none() && !Seat::is_free() {
             opened.widen_read_ahead();
             return None;
         }
@@ -236,20 +236,9 @@ impl FileLead {
             return None;
         }
         opened.widen_read_ahead();
-        let with_bytes = |entry: &TensorEntry<'_>| entry.len > 0;
-        let ranges: Vec<_> =
-            header.tensors_by_offset().filter(with_bytes).map(|entry| (entry.offset, entry.len)).collect();
-        let number =
-            |entry: &TensorEntry<'_>| ranges.partition_point(|&(offset, _)| offset < entry.offset) as u32;
-        let mut tensors: Vec<_> = header.tensors().filter(with_bytes).collect();
-        let by_name = tensors.iter().map(number).collect();
-        tensors.sort_by(|one, other| natural::compare(one.name.as_bytes(), other.name.as_bytes()));
-        let by_layer = tensors.iter().map(number).collect();
-        let names = header
-            .tensors_by_offset()
-            .filter(with_bytes)
-            .map(|entry| natural::kinds_of(entry.name.as_bytes()));
-        let tensors = FileTensors::new(ranges.clone(), names.collect(), vec![by_name, by_layer]);
+        let with_bytes = header.tensors_by_offset().filter(|entry| entry.len > 0);
+        let named = with_bytes.map(|entry| (entry.name.as_bytes(), (entry.offset, entry.len)));
+        let tensors = FileTensors::of(&named.collect::<Vec<_>>());
         let keeps_cache = self.warm.as_ref().is_some_and(|(slot, _)| slot.has_filled_cache());
         let kernel_keeps_up = sample::kernel_keeps_up(&opened, seed);
         Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up))

@@ -25,9 +25,10 @@ impl Expected {
         self.find(place, selection).is_some_and(|want| self.stream.has(want, NEAR_TENSORS))
     }
 
-    /// Reserves what is asked for in the stream. Returns the number of the want, if it is there or about to come.
-    pub fn reserve(&self, place: usize, selection: Option<&Selection>) -> Option<usize> {
-        self.find(place, selection).filter(|&want| self.stream.reserve(want, NEAR_TENSORS))
+    /// Reserves what is asked for in the stream. Returns the number of the want, if it is there or will be after `near`
+    /// others at most.
+    pub fn reserve(&self, place: usize, selection: Option<&Selection>, near: usize) -> Option<usize> {
+        self.find(place, selection).filter(|&want| self.stream.reserve(want, near))
     }
 
     /// Leaves what is expected from a place on to others.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::natural::NameKinds;
+use crate::natural::{self, NameKinds};
 
 /// The tensors of a file, in order of the data. None is empty.
 #[derive(Debug)]
@@ -31,6 +31,18 @@ impl TensorOrder {
 }
 
 impl FileTensors {
+    /// The tensors of these names and ranges, in order of the data. They may be asked for in order of the names, too, also
+    /// with runs of digits as numbers.
+    pub fn of(tensors: &[(&[u8], (u64, u64))]) -> Self {
+        let mut numbers: Vec<_> = (0..tensors.len() as u32).collect();
+        let name_of = |number: &u32| tensors[*number as usize].0;
+        numbers.sort_by_key(name_of);
+        let by_name = numbers.clone();
+        numbers.sort_by(|one, other| natural::compare(name_of(one), name_of(other)));
+        let names = tensors.iter().map(|&(name, _)| natural::kinds_of(name)).collect();
+        Self::new(tensors.iter().map(|&(_, range)| range).collect(), names, vec![by_name, numbers])
+    }
+
     /// `orders` has the tensors in other orders in which they may be asked for.
     pub fn new(ranges: Vec<(u64, u64)>, names: Vec<NameKinds>, orders: Vec<Vec<u32>>) -> Self {
         let by_offset = (0..ranges.len() as u32).collect();

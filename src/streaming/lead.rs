@@ -11,8 +11,10 @@
 //!
 //! While a thread advises, tensors that the consumer has left behind make room for what was read ahead.
 //!
-//! What comes next is guessed ([`super::guess`]). In the next file a lead goes on at half of its full length. Parts of tensors get
-//! memory of their own, so a stream reads them also where reads come out of the page cache.
+//! What comes next is guessed ([`super::guess`]). A lead begins with as many bytes as the consumer has just used. It doubles
+//! with each right guess, up to twice of what was used since; where another consumer of this process has begun in the same
+//! file, it ends ([`super::run`]). In the next file it goes on at half of its full length. Parts of tensors get memory of their
+//! own, so a stream reads them also where reads come out of the page cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,7 +36,7 @@ use super::engine::Stream;
 use super::expected::Expected;
 use super::file_tensors::FileTensors;
 use super::guess::{Guess, Request};
-use super::lead_count::{count_leads, usual_lead_bytes};
+use super::lead_count::{Seat, usual_lead_bytes};
 use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
@@ -47,8 +49,6 @@ pub const LEAST_DATA_BYTES: u64 = 1 << 20;
 const LOOK_BYTES: u64 = 64 << 20;
 /// After this many streams of parts in vain another one begins only once an expected part was asked for.
 const MAX_FRUITLESS: u32 = 2;
-/// Leads at a time that have a thread, descriptors or memory of their own. Other files are used without one.
-const MAX_LEADS: usize = 8;
 
 /// What brings whole tensors before they are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,8 +92,7 @@ struct LeadWork {
     /// Whether pages of the file that are cached must stay so: on FUSE a further opening drops them.
     keeps_cache: bool,
     is_off: AtomicBool,
-    /// Whether it is one of [`MAX_LEADS`].
-    is_counted: AtomicBool,
+    seat: Seat,
     /// Where the consumer began.
     run: Arc<Run>,
     state: Mutex<Following>,
@@ -131,11 +130,6 @@ impl Drop for TurnOff<'_> {
 }
 
 impl Lead {
-    /// Returns whether there is room for one more lead.
-    pub fn has_room() -> bool {
-        count_leads(|leads| leads) < MAX_LEADS
-    }
-
     /// Makes a lead for the tensors of a file. Nothing is read before one is asked for. With `keeps_cache` the file is
     /// not opened anew. Where the `kernel_keeps_up`, parts of tensors alone are read.
     pub fn new(
@@ -145,10 +139,12 @@ impl Lead {
         keeps_cache: bool,
         kernel_keeps_up: bool,
     ) -> Self {
+        let seat = Seat::default();
         // A stream of parts is counted once it starts.
-        let leads = count_leads(|leads| leads + usize::from(!kernel_keeps_up));
-        let limit_bytes =
-            limit_bytes.unwrap_or_else(|| usual_lead_bytes(limits::available_memory_bytes(), leads));
+        if !kernel_keeps_up {
+            seat.take();
+        }
+        let limit_bytes = limit_bytes.unwrap_or_else(usual_lead_bytes);
         let means = if opened.may_read_from_cache() { Means::Advice } else { Means::Reads };
         let budget = Budget::new(FIRST_BYTES.min(limit_bytes), limit_bytes);
         let run = Run::new(opened.facts.identity);
@@ -170,7 +166,7 @@ impl Lead {
             tensors,
             limit_bytes,
             is_off: AtomicBool::new(false),
-            is_counted: AtomicBool::new(!kernel_keeps_up),
+            seat,
             run,
             state: Mutex::new(state),
             moved: Condvar::new(),
@@ -230,7 +226,7 @@ impl Lead {
         };
         if is_at_end {
             // Others may begin, though the consumer may have left tensors out here.
-            self.work.discount();
+            self.work.seat.give_up();
         }
         is_at_end.then(|| state.guess.clone())
     }
@@ -332,7 +328,7 @@ impl LeadWork {
     fn turn_off(&self) {
         self.is_off.store(true, Ordering::Relaxed);
         self.run.end();
-        self.discount();
+        self.seat.give_up();
         let released = {
             let mut state = self.lock();
             state.is_closed = true;
@@ -353,9 +349,7 @@ impl LeadWork {
         let request = state.guess.note(&self.tensors, number, selection, thread::current().id());
         let len = self.tensors.ranges[number].1;
         if self.means != Means::Reads && !state.guess.has_parts {
-            // Ahead of a consumer that soon leaves no more than it has used is read for nothing.
-            let first_bytes = len.clamp(LEAST_DATA_BYTES, FIRST_BYTES);
-            state.cursor.note((number, len), request, self.budget(first_bytes.min(self.limit_bytes)));
+            state.cursor.note((number, len), request, self.budget(self.first_bytes(len)));
             let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.uses.unused == 0);
             drop(state);
             if is_ended {
@@ -409,7 +403,7 @@ impl LeadWork {
             std::mem::forget(off); // streams read on, or all was asked for ahead
         }
         if is_of_use && !state.guess.has_parts {
-            self.discount();
+            self.seat.give_up();
         }
     }
 
@@ -439,65 +433,53 @@ impl LeadWork {
         selection: Option<&Selection>,
     ) -> Result<Answer> {
         let Request { place, is_next, is_first, is_expected, .. } = request;
+        let (offset, len) = self.tensors.ranges[number];
+        let used_bytes = selection.map_or(len, |part| part.result_bytes);
         let Some(opened) = state.opened.clone().filter(|_| is_first) else { return Ok(Answer::InFile) };
-        let found = state.stream.as_mut().and_then(|expected| {
-            let want = expected.reserve(place, selection)?;
-            Some((expected, want))
-        });
-        if let Some((expected, want)) = found {
-            expected.used_bytes += self.tensors.ranges[number].1;
-            let bound = self.first_bytes().saturating_add(CREDIT.saturating_mul(expected.used_bytes));
+        // What comes before was passed over: it is not waited for.
+        let near = if request.has_left_out { 0 } else { NEAR_TENSORS };
+        let found = state.stream.as_mut().and_then(|it| Some((it.reserve(place, selection, near)?, it)));
+        if let Some((want, expected)) = found {
+            expected.used_bytes += used_bytes;
+            let bound = self.first_bytes(0).saturating_add(CREDIT.saturating_mul(expected.used_bytes));
             expected.stream.double(self.stream_bytes().min(bound));
             return Ok(Answer::InStream(expected.stream.clone(), want));
         }
         if !is_next || request.has_turned {
             self.run.begin(state.guess.order, place);
         }
-        let (offset, len) = self.tensors.ranges[number];
         let is_large = selection.is_none() && len > PIECE_BYTES;
         if selection.is_none() && len > self.limit_bytes {
             return Ok(Answer::InFile);
         }
         if is_next && !state.guess.has_parts {
-            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes())?;
-            let stream = state.stream.as_ref().map(|expected| expected.stream.clone());
-            return Ok(stream
-                .filter(|stream| stream.reserve(0, NEAR_TENSORS))
-                .map_or(Answer::InFile, |stream| Answer::InStream(stream, 0)));
+            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes(len))?;
+            let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
+            expected.stream.reserve(0, NEAR_TENSORS);
+            return Ok(Answer::InStream(expected.stream.clone(), 0));
         }
         // A part is read by several threads as it is. The stream goes on behind it once the next one is known.
-        let goes_on = |next: usize| {
-            let next_number = self.tensors.number_at(next, state.guess.order);
-            let wanted = state.guess.expected(&self.tensors, next_number)?;
-            let is_there = state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()));
-            (!is_there).then_some(next)
-        };
-        let is_likely = is_next && (is_expected || state.fruitless < MAX_FRUITLESS);
-        let behind = if is_likely { place + 1..self.tensors.ranges.len() } else { 0..0 };
-        let next = state.guess.uses.next_place(&self.tensors, state.guess.order, behind);
-        if let Some(next) = next.and_then(goes_on) {
-            let expected = self.start_stream(&opened, state, (next, false), self.first_bytes())?;
+        let behind = place + 1..self.tensors.ranges.len();
+        if is_next
+            && (is_expected || state.fruitless < MAX_FRUITLESS)
+            && let Some(next) = state.guess.uses.next_place(&self.tensors, state.guess.order, behind)
+            && let number = self.tensors.number_at(next, state.guess.order)
+            && let Some(wanted) = state.guess.expected(&self.tensors, number)
+            && !state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()))
+        {
+            let expected = self.start_stream(&opened, state, (next, false), self.first_bytes(used_bytes))?;
             let before = std::mem::replace(&mut state.stream, expected);
             state.fruitless = before.map_or(0, |it| if it.used_bytes > 0 { 0 } else { state.fruitless + 1 });
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
-            return Ok(Answer::InStream(Arc::new(self.stream_of(&opened, &[alone], self.first_bytes())?), 0));
+            return Ok(Answer::InStream(
+                Arc::new(self.stream_of(&opened, &[alone], self.first_bytes(len))?),
+                0,
+            ));
         }
         Ok(Answer::InFile)
-    }
-
-    /// Counts the lead, unless it is. Returns false if there are too many.
-    fn is_among_leads(&self) -> bool {
-        self.is_counted.swap(true, Ordering::Relaxed) || count_leads(|leads| leads + 1) <= MAX_LEADS
-    }
-
-    /// Counts the lead no longer.
-    fn discount(&self) {
-        if self.is_counted.swap(false, Ordering::Relaxed) {
-            count_leads(|leads| leads.saturating_sub(1));
-        }
     }
 
     /// A lead of `first_bytes`, which may become as long as the limit.
@@ -505,9 +487,10 @@ impl LeadWork {
         Budget::new(first_bytes, self.limit_bytes)
     }
 
-    /// The lead of a stream before any guess was right.
-    fn first_bytes(&self) -> u64 {
-        self.limit_bytes.min(FIRST_BYTES)
+    /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
+    /// for nothing.
+    fn first_bytes(&self, len: u64) -> u64 {
+        len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
     }
 
     /// The longest lead of a stream. In the next file a lead begins with half of it.
@@ -524,7 +507,7 @@ impl LeadWork {
         (first, is_asked): (usize, bool),
         memory_bytes: u64,
     ) -> Result<Option<Expected>> {
-        if !self.is_among_leads() {
+        if !self.seat.take() {
             return Err(Error::argument("other files are read ahead"));
         }
         let expected = (first..self.tensors.ranges.len()).filter_map(|place| {

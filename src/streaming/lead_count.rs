@@ -1,13 +1,17 @@
 //! How many leads a process has, and how they share its memory.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::os::process::fork;
+use crate::os::process::{fork, limits};
 
 /// The lead of a caller that names none: this share of the available memory, divided by the number of leads, and no more
 /// than [`LEAD_BYTES`].
 const MEMORY_SHARE: u64 = 4;
 const LEAD_BYTES: u64 = 1 << 30;
+
+/// Leads at a time that have a thread, descriptors or memory of their own. Other files are used without one.
+const MAX_LEADS: usize = 8;
 
 /// The number of leads of this process that are not off.
 static LEADS: Mutex<LeadCount> = Mutex::new(LeadCount { process: 0, leads: 0 });
@@ -18,8 +22,31 @@ struct LeadCount {
     leads: usize,
 }
 
+/// Whether a lead is one of those that are counted.
+#[derive(Debug, Default)]
+pub struct Seat(AtomicBool);
+
+impl Seat {
+    /// Returns whether there is one.
+    pub fn is_free() -> bool {
+        count_leads(|leads| leads) < MAX_LEADS
+    }
+
+    /// Counts the lead, unless it is. Returns false if there are too many.
+    pub fn take(&self) -> bool {
+        self.0.swap(true, Ordering::Relaxed) || count_leads(|leads| leads + 1) <= MAX_LEADS
+    }
+
+    /// Counts the lead no longer.
+    pub fn give_up(&self) {
+        if self.0.swap(false, Ordering::Relaxed) {
+            count_leads(|leads| leads.saturating_sub(1));
+        }
+    }
+}
+
 /// Changes the number of leads, and returns it.
-pub fn count_leads(change: impl FnOnce(usize) -> usize) -> usize {
+fn count_leads(change: impl FnOnce(usize) -> usize) -> usize {
     fork::with_lock(&LEADS, |count| {
         let process = fork::generation();
         let leads = if count.process == process { count.leads } else { 0 };
@@ -28,8 +55,13 @@ pub fn count_leads(change: impl FnOnce(usize) -> usize) -> usize {
     })
 }
 
-/// Returns how long the last one of so many leads may be if its caller names no limit.
-pub fn usual_lead_bytes(available_bytes: u64, leads: usize) -> u64 {
+/// Returns how long a lead may be whose caller names no limit.
+pub fn usual_lead_bytes() -> u64 {
+    share_of(limits::available_memory_bytes(), count_leads(|leads| leads))
+}
+
+/// Returns how long the last one of so many leads may be.
+fn share_of(available_bytes: u64, leads: usize) -> u64 {
     (available_bytes / MEMORY_SHARE / leads.max(1) as u64).min(LEAD_BYTES)
 }
 
@@ -40,10 +72,10 @@ mod tests {
     #[test]
     fn leads_that_begin_one_after_another_leave_memory_for_others() {
         const GIB: u64 = 1 << 30;
-        assert_eq!(usual_lead_bytes(64 * GIB, 1), GIB);
-        assert_eq!(usual_lead_bytes(64 * GIB, 16), GIB);
-        assert_eq!(usual_lead_bytes(GIB, 1), GIB / 4);
-        let all: u64 = (1..=8).map(|leads| usual_lead_bytes(GIB, leads)).sum();
+        assert_eq!(share_of(64 * GIB, 1), GIB);
+        assert_eq!(share_of(64 * GIB, 16), GIB);
+        assert_eq!(share_of(GIB, 1), GIB / 4);
+        let all: u64 = (1..=8).map(|leads| share_of(GIB, leads)).sum();
         assert!(all < 3 * GIB / 4, "{all}");
     }
 }

@@ -68,7 +68,7 @@ pub mod guess;
 pub mod idle;
 pub mod lanes;
 pub mod lead;
-mod lead_count;
+pub mod lead_count;
 mod lead_cursor;
 mod left_out;
 pub mod options;

@@ -68,7 +68,7 @@ mod tests {
     fn a_run_ends_where_the_next_one_of_the_file_begins() {
         let files = [(); 2].map(|()| tempfile::NamedTempFile::new().expect("a file"));
         let [file, other] = files.each_ref().map(|file| identity_at(file.path()).expect("it is there"));
-        let [first, second, third] = [(); 3].map(|()| Run::new(file.clone()));
+        let [first, second, third] = [(); 3].map(|()| Run::new(file));
         let elsewhere = Run::new(other);
         assert_eq!(first.end_behind(0, 0), None, "nobody has begun");
         first.begin(0, 0);

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -519,6 +520,81 @@ def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, di
     between = LAYERS * SIDE * SIDE // 2
     assert slow.counts["most_in_flight"] >= 8
     assert needed <= slow.counts["read_bytes"] <= 1.2 * (needed + between) + MIB
+
+
+@pytest.fixture(scope="module")
+def norms(tmp_path_factory):
+    """A model of layers with a small tensor and a large one."""
+    folder = tmp_path_factory.mktemp("norms")
+    tensors = {}
+    for layer in range(LAYERS):
+        tensors[f"layers.{layer:02}.norm"] = np.full(1024, layer, "u1")
+        tensors[f"layers.{layer:02}.weight"] = np.full(2 * MIB, layer, "u1")
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@both_mounts
+def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, direct):
+    with (
+        slow_mount(norms, tmp_path, direct_io=direct) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        for layer in range(LAYERS):
+            assert (file.get_tensor(f"layers.{layer:02}.norm") == layer).all()
+    assert slow.counts["most_in_flight"] >= 8, "the others are read ahead"
+    # The kernel reads around the first ones.
+    assert slow.counts["read_bytes"] <= (MIB if direct else 6 * MIB)
+
+
+@both_mounts
+def test_ahead_of_a_consumer_that_leaves_layers_out_little_is_read(norms, tmp_path, direct):
+    names = [f"layers.{layer:02}.{each}" for layer in range(0, LAYERS, 3) for each in ("norm", "weight")]
+    with (
+        slow_mount(norms, tmp_path, direct_io=direct) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        for name in names:
+            assert (file.get_tensor(name) == int(name.split(".")[1])).all()
+    used = len(names) // 2 * 2 * MIB
+    assert used <= slow.counts["read_bytes"] <= used + 4 * MIB
+
+
+@both_mounts
+def test_parts_are_read_ahead_past_tensors_that_are_left_out(layers, tmp_path, direct):
+    folder, tensors = layers
+    names = [f"layers.{layer}.by_rows" for layer in sorted(range(LAYERS), key=str)]
+    needed = 0
+    with (
+        slow_mount(folder, tmp_path, direct_io=direct) as slow,
+        safe_open(slow.path / "model.safetensors", "np", copy=True) as file,
+    ):
+        for name in names:
+            found = file.get_slice(name)[part_of_rank(name)]
+            np.testing.assert_array_equal(found, tensors[name][part_of_rank(name)])
+            needed += found.nbytes
+    assert slow.counts["most_in_flight"] >= 8
+    assert needed <= slow.counts["read_bytes"] <= 1.2 * needed + MIB
+
+
+def test_leads_of_threads_that_take_a_block_each_do_not_read_those_of_others(source, tmp_path):
+    threads = 4
+    begun = threading.Barrier(threads)
+
+    def block(number):
+        with safe_open(path, "np") as file:
+            names = file.keys()[number * TENSORS // threads : (number + 1) * TENSORS // threads]
+            for place, name in enumerate(names):
+                assert (file.get_tensor(name) == int(name[1:])).all()
+                if place == 0:
+                    begun.wait()
+
+    with slow_mount(source, tmp_path, direct_io=True) as slow:
+        path = slow.path / "model.safetensors"
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(block, range(threads)))
+    assert slow.counts["most_in_flight"] >= 8
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.1 * WHOLE
 
 
 def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
