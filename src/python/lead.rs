@@ -17,7 +17,7 @@ use crate::slicing::{Selection, Sequence};
 use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::file_tensors::FileTensors;
 use crate::streaming::guess::Guess;
-use crate::streaming::lead::{Answer, LEAST_DATA_BYTES, Lead};
+use crate::streaming::lead::{Answer, Lead};
 use crate::streaming::lead_count::Seat;
 use crate::streaming::sample;
 use crate::streaming::warm::{WarmSlot, Warmed};
@@ -231,8 +231,7 @@ impl FileLead {
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
         let seed = RandomState::new().hash_one(&opened.path);
-        let data_bytes = opened.size().saturating_sub(header.data_start);
-        if data_bytes < LEAST_DATA_BYTES || !sample::is_cold(&opened, seed) {
+        if !sample::is_worth_a_lead(&opened, header.data_start, seed) {
             return None;
         }
         opened.widen_read_ahead();

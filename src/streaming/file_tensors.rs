@@ -1,5 +1,6 @@
 //! [`FileTensors`]: the tensors of a file, in the orders in which a consumer may ask for them.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::natural::{self, NameKinds};
@@ -10,6 +11,8 @@ pub struct FileTensors {
     /// Offset in the file and length of each.
     pub ranges: Vec<(u64, u64)>,
     names: Vec<NameKinds>,
+    /// About how many tensors a layer has.
+    pub layer_tensors: usize,
     orders: Vec<TensorOrder>,
 }
 
@@ -47,7 +50,12 @@ impl FileTensors {
     pub fn new(ranges: Vec<(u64, u64)>, names: Vec<NameKinds>, orders: Vec<Vec<u32>>) -> Self {
         let by_offset = (0..ranges.len() as u32).collect();
         let orders = std::iter::once(by_offset).chain(orders).map(TensorOrder::new).collect();
-        Self { ranges, names, orders }
+        let mut members = HashMap::new();
+        for name in &names {
+            *members.entry(name.series).or_insert(0_usize) += 1;
+        }
+        let layers = members.into_values().max().unwrap_or(1);
+        Self { layer_tensors: ranges.len().div_ceil(layers), ranges, names, orders }
     }
 
     pub fn orders(&self) -> Range<usize> {

@@ -88,10 +88,13 @@ impl Guess {
         if let Some(order) = other {
             (self.order, is_next) = (order, true);
             self.uses.take_back_passes();
+            self.uses.begin(tensors.place_of(number, order));
         } else if let Some(last) = last {
             let between = tensors.between(last, number, self.order);
             let (is_expected, leaves_out) = self.uses.pass_over(tensors, self.order, between);
             (is_next, has_left_out) = (is_next || is_expected, leaves_out);
+        } else {
+            self.uses.begin(tensors.place_of(number, self.order));
         }
         let is_first = self.uses.ask(tensors, number);
         let mut is_expected = false;

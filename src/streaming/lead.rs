@@ -11,8 +11,8 @@
 //!
 //! While a thread advises, tensors that the consumer has left behind make room for what was read ahead.
 //!
-//! What comes next is guessed ([`super::guess`]). A lead begins with as many bytes as the consumer has just used. It doubles
-//! with each right guess, up to twice of what was used since; where another consumer of this process has begun in the same
+//! What comes next is guessed ([`super::guess`]). A lead doubles with each right guess, up to what it was at first and
+//! twice of what was used since; where another consumer of this process has begun in the same
 //! file, it ends ([`super::run`]). In the next file it goes on at half of its full length. Parts of tensors get memory of their
 //! own, so a stream reads them also where reads come out of the page cache.
 
@@ -41,10 +41,9 @@ use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
 use super::run::Run;
+use super::sample::LEAST_DATA_BYTES;
 use super::uses::NEAR_TENSORS;
 
-/// Less is read before a lead would help.
-pub const LEAST_DATA_BYTES: u64 = 1 << 20;
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
 /// After this many streams of parts in vain another one begins only once an expected part was asked for.
@@ -441,7 +440,7 @@ impl LeadWork {
         let found = state.stream.as_mut().and_then(|it| Some((it.reserve(place, selection, near)?, it)));
         if let Some((want, expected)) = found {
             expected.used_bytes += used_bytes;
-            let bound = self.first_bytes(0).saturating_add(CREDIT.saturating_mul(expected.used_bytes));
+            let bound = FIRST_BYTES.saturating_add(CREDIT.saturating_mul(expected.used_bytes));
             expected.stream.double(self.stream_bytes().min(bound));
             return Ok(Answer::InStream(expected.stream.clone(), want));
         }
@@ -453,7 +452,7 @@ impl LeadWork {
             return Ok(Answer::InFile);
         }
         if is_next && !state.guess.has_parts {
-            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes(len))?;
+            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes(FIRST_BYTES))?;
             let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
             expected.stream.reserve(0, NEAR_TENSORS);
             return Ok(Answer::InStream(expected.stream.clone(), 0));
@@ -467,7 +466,7 @@ impl LeadWork {
             && let Some(wanted) = state.guess.expected(&self.tensors, number)
             && !state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()))
         {
-            let expected = self.start_stream(&opened, state, (next, false), self.first_bytes(used_bytes))?;
+            let expected = self.start_stream(&opened, state, (next, false), self.first_bytes(FIRST_BYTES))?;
             let before = std::mem::replace(&mut state.stream, expected);
             state.fruitless = before.map_or(0, |it| if it.used_bytes > 0 { 0 } else { state.fruitless + 1 });
         }
@@ -475,7 +474,7 @@ impl LeadWork {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
             return Ok(Answer::InStream(
-                Arc::new(self.stream_of(&opened, &[alone], self.first_bytes(len))?),
+                Arc::new(self.stream_of(&opened, &[alone], self.first_bytes(FIRST_BYTES))?),
                 0,
             ));
         }
@@ -488,7 +487,7 @@ impl LeadWork {
     }
 
     /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
-    /// for nothing.
+    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order.
     fn first_bytes(&self, len: u64) -> u64 {
         len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
     }

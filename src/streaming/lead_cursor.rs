@@ -297,7 +297,7 @@ mod tests {
                 asked_bytes += range.len;
             }
         }
-        assert_eq!(asked_bytes, TENSORS as u64 * TENSOR_BYTES, "that of the first tensor anew");
+        assert_eq!(asked_bytes + STEP_BYTES, TENSORS as u64 * TENSOR_BYTES, "with that of the first tensor");
         assert_eq!(consumer.next(), LeadStep::End);
     }
 

@@ -1,21 +1,20 @@
 //! [`LeftOut`]: the series of tensors that a consumer leaves out.
 //!
-//! A series is one tensor of each layer: its names differ in their first number alone.
+//! A series is one tensor of each layer: its names differ in their first number alone. Of one of which something was asked for
+//! all is expected, however much was passed over: layers are asked for in other orders than that of the file.
 //!
 //! ```text
-//!   expected ──(one was passed over)──────────────────────────────────────> left out <─┐
-//!      │ ▲                                                                    ▲ │      │ passed over
-//!      │ └─(asked for)─┐                            (by another such jump)    │ │ asked for
-//!      └──(by a jump)──> suspected ───────────────────────────────────────────┘ └──> asked for once
-//!                                                                                       │
-//!   expected, with all that were asked for once <──────────(asked for again)────────────┘
+//!   unknown ──(one was passed over)──────────────────────────> left out <──(passed over)──┐
+//!      ├──(by a jump)──> suspected ──(by another such jump)────────┘ └──(asked for)──> asked for once
+//!      └──(asked for)──> asked for <──(asked for)──┘                                      │
+//!                            ^─────────(asked for again, with all that were once)─────────┘
 //! ```
 //!
 //! One jump to a far place is how a rank comes to its layers. The second one is how it passes over the experts of others.
 
 use std::collections::HashMap;
 
-/// The series of which tensors were passed over; others are expected.
+/// The series that are known; others are expected.
 #[derive(Debug, Clone, Default)]
 pub struct LeftOut(HashMap<u64, Standing>);
 
@@ -25,6 +24,7 @@ enum Standing {
     Suspected(u32),
     LeftOut,
     AskedForOnce,
+    AskedFor,
 }
 
 impl LeftOut {
@@ -40,6 +40,7 @@ impl LeftOut {
         let now = match (self.0.get(&series), jump) {
             (None, Some(jump)) => Standing::Suspected(jump),
             (Some(&Standing::Suspected(since)), Some(jump)) if since == jump => Standing::Suspected(since),
+            (Some(Standing::AskedFor), _) => Standing::AskedFor,
             _ => Standing::LeftOut,
         };
         self.0.insert(series, now);
@@ -49,18 +50,18 @@ impl LeftOut {
     /// Notes that a tensor was asked for in its turn.
     pub fn ask(&mut self, series: u64) {
         match self.0.get_mut(&series) {
-            None => {}
             Some(standing @ Standing::LeftOut) => *standing = Standing::AskedForOnce,
-            Some(Standing::Suspected(_)) => self.expect(series),
             Some(Standing::AskedForOnce) => {
-                self.0.retain(|_, standing| *standing != Standing::AskedForOnce);
+                let once = self.0.values_mut().filter(|standing| **standing == Standing::AskedForOnce);
+                once.for_each(|standing| *standing = Standing::AskedFor);
             }
+            _ => self.expect(series),
         }
     }
 
     /// Notes that a tensor that seemed to be passed over was only asked for late.
     pub fn expect(&mut self, series: u64) {
-        self.0.remove(&series);
+        self.0.insert(series, Standing::AskedFor);
     }
 
     /// Expects all.
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_series_is_left_out_until_two_in_a_row_were_asked_for() {
+    fn a_series_of_which_nothing_was_asked_for_is_left_out_until_two_in_a_row_were() {
         let mut left_out = LeftOut::default();
         assert!(left_out.pass(1, None));
         assert!(left_out.pass(2, None));
@@ -86,6 +87,7 @@ mod tests {
         assert!(left_out.has(1), "every second one");
         left_out.ask(1);
         assert!(!left_out.has(1) && left_out.has(2));
+        assert!(!left_out.pass(1, None), "it is asked for");
     }
 
     #[test]

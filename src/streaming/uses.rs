@@ -26,6 +26,8 @@ pub struct Uses {
     pub unused: usize,
     of: Vec<Use>,
     left_out: LeftOut,
+    /// The first place of which nothing shows yet whether it was passed over.
+    passed: usize,
     /// Jumps past expected tensors to far places.
     jumps: u32,
     /// The thread that asked first.
@@ -36,12 +38,20 @@ pub struct Uses {
 impl Uses {
     pub fn new(count: usize) -> Self {
         let of = vec![Use::None; count];
-        Self { unused: count, of, left_out: LeftOut::default(), jumps: 0, thread: None, has_threads: false }
+        Self {
+            unused: count,
+            of,
+            left_out: LeftOut::default(),
+            passed: 0,
+            jumps: 0,
+            thread: None,
+            has_threads: false,
+        }
     }
 
     /// What is expected of a consumer in another file of so many tensors.
     pub fn in_next_file(&self, count: usize) -> Self {
-        Self { unused: count, of: vec![Use::None; count], ..self.clone() }
+        Self { unused: count, of: vec![Use::None; count], passed: 0, ..self.clone() }
     }
 
     pub fn asked_for(&self) -> usize {
@@ -54,7 +64,7 @@ impl Uses {
 
     /// Returns whether a tensor is likely to be asked for, and was not.
     pub fn awaits(&self, tensors: &FileTensors, number: usize) -> bool {
-        self.of[number] == Use::None && !self.left_out.has(tensors.series_of(number))
+        !self.is_used(number) && !self.left_out.has(tensors.series_of(number))
     }
 
     /// Returns the first of the places whose tensor is [awaited](Self::awaits).
@@ -83,13 +93,15 @@ impl Uses {
     /// series from now on.
     pub fn pass_over(&mut self, tensors: &FileTensors, order: usize, between: Range<usize>) -> (bool, bool) {
         if between.len() > MOST_PASSED_TENSORS {
+            self.passed = between.end;
             return (false, false);
         }
         let is_next = !between.is_empty() && self.next_place(tensors, order, between.clone()).is_none();
-        // What one thread seems to pass over another one is about to ask for.
-        let behind = if self.has_threads { NEAR_TENSORS } else { 0 };
-        let passed = between.start.saturating_sub(behind)..between.end.saturating_sub(behind);
-        let is_far = passed.len() > NEAR_TENSORS;
+        // What seems to be passed over may come later in the layer, or another thread is about to ask for it.
+        let behind = tensors.layer_tensors.max(if self.has_threads { NEAR_TENSORS } else { 0 });
+        let passed = self.passed..between.end.saturating_sub(behind);
+        self.passed = passed.end.max(self.passed);
+        let is_far = between.len() > NEAR_TENSORS;
         self.jumps += u32::from(is_far);
         let mut has_left_out = false;
         for place in passed {
@@ -100,6 +112,11 @@ impl Uses {
             }
         }
         (is_next, has_left_out)
+    }
+
+    /// Begins at a place.
+    pub fn begin(&mut self, place: usize) {
+        self.passed = place;
     }
 
     /// Forgets what was passed over in an order that is not the consumer's.
@@ -142,21 +159,18 @@ mod tests {
     #[test]
     fn a_consumer_of_one_tensor_of_each_layer_is_followed() {
         let (tensors, guess, found) = requests(4, 8, &[1, 5, 9, 13]);
-        assert_eq!(found.iter().map(|it| it.is_next).collect::<Vec<_>>(), [false, false, true, true]);
-        assert_eq!(found.iter().map(|it| it.has_left_out).collect::<Vec<_>>(), [false, true, false, false]);
+        assert_eq!(found.iter().map(|it| it.is_next).collect::<Vec<_>>(), [false, false, false, true]);
+        assert_eq!(found.iter().map(|it| it.has_left_out).collect::<Vec<_>>(), [false, false, true, false]);
         let awaited: Vec<_> = (0..32).filter(|&number| guess.uses.awaits(&tensors, number)).collect();
         assert_eq!(awaited, [17, 21, 25, 29]);
         assert_eq!(next_place(&tensors, &guess, 14), Some(17));
     }
 
     #[test]
-    fn nothing_is_expected_of_a_consumer_that_leaves_layers_out() {
-        let (tensors, mut guess, _) = requests(2, 9, &[0, 1, 6, 7]);
-        assert_eq!(next_place(&tensors, &guess, 8), None);
-        for number in [12, 13] {
-            note(&mut guess, &tensors, number);
-            assert_eq!(next_place(&tensors, &guess, number), None);
-        }
+    fn layers_are_passed_over_and_expected_all_the_same() {
+        let (tensors, guess, found) = requests(2, 9, &[0, 1, 6, 7, 12, 13]);
+        assert!(!found.iter().any(|request| request.has_left_out));
+        assert_eq!(next_place(&tensors, &guess, 14), Some(14));
     }
 
     #[test]
@@ -167,14 +181,21 @@ mod tests {
     }
 
     #[test]
-    fn experts_of_other_ranks_are_left_out_after_two_layers() {
+    fn experts_of_other_ranks_are_left_out_after_some_layers() {
         let layer_tensors = 64;
         let experts: Vec<_> =
-            (0..3).flat_map(|layer| (8..12).map(move |of| layer * layer_tensors + of)).collect();
+            (0..4).flat_map(|layer| (8..12).map(move |of| layer * layer_tensors + of)).collect();
         let (tensors, guess, _) = requests(layer_tensors, 6, &experts);
-        let next = 3 * layer_tensors + 8;
-        assert_eq!(next_place(&tensors, &guess, 2 * layer_tensors + 12), Some(next));
+        let next = 4 * layer_tensors + 8;
+        assert_eq!(next_place(&tensors, &guess, 3 * layer_tensors + 12), Some(next));
         assert_eq!(next_place(&tensors, &guess, next + 4), Some(next + layer_tensors));
+    }
+
+    #[test]
+    fn another_order_within_each_layer_leaves_nothing_out() {
+        let order: Vec<_> = (0..8).flat_map(|layer| [3, 1, 0, 2].map(|of| layer * 4 + of)).collect();
+        let (_, _, found) = requests(4, 8, &order);
+        assert!(!found.iter().any(|request| request.has_left_out));
     }
 
     #[test]
@@ -187,7 +208,5 @@ mod tests {
             assert!(!request.has_left_out);
         }
         assert_eq!(next_place(&tensors, &guess, 40), Some(40));
-        let left_out = [71, 79].map(|number| guess.note(&tensors, number, None, ids[0]).has_left_out);
-        assert_eq!(left_out, [false, true], "those that are far behind");
     }
 }
