@@ -58,3 +58,19 @@ fn digits<'t>(text: &mut &'t [u8]) -> &'t [u8] {
     let zeros = number.iter().take_while(|&&byte| byte == b'0').count();
     &number[zeros..]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_is_of_one_expert_and_a_kind_of_all() {
+        let names: [&[u8]; 3] =
+            [b"layers.0.experts.3.w1", b"layers.12.experts.3.w1", b"layers.0.experts.4.w1"];
+        let [first, next, other] = names.map(kinds_of);
+        assert_eq!(first, next);
+        assert_eq!(first.kind, other.kind);
+        assert_ne!(first.series, other.series);
+        assert_ne!(first.kind, kinds_of(b"layers.0.experts.3.norm").kind);
+    }
+}

@@ -1,18 +1,21 @@
-"""Programs that get little from reading ahead: few tensors, threads by blocks, small files."""
+"""Programs that get little from reading ahead: few tensors, experts, threads by blocks, small files."""
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import safetensors.numpy
-from few_weights import WAYS, is_norm, is_of_kept_layer
+from few_weights import WAYS, is_norm, is_of_first_layers, is_of_kept_layer, is_own_expert
 from fresh import Load, alternate, load_slow
 from harness import Row
 from load_weights import used
 
 LAYERS, WEIGHT_BYTES, NORM_BYTES = 64, 4 << 20, 1 << 10
+EXPERT_LAYERS, EXPERTS, EXPERT_BYTES = 16, 64, 256 << 10
 FILES, OF_FILE = 20, 10
 BANDWIDTH_BYTES = 100_000_000
 DELAY_MS, ROUNDS = 2, 5
@@ -20,46 +23,25 @@ TITLE = f"a cold FUSE mount with {DELAY_MS} ms a request and 100 MB/s, to CPU me
 OURS, STOCK, _ = WAYS
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is used of which files, how, and whether the mount is one with direct_io."""
+class Tensor(NamedTuple):
+    """What is to be found in a tensor, and how long it is."""
 
-    pattern: str
-    direct_io: bool
-    is_wanted: Callable[[str], bool] = lambda _: True
-    file_bytes: int | None = None
+    total: int
+    size_bytes: int
 
 
-CASES: dict[str, Case] = {}
-for _kind, _direct_io in (("cached", False), ("direct_io", True)):
-    CASES |= {
-        f"norms of 1 KiB between weights of 4 MiB, {_kind}": Case("norms", _direct_io, is_norm),
-        f"every third layer of 64, {_kind}": Case("every third layer", _direct_io, is_of_kept_layer),
-        f"4 threads, a block of the file each, {_kind}": Case("threads", _direct_io),
-        f"{FILES} files of 300 KiB, NumPy, {_kind}": Case(
-            "load_file of NumPy", _direct_io, file_bytes=300 << 10
-        ),
-        f"{FILES} files of 300 KiB, torch, {_kind}": Case(
-            "load_file of torch", _direct_io, file_bytes=300 << 10
-        ),
-        f"{FILES} files of 1200 KiB, NumPy, {_kind}": Case(
-            "load_file of NumPy", _direct_io, file_bytes=1200 << 10
-        ),
+def write(path: Path, sizes: dict[str, int], *, seed: int) -> dict[str, Tensor]:
+    """Writes random tensors of these bytes."""
+    generator = np.random.default_rng(seed)
+    arrays = {
+        name: generator.integers(0, 1 << 16, size // 2, dtype=np.uint16).view(np.float16)
+        for name, size in sizes.items()
     }
+    safetensors.numpy.save_file(arrays, path)
+    return {name: Tensor(used(array.view(np.uint16)), array.nbytes) for name, array in arrays.items()}
 
 
-def measure(folder: Path, cases: list[str]) -> list[Row]:
-    rows = []
-    for name in cases:
-        with tempfile.TemporaryDirectory(dir=folder) as inner:
-            source = Path(inner) / "source"
-            source.mkdir()
-            size = CASES[name].file_bytes
-            rows.append(of_case(name, source, model(source) if size is None else small_files(source, size)))
-    return rows
-
-
-def model(source: Path) -> dict[str, int]:
+def model(source: Path) -> dict[str, Tensor]:
     sizes = {}
     for layer in range(LAYERS):
         sizes |= {
@@ -69,34 +51,66 @@ def model(source: Path) -> dict[str, int]:
     return write(source / "model.safetensors", sizes, seed=0)
 
 
-def small_files(source: Path, file_bytes: int) -> dict[str, int]:
-    sums = {}
+def mixture(source: Path) -> dict[str, Tensor]:
+    """Layers of experts."""
+    sizes = {
+        f"model.layers.{layer:02}.experts.{expert:02}.weight": EXPERT_BYTES
+        for layer in range(EXPERT_LAYERS)
+        for expert in range(EXPERTS)
+    }
+    return write(source / "model.safetensors", sizes, seed=0)
+
+
+def small_files(file_bytes: int, source: Path) -> dict[str, Tensor]:
+    tensors = {}
     for number in range(FILES):
         sizes = {
             f"model.layers.{number * OF_FILE + each}.lora": file_bytes // OF_FILE for each in range(OF_FILE)
         }
-        sums |= write(source / f"{number:02}.safetensors", sizes, seed=number)
-    return sums
+        tensors |= write(source / f"{number:02}.safetensors", sizes, seed=number)
+    return tensors
 
 
-def write(path: Path, sizes: dict[str, int], *, seed: int) -> dict[str, int]:
-    """Writes random tensors, and returns the sum of each."""
-    generator = np.random.default_rng(seed)
-    arrays = {
-        name: generator.integers(0, 1 << 16, size // 2, dtype=np.uint16).view(np.float16)
-        for name, size in sizes.items()
+@dataclass(frozen=True)
+class Case:
+    """What is used of which files, how, and whether the mount is one with direct_io."""
+
+    pattern: str
+    direct_io: bool
+    is_wanted: Callable[[str], bool] = lambda _: True
+    make: Callable[[Path], dict[str, Tensor]] = model
+
+
+CASES: dict[str, Case] = {}
+for _kind, _direct_io in (("cached", False), ("direct_io", True)):
+    CASES |= {
+        f"norms of 1 KiB between weights of 4 MiB, {_kind}": Case("norms", _direct_io, is_norm),
+        f"every third layer of 64, {_kind}": Case("every third layer", _direct_io, is_of_kept_layer),
+        f"the first 8 layers of 64, {_kind}": Case("first layers", _direct_io, is_of_first_layers),
+        f"8 of 64 experts of each layer, {_kind}": Case("experts", _direct_io, is_own_expert, mixture),
+        f"4 threads, a block of the file each, {_kind}": Case("threads", _direct_io),
     }
-    safetensors.numpy.save_file(arrays, path)
-    return {name: used(array.view(np.uint16)) for name, array in arrays.items()}
+    for _kib, _library in ((300, "NumPy"), (300, "torch"), (1200, "NumPy")):
+        CASES[f"{FILES} files of {_kib} KiB, {_library}, {_kind}"] = Case(
+            f"load_file of {_library}", _direct_io, make=partial(small_files, _kib << 10)
+        )
 
 
-def of_case(name: str, source: Path, all_sums: dict[str, int]) -> Row:
+def measure(folder: Path, cases: list[str]) -> list[Row]:
+    rows = []
+    for name in cases:
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            source = Path(inner) / "source"
+            source.mkdir()
+            rows.append(of_case(name, source))
+    return rows
+
+
+def of_case(name: str, source: Path) -> Row:
     case = CASES[name]
-    sums = {name: total for name, total in all_sums.items() if case.is_wanted(name)}
-    needed = sum(
-        NORM_BYTES if is_norm(each) else case.file_bytes // OF_FILE if case.file_bytes else WEIGHT_BYTES
-        for each in sums
-    )
+    wanted = {name: tensor for name, tensor in case.make(source).items() if case.is_wanted(name)}
+    sums = {name: tensor.total for name, tensor in wanted.items()}
+    needed = sum(tensor.size_bytes for tensor in wanted.values())
 
     def load(way: str) -> Load:
         return load_slow(

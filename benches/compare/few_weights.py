@@ -15,6 +15,8 @@ from load_weights import Loaded, by_load_file, installed, report, shards
 
 THREADS = 4
 KEPT_LAYERS = 3
+FIRST_LAYERS = 8
+OWN_EXPERTS = range(8, 16)
 
 
 def is_norm(name: str) -> bool:
@@ -24,6 +26,15 @@ def is_norm(name: str) -> bool:
 def is_of_kept_layer(name: str) -> bool:
     """Whether a layer is one that is used: every third."""
     return int(name.split(".")[2]) % KEPT_LAYERS == 0
+
+
+def is_of_first_layers(name: str) -> bool:
+    return int(name.split(".")[2]) < FIRST_LAYERS
+
+
+def is_own_expert(name: str) -> bool:
+    """Whether an expert is one of this rank."""
+    return int(name.split(".")[4]) in OWN_EXPERTS
 
 
 def chosen(is_wanted: Callable[[str], bool], folder: Path) -> Loaded:
@@ -66,6 +77,8 @@ def flat(lists: Iterator[list[tuple[str, object]]]) -> Loaded:
 PATTERNS: dict[str, Callable[[Path], Loaded]] = {
     "norms": partial(chosen, is_norm),
     "every third layer": partial(chosen, is_of_kept_layer),
+    "first layers": partial(chosen, is_of_first_layers),
+    "experts": partial(chosen, is_own_expert),
     "threads": by_threads,
     "load_file of torch": by_load_file,
     "load_file of NumPy": by_numpy,

@@ -19,8 +19,8 @@ use crate::streaming::file_tensors::FileTensors;
 use crate::streaming::guess::Guess;
 use crate::streaming::lead::{Answer, Lead};
 use crate::streaming::lead_count::Seat;
-use crate::streaming::sample;
 use crate::streaming::warm::{WarmSlot, Warmed};
+use crate::streaming::{sample, small_file};
 use crate::weights::header::Header;
 
 /// The lead of one file.
@@ -231,7 +231,8 @@ impl FileLead {
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
         let seed = RandomState::new().hash_one(&opened.path);
-        if !sample::is_worth_a_lead(&opened, header.data_start, seed) {
+        let is_cold = || sample::is_cold(&opened, seed);
+        if small_file::fetch_if_small(&opened, header.data_start, is_cold) || !is_cold() {
             return None;
         }
         opened.widen_read_ahead();

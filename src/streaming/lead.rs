@@ -41,7 +41,7 @@ use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::plan::{FIRST_BYTES, Want};
 use super::run::Run;
-use super::sample::LEAST_DATA_BYTES;
+use super::small_file::LEAST_DATA_BYTES;
 use super::uses::NEAR_TENSORS;
 
 /// Bytes that are taken between two looks at the available memory.

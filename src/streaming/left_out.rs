@@ -55,12 +55,12 @@ impl LeftOut {
                 let once = self.0.values_mut().filter(|standing| **standing == Standing::AskedForOnce);
                 once.for_each(|standing| *standing = Standing::AskedFor);
             }
-            _ => self.expect(series),
+            _ => self.ask_late(series),
         }
     }
 
     /// Notes that a tensor that seemed to be passed over was only asked for late.
-    pub fn expect(&mut self, series: u64) {
+    pub fn ask_late(&mut self, series: u64) {
         self.0.insert(series, Standing::AskedFor);
     }
 
@@ -115,7 +115,7 @@ mod tests {
     fn what_came_late_was_not_left_out() {
         let mut left_out = LeftOut::default();
         left_out.pass(1, None);
-        left_out.expect(1);
+        left_out.ask_late(1);
         assert!(!left_out.has(1));
     }
 }

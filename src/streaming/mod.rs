@@ -76,6 +76,7 @@ pub mod pieces;
 pub mod plan;
 mod run;
 pub mod sample;
+pub mod small_file;
 pub mod staging;
 mod state;
 pub mod strategy;

@@ -9,8 +9,6 @@ use crate::os::process::limits;
 /// Pages that are probed before a file is read ahead, the last one of the file among them: a file that was read in part is
 /// cached up to some place.
 const PROBED_PAGES: u64 = 4;
-/// Less is read before a lead would help.
-pub const LEAST_DATA_BYTES: u64 = 1 << 20;
 /// About the rate at which a program uses memory.
 const ENOUGH_BYTES_PER_SECOND: u64 = 4 << 30;
 /// Of a smaller window no storage answers in time to reach that rate.
@@ -32,20 +30,6 @@ pub fn is_cold(opened: &Opened, seed: u64) -> bool {
     let size = opened.size();
     let offset = |probe| if probe == 0 { size - 1 } else { drawn(seed, probe, size) };
     !(0..PROBED_PAGES).all(|probe| is_cached(opened, offset(probe), seed))
-}
-
-/// Returns whether a file is to be read ahead behind its header: it is cold, and not small. Of a small one on a disk of this
-/// machine the kernel reads enough, and elsewhere all of it is asked for here, if it then is in the page cache.
-pub fn is_worth_a_lead(opened: &Opened, data_start: u64, seed: u64) -> bool {
-    let data_bytes = opened.size().saturating_sub(data_start);
-    let is_small = data_bytes < LEAST_DATA_BYTES;
-    if data_bytes == 0 || (is_small && opened.facts.identity.is_on_block_device()) || !is_cold(opened, seed) {
-        return false;
-    }
-    if is_small && opened.may_read_from_cache() {
-        page_cache::fetch_ahead(opened, data_start, data_bytes);
-    }
-    !is_small
 }
 
 /// Returns whether the kernel's own read-ahead brings a cold file as fast as a program can use it, by how soon the last page

@@ -8,8 +8,6 @@ use super::left_out::LeftOut;
 
 /// Tensors of several threads come in nearly the right order. A request this near is no jump.
 pub const NEAR_TENSORS: usize = 32;
-/// A consumer that goes on behind more tensors than this begins anew: none was passed over.
-const MOST_PASSED_TENSORS: usize = 4096;
 
 /// What a consumer did with a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +75,7 @@ impl Uses {
         let before = std::mem::replace(&mut self.of[number], Use::AskedFor);
         match before {
             Use::None => self.left_out.ask(tensors.series_of(number)),
-            Use::PassedOver => self.left_out.expect(tensors.series_of(number)),
+            Use::PassedOver => self.left_out.ask_late(tensors.series_of(number)),
             Use::AskedFor => return false,
         }
         self.unused -= 1;
@@ -92,10 +90,6 @@ impl Uses {
     /// Notes that a consumer went past these places. Returns whether it was to be expected, and whether it leaves out some
     /// series from now on.
     pub fn pass_over(&mut self, tensors: &FileTensors, order: usize, between: Range<usize>) -> (bool, bool) {
-        if between.len() > MOST_PASSED_TENSORS {
-            self.passed = between.end;
-            return (false, false);
-        }
         let is_next = !between.is_empty() && self.next_place(tensors, order, between.clone()).is_none();
         // What seems to be passed over may come later in the layer, or another thread is about to ask for it.
         let behind = tensors.layer_tensors.max(if self.has_threads { NEAR_TENSORS } else { 0 });
