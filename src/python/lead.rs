@@ -231,8 +231,7 @@ impl FileLead {
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
         let seed = RandomState::new().hash_one(&opened.path);
-        let is_cold = || sample::is_cold(&opened, seed);
-        if small_file::fetch_if_small(&opened, header.data_start, is_cold) || !is_cold() {
+        if small_file::fetch_if_small(&opened, header.data_start, seed) || !sample::is_cold(&opened, seed) {
             return None;
         }
         opened.widen_read_ahead();

@@ -4,13 +4,12 @@
 //! all is expected, however much was passed over: layers are asked for in other orders than that of the file.
 //!
 //! ```text
-//!   unknown ──(one was passed over)──────────────────────────> left out <──(passed over)──┐
-//!      ├──(by a jump)──> suspected ──(by another such jump)────────┘ └──(asked for)──> asked for once
-//!      └──(asked for)──> asked for <──(asked for)──┘                                      │
-//!                            ^─────────(asked for again, with all that were once)─────────┘
+//!   unknown ──(one was passed over)──> left out ──(asked for)──> asked for once ──(asked for again)──┐
+//!      │                                  ^──────(passed over)──────┘    with all that were once     v
+//!      └──(asked for)───────────────────────────────────────────────────────────────────────────> asked for
 //! ```
 //!
-//! One jump to a far place is how a rank comes to its layers. The second one is how it passes over the experts of others.
+//! A rank that comes to its layers by a jump is expected to go on from the second of them.
 
 use std::collections::HashMap;
 
@@ -20,8 +19,6 @@ pub struct LeftOut(HashMap<u64, Standing>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// Since the jump of this number.
-    Suspected(u32),
     LeftOut,
     AskedForOnce,
     AskedFor,
@@ -33,18 +30,13 @@ impl LeftOut {
         matches!(self.0.get(&series), Some(Standing::LeftOut | Standing::AskedForOnce))
     }
 
-    /// Notes that a tensor was passed over, by the `jump` of a number if it led far. Returns whether the series was
-    /// expected until now, and is not any longer.
-    pub fn pass(&mut self, series: u64, jump: Option<u32>) -> bool {
-        let was_left_out = self.has(series);
-        let now = match (self.0.get(&series), jump) {
-            (None, Some(jump)) => Standing::Suspected(jump),
-            (Some(&Standing::Suspected(since)), Some(jump)) if since == jump => Standing::Suspected(since),
-            (Some(Standing::AskedFor), _) => Standing::AskedFor,
-            _ => Standing::LeftOut,
-        };
-        self.0.insert(series, now);
-        !was_left_out && now == Standing::LeftOut
+    /// Notes that a tensor was passed over. Returns whether the series was expected until now, and is not any longer.
+    pub fn pass(&mut self, series: u64) -> bool {
+        let standing = self.0.get(&series).copied();
+        if standing != Some(Standing::AskedFor) {
+            self.0.insert(series, Standing::LeftOut);
+        }
+        standing.is_none()
     }
 
     /// Notes that a tensor was asked for in its turn.
@@ -77,44 +69,32 @@ mod tests {
     #[test]
     fn a_series_of_which_nothing_was_asked_for_is_left_out_until_two_in_a_row_were() {
         let mut left_out = LeftOut::default();
-        assert!(left_out.pass(1, None));
-        assert!(left_out.pass(2, None));
-        assert!(!left_out.pass(2, None), "it was known");
+        assert!(left_out.pass(1));
+        assert!(left_out.pass(2));
+        assert!(!left_out.pass(2), "it was known");
         left_out.ask(1);
         assert!(left_out.has(1));
-        left_out.pass(1, None);
+        left_out.pass(1);
         left_out.ask(1);
         assert!(left_out.has(1), "every second one");
         left_out.ask(1);
         assert!(!left_out.has(1) && left_out.has(2));
-        assert!(!left_out.pass(1, None), "it is asked for");
+        assert!(!left_out.pass(1), "it is asked for");
     }
 
     #[test]
     fn what_was_asked_for_once_comes_back_with_the_first_that_was_asked_for_twice() {
         let mut left_out = LeftOut::default();
-        (0..3).for_each(|series| assert!(left_out.pass(series, None)));
+        (0..3).for_each(|series| assert!(left_out.pass(series)));
         (0..2).for_each(|series| left_out.ask(series));
         left_out.ask(0);
         assert_eq!([0, 1, 2].map(|series| left_out.has(series)), [false, false, true]);
     }
 
     #[test]
-    fn one_jump_leaves_nothing_out_and_two_do() {
-        let mut left_out = LeftOut::default();
-        for _layer in 0..40 {
-            assert!(!left_out.pass(1, Some(1)) && !left_out.pass(2, Some(1)));
-        }
-        left_out.ask(1);
-        assert!(!left_out.pass(1, Some(2)), "it was asked for in between");
-        assert!(left_out.pass(2, Some(2)));
-        assert!(!left_out.has(1) && left_out.has(2));
-    }
-
-    #[test]
     fn what_came_late_was_not_left_out() {
         let mut left_out = LeftOut::default();
-        left_out.pass(1, None);
+        left_out.pass(1);
         left_out.ask_late(1);
         assert!(!left_out.has(1));
     }

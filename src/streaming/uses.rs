@@ -26,8 +26,6 @@ pub struct Uses {
     left_out: LeftOut,
     /// The first place of which nothing shows yet whether it was passed over.
     passed: usize,
-    /// Jumps past expected tensors to far places.
-    jumps: u32,
     /// The thread that asked first.
     thread: Option<ThreadId>,
     has_threads: bool,
@@ -36,15 +34,7 @@ pub struct Uses {
 impl Uses {
     pub fn new(count: usize) -> Self {
         let of = vec![Use::None; count];
-        Self {
-            unused: count,
-            of,
-            left_out: LeftOut::default(),
-            passed: 0,
-            jumps: 0,
-            thread: None,
-            has_threads: false,
-        }
+        Self { unused: count, of, left_out: LeftOut::default(), passed: 0, thread: None, has_threads: false }
     }
 
     /// What is expected of a consumer in another file of so many tensors.
@@ -94,15 +84,15 @@ impl Uses {
         // What seems to be passed over may come later in the layer, or another thread is about to ask for it.
         let behind = tensors.layer_tensors.max(if self.has_threads { NEAR_TENSORS } else { 0 });
         let passed = self.passed..between.end.saturating_sub(behind);
-        self.passed = passed.end.max(self.passed);
-        let is_far = between.len() > NEAR_TENSORS;
-        self.jumps += u32::from(is_far);
+        // After a jump just the new place counts.
+        let next = if between.len() > behind { between.end } else { passed.end };
+        self.passed = next.max(self.passed);
         let mut has_left_out = false;
         for place in passed {
             let number = tensors.number_at(place, order);
             if self.of[number] == Use::None {
                 self.of[number] = Use::PassedOver;
-                has_left_out |= self.left_out.pass(tensors.series_of(number), is_far.then_some(self.jumps));
+                has_left_out |= self.left_out.pass(tensors.series_of(number));
             }
         }
         (is_next, has_left_out)
@@ -169,13 +159,14 @@ mod tests {
 
     #[test]
     fn a_consumer_that_begins_in_the_middle_is_followed() {
-        let (tensors, guess, found) = requests(4, 40, &[0, 80, 81]);
-        assert_eq!(found.iter().map(|it| it.is_next).collect::<Vec<_>>(), [false, false, true]);
-        assert_eq!(next_place(&tensors, &guess, 82), Some(82));
+        let (tensors, guess, found) = requests(4, 40, &[0, 80, 81, 82, 83, 84, 85]);
+        let followed: Vec<_> = found[2..].iter().map(|request| request.is_next).collect();
+        assert_eq!(followed, [true; 5]);
+        assert_eq!(next_place(&tensors, &guess, 86), Some(86), "from its second layer on");
     }
 
     #[test]
-    fn experts_of_other_ranks_are_left_out_after_some_layers() {
+    fn experts_of_other_ranks_are_left_out_after_a_layer() {
         let layer_tensors = 64;
         let experts: Vec<_> =
             (0..4).flat_map(|layer| (8..12).map(move |of| layer * layer_tensors + of)).collect();

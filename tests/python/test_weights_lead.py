@@ -581,7 +581,8 @@ def test_leads_of_threads_that_take_a_block_each_do_not_read_those_of_others(sou
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(block, range(threads)))
     assert slow.counts["most_in_flight"] >= 8
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.1 * WHOLE
+    # What each has in flight when the next one begins is read twice.
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.25 * WHOLE
 
 
 def test_a_small_file_comes_at_once(tmp_path):
@@ -603,6 +604,7 @@ def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
     tensors = {f"t{number:02}": np.full((SIDE, SIDE), number, "u1") for number in range(TENSORS)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
     with slow_mount(source, tmp_path, direct_io=True) as slow:
+        assert until(lambda: "pagestream-read" not in thread_names()), "those of closed files"
         file = safe_open(slow.path / "model.safetensors", "np", ahead=8 * MIB)
         readers = []
         for number in range(TENSORS):
@@ -821,8 +823,8 @@ def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_us
         first, second = sorted(slow.path.iterdir())
         with safe_open(first, "np", ahead=8 * MIB) as file:
             before = chars_read()
-            # Six of the tensors are not asked for, and are read as well.
-            assert sums(file, file.keys()[:10]) == list(range(10))
+            # Four of the tensors are not asked for, and are read as well.
+            assert sums(file, file.keys()[:12]) == list(range(12))
             assert until(lambda: open_descriptors(second) > 0)
             # The first tensor comes by page faults, which do not count.
             assert until(lambda: chars_read() - before >= (15 + 3) * MIB)
