@@ -164,6 +164,7 @@ struct Counts {
     /// Bytes that requests of 2^n up to 2^(n+1) bytes asked for, by n.
     bytes_by_size: [AtomicU64; 32],
     attributes: AtomicU64,
+    openings: AtomicU64,
     /// Reads that are being answered, and the largest number of them so far.
     in_flight: AtomicU64,
     most_in_flight: AtomicU64,
@@ -340,6 +341,7 @@ impl Filesystem for Mirror {
         let file = self.path(number).and_then(|path| File::open(path).map_err(Errno::from));
         match file {
             Ok(file) => {
+                self.counts.openings.fetch_add(1, Ordering::Relaxed);
                 let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
                 locked(&self.open).insert(handle, Arc::new(file));
                 let mut flags = FopenFlags::empty();
@@ -459,6 +461,7 @@ fn main() -> Outcome<()> {
         ("largest_request_bytes", &counts.largest_request_bytes),
         ("read_bytes", &counts.bytes),
         ("attribute_requests", &counts.attributes),
+        ("openings", &counts.openings),
         ("most_in_flight", &counts.most_in_flight),
     ]
     .map(|(name, count)| format!("\"{name}\": {}", count.load(Ordering::Relaxed)));
