@@ -167,8 +167,8 @@ def slow_fuse(
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,
-    `openings` of files, `most_in_flight` reads, and `read_bytes_by_size`: the bytes that requests of 2**n up to 2**(n + 1) bytes
-    asked for, by n.
+    `openings` of files, `most_in_flight` reads, and `read_bytes_by_size`: the bytes that requests of 2**n up
+    to 2**(n + 1) bytes asked for, by n.
     """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         missing("/dev/fuse")
