@@ -12,9 +12,9 @@
 //! While a thread advises, tensors that the consumer has left behind make room for what was read ahead.
 //!
 //! What comes next is guessed ([`super::guess`]). A lead doubles with each right guess, up to what it was at first and
-//! twice of what was used since; where another consumer of this process has begun in the same
-//! file, it ends ([`super::run`]). In the next file it goes on at half of its full length. Parts of tensors get memory of their
-//! own, so a stream reads them also where reads come out of the page cache.
+//! twice what was used since. It ends where another consumer of this process has begun in the same file
+//! ([`super::run`]). In the next file it goes on at half of its full length. Parts of tensors get memory of their own, so a
+//! stream reads them also where reads come out of the page cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -260,8 +260,7 @@ impl Lead {
     }
 
     /// Notes that a tensor of these bytes was taken from the stream, or 0 if it does not come or is not awaited any longer.
-    /// Ends the lead once all
-    /// were taken, or where the consumer keeps so much that memory is short.
+    /// Ends the lead once all were taken, or where the consumer keeps so much that memory is short.
     pub fn note_taken(&self, bytes: u64) {
         let (is_time, is_last) = {
             let mut state = self.work.lock();

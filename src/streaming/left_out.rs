@@ -1,7 +1,7 @@
 //! [`LeftOut`]: the series of tensors that a consumer leaves out.
 //!
-//! A series is one tensor of each layer: its names differ in their first number alone. Of one of which something was asked for
-//! all is expected, however much was passed over: layers are asked for in other orders than that of the file.
+//! A series has one tensor of each layer: its names differ in their first number alone. Once one of its tensors was asked for,
+//! all are expected, however many were passed over: layers are asked for in other orders than that of the file.
 //!
 //! ```text
 //!   unknown ──(one was passed over)──> left out ──(asked for)──> asked for once ──(asked for again)──┐
@@ -9,7 +9,7 @@
 //!      └──(asked for)───────────────────────────────────────────────────────────────────────────> asked for
 //! ```
 //!
-//! A rank that comes to its layers by a jump is expected to go on from the second of them.
+//! A rank jumps to its layers and so passes over all series. They are expected again from its second layer on.
 
 use std::collections::HashMap;
 
