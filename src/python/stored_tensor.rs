@@ -36,6 +36,8 @@ impl ByteSelection {
 #[pyclass(name = "StoredTensor", module = "pagestream._native", frozen)]
 pub struct PyStoredTensor {
     #[pyo3(get)]
+    pub name: Py<PyString>,
+    #[pyo3(get)]
     pub dtype: Py<PyString>,
     #[pyo3(get)]
     pub shape: Py<PyTuple>,

@@ -298,7 +298,8 @@ impl PyWeightFile {
         let PyTensorFacts { dtype, shape, nbytes, offset } = self.info(py, name)?;
         let opened = Some(self.weights.file.opened()?);
         let (header, lead) = (self.weights.header.clone(), self.lead.clone());
-        Ok(PyStoredTensor { dtype, shape, nbytes, path: self.path(), offset, opened, header, lead })
+        let (name, path) = (name.clone().unbind(), self.path());
+        Ok(PyStoredTensor { name, dtype, shape, nbytes, path, offset, opened, header, lead })
     }
 
     /// Returns why there are no copy-on-write pages of this file; None if there are.

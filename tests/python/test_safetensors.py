@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import pickle
+from pathlib import Path
 
 import ml_dtypes  # noqa: F401 - upstream's NumPy reader knows BF16 only once this is imported
 import numpy as np
@@ -323,10 +325,60 @@ def test_a_written_tensor_does_not_touch_its_neighbours(path, framework):
     assert float(loaded["scalar"]) == 1.5
 
 
-def test_two_tensors_of_a_name_from_one_handle_share_their_memory(path):
+def test_two_torch_tensors_of_a_name_from_one_handle_share_their_memory_as_upstream(path):
+    for opener in (safe_open, safetensors.safe_open):
+        with opener(path, "pt") as file:
+            file.get_tensor("vector")[:] = 9
+            assert file.get_tensor("vector").tolist() == [9] * 5
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mmap_mode": "private"}, {"mmap_mode": "read"}, {"copy": True}, {"raw": True}], ids=str
+)
+def test_two_arrays_of_a_name_from_one_handle_are_independent_as_upstream(path, options):
+    """Whichever of the two ways is taken first: all at once, or all by brackets."""
+
+    def whole(file, name):
+        return file.get_tensor(name)
+
+    def by_brackets(file, name):
+        return file.get_slice(name)[:]
+
+    for first, second in itertools.product((whole, by_brackets), repeat=2):
+        openers = [(safe_open, options)] + ([] if options.get("raw") else [(safetensors.safe_open, {})])
+        for opener, of_opener in openers:
+            with opener(path, "np", **of_opener) as file:
+                for name in ("matrix", "vector"):
+                    written = first(file, name)
+                    expected = written.copy()
+                    written[:] = 9
+                    np.testing.assert_array_equal(second(file, name), expected)
+                    np.testing.assert_array_equal(file.get_slice(name)[:2], expected[:2])
+                    assert (written == 9).all(), "and the first one keeps what was written"
+
+
+def test_arrays_are_independent_where_there_are_no_shared_mappings(path, direct_mount):
+    (direct_mount.parent / "source/weights").write_bytes(Path(path).read_bytes())
+    with safe_open(direct_mount / "weights", "np") as file:
+        file.get_tensor("matrix")[:] = 9
+        np.testing.assert_array_equal(file.get_tensor("matrix"), WEIGHTS["matrix"])
+        np.testing.assert_array_equal(file.get_slice("matrix")[1:3], WEIGHTS["matrix"][1:3])
+
+
+def test_an_array_is_what_the_file_has_after_a_part_of_it_was_written(path):
     with safe_open(path, "np") as file:
-        file.get_tensor("vector")[:] = 9
-        np.testing.assert_array_equal(file.get_tensor("vector"), [9] * 5)
+        file.get_slice("matrix")[:2][...] = 9
+        np.testing.assert_array_equal(file.get_tensor("matrix"), WEIGHTS["matrix"])
+
+
+def test_the_first_array_of_a_name_is_not_copied_and_the_second_is(path):
+    with safe_open(path, "np") as file:
+        first, second = (file.get_tensor("matrix") for _ in range(2))
+        assert place_in_file(first, path)[1] == "rw-p"
+        assert second.flags.owndata
+    with safe_open(path, "np", mmap_mode="shared") as file:
+        first, second = (file.get_tensor("matrix") for _ in range(2))
+        assert np.shares_memory(first, second), "neither can be written"
 
 
 def test_shared_gives_numpy_read_only_views_of_the_page_cache(path):

@@ -52,6 +52,40 @@ def framework_named(word: str) -> str:
     raise SafetensorError(message)
 
 
+class IndependentArrays(NumpyArrays):
+    """NumPy's arrays of one handle, for programs that expect copies, as upstream's are.
+
+    The first array of a tensor lies on copy-on-write pages, and may be written. What is asked for again is a
+    copy of what the file has. Parts of one tensor share memory where they overlap, unless all of it was
+    asked for.
+
+    Attributes:
+        given: The tensors of which something lies on those pages, by name, and whether all does.
+    """
+
+    def __init__(self, align: Align = "copy", *, raw: bool = False) -> None:
+        """Keeps the options."""
+        super().__init__(align, raw=raw)
+        self._copying = NumpyArrays(align, copies=True, raw=raw)
+        self.given: dict[str, bool] = {}
+
+    def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
+        """Makes one tensor of a file."""
+        if name in self.given:
+            return self._copying.whole(file, name)
+        array = super().whole(file, name)
+        self.given[name] = True
+        return array
+
+    def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
+        """Makes the part of a tensor that `index` selects."""
+        if self.given.get(stored.name):
+            return self._copying.part(stored, index)
+        array = super().part(stored, index)
+        self.given[stored.name] = array.nbytes == stored.nbytes
+        return array
+
+
 class ByNumpy(NumpyArrays):
     """Tensors of a framework that has NumPy's types at most, copied from an array."""
 

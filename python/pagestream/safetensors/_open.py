@@ -13,7 +13,7 @@ from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _defaults
-from pagestream.safetensors._frameworks import ByNumpy, check_cpu, framework_named
+from pagestream.safetensors._frameworks import ByNumpy, IndependentArrays, check_cpu, framework_named
 from pagestream.safetensors._slice import PySafeSlice
 from pagestream.weights import dtypes
 from pagestream.weights.arrays import NumpyArrays
@@ -83,9 +83,10 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     seconds, as by SFTP), headers are read each time.
 
     Tensors are not copied. They can be written: a page is copied when it is first written, so that
-    neither the file nor another `safe_open` of it changes. Two tensors of one name from one handle
-    share their memory, as they do upstream for torch; not so where they were read ahead into memory of
-    their own (see `ahead`).
+    neither the file nor another `safe_open` of it changes. With torch two tensors of one name from one
+    handle share their memory, as they do upstream, unless they were read ahead into memory of their own (see
+    `ahead`). With NumPy upstream's arrays are copies: there what is asked for again is a copy of what the
+    file has, and only parts of a slice share memory, where they overlap.
 
     A page that was not written shows the present content of the file, as upstream's tensors do for torch. If
     the file is overwritten in place, it may show the new bytes; `check` notices that. If the file is cut,
@@ -193,6 +194,8 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         # One native call makes a plain array, unless the tensor is an odd one.
         self._writable = not self._framework.read_only
         self._is_plain = name == "numpy" and self.mode != "read" and not raw
+        # Writable arrays that were handed out.
+        self._given = self._framework.given if isinstance(self._framework, IndependentArrays) else {}
 
     def _opened(self, filename: StrPath, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: FBT001
         return _native.WeightFile(os.fsencode(filename), self._mode, strict, ahead_bytes)
@@ -262,9 +265,11 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             (2, 3)
         """
         try:
-            if self._is_plain:
+            if self._is_plain and name not in self._given:
                 array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable)
                 if array is not None:
+                    if self._writable:
+                        self._given[name] = True
                     return array  # type: ignore[return-value]
         except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
             pass
@@ -389,7 +394,9 @@ def framework_on(
         return TorchTensors(device, align, **options)
     if name == "numpy":
         check_cpu(name, device)
-        return NumpyArrays(align, **options)
+        if options.get("copies") or options.get("read_only"):
+            return NumpyArrays(align, **options)
+        return IndependentArrays(align, raw=options.get("raw", False))
     return ByNumpy(name, device, align, **options)
 
 

@@ -82,7 +82,10 @@ def _trial(files: _native.Checkpoint, tensors: list[Wanted]) -> list[str]:
     holds_pages = any(file.holds_pages() for file in timed_files)
     lines = [_timed(files, [first], "pread"), _timed(files, others[::2], "pread")]
     if holds_pages:
-        return [*lines, "direct I/O: not tried, because on FUSE that drops what the page cache has of a file"]
+        return [
+            *lines,
+            "direct I/O: not tried, because the page cache has some of the file, which FUSE drops then",
+        ]
     past_cache = _timed(files, others[1::2], "direct")
     refusal = next(filter(None, (file.direct_refusal() for file in timed_files)), None)
     return [*lines, f"direct I/O: refused ({refusal})" if refusal else past_cache]
