@@ -82,7 +82,8 @@ class IndependentArrays(NumpyArrays):
         if self.given.get(stored.name):
             return self._copying.part(stored, index)
         array = super().part(stored, index)
-        self.given[stored.name] = array.nbytes == stored.nbytes
+        if not array.flags.owndata:
+            self.given[stored.name] = array.nbytes == stored.nbytes
         return array
 
 

@@ -351,20 +351,11 @@ class QuantizedHuggingFaceStorageReader(
             model.safetensors.index.json
         """
         metadata = super().read_metadata()
+        # What a load that failed has left is of items that are no more.
+        self._held.clear()
         # Scales come beside their weights here, whichever file has them: torch's reader shall open none.
         self._weight_map = dict.fromkeys(self._weight_map, "")
         return metadata  # type: ignore[no-any-return]
-
-    def _read_from(
-        self,
-        weights: Checkpoint,
-        items: list[ReadItem],
-        planner: LoadPlanner,
-        group: dist.ProcessGroup | None,
-    ) -> None:
-        # What a load that failed has left is of items that are no more.
-        self._held.clear()
-        super()._read_from(weights, items, planner, group)
 
     def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
         name = item.storage_index.fqn
