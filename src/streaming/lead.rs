@@ -472,10 +472,8 @@ impl LeadWork {
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
-            return Ok(Answer::InStream(
-                Arc::new(self.stream_of(&opened, &[alone], self.first_bytes(FIRST_BYTES))?),
-                0,
-            ));
+            let stream = self.stream_of(&opened, &[alone], self.first_bytes(FIRST_BYTES))?;
+            return Ok(Answer::InStream(Arc::new(stream), 0));
         }
         Ok(Answer::InFile)
     }
@@ -510,7 +508,8 @@ impl LeadWork {
         }
         let expected = (first..self.tensors.ranges.len()).filter_map(|place| {
             let number = self.tensors.number_at(place, state.guess.order);
-            let is_wanted = (is_asked && place == first) || state.guess.uses.awaits(&self.tensors, number);
+            let is_awaited = state.guess.uses.awaits(&self.tensors, state.guess.order, place);
+            let is_wanted = is_awaited || (is_asked && place == first);
             let want = state.guess.expected(&self.tensors, number)?;
             let bytes = want.selection.as_ref().map_or(want.len, |selection| selection.result_bytes);
             (is_wanted && bytes <= self.limit_bytes).then_some((place, want))

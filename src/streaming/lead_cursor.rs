@@ -150,7 +150,7 @@ impl LeadCursor {
             let (offset, len) = tensors.ranges[number];
             let is_used = guess.uses.is_used(number);
             let done = self.advised_bytes(number);
-            let is_left_out = || self.is_finishing() || !guess.uses.awaits(tensors, number);
+            let is_left_out = || self.is_finishing() || !guess.uses.awaits(tensors, guess.order, place);
             if done >= len || (!is_used && is_left_out()) {
                 self.cursor = place + 1;
                 continue;

@@ -80,6 +80,7 @@ pub mod small_file;
 pub mod staging;
 mod state;
 pub mod strategy;
+mod stride;
 mod trial;
 mod uses;
 pub mod warm;

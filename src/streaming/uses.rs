@@ -5,6 +5,7 @@ use std::thread::ThreadId;
 
 use super::file_tensors::FileTensors;
 use super::left_out::LeftOut;
+use super::stride::Stride;
 
 /// Tensors of several threads come in nearly the right order. A request this near is no jump.
 pub const NEAR_TENSORS: usize = 32;
@@ -24,6 +25,7 @@ pub struct Uses {
     pub unused: usize,
     of: Vec<Use>,
     left_out: LeftOut,
+    stride: Stride,
     /// The first place of which nothing shows yet whether it was passed over.
     passed: usize,
     /// The thread that asked first.
@@ -33,13 +35,21 @@ pub struct Uses {
 
 impl Uses {
     pub fn new(count: usize) -> Self {
-        let of = vec![Use::None; count];
-        Self { unused: count, of, left_out: LeftOut::default(), passed: 0, thread: None, has_threads: false }
+        Self {
+            unused: count,
+            of: vec![Use::None; count],
+            left_out: LeftOut::default(),
+            stride: Stride::default(),
+            passed: 0,
+            thread: None,
+            has_threads: false,
+        }
     }
 
     /// What is expected of a consumer in another file of so many tensors.
     pub fn in_next_file(&self, count: usize) -> Self {
-        Self { unused: count, of: vec![Use::None; count], passed: 0, ..self.clone() }
+        let (of, stride) = (vec![Use::None; count], Stride::default());
+        Self { unused: count, of, stride, passed: 0, ..self.clone() }
     }
 
     pub fn asked_for(&self) -> usize {
@@ -50,14 +60,16 @@ impl Uses {
         self.of[number] == Use::AskedFor
     }
 
-    /// Returns whether a tensor is likely to be asked for, and was not.
-    pub fn awaits(&self, tensors: &FileTensors, number: usize) -> bool {
-        !self.is_used(number) && !self.left_out.has(tensors.series_of(number))
+    /// Returns whether the tensor at a place of the order that is followed is likely to be asked for, and was not.
+    pub fn awaits(&self, tensors: &FileTensors, order: usize, place: usize) -> bool {
+        let number = tensors.number_at(place, order);
+        let is_left_out = || self.stride.leaves_out(place) || self.left_out.has(tensors.series_of(number));
+        !self.is_used(number) && !is_left_out()
     }
 
     /// Returns the first of the places whose tensor is [awaited](Self::awaits).
     pub fn next_place(&self, tensors: &FileTensors, order: usize, mut places: Range<usize>) -> Option<usize> {
-        places.find(|&place| self.awaits(tensors, tensors.number_at(place, order)))
+        places.find(|&place| self.awaits(tensors, order, place))
     }
 
     /// Notes that a tensor is asked for. Returns whether it is for the first time.
@@ -81,13 +93,18 @@ impl Uses {
     /// series from now on.
     pub fn pass_over(&mut self, tensors: &FileTensors, order: usize, between: Range<usize>) -> (bool, bool) {
         let is_next = !between.is_empty() && self.next_place(tensors, order, between.clone()).is_none();
+        let mut has_left_out = false;
+        if self.has_threads {
+            self.stride = Stride::default(); // the gaps of one are what others ask for
+        } else {
+            has_left_out |= self.stride.note(&between, tensors.layer_tensors);
+        }
         // What seems to be passed over may come later in the layer, or another thread is about to ask for it.
         let behind = tensors.layer_tensors.max(if self.has_threads { NEAR_TENSORS } else { 0 });
         let passed = self.passed..between.end.saturating_sub(behind);
         // After a jump just the new place counts.
         let next = if between.len() > behind { between.end } else { passed.end };
         self.passed = next.max(self.passed);
-        let mut has_left_out = false;
         for place in passed {
             let number = tensors.number_at(place, order);
             if self.of[number] == Use::None {
@@ -100,7 +117,7 @@ impl Uses {
 
     /// Begins at a place.
     pub fn begin(&mut self, place: usize) {
-        self.passed = place;
+        (self.passed, self.stride) = (place, Stride::at(place));
     }
 
     /// Forgets what was passed over in an order that is not the consumer's.
@@ -145,16 +162,39 @@ mod tests {
         let (tensors, guess, found) = requests(4, 8, &[1, 5, 9, 13]);
         assert_eq!(found.iter().map(|it| it.is_next).collect::<Vec<_>>(), [false, false, false, true]);
         assert_eq!(found.iter().map(|it| it.has_left_out).collect::<Vec<_>>(), [false, false, true, false]);
-        let awaited: Vec<_> = (0..32).filter(|&number| guess.uses.awaits(&tensors, number)).collect();
+        let awaited: Vec<_> = (0..32).filter(|&place| guess.uses.awaits(&tensors, 0, place)).collect();
         assert_eq!(awaited, [17, 21, 25, 29]);
         assert_eq!(next_place(&tensors, &guess, 14), Some(17));
     }
 
     #[test]
     fn layers_are_passed_over_and_expected_all_the_same() {
-        let (tensors, guess, found) = requests(2, 9, &[0, 1, 6, 7, 12, 13]);
+        let (tensors, guess, found) = requests(2, 9, &[0, 1, 6, 7, 14, 15]);
         assert!(!found.iter().any(|request| request.has_left_out));
-        assert_eq!(next_place(&tensors, &guess, 14), Some(14));
+        assert_eq!(next_place(&tensors, &guess, 16), Some(16));
+    }
+
+    #[test]
+    fn of_every_third_layer_the_others_are_not_expected() {
+        let (tensors, mut guess, found) = requests(2, 12, &[0, 1, 6, 7, 12, 13]);
+        assert_eq!(
+            found.iter().map(|it| it.has_left_out).collect::<Vec<_>>(),
+            [false, false, false, false, true, false]
+        );
+        assert_eq!(next_place(&tensors, &guess, 14), Some(18));
+        assert!(note(&mut guess, &tensors, 18).is_next);
+        assert!(!note(&mut guess, &tensors, 22).is_next, "it was the turn of 19");
+        assert_eq!(next_place(&tensors, &guess, 23), Some(23));
+    }
+
+    #[test]
+    fn threads_have_no_stride() {
+        let (tensors, mut guess, _) = requests(1, 40, &[0]);
+        let ids = [0, 1].map(|_| std::thread::spawn(|| ()).thread().id());
+        for number in [3, 6, 9] {
+            guess.note(&tensors, number, None, ids[number % 2]);
+        }
+        assert_eq!(next_place(&tensors, &guess, 10), Some(10));
     }
 
     #[test]
