@@ -548,6 +548,20 @@ def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, d
 
 
 @both_mounts
+def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
+    kept = range(0, TENSORS, 3)
+    with (
+        slow_mount(source, tmp_path, direct_io=direct) as slow,
+        safe_open(slow.path / "model.safetensors", "np", ahead=8 * MIB) as file,
+    ):
+        assert sums(file, [f"t{number:02}" for number in kept]) == list(kept)
+    print(slow.counts)
+    assert slow.counts["most_in_flight"] >= 12
+    # It shows when the third one is asked for. The others that were read until then are one lead.
+    assert len(kept) * MIB <= slow.counts["read_bytes"] <= (len(kept) + 10) * MIB
+
+
+@both_mounts
 def test_parts_are_read_ahead_past_tensors_that_are_left_out(layers, tmp_path, direct):
     folder, tensors = layers
     names = [f"layers.{layer}.by_rows" for layer in sorted(range(LAYERS), key=str)]
