@@ -13,9 +13,10 @@ use crate::mapped_file::Opened;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
 use crate::os::memory::arena::Arena;
-use crate::os::memory::parts::{Whole, WritableMemory, split};
+use crate::os::memory::parts::{Part, Whole, WritableMemory, split};
 
 use super::options::{CacheUse, StreamOptions};
+use super::pace::Pace;
 use super::pieces::{Files, read_piece};
 use super::plan::{TensorGroup, TensorPlace, Want, groups};
 use super::staging::StagingPlaces;
@@ -42,15 +43,15 @@ pub enum NextTensor {
 /// Tensors that are read ahead of the consumer, in order.
 #[derive(Debug)]
 pub struct Stream {
-    work: Background<StreamWork>,
+    pub(super) work: Background<StreamWork>,
     /// The want that [`Self::next`] returns.
     next: AtomicUsize,
 }
 
-struct StreamWork {
-    groups: Vec<TensorGroup>,
+pub(super) struct StreamWork {
+    pub(super) groups: Vec<TensorGroup>,
     /// The group of each want, and its number there.
-    group_of: Vec<(usize, usize)>,
+    pub(super) group_of: Vec<(usize, usize)>,
     files: Box<Files>,
     cache: CacheUse,
     inspect: Option<Box<Inspect>>,
@@ -62,9 +63,9 @@ struct StreamWork {
     opening: Mutex<()>,
     read_bytes: AtomicU64,
     /// Signals tasks, or room for the next group.
-    task_ready: Condvar,
+    pub(super) task_ready: Condvar,
     /// Signals that a group has landed, or that none will.
-    group_landed: Condvar,
+    pub(super) group_landed: Condvar,
 }
 
 impl fmt::Debug for StreamWork {
@@ -81,7 +82,17 @@ impl Stream {
         inspect: Option<Box<Inspect>>,
         options: StreamOptions,
     ) -> Result<Self> {
-        Self::begin(groups(wants, options.cache.reads()), files, inspect, options, None)
+        Self::begin(groups(wants, options.cache.reads()), files, inspect, options, None, None)
+    }
+
+    /// Starts to read tensors that may turn out not to be wanted, at a pace that those do not keep which a consumer waits for.
+    pub fn start_paced(
+        wants: &[Want],
+        files: Box<Files>,
+        options: StreamOptions,
+        pace: Arc<Pace>,
+    ) -> Result<Self> {
+        Self::begin(groups(wants, options.cache.reads()), files, None, options, None, Some(pace))
     }
 
     /// Starts to read the wanted tensors into the caller's memory, which is all that they take.
@@ -95,7 +106,7 @@ impl Stream {
         let groups = groups(wants, cache.reads());
         let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
         let staging = StagingPlaces::new(arena, &groups)?;
-        Self::begin(groups, files, None, options, Some(staging))
+        Self::begin(groups, files, None, options, Some(staging), None)
     }
 
     fn begin(
@@ -104,11 +115,12 @@ impl Stream {
         inspect: Option<Box<Inspect>>,
         options: StreamOptions,
         staging: Option<StagingPlaces>,
+        pace: Option<Arc<Pace>>,
     ) -> Result<Self> {
         let numbered = |(group, of): (usize, &TensorGroup)| {
             (0..of.places.len()).map(move |number| (group, number)).collect::<Vec<_>>()
         };
-        let end = groups.len();
+        let state = State { memory_bytes: options.memory_bytes, end: groups.len(), pace, ..State::default() };
         let work = StreamWork {
             group_of: groups.iter().enumerate().flat_map(numbered).collect(),
             groups,
@@ -116,7 +128,7 @@ impl Stream {
             cache: options.cache,
             inspect,
             staging,
-            state: Mutex::new(State { memory_bytes: options.memory_bytes, end, ..State::default() }),
+            state: Mutex::new(state),
             opening: Mutex::new(()),
             read_bytes: AtomicU64::new(0),
             task_ready: Condvar::new(),
@@ -177,6 +189,8 @@ impl Stream {
         let is_near = Self::is_near(&state, group, near);
         if is_near {
             state.reserved.push(group);
+            state.is_held = false;
+            self.work.task_ready.notify_one();
         }
         is_near
     }
@@ -247,50 +261,6 @@ impl Stream {
         }
     }
 
-    /// Begins to read the group of a want now, whatever the budget, unless it was begun. Returns whether the tensor is
-    /// there or on its way.
-    pub fn bring_forward(&self, want: usize) -> Result<bool> {
-        let Some(&(group, _)) = self.work.group_of.get(want) else { return Ok(false) };
-        let mut state = self.work.lock();
-        if !state.is_over && !state.has_begun(group) {
-            let waiting = state.tasks.len();
-            self.work.begin(&mut state, group)?;
-            let added = state.tasks.len() - waiting;
-            state.tasks.rotate_right(added);
-        }
-        Ok(state.is_live(group))
-    }
-
-    /// Leaves the group of a want to others, unless it was begun. Returns whether the tensor is there or on its way.
-    pub fn leave_out(&self, want: usize) -> bool {
-        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
-        let mut state = self.work.lock();
-        if !state.has_begun(group) {
-            state.leave_out(group);
-            self.work.task_ready.notify_all();
-            self.work.group_landed.notify_all();
-        }
-        state.is_live(group)
-    }
-
-    /// Waits, at most for `patience`, until no more is read unless the consumer takes something: all was begun and is
-    /// there, there is no room, or the stream is over. Returns whether this is so.
-    pub fn settle(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
-        let mut state = self.work.lock();
-        loop {
-            if state.is_over || (state.reading.is_empty() && !self.work.may_begin(&state)) {
-                return true;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = self.work.group_landed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
     /// Returns the failure that ended the stream.
     pub fn failure(&self) -> Option<Error> {
         self.work.lock().failure.clone()
@@ -306,25 +276,6 @@ impl Stream {
         self.work.groups.iter().flat_map(|group| &group.pieces).map(|(_, range)| range.len() as u64).sum()
     }
 
-    /// Reads no further than up to a want, unless what lies behind is reserved.
-    pub fn end_before(&self, want: usize) {
-        let end = self.work.group_of.get(want).map_or(self.work.groups.len(), |&(group, _)| group);
-        let mut state = self.work.lock();
-        if state.end != end {
-            state.end = end;
-            self.work.task_ready.notify_all();
-        }
-    }
-
-    /// Doubles the bytes that are read ahead, up to `most_bytes`.
-    pub fn double(&self, most_bytes: u64) {
-        let mut state = self.work.lock();
-        if state.memory_bytes < most_bytes {
-            state.memory_bytes = state.memory_bytes.saturating_mul(2).min(most_bytes);
-            self.work.task_ready.notify_all();
-        }
-    }
-
     /// Stops reading. Threads in the middle of a read end by themselves.
     pub fn stop(&self) {
         self.work.stop();
@@ -337,7 +288,7 @@ impl Stream {
 }
 
 impl StreamWork {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -348,14 +299,18 @@ impl StreamWork {
             if state.is_over {
                 return None;
             }
-            if let Some(task) = state.tasks.pop_front() {
+            if let Some(task) = state.next_task() {
+                if state.pace.is_some() {
+                    self.task_ready.notify_one(); // perhaps there is room for another
+                }
                 return Some(task);
             }
-            let next = state.begun;
-            if next == self.groups.len() {
+            let (next, has_task) = (state.begun, !state.tasks.is_empty());
+            if next == self.groups.len() && !has_task {
                 return None;
             }
-            let begun = if self.may_begin(&state) { self.begin(&mut state, next) } else { Ok(false) };
+            let begun =
+                if !has_task && self.may_begin(&state) { self.begin(&mut state, next) } else { Ok(false) };
             match begun {
                 Ok(true) => {}
                 Ok(false) => state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -369,7 +324,7 @@ impl StreamWork {
     }
 
     /// Returns whether the next group may begin.
-    fn may_begin(&self, state: &State) -> bool {
+    pub(super) fn may_begin(&self, state: &State) -> bool {
         state.is_wanted(state.begun) && self.has_room(state)
     }
 
@@ -380,7 +335,7 @@ impl StreamWork {
     }
 
     /// Begins a group. Returns false if others still have its place in the caller's memory.
-    fn begin(&self, state: &mut State, number: usize) -> Result<bool> {
+    pub(super) fn begin(&self, state: &mut State, number: usize) -> Result<bool> {
         let group = &self.groups[number];
         let no_memory = |errno: Code| {
             let advice = format!("{} bytes were asked for; give a lower memory_bytes", group.memory_bytes);
@@ -406,8 +361,11 @@ impl StreamWork {
             return Ok(true);
         }
         state.reading.insert(number, Reading { whole: Some(whole), pieces_left: parts.len(), opened: None });
-        let tasks = parts.into_iter().enumerate().map(|(piece, part)| Task { group: number, piece, part });
-        state.tasks.extend(tasks);
+        let task = |(piece, part): (usize, Part)| {
+            let bytes = group.pieces[piece].1.len() as u64;
+            Task { group: number, piece, part, bytes, reading_bytes: 0 }
+        };
+        state.tasks.extend(parts.into_iter().enumerate().map(task));
         self.task_ready.notify_all();
         Ok(true)
     }
@@ -456,11 +414,14 @@ impl StreamWork {
         })
     }
 
-    /// Notes that a piece was read. After the last one of a group its file is checked, and its bytes are inspected.
-    fn finish(&self, Task { group, part, .. }: Task) -> Result<()> {
-        drop(part);
+    /// Notes that a piece was read, and how long storage took. After the last one of a group its file is checked, and its
+    /// bytes are inspected.
+    fn finish(&self, task: Task, took: Option<Duration>) -> Result<()> {
+        let group = task.group;
         let (mut whole, opened) = {
             let mut state = self.lock();
+            state.end_task(&task, took);
+            drop(task);
             let Some(reading) = state.reading.get_mut(&group) else { return Ok(()) };
             reading.pieces_left -= 1;
             if reading.pieces_left > 0 {
@@ -509,14 +470,14 @@ impl Work for StreamWork {
 
     fn step(&self, (): &mut ()) -> Option<Step> {
         let mut task = self.wait_for_task()?;
-        let bytes = self.groups[task.group].pieces[task.piece].1.len() as u64;
-        let wait = Wait::begin();
+        let (begun, wait) = (Instant::now(), Wait::begin());
         let read = self.read(&mut task);
-        let waited = wait.end(bytes).0;
+        let waited = wait.end(task.bytes).0;
+        let took = waited.then(|| begun.elapsed());
         if read.is_ok() {
-            self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.read_bytes.fetch_add(task.bytes, Ordering::Relaxed);
         }
-        if let Err(error) = read.and_then(|()| self.finish(task)) {
+        if let Err(error) = read.and_then(|()| self.finish(task, took)) {
             self.end(Some(error));
             return None;
         }

@@ -39,6 +39,7 @@ use super::guess::{Guess, Request};
 use super::lead_count::{Seat, usual_lead_bytes};
 use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
+use super::pace::Pace;
 use super::plan::{FIRST_BYTES, Want};
 use super::run::Run;
 use super::small_file::LEAST_DATA_BYTES;
@@ -94,6 +95,7 @@ struct LeadWork {
     seat: Seat,
     /// Where the consumer began.
     run: Arc<Run>,
+    pace: Arc<Pace>,
     state: Mutex<Following>,
     /// Signals that the consumer has moved.
     moved: Condvar,
@@ -167,6 +169,7 @@ impl Lead {
             is_off: AtomicBool::new(false),
             seat,
             run,
+            pace: Arc::default(),
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
@@ -434,8 +437,9 @@ impl LeadWork {
         let (offset, len) = self.tensors.ranges[number];
         let used_bytes = selection.map_or(len, |part| part.result_bytes);
         let Some(opened) = state.opened.clone().filter(|_| is_first) else { return Ok(Answer::InFile) };
-        // What comes before was passed over: it is not waited for.
-        let near = if request.has_left_out { 0 } else { NEAR_TENSORS };
+        let has_threads = state.guess.uses.has_threads;
+        // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for.
+        let near = if has_threads && !request.has_left_out { NEAR_TENSORS } else { 1 };
         let found = state.stream.as_mut().and_then(|it| Some((it.reserve(place, selection, near)?, it)));
         if let Some((want, expected)) = found {
             expected.used_bytes += used_bytes;
@@ -446,6 +450,10 @@ impl LeadWork {
         if !is_next || request.has_turned {
             self.run.begin(state.guess.order, place);
         }
+        // What it reads is in the way of what the consumer has gone to. No other thread waits for it.
+        if let Some(expected) = state.stream.as_ref().filter(|_| !is_next && !has_threads) {
+            expected.stream.hold();
+        }
         let is_large = selection.is_none() && len > PIECE_BYTES;
         if selection.is_none() && len > self.limit_bytes {
             return Ok(Answer::InFile);
@@ -453,7 +461,7 @@ impl LeadWork {
         if is_next && !state.guess.has_parts {
             state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes(FIRST_BYTES))?;
             let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
-            expected.stream.reserve(0, NEAR_TENSORS);
+            expected.stream.reserve(0, 1);
             return Ok(Answer::InStream(expected.stream.clone(), 0));
         }
         // A part is read by several threads as it is. The stream goes on behind it once the next one is known.
@@ -473,6 +481,7 @@ impl LeadWork {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
             let stream = self.stream_of(&opened, &[alone], self.first_bytes(FIRST_BYTES))?;
+            stream.reserve(0, 1);
             return Ok(Answer::InStream(Arc::new(stream), 0));
         }
         Ok(Answer::InFile)
@@ -527,6 +536,6 @@ impl LeadWork {
         let options = StreamOptions { memory_bytes: self.stream_bytes(), ..StreamOptions::default() };
         let opened = opened.clone();
         let open = Box::new(move |_| Ok(opened.clone()));
-        Stream::start(wants, open, None, options.beginning_with(first_bytes, wants))
+        Stream::start_paced(wants, open, options.beginning_with(first_bytes, wants), self.pace.clone())
     }
 }

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::mapped_file::Opened;
 use crate::os::memory::parts::{Part, Whole, WritableMemory};
 
+use super::pace::Pace;
 use super::plan::TensorGroup;
 
 /// A group that is being read.
@@ -24,6 +26,10 @@ pub struct Task {
     pub group: usize,
     pub piece: usize,
     pub part: Part,
+    /// Bytes to read.
+    pub bytes: u64,
+    /// Bytes that were being read once it was taken, its own included.
+    pub reading_bytes: u64,
 }
 
 /// A group whose bytes are there.
@@ -44,6 +50,10 @@ pub struct State {
     /// Groups behind it that will have no turn: they were begun before, or are left to others.
     pub left_out: BTreeSet<usize>,
     pub tasks: VecDeque<Task>,
+    /// Bytes of the tasks that threads have taken.
+    pub reading_bytes: u64,
+    /// How much may be read at a time that no consumer waits for; `None` for any number of bytes.
+    pub pace: Option<Arc<Pace>>,
     pub reading: BTreeMap<usize, Reading>,
     pub landed: BTreeMap<usize, LandedGroup>,
     /// Groups that consumers wait for, one entry for each tensor. They are not given up.
@@ -52,6 +62,8 @@ pub struct State {
     pub in_flight_bytes: u64,
     /// Upper bound of `in_flight_bytes`.
     pub memory_bytes: u64,
+    /// Whether the consumer has gone elsewhere.
+    pub is_held: bool,
     pub failure: Option<Error>,
     pub is_over: bool,
 }
@@ -74,6 +86,26 @@ impl State {
 
     pub fn is_live(&self, group: usize) -> bool {
         self.landed.contains_key(&group) || self.reading.contains_key(&group)
+    }
+
+    /// Takes the next task, unless enough is being read and no consumer waits for it.
+    pub fn next_task(&mut self) -> Option<Task> {
+        let is_paced = |pace: &Arc<Pace>| pace.has_room(self.reading_bytes);
+        let has_room = !self.is_held && self.pace.as_ref().is_none_or(is_paced);
+        let may_begin = |task: &Task| has_room || self.reserved.contains(&task.group);
+        let place = self.tasks.iter().position(may_begin)?;
+        let mut task = self.tasks.remove(place)?;
+        self.reading_bytes += task.bytes;
+        task.reading_bytes = self.reading_bytes;
+        Some(task)
+    }
+
+    /// Notes that a task is done, and how long storage took.
+    pub fn end_task(&mut self, task: &Task, took: Option<Duration>) {
+        self.reading_bytes -= task.bytes;
+        if let (Some(pace), Some(took)) = (&self.pace, took) {
+            pace.note(task.bytes, task.reading_bytes, took);
+        }
     }
 
     /// Ends the reservation of one tensor of a group, if there is one.

@@ -30,7 +30,8 @@ pub struct Uses {
     passed: usize,
     /// The thread that asked first.
     thread: Option<ThreadId>,
-    has_threads: bool,
+    /// Whether another one has asked, too.
+    pub has_threads: bool,
 }
 
 impl Uses {

@@ -561,6 +561,40 @@ def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
     assert len(kept) * MIB <= slow.counts["read_bytes"] <= (len(kept) + 10) * MIB
 
 
+def test_where_bandwidth_is_short_few_reads_are_beside_the_one_that_is_waited_for(source, tmp_path):
+    with (
+        slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=25 * MIB) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        assert sums(file, file.keys()[:12]) == list(range(12))
+    # 64 threads read where a request takes long because of its delay.
+    assert 2 <= slow.counts["most_in_flight"] <= 32
+
+
+def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
+    """Nothing shows yet that it is left out, but its bytes take bandwidth from those that are waited for."""
+    layers, experts = 3, 64
+    content = {
+        f"layers.{layer}.experts.{expert:02}": np.full(MIB // 4, layer * experts + expert, "u1")
+        for layer in range(layers)
+        for expert in range(experts)
+    }
+    source = tmp_path / "source"
+    source.mkdir()
+    safetensors.numpy.save_file(content, source / "model.safetensors")
+    with (
+        slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=50 * MIB) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        before = chars_read()
+        for layer in range(2):
+            for expert in range(8, 16):
+                name = f"layers.{layer}.experts.{expert:02}"
+                np.testing.assert_array_equal(file.get_tensor(name), content[name])
+        # Up to the last one there are 18 MiB.
+        assert chars_read() - before <= 15 * MIB
+
+
 @both_mounts
 def test_parts_are_read_ahead_past_tensors_that_are_left_out(layers, tmp_path, direct):
     folder, tensors = layers
@@ -837,8 +871,8 @@ def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_us
         first, second = sorted(slow.path.iterdir())
         with safe_open(first, "np", ahead=8 * MIB) as file:
             before = chars_read()
-            # Four of the tensors are not asked for, and are read as well. The first one comes by page faults, which do
-            # not count.
+            # Four of the tensors are not asked for, and are read as well. The first one comes by page faults,
+            # which do not count.
             assert sums(file, file.keys()[:11]) == list(range(11))
             assert until(lambda: chars_read() - before >= 15 * MIB)
             assert sums(file, file.keys()[11:12]) == [11]
