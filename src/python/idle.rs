@@ -9,7 +9,7 @@ use super::next_file::NextFile;
 use crate::error::Result;
 use crate::mapped_file::{MappedFile, RequestedMode};
 use crate::os::process::fork;
-use crate::streaming::idle::IdleStore;
+use crate::streaming::idle::{IdleStore, Rest};
 use crate::weights::file::WeightFile;
 use crate::weights::header::Header;
 use crate::weights::next_shard::next_shard;
@@ -49,6 +49,12 @@ pub struct IdleKey {
 struct IdleFile {
     weights: WeightFile,
     lead: Arc<FileLead>,
+}
+
+impl Rest for IdleFile {
+    fn rest(&self) {
+        self.lead.rest();
+    }
 }
 
 impl Drop for IdleFile {

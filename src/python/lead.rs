@@ -253,6 +253,13 @@ impl FileLead {
         Ok(())
     }
 
+    /// Reads nothing more ahead until the consumer is back.
+    pub fn rest(&self) {
+        if let Some(Some(lead)) = self.lead.get() {
+            lead.rest();
+        }
+    }
+
     /// Stops reading ahead.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);

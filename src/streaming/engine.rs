@@ -12,7 +12,6 @@ use crate::fetch::crew::{Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
 use crate::os::errno::Code;
 use crate::os::memory::anonymous::{Anonymous, HugePages};
-use crate::os::memory::arena::Arena;
 use crate::os::memory::parts::{Part, Whole, WritableMemory, split};
 
 use super::options::{CacheUse, StreamOptions};
@@ -45,7 +44,7 @@ pub enum NextTensor {
 pub struct Stream {
     pub(super) work: Background<StreamWork>,
     /// The want that [`Self::next`] returns.
-    next: AtomicUsize,
+    pub(super) next: AtomicUsize,
 }
 
 pub(super) struct StreamWork {
@@ -95,21 +94,7 @@ impl Stream {
         Self::begin(groups(wants, options.cache.reads()), files, None, options, None, Some(pace))
     }
 
-    /// Starts to read the wanted tensors into the caller's memory, which is all that they take.
-    pub fn start_in(
-        arena: Arc<Arena>,
-        wants: &[Want],
-        files: Box<Files>,
-        readers: Limits,
-        cache: CacheUse,
-    ) -> Result<Self> {
-        let groups = groups(wants, cache.reads());
-        let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
-        let staging = StagingPlaces::new(arena, &groups)?;
-        Self::begin(groups, files, None, options, Some(staging), None)
-    }
-
-    fn begin(
+    pub(super) fn begin(
         groups: Vec<TensorGroup>,
         files: Box<Files>,
         inspect: Option<Box<Inspect>>,
@@ -154,20 +139,6 @@ impl Stream {
             self.next.fetch_add(1, Ordering::Relaxed);
         }
         Ok(taken)
-    }
-
-    /// Returns the number of wants that lie in the memory of the next tensor and are not taken.
-    pub fn untaken_beside_next(&self) -> usize {
-        let next = self.work.group_of.get(self.next.load(Ordering::Relaxed));
-        next.map_or(0, |&(group, number)| self.work.groups[group].places.len() - number)
-    }
-
-    /// Goes on after the caller has dropped tensors that lay in its memory.
-    pub fn wake(&self) {
-        if self.work.is_here() {
-            let _state = self.work.lock();
-            self.work.task_ready.notify_all();
-        }
     }
 
     /// Returns whether a tensor is there or on its way, or will be after `near` others at most. One that was taken or

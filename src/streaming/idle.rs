@@ -1,12 +1,12 @@
 //! [`IdleStore`]: what was released a moment ago, and may be needed again.
 //!
 //! ```text
-//!   announce ──> hold ──> held ──(no longer likely)──> kept ──take──> its new owner
-//!   put ───────────────────────────────────────────────┘ │ └──(half a second)──────┐
-//!                                                        └──(too many: the oldest)─┴──> dropped
+//!   announce ──> hold ──> held ──(no longer likely)──> kept ──(half a second)──> resting ──(two seconds)──> dropped
+//!   put ───────────────────────────────────────────────┘
 //! ```
 //!
-//! A thread drops what nobody takes. It runs only while there is something. What is held can be taken, too. A taker that has
+//! What is held, kept or resting can be taken. Where there is too much, the oldest is dropped. A thread drops what nobody
+//! takes. It runs only while there is something. A taker that has
 //! waited in vain for what was announced makes its own: then that is not held any more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,15 +16,24 @@ use std::time::{Duration, Instant};
 
 use crate::os::process::fork;
 
-/// How long something is kept.
+/// How long something is kept as it is.
 const KEPT_FOR: Duration = Duration::from_millis(500);
+/// How long it rests. A consumer may compute for a while, or have a busy processor.
+const RESTS_FOR: Duration = Duration::from_secs(2);
 /// How long a value is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks at what is held.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Values that are held or kept at a time.
+/// Values at a time, and how many of them may rest.
 const MAX_VALUES: usize = 8;
+const MAX_RESTING: usize = 2;
 const STACK_BYTES: usize = 128 << 10;
+
+/// What can be kept without doing anything.
+pub trait Rest {
+    /// Stops what goes on until the value is used again.
+    fn rest(&self);
+}
 
 /// Values by key, each for a moment.
 pub struct IdleStore<K, V> {
@@ -46,7 +55,7 @@ pub struct ExpectedValue<K: PartialEq + Send + 'static, V: Send + 'static> {
     key: K,
 }
 
-impl<K: PartialEq + Send + Clone, V: Send> ExpectedValue<K, V> {
+impl<K: PartialEq + Send + Clone, V: Send + Rest> ExpectedValue<K, V> {
     /// Keeps the value for a moment after `is_likely` has become false. Returns false, and drops it, if somebody has waited
     /// for it in vain.
     pub fn hold(&self, value: V, is_likely: Arc<AtomicBool>) -> bool {
@@ -78,6 +87,38 @@ impl<K: PartialEq + Send, V: Send> Drop for ExpectedValue<K, V> {
 }
 
 impl<K, V> IdleState<K, V> {
+    /// Lets those rest whose time has come. Under the lock: one that is taken must not.
+    fn rest(&mut self, now: Instant)
+    where
+        V: Rest,
+    {
+        for IdleValue { value, until, .. } in &mut self.values {
+            match until {
+                Until::Held(is_likely) if !is_likely.load(Ordering::Relaxed) => {
+                    *until = Until::Kept(now + KEPT_FOR);
+                }
+                Until::Kept(end) if *end <= now => {
+                    value.rest();
+                    *until = Until::Resting(now + RESTS_FOR);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes out what has rested for long enough, and the oldest where too many rest.
+    fn rested(&mut self, now: Instant) -> Vec<IdleValue<K, V>> {
+        let is_resting = |value: &IdleValue<K, V>| matches!(value.until, Until::Resting(_));
+        let mut too_many =
+            self.values.iter().filter(|value| is_resting(value)).count().saturating_sub(MAX_RESTING);
+        let is_over = |value: &mut IdleValue<K, V>| {
+            let is_too_much = too_many > 0 && is_resting(value);
+            too_many -= usize::from(is_too_much);
+            is_too_much || matches!(value.until, Until::Resting(end) if end <= now)
+        };
+        self.values.extract_if(.., is_over).collect()
+    }
+
     /// Adds a value. Returns the oldest one, if that has to make room.
     fn add(&mut self, value: IdleValue<K, V>) -> Option<IdleValue<K, V>> {
         let oldest = (self.values.len() >= MAX_VALUES).then(|| self.values.remove(0));
@@ -96,22 +137,17 @@ enum Until {
     /// While this is true.
     Held(Arc<AtomicBool>),
     Kept(Instant),
+    Resting(Instant),
 }
 
-impl Until {
-    fn in_a_moment() -> Self {
-        Self::Kept(Instant::now() + KEPT_FOR)
-    }
-}
-
-impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
+impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
     pub const fn new() -> Self {
         Self { state: Mutex::new(IdleState { values: Vec::new(), expected: Vec::new(), dropper: None }) }
     }
 
     /// Keeps a value. Where no thread can be started, it is dropped at once.
     pub fn put(&'static self, key: K, value: V) {
-        self.add(IdleValue { key, value, until: Until::in_a_moment() });
+        self.add(IdleValue { key, value, until: Until::Kept(Instant::now() + KEPT_FOR) });
     }
 
     fn add(&'static self, value: IdleValue<K, V>) {
@@ -169,17 +205,11 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
         loop {
             let now = Instant::now();
             let (over, next) = fork::with_lock(&self.state, |state| {
-                for value in &mut state.values {
-                    if matches!(&value.until, Until::Held(is_likely) if !is_likely.load(Ordering::Relaxed)) {
-                        value.until = Until::in_a_moment();
-                    }
-                }
-                let is_over =
-                    |value: &mut IdleValue<K, V>| matches!(value.until, Until::Kept(until) if until <= now);
-                let over: Vec<_> = state.values.extract_if(.., is_over).collect();
+                state.rest(now);
+                let over = state.rested(now);
                 let look = |value: &IdleValue<K, V>| match value.until {
                     Until::Held(_) => now + LOOK_EVERY,
-                    Until::Kept(until) => until,
+                    Until::Kept(end) | Until::Resting(end) => end,
                 };
                 let next = state.values.iter().map(look).min();
                 if next.is_none() {
@@ -196,9 +226,22 @@ impl<K: PartialEq + Send, V: Send> IdleStore<K, V> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     type Store = IdleStore<u32, Arc<()>>;
+
+    impl Rest for Arc<()> {
+        fn rest(&self) {}
+    }
+
+    /// Counts how often it was told to rest.
+    impl Rest for Arc<AtomicUsize> {
+        fn rest(&self) {
+            self.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
     #[test]
     fn a_value_is_taken_once() {
@@ -229,6 +272,27 @@ mod tests {
             assert!(Instant::now() < deadline, "still kept");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn what_is_kept_rests_before_it_is_dropped_and_can_be_taken_meanwhile() {
+        static STORE: IdleStore<u32, Arc<AtomicUsize>> = IdleStore::new();
+        let values: Vec<_> = (0..=MAX_RESTING as u32).map(|_| Arc::new(AtomicUsize::new(0))).collect();
+        for (key, value) in values.iter().enumerate() {
+            STORE.put(key as u32, value.clone());
+        }
+        let deadline = Instant::now() + 60 * KEPT_FOR;
+        while Arc::strong_count(&values[0]) > 1 {
+            assert!(Instant::now() < deadline, "too many rest");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(values.iter().all(|value| value.load(Ordering::Relaxed) == 1));
+        assert!(STORE.take(&1).is_some());
+        while Arc::strong_count(&values[MAX_RESTING]) > 1 {
+            assert!(Instant::now() < deadline, "still resting");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(values[MAX_RESTING].load(Ordering::Relaxed), 1);
     }
 
     #[test]

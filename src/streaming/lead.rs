@@ -291,6 +291,17 @@ impl Lead {
         self.is_off() || self.crew.threads() == 0
     }
 
+    /// Reads nothing more ahead until the consumer is back.
+    pub fn rest(&self) {
+        let mut state = self.work.lock();
+        state.cursor.rest();
+        if let Some(expected) = &state.stream {
+            expected.stream.hold();
+        }
+        drop(state);
+        self.work.seat.give_up();
+    }
+
     /// Stops reading ahead. The thread goes on with tensors that were asked for, as far as memory can hold them, as long as
     /// anybody has views of the file.
     pub fn close(&self) {

@@ -76,6 +76,11 @@ impl LeadCursor {
         (self.first_bytes, self.budget) = (budget.limit(), budget);
     }
 
+    /// Asks for nothing ahead until the next request.
+    pub fn rest(&mut self) {
+        self.guesses_right = false;
+    }
+
     /// Notes that the consumer has asked for all that it wants, of which as many bytes as this may be advised on.
     pub fn finish(&mut self, bytes: impl FnOnce() -> u64) {
         if self.last_bytes.is_none() {

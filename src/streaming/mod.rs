@@ -38,7 +38,7 @@
 //! ```text
 //!   a request ──> guess::Guess: what will be asked for next ──> lead::Lead ──┬─ a thread advises: into the page cache
 //!                                                                            └─ a Stream: into memory of its own
-//!   close ──> idle::IdleStore: the file and its lead, for half a second ──> the next opening, or nothing
+//!   close ──> idle::IdleStore: the file and its lead, for a moment ──> the next opening, or nothing
 //! ```
 //!
 //! **The lead of [`warm`]** knows its plan, and has no consumer yet:
@@ -78,6 +78,7 @@ pub mod plan;
 mod run;
 pub mod sample;
 pub mod small_file;
+mod staged;
 pub mod staging;
 mod state;
 pub mod strategy;

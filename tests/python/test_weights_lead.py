@@ -685,6 +685,35 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
 
 
 @both_mounts
+def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source, tmp_path, direct):
+    """A program may compute before it opens the file again."""
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
+        path = slow.path / "model.safetensors"
+        with safe_open(path, "np", ahead=16 * MIB) as file:
+            assert sums(file, file.keys()[:8]) == list(range(8))
+        time.sleep(1)
+        assert open_descriptors(path) > 0
+        with safe_open(path, "np", ahead=16 * MIB) as file:
+            assert sums(file, file.keys()[8:]) == list(range(8, TENSORS))
+        assert until(lambda: open_descriptors(path) == 0)
+    assert slow.counts["most_in_flight"] >= 12
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+
+
+def test_nothing_is_read_of_a_file_that_was_closed_a_while_ago(source, tmp_path):
+    # The lead of three tensors has more to read than the mount gives in this time.
+    with slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=8 * MIB) as slow:
+        path = slow.path / "model.safetensors"
+        with safe_open(path, "np") as file:
+            assert sums(file, file.keys()[:3]) == list(range(3))
+        time.sleep(1.5)  # half a second, and the requests that are on their way then
+        before = chars_read()
+        time.sleep(0.7)
+        assert chars_read() - before <= 4096  # what tells how much was read
+        assert open_descriptors(path) > 0
+
+
+@both_mounts
 def test_what_one_opening_writes_the_next_one_does_not_see(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
