@@ -58,8 +58,9 @@ $(VENV)/.build: pyproject.toml
 	$(BIN)/python -m pip install --quiet --group build
 	touch $@
 
+# Modules are compiled when they are first imported. Of the frameworks most never are, and to compile all takes minutes.
 $(VENV)/.%: $(VENV)/.build
-	$(BIN)/python -m pip install --quiet --group $*
+	$(BIN)/python -m pip install --quiet --no-compile --group $*
 	touch $@
 
 clean: ## Remove what was built, the demo's output included

@@ -53,6 +53,11 @@ pub mod internals {
     pub use crate::sampling::permutation::{MAX_LENGTH, Permutation};
     pub use crate::sampling::schedule::{Draw, Schedule, SourceSize};
     pub use crate::slicing::{GAP_BYTES, MAX_READERS, PIECE_BYTES, Selection, SlicePlan, fill, plan_for};
+    pub use crate::streaming::engine::{Inspect, NextTensor, Stream};
+    pub use crate::streaming::lead_cursor::CREDIT as LEAD_CREDIT;
+    pub use crate::streaming::options::StreamOptions;
+    pub use crate::streaming::pace::Pace;
+    pub use crate::streaming::plan::{FIRST_BYTES, Want};
     pub use crate::tokens::corpus::{Piece, TokenCorpus};
     pub use crate::tokens::format::layout::{Format, TOKEN_DTYPES};
     pub use crate::tokens::windows::{Target, Windows};

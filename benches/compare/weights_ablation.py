@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cold import ROOT, evict, example
-from fresh import Load, alternate, load_cold, load_slow
+from cold import ROOT, evict, example, read_all
+from fresh import USUAL_REQUEST_BYTES, Load, alternate, load_cold, load_slow
 from harness import Row
 from load_weights import used
 from weight_files import written
@@ -56,7 +56,16 @@ RUNS = {
     for run, step in ((1024, 8192), (4096, 32_768))
     for delay_ms in (2, 10)
 }
-CASES = [*STREAMS, *RUNS]
+# How many tensors are used, from the first on, and a mount with direct_io: its delay, and a short bandwidth.
+PACED_TENSORS, PACED_BYTES = 64, 4 << 20
+PACE, NO_PACE = "at the pace of a lead", "as many reads as there are threads"
+PACES = {
+    "pace, the first 8 of 64 tensors, 2 ms and 100 MB/s": (8, 2, 100_000_000),
+    "pace, 64 tensors, 2 ms and 100 MB/s": (64, 2, 100_000_000),
+    "pace, 64 tensors, 2 ms a request": (64, 2, None),
+    "pace, 64 tensors, 10 ms a request": (64, 10, None),
+}
+CASES = [*STREAMS, *RUNS, *PACES]
 
 
 def measure(folder: Path, cases: list[str]) -> list[Row]:
@@ -74,6 +83,8 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
         source.mkdir()
         (source / "bytes").write_bytes(bytes(range(251)) * (SLICED_BYTES // 251))
         rows += [of_gaps(name, source, *RUNS[name]) for name in cases if name in RUNS]
+        (source / "bytes").write_bytes(bytes(range(256)) * (PACED_TENSORS * PACED_BYTES // 256))
+        rows += [of_pace(name, source, *PACES[name]) for name in cases if name in PACES]
     return rows
 
 
@@ -124,3 +135,36 @@ def of_gaps(name: str, source: Path, run: int, step: int, delay_ms: int) -> Row:
     figures = {way: [each.seconds for each in loads] for way, loads in found.items()}
     remarks = {way: f"{statistics.median(share):.2f} of the needed bytes" for way, share in shares.items()}
     return Row(name, RULE, figures, limits=[without], remarks=remarks)
+
+
+def of_pace(name: str, source: Path, used: int, delay_ms: int, bandwidth_bytes: int | None) -> Row:
+    """A lead with and without its pace, each on a mount that has nothing cached."""
+    expected = used * PACED_BYTES // 256 * sum(range(256))
+    reader, daemon = example("paced_reads"), example("slow_fuse")
+    delivered: dict[str, list[float]] = {}
+
+    def measured(way: str) -> Load:
+        read_all(source)
+        with real.slow_fuse(
+            source,
+            source.with_name("slow"),
+            delay_ms=delay_ms,
+            bandwidth_bytes=bandwidth_bytes,
+            request_bytes=USUAL_REQUEST_BYTES,
+            direct_io=True,
+            program=daemon,
+        ) as slow:
+            command = [reader, str(slow.path / "bytes"), "--tensor", str(PACED_BYTES), "--used", str(used)]
+            command += ["--paced", "1" if way == PACE else "0"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+        told = json.loads(done.stdout)
+        if told["checksum"] != expected:
+            message = f"{name}: {way}: not the same bytes"
+            raise AssertionError(message)
+        delivered.setdefault(way, []).append(slow.counts["read_bytes"] / 1e6)
+        return Load(told["seconds"], first_seconds=told["seconds"])
+
+    found = alternate([PACE, NO_PACE], measured, rounds=ROUNDS)
+    figures = {way: [each.seconds for each in loads] for way, loads in found.items()}
+    remarks = {way: f"{statistics.median(megabytes):.0f} MB" for way, megabytes in delivered.items()}
+    return Row(name, PACE, figures, limits=[NO_PACE], remarks=remarks)

@@ -75,7 +75,7 @@ impl ContinuedStream {
         let left: Vec<_> = unclaimed.map(|(want, _)| want.clone()).collect();
         let options = StreamOptions { readers: options.readers_of(&wants), ..options };
         let first = StreamOptions { memory_bytes: options.memory_bytes.min(FIRST_BYTES), ..options };
-        let stream = Stream::start(&left, files.boxed(), inspect, first)?;
+        let stream = Stream::start(&left, files.boxed(), inspect, first, None)?;
         Ok(Self { stream, lead, claims, wants, files, options, position: Mutex::default() })
     }
 
@@ -94,7 +94,7 @@ impl ContinuedStream {
             (None, Some(claim), Some(lead)) => match lead.take(claim, patience) {
                 NextTensor::End => {
                     let want = std::slice::from_ref(&self.wants[number]);
-                    let alone = Stream::start(want, self.files.boxed(), None, self.options)?;
+                    let alone = Stream::start(want, self.files.boxed(), None, self.options, None)?;
                     position.alone.insert(alone).next(patience)?
                 }
                 found => found,

@@ -74,24 +74,15 @@ impl fmt::Debug for StreamWork {
 }
 
 impl Stream {
-    /// Starts to read the wanted tensors into memory of their own.
+    /// Starts to read the wanted tensors into memory of their own; at a pace, those that no consumer waits for.
     pub fn start(
         wants: &[Want],
         files: Box<Files>,
         inspect: Option<Box<Inspect>>,
         options: StreamOptions,
+        pace: Option<Arc<Pace>>,
     ) -> Result<Self> {
-        Self::begin(groups(wants, options.cache.reads()), files, inspect, options, None, None)
-    }
-
-    /// Starts to read tensors that may turn out not to be wanted, at a pace that those do not keep which a consumer waits for.
-    pub fn start_paced(
-        wants: &[Want],
-        files: Box<Files>,
-        options: StreamOptions,
-        pace: Arc<Pace>,
-    ) -> Result<Self> {
-        Self::begin(groups(wants, options.cache.reads()), files, None, options, None, Some(pace))
+        Self::begin(groups(wants, options.cache.reads()), files, inspect, options, None, pace)
     }
 
     pub(super) fn begin(
@@ -488,7 +479,8 @@ mod tests {
         };
         let want = |file, offset| Want { file, offset, len: 4096, selection: None };
         let wants = [want(0, 0), want(0, 4096), want(1, 0)];
-        let stream = Stream::start(&wants, Box::new(files), None, StreamOptions::default()).expect("threads");
+        let stream =
+            Stream::start(&wants, Box::new(files), None, StreamOptions::default(), None).expect("threads");
         let taken = stream.take(0, Duration::from_secs(60)).expect("read");
         let NextTensor::Landed(Landed { memory, .. }) = taken else { panic!("it does not come") };
         assert_eq!(Arc::strong_count(&memory), 2, "its neighbour was not taken");

@@ -547,6 +547,6 @@ impl LeadWork {
         let options = StreamOptions { memory_bytes: self.stream_bytes(), ..StreamOptions::default() };
         let opened = opened.clone();
         let open = Box::new(move |_| Ok(opened.clone()));
-        Stream::start_paced(wants, open, options.beginning_with(first_bytes, wants), self.pace.clone())
+        Stream::start(wants, open, None, options.beginning_with(first_bytes, wants), Some(self.pace.clone()))
     }
 }

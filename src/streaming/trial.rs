@@ -124,7 +124,7 @@ fn timed(
     let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
     let file = opened.clone();
     let begun = Instant::now();
-    let stream = Stream::start(&wants, Box::new(move |_| Ok(file.clone())), None, options)?;
+    let stream = Stream::start(&wants, Box::new(move |_| Ok(file.clone())), None, options, None)?;
     loop {
         match stream.next(PERIOD)? {
             NextTensor::End => return Ok(Some(begun.elapsed())),

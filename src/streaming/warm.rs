@@ -95,7 +95,7 @@ impl WarmLead {
         let mut options = StreamOptions { readers, ..StreamOptions::default() };
         options.memory_bytes = memory_bytes.unwrap_or(options.memory_bytes);
         options.readers = options.readers_of(&others);
-        let memory = Stream::start(&others, Box::new(move |number| files(number)), None, options)?;
+        let memory = Stream::start(&others, Box::new(move |number| files(number)), None, options, None)?;
         Ok(Self {
             places,
             cache,

@@ -117,11 +117,11 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             cache; where reads bypass it (FUSE with ``direct_io``, ``"read"`` mode), tensors get memory of
             their own instead, each time that they are asked for. So do parts of tensors: the part is
             expected that was taken of the last tensor whose name differs in its numbers alone. At the end
-            of ``model-00001-of-00004.safetensors`` the lead goes on to the next file. It stops, and lets go
-            of the file, half a second after the file was closed; until then a program that opens the file
-            for each tensor goes on with it. Eight files of a process are read ahead at a time. Whole tensors
-            are left to the kernel where its own read-ahead brings 4 GiB a second, as a local disk's may, and
-            memory is not short.
+            of ``model-00001-of-00004.safetensors`` the lead goes on to the next file. It stops half a second
+            after the file was closed, and lets go of the file two seconds later; until then a program that
+            opens the file for each tensor goes on with it. Eight files of a process are read ahead at a time.
+            Whole tensors are left to the kernel where its own read-ahead brings 4 GiB a second, as a local
+            disk's may, and memory is not short.
 
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
