@@ -65,6 +65,7 @@ impl StreamOptions {
     }
 
     /// Returns the options of a stream of these wants that begins with less memory, and is given the rest later.
+    #[must_use]
     pub fn beginning_with(self, first_bytes: u64, wants: &[Want]) -> Self {
         Self { memory_bytes: self.memory_bytes.min(first_bytes), readers: self.readers_of(wants), ..self }
     }
