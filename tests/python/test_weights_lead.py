@@ -555,7 +555,6 @@ def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
         safe_open(slow.path / "model.safetensors", "np", ahead=8 * MIB) as file,
     ):
         assert sums(file, [f"t{number:02}" for number in kept]) == list(kept)
-    print(slow.counts)
     assert slow.counts["most_in_flight"] >= 12
     # It shows when the third one is asked for. The others that were read until then are one lead.
     assert len(kept) * MIB <= slow.counts["read_bytes"] <= (len(kept) + 10) * MIB
@@ -563,12 +562,12 @@ def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
 
 def test_where_bandwidth_is_short_few_reads_are_beside_the_one_that_is_waited_for(source, tmp_path):
     with (
-        slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=25 * MIB) as slow,
+        slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=8 * MIB) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
-        assert sums(file, file.keys()[:12]) == list(range(12))
-    # 64 threads read where a request takes long because of its delay.
-    assert 2 <= slow.counts["most_in_flight"] <= 32
+        assert sums(file, file.keys()[:6]) == list(range(6))
+    # All of 64 threads read where a request takes long because of its delay.
+    assert 2 <= slow.counts["most_in_flight"] <= 40
 
 
 def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
