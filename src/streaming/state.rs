@@ -90,8 +90,9 @@ impl State {
 
     /// Takes the next task, unless enough is being read and no consumer waits for it.
     pub fn next_task(&mut self) -> Option<Task> {
-        let is_paced = |pace: &Arc<Pace>| pace.has_room(self.reading_bytes);
-        let has_room = !self.is_held && self.pace.as_ref().is_none_or(is_paced);
+        // What a consumer waits for may have to come after others.
+        let is_held = self.is_held && self.reserved.iter().all(|&group| self.has_begun(group));
+        let has_room = !is_held && self.pace.as_ref().is_none_or(|pace| pace.has_room(self.reading_bytes));
         let may_begin = |task: &Task| has_room || self.reserved.contains(&task.group);
         let place = self.tasks.iter().position(may_begin)?;
         let mut task = self.tasks.remove(place)?;
@@ -135,6 +136,25 @@ impl State {
 mod tests {
     use super::*;
     use crate::os::memory::anonymous::{Anonymous, HugePages};
+    use crate::os::memory::parts::split;
+
+    #[test]
+    fn of_what_is_held_only_that_is_read_which_a_consumer_waits_for_or_what_comes_before_it() {
+        let mut state = State { begun: 3, is_held: true, ..State::default() };
+        for group in 0..3 {
+            let memory = Anonymous::private(1, HugePages::Auto).expect("a page");
+            let (_, parts) = split(memory, &[(0, 1)]).expect("valid");
+            let tasks =
+                parts.into_iter().map(|part| Task { group, piece: 0, part, bytes: 1, reading_bytes: 0 });
+            state.tasks.extend(tasks);
+        }
+        assert!(state.next_task().is_none());
+        state.reserved = vec![1];
+        assert_eq!(state.next_task().map(|task| task.group), Some(1));
+        assert!(state.next_task().is_none());
+        state.reserved = vec![5];
+        assert_eq!(state.next_task().map(|task| (task.group, task.reading_bytes)), Some((0, 2)));
+    }
 
     #[test]
     fn groups_that_are_reserved_are_not_given_up() {
