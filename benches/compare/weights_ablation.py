@@ -56,9 +56,9 @@ RUNS = {
     for run, step in ((1024, 8192), (4096, 32_768))
     for delay_ms in (2, 10)
 }
-# How many tensors are used, from the first on, and a mount with direct_io: its delay, and a short bandwidth.
 PACED_TENSORS, PACED_BYTES = 64, 4 << 20
 PACE, NO_PACE = "at the pace of a lead", "as many reads as there are threads"
+# How many tensors are used, from the first on; the delay of a mount with direct_io, and its bandwidth if short.
 PACES = {
     "pace, the first 8 of 64 tensors, 2 ms and 100 MB/s": (8, 2, 100_000_000),
     "pace, 64 tensors, 2 ms and 100 MB/s": (64, 2, 100_000_000),

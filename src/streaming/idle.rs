@@ -5,9 +5,9 @@
 //!   put ───────────────────────────────────────────────┘
 //! ```
 //!
-//! What is held, kept or resting can be taken. Where there is too much, the oldest is dropped. A thread drops what nobody
-//! takes. It runs only while there is something. A taker that has
-//! waited in vain for what was announced makes its own: then that is not held any more.
+//! What is held, kept or resting can be taken. Where there is too much, the oldest is dropped. A thread moves values on; it
+//! runs only while there are some. A taker that has waited in vain for what was announced makes its own: then that is not
+//! held any more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
