@@ -58,7 +58,7 @@ RUNS = {
 }
 PACED_TENSORS, PACED_BYTES = 64, 4 << 20
 PACE, NO_PACE = "at the pace of a lead", "as many reads as there are threads"
-# How many tensors are used, from the first on; the delay of a mount with direct_io, and its bandwidth if short.
+# The number of tensors used, the delay of a mount with direct_io, and its bandwidth if that is short.
 PACES = {
     "pace, the first 8 of 64 tensors, 2 ms and 100 MB/s": (8, 2, 100_000_000),
     "pace, 64 tensors, 2 ms and 100 MB/s": (64, 2, 100_000_000),

@@ -570,6 +570,21 @@ def test_where_bandwidth_is_short_few_reads_are_beside_the_one_that_is_waited_fo
     assert 2 <= slow.counts["most_in_flight"] <= 40
 
 
+def test_a_lead_waits_while_the_consumer_is_elsewhere(source, tmp_path):
+    # The lead of three tensors has more to read than the mount gives in this time.
+    with (
+        slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=8 * MIB) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        assert sums(file, ["t00", "t01", "t02", "t40"]) == [0, 1, 2, 40]
+        time.sleep(1)  # the requests that are on their way
+        before = chars_read()
+        time.sleep(0.5)
+        assert chars_read() - before <= 4096  # what tells how much was read
+        assert sums(file, ["t03", "t04", "t05"]) == [3, 4, 5]
+        assert until(lambda: chars_read() - before >= 6 * MIB), "it goes on"
+
+
 def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
     """Nothing shows yet that it is left out, but its bytes take bandwidth from those that are waited for."""
     layers, experts = 3, 64
