@@ -36,6 +36,7 @@ use crate::os::errno::Code;
 const SUFFIX: &str = ".xxh3.json";
 
 const TOO_LONG: i32 = Code::NAMETOOLONG.raw_os_error();
+const IS_A_DIRECTORY: i32 = Code::ISDIR.raw_os_error();
 
 const FORMAT: &str = "pagestream-checksums";
 const VERSION: u64 = 1;
@@ -110,8 +111,11 @@ impl Checksums {
             Ok(file) => file,
             // A name that is too long is that of no file.
             Err(Error::System { errno, .. }) if is_gone(errno) || errno == TOO_LONG => return Ok(None),
-            Err(ref error @ Error::System { errno, .. }) if is_refusal(errno) => {
-                return refused(None, format!("the checksums cannot be used: {}", error.message()));
+            Err(Error::System { operation, errno, advice, .. }) if is_refusal(errno) => {
+                let advice = if errno == IS_A_DIRECTORY { "it is a directory".into() } else { advice };
+                let reason = Error::system(operation, path, errno, advice).message();
+                let what = "remove what is there, and write_checksums() makes new ones";
+                return refused(None, format!("the checksums cannot be used: {reason}; {what}"));
             }
             Err(error) => return Err(error),
         };

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401 - upstream's NumPy reader knows BF16 only once this is imported
@@ -363,6 +366,28 @@ def test_arrays_are_independent_where_there_are_no_shared_mappings(path, direct_
         file.get_tensor("matrix")[:] = 9
         np.testing.assert_array_equal(file.get_tensor("matrix"), WEIGHTS["matrix"])
         np.testing.assert_array_equal(file.get_slice("matrix")[1:3], WEIGHTS["matrix"][1:3])
+
+
+@pytest.mark.parametrize("options", [{}, {"mmap_mode": "read"}], ids=str)
+@pytest.mark.parametrize(
+    "of", [safe_open.get_tensor, lambda file, name: file.get_slice(name)[...]], ids=["tensors", "and slices"]
+)
+def test_threads_that_ask_for_one_array_at_once_get_independent_ones(path, options, of):
+    threads = 8
+    barrier = threading.Barrier(threads)
+
+    def ask(file, number):
+        barrier.wait()
+        array = of(file, "matrix") if number % 2 else file.get_tensor("matrix")
+        barrier.wait()
+        array[...] = number
+        return array
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(20):
+            with safe_open(path, "np", **options) as file:
+                arrays = list(pool.map(functools.partial(ask, file), range(threads)))
+            assert [int(array.max()) for array in arrays] == list(range(threads))
 
 
 def test_an_array_is_what_the_file_has_after_a_part_of_it_was_written(path):

@@ -136,6 +136,7 @@ def test_a_folder_in_their_place_is_an_error(path):
     assert caught.value.filename == str(beside(path))
     (error,) = open_checkpoint(path).verify().bad
     assert (error.path, error.name) == (str(beside(path)), None)
+    assert "it is a directory; remove what is there, and write_checksums() makes new ones" in str(error)
 
 
 def test_what_is_no_file_in_their_place_is_bad_and_not_waited_for(path):

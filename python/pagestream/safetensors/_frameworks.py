@@ -60,31 +60,33 @@ class IndependentArrays(NumpyArrays):
     asked for.
 
     Attributes:
-        given: The tensors of which something lies on those pages, by name, and whether all does.
+        given: The tensors of which something lies on those pages, by name; False for a part.
     """
 
     def __init__(self, align: Align = "copy", *, raw: bool = False) -> None:
         """Keeps the options."""
         super().__init__(align, raw=raw)
         self._copying = NumpyArrays(align, copies=True, raw=raw)
-        self.given: dict[str, bool] = {}
+        self.given: dict[str, object] = {}
 
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
         """Makes one tensor of a file."""
-        if name in self.given:
+        first = object()  # of several threads one is given the pages
+        if self.given.setdefault(name, first) is not first:
             return self._copying.whole(file, name)
-        array = super().whole(file, name)
-        self.given[name] = True
-        return array
+        return super().whole(file, name)
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes the part of a tensor that `index` selects."""
         if self.given.get(stored.name):
             return self._copying.part(stored, index)
         array = super().part(stored, index)
-        if not array.flags.owndata:
-            self.given[stored.name] = array.nbytes == stored.nbytes
-        return array
+        if array.flags.owndata:
+            return array
+        claim = object() if array.nbytes == stored.nbytes else False
+        before = self.given.setdefault(stored.name, claim)
+        # All of a tensor is given once, and then nothing else of it.
+        return array if before is claim else self._copying.part(stored, index)
 
 
 class ByNumpy(NumpyArrays):

@@ -194,7 +194,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         # One native call makes a plain array, unless the tensor is an odd one.
         self._writable = not self._framework.read_only
         self._is_plain = name == "numpy" and self.mode != "read" and not raw
-        # Writable arrays that were handed out.
+        # Writable arrays that were handed out, or are about to be.
         self._given = self._framework.given if isinstance(self._framework, IndependentArrays) else {}
 
     def _opened(self, filename: StrPath, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: FBT001
@@ -264,15 +264,15 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             >>> safe_open("model.safetensors", "np").get_tensor("weight").shape
             (2, 3)
         """
-        try:
-            if self._is_plain and name not in self._given:
+        first = object()  # of several threads one is given the pages
+        if self._is_plain and (not self._writable or self._given.setdefault(name, first) is first):
+            try:
                 array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable)
                 if array is not None:
-                    if self._writable:
-                        self._given[name] = True
                     return array  # type: ignore[return-value]
-        except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
-            pass
+            except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
+                pass
+            self._given.pop(name, None)
         try:
             return self._framework.whole(self._files, name)  # type: ignore[no-any-return]
         except ValueError:

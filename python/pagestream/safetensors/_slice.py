@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pagestream.errors import SafetensorError
+from pagestream.weights.indexing import of_tensor
+
 if TYPE_CHECKING:
     from pagestream import _native
     from pagestream.weights.arrays import Framework
@@ -77,7 +80,10 @@ class PySafeSlice:
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
         """
-        return self._framework.part(self._stored, index)
+        try:
+            return self._framework.part(self._stored, index)
+        except SafetensorError as error:
+            raise of_tensor(error, self._stored.path, self._stored.name) from error
 
     def __repr__(self) -> str:
         """Returns type, shape and path."""

@@ -112,8 +112,8 @@ class TorchTensors(Framework):
         shape = stored.shape
         if not shape or shape[-1] % 2 or kind.itemsize != 1:
             message = (
-                f"{stored.path}: slices of {stored.dtype} elements are of whole pairs, but the last "
-                f"dimension of {list(shape)} is odd"
+                f"slices of {stored.dtype} elements are of whole pairs, but the last dimension of "
+                f"{list(shape)} is odd"
             )
             raise SafetensorError(message)
         pairs = self.basic_part(stored, "U8", (*shape[:-1], shape[-1] // 2), index)

@@ -142,7 +142,7 @@ def load_into(
         RuntimeError: Names are missing or unexpected, with `strict`; or shapes differ; or parameters are
             DTensors, as those of FSDP2 are. All of them are listed, the first ones in the words of
             ``torch.nn.Module.load_state_dict``.
-        TypeError: `module` is no module.
+        TypeError: `module` is no module, or `rename` no such mapping or function.
         ValueError: Two tensors of the checkpoint get one name; or a parameter is not initialised
             (``torch.nn.LazyLinear`` and its like).
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
@@ -175,7 +175,7 @@ def load_into(
             problems = _problems(report, strict=strict) + _misfits(names, targets, assign=assign)
             if problems:
                 message = f"Error(s) in loading state_dict for {type(module).__name__}:"
-                raise RuntimeError("\n\t".join([message, *problems]))
+                raise RuntimeError("\n\t".join([message, *problems, _source(weights)]))
             _load(weights, chosen, assign=assign, meeting=meeting, progress=progress)
             return report
 
@@ -188,7 +188,15 @@ def _check_module(module: object) -> None:
 
 
 def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
-    """Returns the tensors by their names in the module."""
+    """Returns the tensors by their names in the module.
+
+    Raises:
+        TypeError: `rename` is neither a mapping nor a function, or gives something that is no name.
+        ValueError: Two tensors get one name.
+    """
+    if not (rename is None or isinstance(rename, Mapping) or callable(rename)):
+        message = f"rename must be a mapping, a function or None, not {rename!r}"  # type: ignore[unreachable]
+        raise TypeError(message)
     found: dict[str, Wanted] = {}
     for each in wanted:
         name: str | None = each.info.name
@@ -196,6 +204,9 @@ def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
             name = rename.get(each.info.name, each.info.name)
         elif rename is not None:
             name = rename(each.info.name)
+        if not (name is None or isinstance(name, str)):
+            message = f"rename must give a str or None for {each.info.name!r}, not {name!r}"  # type: ignore[unreachable]
+            raise TypeError(message)
         if name in found:
             message = f"rename gives {each.info.name!r} and {found[name].info.name!r} one name: {name!r}"
             raise ValueError(message)
@@ -263,6 +274,11 @@ def _problems(report: LoadReport, *, strict: bool) -> list[str]:
         for kind, found in kinds
         if strict and found
     ]
+
+
+def _source(weights: Checkpoint) -> str:
+    first, *others = weights.files
+    return f"The checkpoint is {first!r}{f' and {len(others)} other files' if others else ''}."
 
 
 def _quoted(name: str) -> str:

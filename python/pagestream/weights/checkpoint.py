@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pagestream import _native
+from pagestream import _native, errors
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
 from pagestream.weights import arrays, checksums, explanation, indexing, streaming, summary, warming
@@ -196,7 +196,10 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         stored = self._files.file_of(name).stored(name)
         dtype, shape = self._arrays.described(stored.dtype, stored.shape, stored.nbytes)
         numpy_type = numpy_dtype(dtype)
-        part = indexing.select(shape, index, name=repr(name))
+        try:
+            part = indexing.select(shape, index, name=repr(name))
+        except errors.SliceError as error:
+            raise indexing.of_tensor(error, stored.path, name) from error
         if out is None:
             out = np.empty(part.shape, numpy_type)
         elif not isinstance(out, np.ndarray):

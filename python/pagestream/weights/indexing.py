@@ -212,6 +212,12 @@ def _text(part: Any) -> str:  # noqa: ANN401
     return ":".join(ends if part.step in (None, 1) else [*ends, str(part.step)])
 
 
+def of_tensor(error: errors.SafetensorError, path: str, name: str) -> errors.SafetensorError:
+    """Returns an error that says in which tensor of which file an index, or a type, is wrong."""
+    kind = errors.SliceError if isinstance(error, errors.SliceError) else errors.SafetensorError
+    return kind(f"{path}: tensor {name!r}: {error}")
+
+
 def array_part(array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
     """Returns a part of an array as an array, also where it is a single element.
 

@@ -124,8 +124,7 @@ def planned_part(info: TensorInfo, part: Index | None, framework: Framework) -> 
     try:
         selected = indexing.select(shape, part, name=repr(info.name))
     except errors.SliceError as error:
-        message = f"{info.path}: tensor {info.name!r}: {error}"
-        raise errors.SliceError(message) from error
+        raise indexing.of_tensor(error, info.path, info.name) from error
     # Elements smaller than a byte are unpacked before they are selected.
     return Wanted(info, part, dtype, shape, None if dtype in SUB_BYTE_BITS else selected)
 
