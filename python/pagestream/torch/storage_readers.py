@@ -248,10 +248,13 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     ) -> None:
         """Reads what items want."""
         with joined(group) as meeting:
-            parts = [
-                (item, weights.info(name), index) for item in items for name, index in self._parts_of(item)
+            parts_of = [
+                (item, [(weights.info(name), index) for name, index in self._parts_of(item)])
+                for item in items
             ]
-            parts.sort(key=lambda each: (each[1].path, each[1].offset))
+            # The parts of an item come together, wherever they lie: one is held until the other is there.
+            parts_of.sort(key=lambda each: _place(each[1][-1]))
+            parts = [(item, *part) for item, of_item in parts_of for part in sorted(of_item, key=_place)]
             wanted = [_wanted(info, index) for _, info, index in parts]
             item_of = {id(each): item for each, (item, _, _) in zip(wanted, parts, strict=True)}
             device, strategy = _place_of(planner, items)
@@ -273,7 +276,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         weights.check()
 
     def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
-        """Yields the parts of stored tensors that an item is made of."""
+        """Yields the parts of stored tensors that an item is made of, the largest one last."""
         yield self.storage_data[item.storage_index].name, _box(item)
 
     def _take(self, item: ReadItem, each: Wanted, tensor: torch.Tensor, planner: LoadPlanner) -> None:
@@ -437,6 +440,11 @@ def _box(item: ReadItem) -> tuple[slice, ...]:
         slice(offset, offset + length)
         for offset, length in zip(item.storage_offsets, item.lengths, strict=True)
     )
+
+
+def _place(part: tuple[TensorInfo, tuple[slice, ...]]) -> tuple[str, int]:
+    info, _ = part
+    return info.path, info.offset
 
 
 def _wanted(info: TensorInfo, index: tuple[slice, ...]) -> Wanted:
