@@ -9,7 +9,7 @@ export PIP_QUIET := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hosts bench lint docs audit build clean
+.PHONY: help demo test hosts bench lint lint-rust lint-python lint-stub docs audit build clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -29,16 +29,22 @@ bench: $(VENV)/.bench build ## Measure against the rivals (prints tables; `make 
 	cargo bench
 	$(BIN)/python benches/compare/run.py $(if $(RECORD),--record)
 
-lint: $(VENV)/.lint build ## Formats, lints and types of both languages
+lint: lint-rust lint-python lint-stub ## Formats, lints and types of both languages (side by side with `make --jobs 2 lint`)
+
+lint-rust:
 	cargo fmt --check
 	cargo clippy --all-targets -- --deny warnings
 	cargo clippy --all-targets --features python -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --quiet --no-deps --document-private-items
+
+lint-python: $(VENV)/.lint
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest pagestream._native
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+lint-stub: $(VENV)/.lint build
+	$(BIN)/python -m mypy.stubtest pagestream._native
 
 docs: $(VENV)/.docs ## The documentation, in target/site; what does not fit is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
