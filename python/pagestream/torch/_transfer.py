@@ -6,7 +6,6 @@ import math
 import os
 from collections import deque
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -244,15 +243,15 @@ def _cut(
         for part in _parts(whole, most_bytes // size):
             pieces.append(_Piece(number, first))
             ranges.append((each.info.name, part.in_bytes(size)))
-            first += part.count * size
+            first += part.size * size
     return pieces, ranges
 
 
 def _parts(selection: Selection, most: int) -> Iterator[Selection]:
     """Cuts a selection into parts of at most `most` elements, which follow each other in the result."""
-    if 0 < selection.count <= most:
+    if 0 < selection.size <= most:
         yield selection
-    if selection.count <= most:
+    if selection.size <= most:
         return
     length, stride = selection.shape[0], selection.strides[0]
     inner = math.prod(selection.shape[1:])
@@ -260,6 +259,6 @@ def _parts(selection: Selection, most: int) -> Iterator[Selection]:
     for index in range(0, length, step):
         first, count = selection.first + index * stride, min(step, length - index)
         if inner <= most:
-            yield replace(selection, first=first, shape=(count, *selection.shape[1:]))
+            yield selection._replace(first=first, shape=(count, *selection.shape[1:]))
         else:
             yield from _parts(Selection(first, selection.shape[1:], selection.strides[1:]), most)

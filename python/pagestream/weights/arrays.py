@@ -130,7 +130,7 @@ class Framework:
         """Makes a part of a tensor seen as `dtype` and `shape`. One run of mapped bytes is not copied."""
         item_bytes = itemsize(dtype)
         found = indexing.select(shape, index)
-        nbytes, fill = found.count * item_bytes, reader(stored, found, item_bytes)
+        nbytes, fill = found.size * item_bytes, reader(stored, found, item_bytes)
         buffer = None
         if nbytes:
             buffer = stored.view(found.in_bytes(item_bytes), not self.read_only, self.copies)
@@ -191,7 +191,7 @@ class NumpyArrays(Framework):
             whole = indexing.select((stored.nbytes,), ...)
             return _unpacked(dtype, shape, stored.nbytes, reader(stored, whole, 1))[index]
         rows = indexing.select((*shape[:-1], shape[-1] * bits // 8), (*parts[:last], slice(None)))
-        elements = _unpacked(dtype, (*rows.shape[:-1], shape[-1]), rows.count, reader(stored, rows, 1))
+        elements = _unpacked(dtype, (*rows.shape[:-1], shape[-1]), rows.size, reader(stored, rows, 1))
         return elements[(..., *parts[last:])]
 
 

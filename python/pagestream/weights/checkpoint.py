@@ -212,7 +212,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             raise ValueError(message)
         if dtype in SUB_BYTE_BITS:
             out[...] = self._arrays.sub_byte_part(stored, index)
-        elif part.count:
+        elif part.size:
             arrays.reader(stored, part, numpy_type.itemsize)(self._arrays.bytes_of(out))
         return out
 

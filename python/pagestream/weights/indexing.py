@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 _ALL = slice(None)
 
 
-@dataclass(frozen=True, slots=True)
-class ByteSelection:
+class ByteSelection(NamedTuple):
     """Elements of a contiguous tensor, in bytes.
 
     Attributes:
@@ -46,8 +45,7 @@ class ByteSelection:
     item_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """Elements of a contiguous tensor. All counts are in elements.
 
     Attributes:
@@ -61,13 +59,13 @@ class Selection:
     strides: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
 
     def in_bytes(self, item_bytes: int) -> ByteSelection:
         """Returns the selection as the native module takes it."""
-        strides = tuple(stride * item_bytes for stride in self.strides)
+        strides = tuple([stride * item_bytes for stride in self.strides])
         return ByteSelection(self.first * item_bytes, self.shape, strides, item_bytes)
 
 
@@ -91,6 +89,11 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
         >>> select((4, 6), (slice(None), slice(None, None, -2)))
         Selection(first=5, shape=(4, 3), strides=(6, -2))
     """
+    if type(index) is slice and shape and 0 not in shape:
+        # Rows, which programs ask for one by one.
+        start, length, step = _narrow(index, shape[0], 0)
+        of_row, *inner = _contiguous_strides(shape)
+        return Selection(start * of_row if length else 0, (length, *shape[1:]), (step * of_row, *inner))
     selected = parts(shape, index, name)
     first, lengths, strides = 0, [], []
     dimension, stride = 0, math.prod(shape)
@@ -102,7 +105,10 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
         size = shape[dimension]
         # A length of 0 makes every stride after it 0: nothing is selected, whatever the strides are.
         stride = stride // size if size else 0
-        if isinstance(part, slice):
+        if part is _ALL:
+            lengths.append(size)
+            strides.append(stride)
+        elif isinstance(part, slice):
             start, length, step = _narrow(part, size, dimension)
             first += start * stride
             lengths.append(length)
@@ -113,6 +119,11 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
     if 0 in lengths:
         first = 0
     return Selection(first, tuple(lengths), tuple(strides))
+
+
+@lru_cache
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
 
 
 def parts(shape: tuple[int, ...], index: Index, name: str = "tensor") -> list[Any]:
@@ -126,10 +137,11 @@ def parts(shape: tuple[int, ...], index: Index, name: str = "tensor") -> list[An
             raise errors.SliceError(message)
         index = slice(0, 0)
     given = index if isinstance(index, tuple) else (index,)
-    used = sum(part is not None and part is not ... for part in given)
-    if sum(part is ... for part in given) > 1:
+    ellipses = [position for position, part in enumerate(given) if part is ...]
+    if len(ellipses) > 1:
         message = "Only one ellipsis (...) is allowed in slice index"
         raise errors.SliceError(message)
+    used = len(given) - len(ellipses) - sum(part is None for part in given)
     if used > len(shape):
         message = (
             f"too many indices: {name} is {len(shape)}-dimensional, of shape {list(shape)}, "
@@ -137,16 +149,14 @@ def parts(shape: tuple[int, ...], index: Index, name: str = "tensor") -> list[An
         )
         raise errors.SliceError(message)
     for position, part in enumerate(given):
-        if not _is_basic(part):
+        if type(part) is not slice and not _is_basic(part):
             message = (
                 f"Unsupported slice index at position {position}: expected slice, int, ellipsis or None, "
                 f"found {_described(part)}"
             )
             raise errors.SliceError(message)
-    found: list[Any] = []
-    for part in given if any(part is ... for part in given) else (*given, ...):
-        found += [_ALL] * (len(shape) - used) if part is ... else [part]
-    return found
+    place = ellipses[0] if ellipses else len(given)
+    return [*given[:place], *[_ALL] * (len(shape) - used), *given[place + 1 :]]
 
 
 def is_advanced(index: Any) -> bool:  # noqa: ANN401

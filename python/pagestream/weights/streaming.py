@@ -53,7 +53,7 @@ class Wanted:
     @property
     def nbytes(self) -> int:
         """The bytes that are read."""
-        return self.info.nbytes if self.part is None else self.part.count * itemsize(self.dtype)
+        return self.info.nbytes if self.part is None else self.part.size * itemsize(self.dtype)
 
     def native(self) -> tuple[str, ByteSelection | None]:
         """Returns the name and the part in bytes."""
