@@ -23,6 +23,9 @@ use crate::streaming::warm::{WarmSlot, Warmed};
 use crate::streaming::{sample, small_file};
 use crate::weights::header::Header;
 
+/// Parts up to this length are used by page faults, each of which brings what lies around it: 128 KiB by default.
+const MAX_FAULT_BYTES: u64 = 16 << 10;
+
 /// The lead of one file.
 pub struct FileLead {
     limit_bytes: Option<u64>,
@@ -99,6 +102,12 @@ impl FileLead {
     /// Returns whether the file is read ahead.
     pub fn is_on(&self) -> bool {
         self.lead.get().is_some_and(|lead| lead.as_ref().is_some_and(|lead| !lead.is_off()))
+    }
+
+    /// Returns whether a part of a tensor that lies at `range` of the file is to be read: page faults in one of a cold file
+    /// come one at a time. For short parts that are not one behind another a fault is better: what it brings serves others.
+    pub fn is_to_be_read(&self, range: &Range<u64>) -> bool {
+        self.is_on() && (range.end - range.start > MAX_FAULT_BYTES || self.sequence.goes_on_with(range))
     }
 
     /// Reads a part of a tensor that lies at `range` of the file, if it is one of a sequence; returns whether it did.

@@ -86,12 +86,11 @@ impl PyStoredTensor {
         {
             return landed_object(py, landed, writable).map(Some);
         }
-        // Page faults in a part of a cold tensor would come one at a time.
-        let is_left_to_reads = part.is_some() && self.lead.is_on();
-        if owned || !is_run || is_left_to_reads {
+        let offset = self.offset + selected.first;
+        if owned || !is_run || (part.is_some() && self.lead.is_to_be_read(&(offset..offset + bytes))) {
             return Ok(None);
         }
-        range_object(py, self.opened()?, self.offset + selected.first, bytes, writable)
+        range_object(py, self.opened()?, offset, bytes, writable)
     }
 
     /// Fills a buffer of exactly their size with the elements of a selection.

@@ -50,6 +50,17 @@ impl SequencePiece {
 }
 
 impl Sequence {
+    /// Returns whether a range of the file is one of a sequence, and notes that it is asked for if not.
+    pub fn goes_on_with(&self, range: &Range<u64>) -> bool {
+        fork::with_lock(&self.0, |state| {
+            let goes_on = state.end == range.start || state.piece.part(range).is_some();
+            if !goes_on {
+                state.end = range.end;
+            }
+            goes_on
+        })
+    }
+
     /// Fills `out` with a range of the file if it is one of a sequence; returns whether it did. `limit_bytes` is the
     /// most to read ahead.
     ///

@@ -15,6 +15,8 @@ pub struct Expected {
     pub wants: Vec<Want>,
     /// The place of each want in the order that is followed; they ascend.
     pub places: Vec<usize>,
+    /// Bytes that the stream may read ahead at first.
+    pub first_bytes: u64,
     /// Bytes that were asked for.
     pub used_bytes: u64,
 }

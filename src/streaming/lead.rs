@@ -30,17 +30,17 @@ use crate::mapped_file::Opened;
 use crate::mapped_file::page_cache::{self, Prefetcher};
 use crate::os::process::{fork, limits};
 
-use crate::slicing::{PIECE_BYTES, Selection};
+use crate::slicing::Selection;
 
 use super::engine::Stream;
 use super::expected::Expected;
 use super::file_tensors::FileTensors;
 use super::guess::{Guess, Request};
-use super::lead_count::{Seat, usual_lead_bytes};
+use super::lead_count::{Seat, readers_of_lead, usual_lead_bytes};
 use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
 use super::options::{StreamOptions, USUAL_BYTES};
 use super::pace::Pace;
-use super::plan::{FIRST_BYTES, Want};
+use super::plan::{FIRST_BYTES, REQUEST_BYTES, Want};
 use super::run::Run;
 use super::small_file::LEAST_DATA_BYTES;
 use super::uses::NEAR_TENSORS;
@@ -454,7 +454,7 @@ impl LeadWork {
         let found = state.stream.as_mut().and_then(|it| Some((it.reserve(place, selection, near)?, it)));
         if let Some((want, expected)) = found {
             expected.used_bytes += used_bytes;
-            let bound = FIRST_BYTES.saturating_add(CREDIT.saturating_mul(expected.used_bytes));
+            let bound = expected.first_bytes.saturating_add(CREDIT.saturating_mul(expected.used_bytes));
             expected.stream.double(self.stream_bytes().min(bound));
             return Ok(Answer::InStream(expected.stream.clone(), want));
         }
@@ -465,12 +465,12 @@ impl LeadWork {
         if let Some(expected) = state.stream.as_ref().filter(|_| !is_next && !has_threads) {
             expected.stream.hold();
         }
-        let is_large = selection.is_none() && len > PIECE_BYTES;
+        let is_large = selection.is_none() && len > REQUEST_BYTES;
         if selection.is_none() && len > self.limit_bytes {
             return Ok(Answer::InFile);
         }
         if is_next && !state.guess.has_parts {
-            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes(FIRST_BYTES))?;
+            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes(len))?;
             let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
             expected.stream.reserve(0, 1);
             return Ok(Answer::InStream(expected.stream.clone(), 0));
@@ -539,12 +539,13 @@ impl LeadWork {
             return Ok(None);
         }
         let stream = Arc::new(self.stream_of(opened, &wants, memory_bytes)?);
-        Ok(Some(Expected { stream, wants, places, used_bytes: 0 }))
+        Ok(Some(Expected { stream, wants, places, first_bytes: memory_bytes, used_bytes: 0 }))
     }
 
     /// Starts to read, `first_bytes` ahead at first.
     fn stream_of(&self, opened: &Arc<Opened>, wants: &[Want], first_bytes: u64) -> Result<Stream> {
-        let options = StreamOptions { memory_bytes: self.stream_bytes(), ..StreamOptions::default() };
+        let (memory_bytes, readers) = (self.stream_bytes(), readers_of_lead());
+        let options = StreamOptions { memory_bytes, readers, ..StreamOptions::default() };
         let opened = opened.clone();
         let open = Box::new(move |_| Ok(opened.clone()));
         Stream::start(wants, open, None, options.beginning_with(first_bytes, wants), Some(self.pace.clone()))

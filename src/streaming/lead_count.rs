@@ -1,9 +1,12 @@
-//! How many leads a process has, and how they share its memory.
+//! How many leads a process has, and how they share its memory and its threads.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::fetch::crew::Limits;
 use crate::os::process::{fork, limits};
+
+use super::options::READERS;
 
 /// The lead of a caller that names none: this share of the available memory, divided by the number of leads, and no more
 /// than [`LEAD_BYTES`].
@@ -60,6 +63,16 @@ pub fn usual_lead_bytes() -> u64 {
     share_of(limits::available_memory_bytes(), count_leads(|leads| leads))
 }
 
+/// Returns how many threads read for one of the leads that there are. Together they have as many as one.
+pub fn readers_of_lead() -> Limits {
+    readers_of_one_in(count_leads(|leads| leads))
+}
+
+fn readers_of_one_in(leads: usize) -> Limits {
+    let most = (READERS.most / leads.max(1)).max(READERS.first);
+    Limits { most, ..READERS }
+}
+
 /// Returns how long the last one of so many leads may be.
 fn share_of(available_bytes: u64, leads: usize) -> u64 {
     (available_bytes / MEMORY_SHARE / leads.max(1) as u64).min(LEAD_BYTES)
@@ -77,5 +90,11 @@ mod tests {
         assert_eq!(share_of(GIB, 1), GIB / 4);
         let all: u64 = (1..=8).map(|leads| share_of(GIB, leads)).sum();
         assert!(all < 3 * GIB / 4, "{all}");
+    }
+
+    #[test]
+    fn leads_share_the_threads_of_one() {
+        assert_eq!([0, 1, 2, 8, 100].map(|leads| readers_of_one_in(leads).most), [64, 64, 32, 8, 8]);
+        assert!(readers_of_one_in(MAX_LEADS).first <= readers_of_one_in(MAX_LEADS).most);
     }
 }

@@ -10,7 +10,7 @@ use crate::slicing::{PIECE_BYTES, Selection};
 use super::plan::{Reads, Want};
 
 /// Threads that read at first, and while storage is slow.
-pub const READERS: Limits = Limits { first: 4, most: 64 };
+pub const READERS: Limits = Limits { first: 8, most: 64 };
 
 words! {
     /// What reads do to the page cache.
@@ -102,7 +102,7 @@ mod tests {
             [Want { file: 0, offset: 0, len: 64, selection: Some(selection) }]
         };
         assert_eq!(options.readers_of(&want(&[8], &[1])), READERS);
-        assert_eq!(options.readers_of(&want(&[8, 4], &[8, 1])), Limits { first: 4, most: 8 });
+        assert_eq!(options.readers_of(&want(&[8, 4], &[8, 1])), Limits { first: 8, most: 8 });
         let little = StreamOptions { memory_bytes: 1, ..options };
         assert_eq!(little.readers_of(&want(&[8, 4], &[8, 1])), Limits { first: 1, most: 1 });
     }

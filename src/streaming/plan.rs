@@ -12,11 +12,15 @@ pub const GROUP_BYTES: u64 = 1 << 20;
 /// A group's memory lies to the page as its bytes lie in the file, which direct I/O needs.
 pub const PAGE_BYTES: u64 = ALIGN_BYTES as u64;
 
-/// Many mounts cut a read into requests of 128 KiB, and make them one after another: pieces are small at first, so that the
-/// threads share the first tensor. Others make one request of 1 MiB, so pieces are as large once all threads have one.
-const FIRST_PIECE_BYTES: u64 = 256 << 10;
+/// Many mounts cut a read into requests of this length, and make them one after another: pieces are small at first, so that
+/// threads share the first tensors.
+pub const REQUEST_BYTES: u64 = 128 << 10;
+/// The length of pieces, behind so many bytes of the plan. Other mounts make one request of 1 MiB, so pieces are as large
+/// once all threads have one.
+const PIECES: [(u64, u64); 3] =
+    [(0, REQUEST_BYTES), (1 << 20, 2 * REQUEST_BYTES), (FIRST_BYTES, PIECE_BYTES)];
 /// No more is read ahead before the consumer has taken something: the first tensor has the storage almost for itself.
-pub const FIRST_BYTES: u64 = 64 * FIRST_PIECE_BYTES;
+pub const FIRST_BYTES: u64 = 16 << 20;
 
 /// Which bytes are read for a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,14 +86,14 @@ pub struct TensorGroup {
 }
 
 impl TensorGroup {
-    /// Makes a group of the wants from `first` on, whose `places` lie in `range` of a file. Pieces are small as long as
-    /// `small_bytes_left`.
+    /// Makes a group of the wants from `first` on, whose `places` lie in `range` of a file, behind the `planned_bytes` of
+    /// other groups.
     fn of_run(
         range: ByteRange,
         first: usize,
         places: &[ByteRange],
         reads: Reads,
-        small_bytes_left: &mut u64,
+        planned_bytes: &mut u64,
     ) -> Self {
         let base = range.offset - range.offset % PAGE_BYTES;
         let place_of = |offset: u64| (offset - base) as usize;
@@ -100,11 +104,12 @@ impl TensorGroup {
         };
         let mut pieces = Vec::new();
         while offset < last {
-            let piece_bytes = if *small_bytes_left > 0 { FIRST_PIECE_BYTES } else { PIECE_BYTES };
+            let length = PIECES.iter().rfind(|&&(behind, _)| behind <= *planned_bytes);
+            let piece_bytes = length.map_or(PIECE_BYTES, |&(_, bytes)| bytes);
             // Pieces end where the file's large blocks do: no two of them share a page or a request.
             let end = (offset - offset % piece_bytes + piece_bytes).min(last);
             pieces.push((ReadPiece::Run { offset }, place_of(offset)..place_of(end)));
-            *small_bytes_left = small_bytes_left.saturating_sub(end - offset);
+            *planned_bytes = planned_bytes.saturating_add(end - offset);
             offset = end;
         }
         let place = |(want, place): (usize, &ByteRange)| TensorPlace {
@@ -132,13 +137,12 @@ impl TensorGroup {
 /// Plans the reading of tensors, in their order. Whole tensors that are neighbours are joined if gaps between them are below
 /// [`GAP_BYTES`].
 pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
-    let rule = MergeRule { gap_bytes: GAP_BYTES, max_bytes: GROUP_BYTES };
     let range_of = |want: &Want| {
         let (offset, len) = want.run()?;
         Some(ByteRange { file: FileId { set: 0, index: want.file }, offset, len })
     };
     let mut found = Vec::new();
-    let (mut first, mut small_bytes_left) = (0, FIRST_BYTES);
+    let (mut first, mut planned_bytes) = (0, 0);
     while let Some(want) = wants.get(first) {
         let Some(mut range) = range_of(want) else {
             found.extend(want.selection.as_ref().map(|part| TensorGroup::of_part(first, want, part)));
@@ -146,6 +150,9 @@ pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
             continue;
         };
         let mut places = vec![range];
+        // The first tensor waits for few others.
+        let max_bytes = if planned_bytes == 0 { 2 * REQUEST_BYTES } else { GROUP_BYTES };
+        let rule = MergeRule { gap_bytes: GAP_BYTES, max_bytes };
         let is_whole = |want: &&Want| want.selection.is_none();
         while is_whole(&want)
             && let Some(next) = wants.get(first + places.len()).filter(is_whole).and_then(range_of)
@@ -155,7 +162,7 @@ pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
             range = joined;
             places.push(next);
         }
-        found.push(TensorGroup::of_run(range, first, &places, reads, &mut small_bytes_left));
+        found.push(TensorGroup::of_run(range, first, &places, reads, &mut planned_bytes));
         first += places.len();
     }
     found
@@ -180,18 +187,20 @@ mod tests {
             found.iter().map(|group| group.places.iter().map(|place| place.want).collect()).collect();
         assert_eq!(tensors, [vec![0, 1], vec![2], vec![3], vec![4]]);
         assert_eq!(found[0].places[1], TensorPlace { want: 1, offset: 150, len: 50 });
-        assert_eq!(found[1].pieces.len(), 13, "cut at whole quarters of a mebibyte of the file");
+        assert_eq!(found[1].pieces.len(), 18, "cut where requests of the file begin");
     }
 
     #[test]
-    fn pieces_are_small_until_all_threads_have_one() {
+    fn pieces_become_longer() {
         let tensor_bytes = 3 * FIRST_BYTES / 2;
         let wants = [whole(0, 0, tensor_bytes), whole(0, tensor_bytes, tensor_bytes)];
         let lens = |group: &TensorGroup| group.pieces.iter().map(|(_, range)| range.len() as u64).collect();
         for reads in [Reads::Exact, Reads::WholePages] {
             let found: Vec<Vec<u64>> = groups(&wants, reads).iter().map(lens).collect();
-            let (small, large) = found[0].split_at(64);
-            assert!(small.iter().all(|&len| len == FIRST_PIECE_BYTES), "{small:?}");
+            let (small, others) = found[0].split_at(8);
+            let (middle, large) = others.split_at(60);
+            assert!(small.iter().all(|&len| len == REQUEST_BYTES), "{small:?}");
+            assert!(middle.iter().all(|&len| len == 2 * REQUEST_BYTES), "{middle:?}");
             assert!(large.iter().chain(&found[1]).all(|&len| len == PIECE_BYTES), "{large:?}");
         }
     }

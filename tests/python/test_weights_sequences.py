@@ -1,6 +1,7 @@
 """Parts of tensors that are asked for one behind another, such as the experts of a layer."""
 
 import itertools
+import random
 import time
 
 import numpy as np
@@ -21,9 +22,9 @@ direct_or_cached = pytest.mark.parametrize("direct", [False, True], ids=["cached
 
 
 def weights(number=0):
-    random = np.random.default_rng(number)
+    generator = np.random.default_rng(number)
     return {
-        f"layers.{layer:02}.experts": random.integers(0, 256, (EXPERTS, EXPERT_BYTES), dtype=np.uint8)
+        f"layers.{layer:02}.experts": generator.integers(0, 256, (EXPERTS, EXPERT_BYTES), dtype=np.uint8)
         for layer in range(LAYERS)
     }
 
@@ -115,3 +116,21 @@ def test_a_file_that_is_rewritten_meanwhile_is_an_error(tmp_path):
 
         with pytest.raises(FileChangedError):
             go_on()
+
+
+@direct_or_cached
+def test_rows_that_are_picked_at_random_share_what_a_page_fault_brings(tmp_path, direct):
+    rows, row_bytes, picked = 1024, 1024, 200
+    source = tmp_path / "source"
+    source.mkdir()
+    table = np.random.default_rng(0).integers(0, 256, (rows, row_bytes), np.uint8)
+    whole = {"embedding": table, "others": np.zeros(2 * MIB, np.uint8)}
+    save_file(whole, source / "model.safetensors")
+    with (
+        real.slow_fuse(source, tmp_path / "mount", delay_ms=2, direct_io=direct) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
+        part = file.get_slice("embedding")
+        for row in random.Random(0).choices(range(rows), k=picked):
+            np.testing.assert_array_equal(part[row : row + 1], table[row : row + 1])
+    assert slow.counts["read_requests"] <= picked / 4
