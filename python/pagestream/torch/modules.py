@@ -113,7 +113,8 @@ def load_into(
     there, on torch's default device: ``with torch.device("cuda"): load_into(…)`` fills a module that has no
     memory yet. A tensor that several modules share is read once and stays shared; of its names the first that
     the checkpoint has counts (``torch.nn.Module.load_state_dict`` copies all, so that the last one counts).
-    Buffers that are not persistent are left alone. Modules with a ``_load_from_state_dict`` or
+    Tensors of a module that overlap without being one are filled in the order of the files. Buffers that are
+    not persistent are left alone. Modules with a ``_load_from_state_dict`` or
     ``set_extra_state`` of their own are filled by names and shapes all the same; neither is called.
 
     Names and shapes are compared before any tensor is read: then the module is as it was. After a failure
@@ -208,7 +209,11 @@ def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
             message = f"rename must give a str or None for {each.info.name!r}, not {name!r}"  # type: ignore[unreachable]
             raise TypeError(message)
         if name in found:
-            message = f"rename gives {each.info.name!r} and {found[name].info.name!r} one name: {name!r}"
+            first, second = found[name].info, each.info
+            message = (
+                f"rename gives {second.name!r} of {second.path} and {first.name!r} of {first.path} one name: "
+                f"{name!r}"
+            )
             raise ValueError(message)
         if name is not None:
             found[name] = each
