@@ -224,7 +224,9 @@ def test_names_are_changed_by_a_mapping_or_a_function(tmp_path, trained):
     del mapping["rope.freqs"]
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "rope.freqs"'):
         load_into(module, path, rename=mapping)
-    with pytest.raises(ValueError, match=r"rename gives 'model\S+' of \S+ and 'model\S+' of \S+ one name: 'a'"):
+    with pytest.raises(
+        ValueError, match=r"rename gives 'model\S+' of \S+ and 'model\S+' of \S+ one name: 'a'"
+    ):
         load_into(module, path, rename=lambda _: "a")
     with pytest.raises(TypeError, match="rename must be a mapping, a function or None, not 5"):
         load_into(module, path, rename=5)
