@@ -9,7 +9,7 @@ export PIP_QUIET := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hosts bench lint lint-rust lint-python lint-stub docs audit build clean
+.PHONY: help demo test hosts bench lint docs audit build clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -30,6 +30,8 @@ bench: $(VENV)/.bench build ## Measure against the rivals (prints tables; `make 
 	$(BIN)/python benches/compare/run.py $(if $(RECORD),--record)
 
 lint: lint-rust lint-python lint-stub ## Formats, lints and types of both languages (side by side with `make --jobs 2 lint`)
+
+.PHONY: lint-rust lint-python lint-stub
 
 lint-rust:
 	cargo fmt --check
