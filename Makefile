@@ -29,9 +29,9 @@ bench: $(VENV)/.bench build ## Measure against the rivals (prints tables; `make 
 	cargo bench
 	$(BIN)/python benches/compare/run.py $(if $(RECORD),--record)
 
-lint: lint-rust lint-python lint-stub ## Formats, lints and types of both languages (side by side with `make --jobs 2 lint`)
+lint: lint-rust lint-python lint-types ## Formats, lints and types of both languages (side by side with `make --jobs 2 lint`)
 
-.PHONY: lint-rust lint-python lint-stub
+.PHONY: lint-rust lint-python lint-types
 
 lint-rust:
 	cargo fmt --check
@@ -43,10 +43,11 @@ lint-python: $(VENV)/.lint
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-lint-stub: $(VENV)/.lint build
+# What looks at the installed package.
+lint-types: $(VENV)/.lint build
 	$(BIN)/python -m mypy.stubtest pagestream._native
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.docs ## The documentation, in target/site; what does not fit is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
