@@ -209,10 +209,9 @@ def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
             message = f"rename must give a str or None for {each.info.name!r}, not {name!r}"  # type: ignore[unreachable]
             raise TypeError(message)
         if name in found:
-            first, second = found[name].info, each.info
+            info, other = each.info, found[name].info
             message = (
-                f"rename gives {second.name!r} of {second.path} and {first.name!r} of {first.path} one name: "
-                f"{name!r}"
+                f"rename gives {info.name!r} of {info.path} and {other.name!r} of {other.path} one name: {name!r}"
             )
             raise ValueError(message)
         if name is not None:
