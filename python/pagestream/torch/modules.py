@@ -210,9 +210,8 @@ def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
             raise TypeError(message)
         if name in found:
             info, other = each.info, found[name].info
-            message = (
-                f"rename gives {info.name!r} of {info.path} and {other.name!r} of {other.path} one name: {name!r}"
-            )
+            both = f"{info.name!r} of {info.path} and {other.name!r} of {other.path}"
+            message = f"rename gives {both} one name: {name!r}"
             raise ValueError(message)
         if name is not None:
             found[name] = each
