@@ -66,8 +66,9 @@ def test_a_language_model(way, llama, tmp_path, direct):
     assert counts["most_in_flight"] >= 8
     assert total_bytes <= counts["read_bytes"] <= 1.1 * total_bytes
     if way == "as_a_rank_of_transformers":
-        # A file that is opened again drops its cached pages.
-        assert counts["openings"] == len(list(llama[0].glob("*.safetensors")))
+        # A file that is opened again drops its cached pages. A lead does that where a whole tensor is
+        # asked for before any part, as the order of threads may have it.
+        assert counts["openings"] < 2 * len(list(llama[0].glob("*.safetensors")))
 
 
 @both_mounts
