@@ -741,8 +741,12 @@ def test_what_one_opening_writes_the_next_one_does_not_see(source, tmp_path, dir
         del found
 
 
-def test_a_consumer_of_few_tensors_has_no_more_read_ahead_than_it_has_used(source, tmp_path):
-    with slow_mount(source, tmp_path) as slow, safe_open(slow.path / "model.safetensors", "np") as file:
+@both_mounts
+def test_a_consumer_of_few_tensors_has_no_more_read_ahead_than_it_has_used(source, tmp_path, direct):
+    with (
+        slow_mount(source, tmp_path, direct_io=direct) as slow,
+        safe_open(slow.path / "model.safetensors", "np") as file,
+    ):
         assert sums(file, ["t00", "t01"]) == [0, 1]
         time.sleep(0.5)  # all that was asked for is there
     # What was used, as much again, and what the kernel reads around a page fault.

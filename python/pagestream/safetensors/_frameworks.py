@@ -69,12 +69,24 @@ class IndependentArrays(NumpyArrays):
         self._copying = NumpyArrays(align, copies=True, raw=raw)
         self.given: dict[str, object] = {}
 
+    def claim(self, name: str) -> bool:
+        """Claims the pages of a tensor. Returns whether nothing of it was claimed before, by any thread."""
+        first = object()
+        return self.given.setdefault(name, first) is first
+
+    def unclaim(self, name: str) -> None:
+        """Takes a claim back, of an array that was not made."""
+        self.given.pop(name, None)
+
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
         """Makes one tensor of a file."""
-        first = object()  # of several threads one is given the pages
-        if self.given.setdefault(name, first) is not first:
+        if not self.claim(name):
             return self._copying.whole(file, name)
-        return super().whole(file, name)
+        try:
+            return super().whole(file, name)
+        except ValueError:  # no such name, say
+            self.unclaim(name)
+            raise
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes the part of a tensor that `index` selects."""

@@ -194,8 +194,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         # One native call makes a plain array, unless the tensor is an odd one.
         self._writable = not self._framework.read_only
         self._is_plain = name == "numpy" and self.mode != "read" and not raw
-        # Writable arrays that were handed out, or are about to be.
-        self._given = self._framework.given if isinstance(self._framework, IndependentArrays) else {}
+        self._independent = self._framework if isinstance(self._framework, IndependentArrays) else None
 
     def _opened(self, filename: StrPath, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: FBT001
         return _native.WeightFile(os.fsencode(filename), self._mode, strict, ahead_bytes)
@@ -264,15 +263,16 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             >>> safe_open("model.safetensors", "np").get_tensor("weight").shape
             (2, 3)
         """
-        first = object()  # of several threads one is given the pages
-        if self._is_plain and (not self._writable or self._given.setdefault(name, first) is first):
+        independent = self._independent
+        if self._is_plain and (independent is None or independent.claim(name)):
             try:
                 array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable)
                 if array is not None:
                     return array  # type: ignore[return-value]
             except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
                 pass
-            self._given.pop(name, None)
+            if independent is not None:
+                independent.unclaim(name)
         try:
             return self._framework.whole(self._files, name)  # type: ignore[no-any-return]
         except ValueError:

@@ -72,6 +72,7 @@ def tensorrt_llm_loads(folder):
 if __name__ == "__main__":
     from loading import digest
 
-    way, folder = sys.argv[1:]
-    print(digest(globals()[way](folder)))
-    assert not is_installed(), "installed for longer than the load"
+    way, *folders = sys.argv[1:]
+    for each in folders:
+        print(digest(globals()[way](each)))
+        assert not is_installed(), "installed for longer than the load"

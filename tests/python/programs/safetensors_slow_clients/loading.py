@@ -130,11 +130,12 @@ def as_a_rank_of_transformers(folder):
 
 
 if __name__ == "__main__":
-    way, folder = sys.argv[1:]
+    way, *folders = sys.argv[1:]
     import warnings
 
     warnings.simplefilter("ignore")
     import pagestream.safetensors
 
     pagestream.safetensors.install()
-    print(digest(globals()[way](folder)))
+    for each in folders:
+        print(digest(globals()[way](each)))

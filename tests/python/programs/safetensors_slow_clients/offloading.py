@@ -1,6 +1,8 @@
-"""Runs a model with layers that accelerate leaves on disk, and reads for each forward. Prints a digest.
+"""Runs a model with layers that accelerate leaves on disk, and reads for each forward. Prints digests.
 
-offloading.py accelerate|transformers FOLDER OFFLOAD_FOLDER [--installed]
+offloading.py accelerate|transformers OFFLOAD_FOLDER FOLDER SLOW_FOLDER...
+
+The slow folders come after `install`.
 """
 
 import hashlib
@@ -44,11 +46,7 @@ def by_transformers(folder, offload_folder):
     )
 
 
-def main(kind, folder, offload_folder, *options):
-    if "--installed" in options:
-        import pagestream.safetensors
-
-        pagestream.safetensors.install()
+def run(kind, folder, offload_folder):
     import torch
 
     torch.manual_seed(0)
@@ -61,4 +59,10 @@ def main(kind, folder, offload_folder, *options):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    kind, offload_folder, folder, *slow_folders = sys.argv[1:]
+    run(kind, folder, offload_folder)
+    import pagestream.safetensors
+
+    pagestream.safetensors.install()
+    for number, slow_folder in enumerate(slow_folders):
+        run(kind, slow_folder, f"{offload_folder}{number}")

@@ -1,4 +1,4 @@
-"""Two ranks of transformers' tensor parallelism, each of which loads its parts. Prints a digest."""
+"""Two ranks of transformers' tensor parallelism, each of which loads its parts. Prints digests."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import warnings
 from loading import digest
 
 
-def load(rank, folder, rendezvous):
+def load(rank, rendezvous, *folders):
     warnings.simplefilter("ignore")
     import torch.distributed
 
@@ -20,16 +20,17 @@ def load(rank, folder, rendezvous):
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
-    config = DistributedConfig(tp_size=2)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, distributed_config=config)
-    state = model.state_dict()
-    assert any(isinstance(tensor, DTensor) for tensor in state.values())
-    whole = {
-        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in state.items()
-    }
-    if rank == 0:
-        print(digest(whole), flush=True)
+    for folder in folders:
+        config = DistributedConfig(tp_size=2)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, distributed_config=config)
+        state = model.state_dict()
+        assert any(isinstance(tensor, DTensor) for tensor in state.values())
+        whole = {
+            name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            for name, tensor in state.items()
+        }
+        if rank == 0:
+            print(digest(whole), flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -1,6 +1,10 @@
-"""A rank that loads from a mount of its own: ``node.py WAY MOUNT…``, one for each rank."""
+"""A rank that loads from mounts of its own: ``node.py FOLDER…``.
+
+Each folder has the name of a way to load, and a mount for each rank.
+"""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,10 +17,8 @@ from torch.distributed.tensor import empty as distributed_empty
 from pagestream import open_checkpoint
 from pagestream.torch import HuggingFaceStorageReader, stream_checkpoint
 
-way, *mounts = sys.argv[1:]
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-mine = mounts[rank]
 
 
 def share(length):
@@ -28,7 +30,7 @@ def is_right(name, tensor):
     return bool((tensor == int(name[1:])).all())
 
 
-if way == "readers":
+def load_by_readers(mine):
     mesh = init_device_mesh("cpu", (size,))
     with open_checkpoint(mine, ahead=False) as weights:
         shapes = {name: weights.info(name).shape for name in weights}
@@ -41,12 +43,22 @@ if way == "readers":
     }
     dcp.load(state, storage_reader=HuggingFaceStorageReader(mine))
     assert all(is_right(name, tensor.to_local()) for name, tensor in state.items())
-else:
-    plans = {
-        "whole": lambda info: None,
-        "rows": lambda info: np.s_[share(info.shape[0])],
-        "columns": lambda info: np.s_[:, share(info.shape[1])],
-    }
-    stream = stream_checkpoint(mine, device="cpu", plan=plans[way], process_group=dist.group.WORLD)
+
+
+def load(mine, plan):
+    stream = stream_checkpoint(mine, device="cpu", plan=plan, process_group=dist.group.WORLD)
     assert all(is_right(name, tensor) for name, tensor in stream)
+
+
+PLANS = {
+    "whole": lambda info: None,
+    "rows": lambda info: np.s_[share(info.shape[0])],
+    "columns": lambda info: np.s_[:, share(info.shape[1])],
+}
+for folder in map(Path, sys.argv[1:]):
+    mine = folder / str(rank)
+    if folder.name == "readers":
+        load_by_readers(mine)
+    else:
+        load(mine, PLANS[folder.name])
 dist.destroy_process_group()

@@ -1,0 +1,25 @@
+"""A checkpoint on two slow mounts: one that has a page cache, and one that has none."""
+
+import contextlib
+
+from pagestream import MappedFile
+
+from support import real
+
+MOUNTS = {"cached": {"direct_io": False}, "direct_io": {"direct_io": True}}
+
+
+@contextlib.contextmanager
+def slow_mounts(folder, tmp_path):
+    """Shows a folder at both mounts. Yields the mounts, and the bytes of the safetensors files."""
+    total_bytes = 0
+    for path in folder.glob("*.safetensors"):
+        with MappedFile(path) as file:
+            file.evict()
+            total_bytes += file.size
+    with contextlib.ExitStack() as stack:
+        mounts = [
+            stack.enter_context(real.slow_fuse(folder, tmp_path / name, delay_ms=10, **options))
+            for name, options in MOUNTS.items()
+        ]
+        yield mounts, total_bytes
