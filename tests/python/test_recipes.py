@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -195,9 +196,14 @@ def test_grain_takes_the_source_for_one_of_its_own(path):
 @pytest.fixture
 def _megatron():
     """megatron-core warns at its import: of what is not installed, and of what it will do without."""
+    had_tensorflow = "tensorflow" in sys.modules
+    # tensorboard, which Megatron imports, would import it: six seconds.
+    sys.modules.setdefault("tensorflow", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import megatron.core  # noqa: F401
+    if not had_tensorflow:
+        del sys.modules["tensorflow"]
 
 
 def gpt_dataset(folder, *, create_attention_mask):

@@ -6,39 +6,44 @@ In processes of their own: these packages warn at import, and take seconds for i
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pagestream import open_tokens, write_tokens
 
-from support.process import PROGRAMS, output_of
+from support.process import PROGRAMS, output_of, run_python
 from support.token_files import tokens_of
 
 # Of the sequences or documents, an empty one among them.
 LENGTHS = [4, 0, 7, 1, 300]
 
 
-READ_MEGATRON = PROGRAMS / "tokens_interchange/read_megatron.py"
-
-
-def test_megatron_reads_what_we_write(tmp_path):
+@pytest.fixture(scope="module")
+def megatron(tmp_path_factory):
+    """A folder in which Megatron has read what we have written, and written. Returns what it says as well."""
+    folder = tmp_path_factory.mktemp("megatron")
     names = []
     for dtype in ("u1", "i1", "<i2", "<i4", "<i8", "<u2"):
         tokens = tokens_of(dtype, sum(LENGTHS))
         name = f"t_{np.dtype(dtype).name}"
-        np.save(tmp_path / f"{name}.npy", tokens)
+        np.save(folder / f"{name}.npy", tokens)
         parts = np.split(tokens, np.cumsum(LENGTHS)[:-1])
-        write_tokens(tmp_path / name, parts, dtype=dtype, format="megatron")
+        write_tokens(folder / name, parts, dtype=dtype, format="megatron")
         names.append(name)
-    assert output_of(READ_MEGATRON, tmp_path, *names).endswith("good")
+    done = run_python(PROGRAMS / "tokens_interchange/by_megatron.py", folder, *names)
+    return folder, done
 
 
-WRITE_MEGATRON = PROGRAMS / "tokens_interchange/write_megatron.py"
+def test_megatron_reads_what_we_write(megatron):
+    _, done = megatron
+    assert done.stdout.split()[-1:] == ["read"], done.stderr
 
 
-def test_we_read_what_megatron_writes(tmp_path):
-    assert output_of(WRITE_MEGATRON, tmp_path).endswith("good")
+def test_we_read_what_megatron_writes(megatron):
+    folder, done = megatron
+    assert "written" in done.stdout.split(), done.stderr
     for dtype in ("uint16", "int32", "int64"):
         for multimodal in (False, True):
-            corpus = open_tokens(tmp_path / f"{dtype}_{multimodal}")
+            corpus = open_tokens(folder / f"{dtype}_{multimodal}")
             np.testing.assert_array_equal(corpus[:], np.arange(312, dtype=dtype), strict=True)
             assert corpus.documents.starts.tolist() == [0, 4, 4, 11, 312]
 

@@ -11,11 +11,15 @@ import json
 import sys
 
 import torch.distributed
-from megatron.core import parallel_state
-from megatron.core.rerun_state_machine import RerunDataIterator
 
-from megatron_external import PretrainingBatches
 from pagestream.torch import TokenLoader
+
+# tensorboard, which Megatron imports, would import it: six seconds.
+sys.modules["tensorflow"] = None
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.rerun_state_machine import RerunDataIterator  # noqa: E402
+
+from megatron_external import PretrainingBatches  # noqa: E402
 
 
 def main(path, state_path, out):
