@@ -35,7 +35,7 @@ lint: lint-rust lint-python lint-types ## Formats, lints and types of both langu
 
 lint-rust:
 	cargo fmt --check
-	cargo clippy --all-targets -- --deny warnings
+	cargo clippy -- --deny warnings
 	cargo clippy --all-targets --features python -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --quiet --no-deps --document-private-items
 

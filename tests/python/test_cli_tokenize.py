@@ -187,6 +187,10 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
 def test_ctrl_c(tmp_path, tokenizer):
     """It ends at once with all processes, and leaves no file with half of the tokens."""
     path = json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 20_000)
+
+    def made():
+        return len(list((tmp_path / "out.bin.parts").glob("*.lengths")))
+
     command = [
         sys.executable,
         "-m",
@@ -203,8 +207,11 @@ def test_ctrl_c(tmp_path, tokenizer):
         while not (tmp_path / "out.bin.parts").exists():
             time.sleep(0.01)
         time.sleep(1)
+        before = made()
         os.killpg(running.pid, signal.SIGINT)
         assert running.wait(60) == 130
+        assert running.stderr.read() == b""
+    assert made() == before, "what was begun or queued is not waited for"
     assert not (tmp_path / "out.bin").exists()
 
 

@@ -14,6 +14,7 @@ import hashlib
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -183,28 +184,29 @@ def _encode(parts: list[Part], names: list[str], job: _Job, processes: int) -> i
         progress.update(
             task, advance=sum(part.nbytes for part in parts) - sum(part.nbytes for part, _ in missing)
         )
-        if processes == 1 or len(missing) == 1:
-            for part, name in missing:
-                _encode_part(part, name, job)
-                progress.update(task, advance=part.nbytes)
-            return len(missing)
-        # No thread of this process is left in the middle of something.
+        # No thread of this process is left in the middle of something. No native code keeps it from Ctrl-C.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(processes, max(1, len(missing))), context, _alone) as pool:
+        workers = min(processes, max(1, len(missing)))
+        with ProcessPoolExecutor(workers, context, _prepare, (workers > 1,)) as pool:
             waiting = {pool.submit(_encode_part, part, name, job): part for part, name in missing}
             try:
                 for each in as_completed(waiting):
                     each.result()
                     progress.update(task, advance=waiting[each].nbytes)
             except BaseException:
+                # Nothing that is encoded or queued is waited for. The next run removes temporary files.
                 pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
                 raise
     return len(missing)
 
 
-def _alone() -> None:
-    """Has each process use one thread: there is one for each processor."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+def _prepare(is_one_of_several: bool) -> None:
+    """Prepares a process that encodes. The first one ends it after Ctrl-C, which goes to all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if is_one_of_several:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each processor
 
 
 # By process: the tokenizer that was loaded last.
