@@ -17,7 +17,7 @@ use super::lead::FileLead;
 use super::next_file::NextFile;
 use super::weights::{PyTensorFacts, PyWeightFile};
 use crate::mapped_file::{Mode, RequestedMode, page_cache};
-use crate::streaming::guess::Guess;
+use crate::streaming::lead::Handover;
 use crate::streaming::warm::WarmSlot;
 use crate::weights::checkpoint::Checkpoint;
 use crate::weights::file::WeightFile;
@@ -105,10 +105,10 @@ fn leads_of(
         let next = leads.last().map(|lead| {
             // Not the lead itself: a chain of many would be dropped one inside another.
             let (files, lead, next) = (checkpoint.clone(), Arc::downgrade(lead), number + 1);
-            let go_on = move |guess: &Guess, _: &Arc<AtomicBool>| {
+            let go_on = move |handover: &Handover, _: &Arc<AtomicBool>| {
                 let Some(lead) = lead.upgrade() else { return Ok(()) };
                 let WeightFile { file, header } = files.file(next)?;
-                lead.begin(&header, file.opened()?, guess)
+                lead.begin(&header, file.opened()?, handover)
             };
             NextFile::new(checkpoint.paths[next].clone(), mode, go_on)
         });

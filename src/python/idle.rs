@@ -127,14 +127,14 @@ impl IdleKey {
     fn next(&self) -> Option<NextFile> {
         let key = Self::new(&next_shard(&self.path)?, self.mode, self.strictness, self.ahead_bytes);
         let (path, before_opened) = (key.path.clone(), Instant::now());
-        Some(NextFile::new(path, self.mode, move |guess, is_used| {
+        Some(NextFile::new(path, self.mode, move |handover, is_used| {
             let is_elsewhere = path::absolute(&key.path).is_ok_and(|now| now != key.absolute);
             if is_elsewhere {
                 return Ok(());
             }
             // Some programs open all files before they use any tensor.
             if let Some((weights, lead)) = key.in_use() {
-                return lead.begin(&weights.header, weights.file.opened()?, guess);
+                return lead.begin(&weights.header, weights.file.opened()?, handover);
             }
             if key.was_opened(before_opened) {
                 return Ok(());
@@ -148,10 +148,10 @@ impl IdleKey {
             let (weights, lead) = key.with_lead(weights);
             // The consumer has the file at once, and may have opened it itself where that takes long.
             if on_its_way.hold(IdleFile { weights, lead: lead.clone() }, is_used.clone()) {
-                return lead.begin(&header, opened, guess);
+                return lead.begin(&header, opened, handover);
             }
             let Some((weights, lead)) = key.in_use() else { return Ok(()) };
-            lead.begin(&weights.header, weights.file.opened()?, guess)
+            lead.begin(&weights.header, weights.file.opened()?, handover)
         }))
     }
 

@@ -16,8 +16,7 @@ use crate::os::process::fork;
 use crate::slicing::{Selection, Sequence};
 use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::file_tensors::FileTensors;
-use crate::streaming::guess::Guess;
-use crate::streaming::lead::{Answer, Lead};
+use crate::streaming::lead::{Answer, Handover, Lead};
 use crate::streaming::lead_count::Seat;
 use crate::streaming::warm::{WarmSlot, Warmed};
 use crate::streaming::{sample, small_file};
@@ -153,7 +152,7 @@ impl FileLead {
             Some((lead, answer, next.and_then(|next| Some((next, lead.at_end()?)))))
         });
         let Some((lead, answer, next)) = answer else { return Ok(None) };
-        let begun = next.map_or(Ok(()), |(next, guess)| next.begin(py, guess, self.is_used.clone()));
+        let begun = next.map_or(Ok(()), |(next, handover)| next.begin(py, handover, self.is_used.clone()));
         let Answer::InStream(stream, number) = answer else {
             return begun.and_then(|()| self.left_to_file(offset, len));
         };
@@ -220,13 +219,13 @@ impl FileLead {
     }
 
     /// Reads ahead for a consumer that is expected to come from another file.
-    pub fn begin(&self, header: &Header, opened: Arc<Opened>, guess: &Guess) -> Result<()> {
+    pub fn begin(&self, header: &Header, opened: Arc<Opened>, handover: &Handover) -> Result<()> {
         let Some(lead) = self.lead(header, &opened) else { return Ok(()) };
         if self.is_closed.load(Ordering::Relaxed) {
             lead.close(); // it was made after the file was closed
             return Ok(());
         }
-        lead.begin(guess)
+        lead.begin(handover)
     }
 
     /// Returns the lead, which is made once there is room for it; `None` without one.

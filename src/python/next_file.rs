@@ -11,13 +11,13 @@ use pyo3::prelude::*;
 use super::files::audit_open;
 use crate::error::Result;
 use crate::mapped_file::RequestedMode;
-use crate::streaming::guess::Guess;
+use crate::streaming::lead::Handover;
 
 /// Opens the file and begins to read it, for a consumer that goes on as in the file before it. Runs in a thread of its own. What
 /// fails is left to the consumer.
 ///
 /// The flag tells whether the file before it is open for a consumer.
-type GoOn = dyn Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync;
+type GoOn = dyn Fn(&Handover, &Arc<AtomicBool>) -> Result<()> + Send + Sync;
 
 /// The file that comes after another one.
 pub struct NextFile {
@@ -31,7 +31,7 @@ impl NextFile {
     pub fn new(
         path: PathBuf,
         mode: RequestedMode,
-        go_on: impl Fn(&Guess, &Arc<AtomicBool>) -> Result<()> + Send + Sync + 'static,
+        go_on: impl Fn(&Handover, &Arc<AtomicBool>) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         Self { path, mode, go_on: Arc::new(go_on), is_begun: AtomicBool::new(false) }
     }
@@ -41,7 +41,7 @@ impl NextFile {
     }
 
     /// Begins to read the file, once. An audit hook can refuse that.
-    pub fn begin(&self, py: Python<'_>, guess: Guess, is_used: Arc<AtomicBool>) -> PyResult<()> {
+    pub fn begin(&self, py: Python<'_>, handover: Handover, is_used: Arc<AtomicBool>) -> PyResult<()> {
         if self.is_begun.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
@@ -52,7 +52,7 @@ impl NextFile {
         let go_on = self.go_on.clone();
         let thread = Builder::new().name("pagestream-next".into());
         // Best effort: without a thread, or where this fails, the consumer opens the file itself.
-        drop(thread.spawn(move || go_on(&guess, &is_used)));
+        drop(thread.spawn(move || go_on(&handover, &is_used)));
         Ok(())
     }
 }

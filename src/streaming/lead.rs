@@ -67,6 +67,9 @@ enum Adviser {
     Ended,
 }
 
+/// What the lead of the next file begins with: a guess, and the pace of the same storage.
+pub type Handover = (Guess, Arc<Pace>);
+
 /// The answer to a request.
 #[derive(Debug)]
 pub enum Answer {
@@ -95,7 +98,6 @@ struct LeadWork {
     seat: Seat,
     /// Where the consumer began.
     run: Arc<Run>,
-    pace: Arc<Pace>,
     state: Mutex<Following>,
     /// Signals that the consumer has moved.
     moved: Condvar,
@@ -104,6 +106,7 @@ struct LeadWork {
 #[derive(Debug)]
 struct Following {
     guess: Guess,
+    pace: Arc<Pace>,
     cursor: LeadCursor,
     /// The stream that reads what comes next.
     stream: Option<Expected>,
@@ -151,6 +154,7 @@ impl Lead {
         let run = Run::new(opened.facts.identity);
         let state = Following {
             guess: Guess::new(&tensors),
+            pace: Arc::default(),
             cursor: LeadCursor::new(tensors.ranges.len(), budget),
             stream: None,
             fruitless: 0,
@@ -169,7 +173,6 @@ impl Lead {
             is_off: AtomicBool::new(false),
             seat,
             run,
-            pace: Arc::default(),
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
@@ -216,9 +219,9 @@ impl Lead {
         answer
     }
 
-    /// Returns what a consumer is expected to do in the next file, once all that it will ask for in this one was asked
-    /// for here.
-    pub fn at_end(&self) -> Option<Guess> {
+    /// Returns what the lead of the next file begins with, once all that the consumer will ask for in this one was asked for
+    /// here.
+    pub fn at_end(&self) -> Option<Handover> {
         let state = (self.process == fork::generation()).then(|| self.work.lock())?;
         // Where all was asked for, the reading may lag behind.
         let is_all_used = state.guess.uses.unused == 0;
@@ -230,11 +233,11 @@ impl Lead {
             // Others may begin, though the consumer may have left tensors out here.
             self.work.seat.give_up();
         }
-        is_at_end.then(|| state.guess.clone())
+        is_at_end.then(|| (state.guess.clone(), state.pace.clone()))
     }
 
     /// Begins to read for a consumer that is expected to go on from another file.
-    pub fn begin(&self, guess: &Guess) -> Result<()> {
+    pub fn begin(&self, (guess, pace): &Handover) -> Result<()> {
         let work = &self.work;
         if self.process != fork::generation() {
             return Ok(());
@@ -243,13 +246,13 @@ impl Lead {
         if state.guess.uses.unused < work.tensors.ranges.len() || state.stream.is_some() {
             return Ok(()); // the consumer or another beginning is here already
         }
-        state.guess = guess.in_next_file(&work.tensors);
+        (state.guess, state.pace) = (guess.in_next_file(&work.tensors), pace.clone());
         // What was read ahead in the file before is still there.
         let first_bytes = work.stream_bytes().div_ceil(2);
         if work.means != Means::Reads && !state.guess.has_parts {
             state.cursor.begin(work.budget(first_bytes));
-        } else if let Some(opened) = state.opened.clone() {
-            state.stream = work.start_stream(&opened, &state, (0, false), first_bytes)?;
+        } else if state.opened.is_some() {
+            state.stream = work.start_stream(&state, (0, false), first_bytes)?;
         }
         drop(state);
         self.start();
@@ -447,7 +450,9 @@ impl LeadWork {
         let Request { place, is_next, is_first, is_expected, .. } = request;
         let (offset, len) = self.tensors.ranges[number];
         let used_bytes = selection.map_or(len, |part| part.result_bytes);
-        let Some(opened) = state.opened.clone().filter(|_| is_first) else { return Ok(Answer::InFile) };
+        if state.opened.is_none() || !is_first {
+            return Ok(Answer::InFile);
+        }
         let has_threads = state.guess.uses.has_threads;
         // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for.
         let near = if has_threads && !request.has_left_out { NEAR_TENSORS } else { 1 };
@@ -470,7 +475,7 @@ impl LeadWork {
             return Ok(Answer::InFile);
         }
         if is_next && !state.guess.has_parts {
-            state.stream = self.start_stream(&opened, state, (place, true), self.first_bytes(len))?;
+            state.stream = self.start_stream(state, (place, true), self.first_bytes(len))?;
             let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
             expected.stream.reserve(0, 1);
             return Ok(Answer::InStream(expected.stream.clone(), 0));
@@ -484,14 +489,14 @@ impl LeadWork {
             && let Some(wanted) = state.guess.expected(&self.tensors, number)
             && !state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()))
         {
-            let expected = self.start_stream(&opened, state, (next, false), self.first_bytes(FIRST_BYTES))?;
+            let expected = self.start_stream(state, (next, false), self.first_bytes(FIRST_BYTES))?;
             let before = std::mem::replace(&mut state.stream, expected);
             state.fruitless = before.map_or(0, |it| if it.used_bytes > 0 { 0 } else { state.fruitless + 1 });
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
-            let stream = self.stream_of(&opened, &[alone], self.first_bytes(FIRST_BYTES))?;
+            let stream = self.stream_of(state, &[alone], self.first_bytes(FIRST_BYTES))?;
             stream.reserve(0, 1);
             return Ok(Answer::InStream(Arc::new(stream), 0));
         }
@@ -518,7 +523,6 @@ impl LeadWork {
     /// `None` where nothing is.
     fn start_stream(
         &self,
-        opened: &Arc<Opened>,
         state: &Following,
         (first, is_asked): (usize, bool),
         memory_bytes: u64,
@@ -538,16 +542,44 @@ impl LeadWork {
         if wants.is_empty() {
             return Ok(None);
         }
-        let stream = Arc::new(self.stream_of(opened, &wants, memory_bytes)?);
+        let stream = Arc::new(self.stream_of(state, &wants, memory_bytes)?);
         Ok(Some(Expected { stream, wants, places, first_bytes: memory_bytes, used_bytes: 0 }))
     }
 
     /// Starts to read, `first_bytes` ahead at first.
-    fn stream_of(&self, opened: &Arc<Opened>, wants: &[Want], first_bytes: u64) -> Result<Stream> {
+    fn stream_of(&self, state: &Following, wants: &[Want], first_bytes: u64) -> Result<Stream> {
+        let opened = state.opened.clone().ok_or_else(|| Error::argument("the lead is off"))?;
         let (memory_bytes, readers) = (self.stream_bytes(), readers_of_lead());
         let options = StreamOptions { memory_bytes, readers, ..StreamOptions::default() };
-        let opened = opened.clone();
         let open = Box::new(move |_| Ok(opened.clone()));
-        Stream::start(wants, open, None, options.beginning_with(first_bytes, wants), Some(self.pace.clone()))
+        Stream::start(wants, open, None, options.beginning_with(first_bytes, wants), Some(state.pace.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    #[test]
+    fn the_lead_of_the_next_file_has_the_pace_of_the_one_before() {
+        const LEN: u64 = 1 << 20;
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&vec![1; 2 * LEN as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
+        let opened = mapped.opened().expect("open");
+        let named: [(&[u8], (u64, u64)); 2] = [(b"a", (0, LEN)), (b"b", (LEN, LEN))];
+        let made = || Lead::new(opened.clone(), FileTensors::of(&named), None, true, true);
+        let (lead, next) = (made(), made());
+        assert!(lead.at_end().is_none());
+        for (_, (offset, _)) in named {
+            lead.ask(&opened, offset, None);
+        }
+        let handover = lead.at_end().expect("all was asked for");
+        next.begin(&handover).expect("begun");
+        let paces = [&lead, &next].map(|lead| lead.work.lock().pace.clone());
+        assert!(Arc::ptr_eq(&paces[0], &paces[1]));
     }
 }
