@@ -184,7 +184,8 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
     assert json.loads(tokenize(*command).stdout)["parts_made_before"] == 0
 
 
-def test_ctrl_c(tmp_path, tokenizer):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c(tmp_path, tokenizer, processes):
     """It ends at once with all processes, and leaves no file with half of the tokens."""
     path = json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 20_000)
 
@@ -200,6 +201,8 @@ def test_ctrl_c(tmp_path, tokenizer):
         tmp_path / "out.bin",
         "--tokenizer",
         tokenizer,
+        "--processes",
+        processes,
     ]
     with subprocess.Popen(
         list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

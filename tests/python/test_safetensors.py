@@ -360,6 +360,13 @@ def test_two_arrays_of_a_name_from_one_handle_are_independent_as_upstream(path, 
                     assert (written == 9).all(), "and the first one keeps what was written"
 
 
+def test_a_tensor_that_could_not_be_made_is_not_taken_for_given(path):
+    with safe_open(path, "np") as file:
+        with pytest.raises(SafetensorError, match="missing"):
+            file.get_tensor("missing")
+        assert file._independent.given == {}
+
+
 def test_arrays_are_independent_where_there_are_no_shared_mappings(path, direct_mount):
     (direct_mount.parent / "source/weights").write_bytes(Path(path).read_bytes())
     with safe_open(direct_mount / "weights", "np") as file:

@@ -21,7 +21,7 @@ LLAMA = [
 
 
 def output(program, *arguments):
-    """Returns the lines that a program prints last: a digest for each of the mounts."""
+    """Returns the lines that a program prints. The last ones are digests, one for each mount."""
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return output_of(FOLDER / program, *arguments, timeout_seconds=280, **environment).splitlines()
 
@@ -39,23 +39,23 @@ def unet(tmp_path_factory):
 
 
 def loaded(way, made, tmp_path):
-    """Loads a model from the slow mounts. Returns what each has counted, and the bytes of the files."""
+    """Loads a model from the slow mounts. Returns these, and the bytes of the files."""
     folder, digest = made
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
         assert output("loading.py", way, *[slow.path for slow in mounts])[-2:] == [digest] * 2
-    return [slow.counts for slow in mounts], total_bytes
+    return mounts, total_bytes
 
 
 @pytest.mark.parametrize("way", LLAMA)
 def test_a_language_model(way, llama, tmp_path):
-    found, total_bytes = loaded(way, llama, tmp_path)
-    for counts in found:
-        assert counts["most_in_flight"] >= 8
-        assert total_bytes <= counts["read_bytes"] <= 1.1 * total_bytes
+    mounts, total_bytes = loaded(way, llama, tmp_path)
+    for slow in mounts:
+        assert slow.counts["most_in_flight"] >= 8
+        assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes
         if way == "as_a_rank_of_transformers":
             # A file that is opened again drops its cached pages. A lead does that where a whole tensor is
             # asked for before any part, as the order of threads may have it.
-            assert counts["openings"] < 2 * len(list(llama[0].glob("*.safetensors")))
+            assert slow.counts["openings"] < 2 * len(list(llama[0].glob("*.safetensors")))
 
 
 def test_ranks_of_tensor_parallelism(llama, tmp_path):
@@ -84,17 +84,17 @@ def test_layers_that_stay_on_disk(kind, llama, tmp_path):
 
 
 def test_diffusers(unet, tmp_path):
-    found, total_bytes = loaded("diffusers_from_pretrained", unet, tmp_path)
-    for counts in found:
-        assert counts["most_in_flight"] >= 10
-        assert total_bytes <= counts["read_bytes"] <= 1.1 * total_bytes
+    mounts, total_bytes = loaded("diffusers_from_pretrained", unet, tmp_path)
+    for slow in mounts:
+        assert slow.counts["most_in_flight"] >= 10
+        assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes
 
 
 def test_peft(tmp_path):
     folder = tmp_path / "adapter"
     folder.mkdir()
     digest = output("made_adapter.py", folder)[-1]
-    found, total_bytes = loaded("peft_loads_an_adapter", (folder, digest), tmp_path)
-    for counts in found:
-        assert counts["most_in_flight"] >= 10
-        assert total_bytes <= counts["read_bytes"] <= 1.1 * total_bytes
+    mounts, total_bytes = loaded("peft_loads_an_adapter", (folder, digest), tmp_path)
+    for slow in mounts:
+        assert slow.counts["most_in_flight"] >= 10
+        assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes

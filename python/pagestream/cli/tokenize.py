@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -188,7 +189,8 @@ def _encode(parts: list[Part], names: list[str], job: _Job, processes: int) -> i
         context = multiprocessing.get_context("spawn")
         workers = min(processes, max(1, len(missing)))
         with ProcessPoolExecutor(workers, context, _prepare, (workers > 1,)) as pool:
-            waiting = {pool.submit(_encode_part, part, name, job): part for part, name in missing}
+            with _interrupt_blocked():
+                waiting = {pool.submit(_encode_part, part, name, job): part for part, name in missing}
             try:
                 for each in as_completed(waiting):
                     each.result()
@@ -202,11 +204,20 @@ def _encode(parts: list[Part], names: list[str], job: _Job, processes: int) -> i
     return len(missing)
 
 
+@contextmanager
+def _interrupt_blocked() -> Iterator[None]:
+    """Blocks Ctrl-C for a moment, and for good in the processes that begin meanwhile: this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _prepare(is_one_of_several: bool) -> None:
-    """Prepares a process that encodes. The first one ends it after Ctrl-C, which goes to all."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Has a process use one thread if there is a process for each processor."""
     if is_one_of_several:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each processor
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 # By process: the tokenizer that was loaded last.

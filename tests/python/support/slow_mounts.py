@@ -6,8 +6,6 @@ from pagestream import MappedFile
 
 from support import real
 
-MOUNTS = {"cached": {"direct_io": False}, "direct_io": {"direct_io": True}}
-
 
 @contextlib.contextmanager
 def slow_mounts(folder, tmp_path):
@@ -19,7 +17,7 @@ def slow_mounts(folder, tmp_path):
             total_bytes += file.size
     with contextlib.ExitStack() as stack:
         mounts = [
-            stack.enter_context(real.slow_fuse(folder, tmp_path / name, delay_ms=10, **options))
-            for name, options in MOUNTS.items()
+            stack.enter_context(real.slow_fuse(folder, tmp_path / name, delay_ms=10, direct_io=direct))
+            for name, direct in (("cached", False), ("direct_io", True))
         ]
         yield mounts, total_bytes
