@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ from pagestream import open_tokens
 from pagestream.cli import _texts
 from pagestream.cli._app import app
 from pagestream.cli._texts import Part, documents, parts_of
+
+from support.process import until
 
 GOOD, BAD, WRONG_USE = 0, 1, 2
 END = "<|endoftext|>"
@@ -184,8 +187,10 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
     assert json.loads(tokenize(*command).stdout)["parts_made_before"] == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_ctrl_c(tmp_path, tokenizer, processes):
+@pytest.mark.parametrize(
+    ("processes", "seconds"), [(1, 1), (2, 1), (2, 0)], ids=["one", "two", "two that begin"]
+)
+def test_ctrl_c(tmp_path, tokenizer, processes, seconds):
     """It ends at once with all processes, and leaves no file with half of the tokens."""
     path = json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 20_000)
 
@@ -207,9 +212,10 @@ def test_ctrl_c(tmp_path, tokenizer, processes):
     with subprocess.Popen(
         list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as running:
-        while not (tmp_path / "out.bin.parts").exists():
-            time.sleep(0.01)
-        time.sleep(1)
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        # One more: Python's own, which looks after resources.
+        assert until(lambda: len(children.read_text().split()) > processes)
+        time.sleep(seconds)
         before = made()
         os.killpg(running.pid, signal.SIGINT)
         assert running.wait(60) == 130
