@@ -7,6 +7,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
 # Modules are compiled once, by the first process that imports them: hundreds import torch.
 unexport PYTHONDONTWRITEBYTECODE
+# maturin installs into the environment that is activated, which may be another one.
+export VIRTUAL_ENV := $(abspath $(VENV))
+unexport CONDA_PREFIX
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test hosts bench lint docs audit build clean
