@@ -87,7 +87,7 @@ FIGURES = {
     "loads": [
         Bars(
             "Seconds to load 1 GiB of weights from a cold FUSE mount, 10 ms a request",
-            "2026-11-24-9b0fbfd",
+            "2026-11-26-640d8d5",
             LOADS,
             "1 GiB, 10 ms a request, cached",
             SLOW_MOUNT,
@@ -97,7 +97,7 @@ FIGURES = {
     "front": [
         Bars(
             "Load 1 GiB of weights from a cold mount with 10 ms a request (seconds; less is better)",
-            "2026-11-24-9b0fbfd",
+            "2026-11-26-640d8d5",
             LOADS,
             "1 GiB, 10 ms a request, cached",
             {"pagestream.safetensors.install()": "safe_open, installed"},
