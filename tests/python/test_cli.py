@@ -125,7 +125,9 @@ class TestCodes:
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_an_empty_folder_is_wrong_use(self, command, tmp_path):
-        assert pagestream_command(command, tmp_path).exit_code == WRONG_USE
+        found = pagestream_command(command, tmp_path)
+        assert found.exit_code == WRONG_USE
+        assert "no names that end in .safetensors, and no token files" in found.output
 
     @pytest.mark.parametrize("command", ["info", "verify"])
     def test_a_bad_file(self, command, tmp_path):

@@ -26,7 +26,12 @@ def opened(path: str, dtype: str | None = None, *, ahead: bool | None = None) ->
     """
     if has_weights(path):
         return open_checkpoint(path, ahead=ahead)
-    return open_tokens(path, dtype=dtype)
+    try:
+        return open_tokens(path, dtype=dtype)
+    except FileNotFoundError as error:
+        if os.path.isdir(path):
+            error.strerror = f"no names that end in {_WEIGHTS}, and {error.strerror}"
+        raise
 
 
 def has_weights(path: str) -> bool:
