@@ -12,7 +12,8 @@ from torch.distributed.checkpoint.quantized_hf_storage import (
     QuantizedHuggingFaceStorageReader as TorchQuantizedReader,
 )
 
-from pagestream.torch import QuantizedHuggingFaceStorageReader
+from pagestream.errors import SafetensorError
+from pagestream.torch import HuggingFaceStorageReader, QuantizedHuggingFaceStorageReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -55,3 +56,43 @@ def test_no_more_than_one_weight_waits_for_its_scale(tmp_path, file):
     dcp.load(expected, storage_reader=TorchQuantizedReader(str(tmp_path)), no_dist=True)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     assert 0 < reader.most_bytes <= SHAPE[0] * SHAPE[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ("{}", "KeyError('w')"),
+        ('{"w": {}}', "KeyError('saved_offsets')"),
+        ('{"w": {"saved_offsets": [0]}}', "saved_offsets [0] for 2 dimensions"),
+        ('{"w": {"saved_offsets": [0, -1]}}', "saved_offsets [0, -1] for 2 dimensions"),
+        ('{"w": {"saved_offsets": ["a", 0]}}', "TypeError"),
+        ('{"w": {"saved_offsets": 3}}', "TypeError"),
+    ],
+)
+def test_bad_places_of_shards_are_named_with_their_file(tmp_path, told, found):
+    path = tmp_path / "shard.safetensors"
+    save_file({"w": torch.ones(2, 3)}, path, metadata={"DCP_SHARDING_INFO": told})
+    with pytest.raises(SafetensorError) as caught:
+        HuggingFaceStorageReader(tmp_path).read_metadata()
+    assert f"{path}: 'DCP_SHARDING_INFO' of the metadata does not say where tensor 'w' lies" in str(
+        caught.value
+    )
+    assert found in str(caught.value)
+
+
+def test_places_of_shards_are_those_of_the_metadata(tmp_path):
+    for number, rows in enumerate((2, 1)):
+        told = json.dumps({"w": {"saved_offsets": [2 * number, 0]}})
+        save_file(
+            {"w": torch.full((rows, 3), float(number))},
+            tmp_path / f"shard-{number}.safetensors",
+            metadata={"DCP_SHARDING_INFO": told},
+        )
+    found = HuggingFaceStorageReader(tmp_path).read_metadata().state_dict_metadata["w"]
+    assert found.size == torch.Size([3, 3])
+    assert [(chunk.offsets, chunk.sizes) for chunk in found.chunks] == [
+        (torch.Size([0, 0]), torch.Size([2, 3])),
+        (torch.Size([2, 0]), torch.Size([1, 3])),
+    ]

@@ -169,12 +169,19 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         places: dict[str, Any] = {}
         for apart in weights:
             number, name = apart.split("/", 1)
-            if number not in places:
-                told = native_files(weights).metadata_of(int(number)) or {}
-                places[number] = json.loads(told.get(_SHARDING, "null"))
-            info, of_file = weights.info(apart), places[number]
+            info = weights.info(apart)
             shape = torch.Size(shape_in_torch(info.dtype, info.shape))
-            offsets = torch.Size([0] * len(shape) if of_file is None else of_file[name][_OFFSETS])
+            try:
+                if number not in places:
+                    told = native_files(weights).metadata_of(int(number)) or {}
+                    places[number] = json.loads(told.get(_SHARDING, "null"))
+                offsets = _offsets(places[number], name, len(shape))
+            except (LookupError, TypeError, ValueError) as error:
+                message = (
+                    f"{info.path}: {_SHARDING!r} of the metadata does not say where tensor {name!r} lies in "
+                    f"the whole one: {error!r}"
+                )
+                raise SafetensorError(message) from error
             stored = _Stored(info.path, shape, dtype_named(info.dtype), apart)
             self.storage_data[MetadataIndex(name, offsets)] = stored
             self._last_of[name] = apart
@@ -432,6 +439,17 @@ class _HeldPart:
 
     def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
         return self._tensor
+
+
+def _offsets(of_file: Any, name: str, dimensions: int) -> torch.Size:  # noqa: ANN401 - what JSON gives
+    """Returns where a stored tensor begins in the whole one; with None it is the whole one."""
+    if of_file is None:
+        return torch.Size([0] * dimensions)
+    offsets = torch.Size(of_file[name][_OFFSETS])
+    if len(offsets) != dimensions or min(offsets, default=0) < 0:
+        message = f"{_OFFSETS} {list(offsets)} for {dimensions} dimensions"
+        raise ValueError(message)
+    return offsets
 
 
 def _box(item: ReadItem) -> tuple[slice, ...]:
