@@ -256,7 +256,7 @@ def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
         same(load_state_dict(slow.path / "model.safetensors"), tensors)
         gc.collect()
     # Cached FUSE allows 12 of the kernel's own requests (max_background).
-    assert slow.counts["most_in_flight"] >= (32 if direct else 10)
+    assert slow.counts["most_in_flight"] >= (24 if direct else 10)
     assert 64 * MIB <= slow.counts["read_bytes"] <= 1.02 * 64 * MIB
 
 

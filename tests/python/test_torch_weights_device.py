@@ -448,7 +448,7 @@ def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
         found = dict(stream_checkpoint(slow.path / "model.safetensors", device="cpu"))
         late.synchronize()
         same(found, tensors)
-    assert slow.counts["most_in_flight"] >= 32
+    assert slow.counts["most_in_flight"] >= 24
     assert slow.counts["read_bytes"] <= 1.02 * 64 * MIB
     with real.slow_fuse(source, tmp_path / "again", direct_io=True) as slow:
         stream = stream_checkpoint(slow.path / "model.safetensors", device="cpu", memory_bytes=6 * MIB)
