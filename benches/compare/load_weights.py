@@ -103,6 +103,7 @@ def by_torch_load(folder: Path) -> Loaded:
 WAYS: dict[str, Callable[[Path], Loaded]] = {
     "stream": stream,
     "stream, pread": partial(stream, strategy="pread"),
+    "stream, direct": partial(stream, strategy="direct"),
     "stream, 4 threads": partial(stream, threads=4),
     "stream, 64 threads": partial(stream, threads=64),
     "safe_open, installed": installed(by_safe_open),

@@ -22,7 +22,7 @@ from pagestream import MappedFile
 
 TITLE = "whole checkpoints from the local disk, to CPU memory"
 SHARDS, TENSORS, SHAPE = 4, 32, (2048, 2048)
-OURS = ["stream", "safe_open, installed", "load_file, installed"]
+OURS = ["stream", "stream, direct", "safe_open, installed", "load_file, installed"]
 STOCK = ["safetensors, mmap", "safetensors, pread", "safetensors, load_file"]
 RIVALS = [
     "runai-model-streamer",
