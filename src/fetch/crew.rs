@@ -187,6 +187,21 @@ impl<C: Deref<Target = Crew>> Drop for CrewMember<C> {
     }
 }
 
+impl CrewMember<Arc<Crew>> {
+    /// Starts the thread, detached.
+    fn spawn(self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
+            let _member = self;
+            body();
+        });
+        thread.map(drop).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            let advice = "the limit on processes and threads (ulimit -u) may be reached";
+            Error::system("cannot start a thread", "", errno, advice)
+        })
+    }
+}
+
 impl Crew {
     /// Makes a crew without threads. Storage counts as slow until the first decision, so the first items are
     /// spread over many threads.
@@ -221,25 +236,7 @@ impl Crew {
     /// Starts a detached thread that does no steps. [`Self::wait_for_end`] awaits it.
     pub fn assist(self: &Arc<Self>, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
         self.lock().enter(Role::Assistant, 1);
-        self.spawn_counted(Role::Assistant, name, body)
-    }
-
-    fn spawn_counted(
-        self: &Arc<Self>,
-        role: Role,
-        name: &str,
-        body: impl FnOnce() + Send + 'static,
-    ) -> Result<()> {
-        let member = CrewMember(self.clone(), role);
-        let thread = Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
-            let _member = member;
-            body();
-        });
-        thread.map(drop).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(0);
-            let advice = "the limit on processes and threads (ulimit -u) may be reached";
-            Error::system("cannot start a thread", "", errno, advice)
-        })
+        CrewMember(self.clone(), Role::Assistant).spawn(name, body)
     }
 
     /// Starts the first workers of `work`, which live until it has no more steps.
@@ -248,23 +245,25 @@ impl Crew {
         name: &'static str,
         work: &Arc<W>,
     ) -> Result<()> {
-        for _ in 0..self.limits.first {
-            self.lock().enter(Role::Worker, 1);
-            self.start_worker(name, work, false)?;
-        }
-        Ok(())
+        // All are counted before one runs: a slow first item starts those that are missing.
+        self.lock().enter(Role::Worker, self.limits.first);
+        let members: Vec<_> =
+            (0..self.limits.first).map(|_| CrewMember(self.clone(), Role::Worker)).collect();
+        members.into_iter().try_for_each(|member| self.start_worker(member, name, work, false))
     }
 
     fn start_worker<W: Work + Send + 'static>(
         self: &Arc<Self>,
+        member: CrewMember<Arc<Self>>,
         name: &'static str,
         work: &Arc<W>,
         is_extra: bool,
     ) -> Result<()> {
         let (crew, ours) = (self.clone(), work.clone());
-        self.spawn_counted(Role::Worker, name, move || {
+        member.spawn(name, move || {
             // If no thread can be started, the existing ones do all the work.
-            let start = || drop(crew.start_worker(name, &ours, true));
+            let member = || CrewMember(crew.clone(), Role::Worker);
+            let start = || drop(crew.start_worker(member(), name, &ours, true));
             crew.serve(&*ours, is_extra, start, || {});
         })
     }
@@ -420,5 +419,37 @@ mod tests {
         crew.start("items", &work).expect("threads");
         crew.wait_for_end(Duration::from_secs(60));
         assert_eq!((crew.threads(), work.done.load(Ordering::Relaxed)), (0, 1000));
+    }
+
+    /// Notes how many workers its crew has at each of a few slow items.
+    struct SlowItems {
+        crew: Arc<Crew>,
+        left: AtomicUsize,
+        workers: Mutex<Vec<usize>>,
+    }
+
+    impl Work for SlowItems {
+        type Tools = ();
+
+        fn step(&self, (): &mut ()) -> Option<Step> {
+            let take = |left: usize| left.checked_sub(1);
+            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
+            self.workers.lock().expect("no panic").push(self.crew.lock().workers);
+            Some(Step { items: 1, waited: true })
+        }
+    }
+
+    #[test]
+    fn a_slow_first_item_starts_no_more_threads_than_the_limit() {
+        let limits = Limits { first: 8, most: 8 };
+        for _ in 0..100 {
+            let crew = Arc::new(Crew::new(limits));
+            let (left, workers) = (AtomicUsize::new(64), Mutex::default());
+            let work = Arc::new(SlowItems { crew: crew.clone(), left, workers });
+            crew.start("items", &work).expect("threads");
+            crew.wait_for_end(Duration::from_secs(60));
+            assert_eq!(work.workers.lock().expect("no panic")[0], limits.first);
+            assert!(work.workers.lock().expect("no panic").iter().all(|&workers| workers <= limits.most));
+        }
     }
 }
