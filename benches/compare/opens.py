@@ -13,6 +13,7 @@ from harness import Row, compare
 import pagestream
 from pagestream.safetensors import safe_open
 from pagestream.safetensors.torch import load_file
+from pagestream.torch import stream_checkpoint
 
 NAME = "model.layers.7.part.3.weight"
 TITLE = "safetensors files, page cache warm"
@@ -58,6 +59,25 @@ def sum_all(opener: type, path: Path, framework: str) -> None:
             file.get_tensor(name).sum()
 
 
+def stream_all(path: Path) -> None:
+    for _ in pagestream.open_checkpoint(path).stream():
+        pass
+
+
+def stream_all_to_torch(path: Path) -> None:
+    for _ in stream_checkpoint(path, device="cpu"):
+        pass
+
+
+def same_streamed(path: Path) -> None:
+    expected = safetensors.numpy.load_file(path)
+    for name, array in pagestream.open_checkpoint(path).stream():
+        assert np.array_equal(expected[name], array)
+    for name, tensor in stream_checkpoint(path, device="cpu"):
+        assert np.array_equal(expected.pop(name), tensor.numpy())
+    assert not expected
+
+
 def both(
     case: str,
     use: Callable[[type, Path, str], object],
@@ -101,4 +121,13 @@ def measure(folder: Path) -> list[Row]:
             "safetensors": partial(safetensors.torch.load_file, path),
         }
         rows.append(compare(f"load_file of {case} (pt)", contestants, rounds=7, goals={"safetensors": goal}))
+    tiny = make(folder / "tiny.safetensors", 100_000, 8)
+    same_streamed(tiny)
+    for framework, ours, upstream in (
+        ("np", stream_all, safetensors.numpy.load_file),
+        ("pt", stream_all_to_torch, safetensors.torch.load_file),
+    ):
+        contestants = {"pagestream": partial(ours, tiny), "safetensors": partial(upstream, tiny)}
+        case = f"stream of 100,000 tensors of 32 bytes ({framework})"
+        rows.append(compare(case, contestants, rounds=7, goals={"safetensors": 1}))
     return rows

@@ -9,13 +9,13 @@ use std::sync::atomic::AtomicBool;
 use pyo3::exceptions::PyKeyError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict, PyString};
+use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
 
 use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
 use super::lead::FileLead;
 use super::next_file::NextFile;
-use super::weights::{PyTensorFacts, PyWeightFile};
+use super::weights::{PyWeightFile, dtype_word};
 use crate::mapped_file::{Mode, RequestedMode, page_cache};
 use crate::streaming::lead::Handover;
 use crate::streaming::warm::WarmSlot;
@@ -39,6 +39,8 @@ words! {
 #[derive(Debug)]
 pub struct PyCheckpoint {
     checkpoint: Arc<Checkpoint>,
+    /// Paths of the files as Python's strings.
+    paths: Vec<Py<PyString>>,
     /// The read-ahead of each file.
     leads: Vec<Arc<FileLead>>,
     warm: Arc<WarmSlot>,
@@ -92,6 +94,16 @@ impl PyCheckpoint {
         error
     }
 }
+
+/// Name, element type, shape, size in bytes, path of the file, and offset there.
+type InfoFields<'py> = (
+    Bound<'py, PyString>,
+    &'py Bound<'py, PyString>,
+    Bound<'py, PyTuple>,
+    u64,
+    &'py Bound<'py, PyString>,
+    u64,
+);
 
 /// Makes the lead of each file, which goes on to the next one.
 fn leads_of(
@@ -163,13 +175,15 @@ impl PyCheckpoint {
         let checkpoint = Arc::new(raised.or(opened)?);
         let warm = Arc::default();
         let leads = leads_of(&checkpoint, mode, ahead_bytes, &warm);
-        Ok(Self { checkpoint, leads, warm })
+        let path_text = |path: &PathBuf| Ok(text(path).into_pyobject(py)?.unbind());
+        let paths = checkpoint.paths.iter().map(path_text).collect::<PyResult<_>>()?;
+        Ok(Self { checkpoint, paths, leads, warm })
     }
 
     /// The paths of the files, as the caller or the checkpoint names them.
     #[getter]
-    fn paths(&self) -> Vec<OsString> {
-        self.checkpoint.paths.iter().map(|path| text(path)).collect()
+    fn paths(&self) -> &[Py<PyString>] {
+        &self.paths
     }
 
     /// The weakest mode in use.
@@ -225,14 +239,11 @@ impl PyCheckpoint {
         self.checkpoint.index_metadata.as_deref()
     }
 
-    /// Returns what the header says of a tensor; also after `close`.
-    fn info(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<PyTensorFacts> {
-        PyTensorFacts::of(py, &self.find(name)?.1)
-    }
-
-    /// Returns the path of a tensor's file; also after `close`.
-    fn path_of(&self, name: &Bound<'_, PyString>) -> PyResult<OsString> {
-        Ok(text(&self.checkpoint.paths[self.find(name)?.0]))
+    /// Returns the fields of a `TensorInfo`; also after `close`.
+    fn info<'py>(&'py self, py: Python<'py>, name: &Bound<'py, PyString>) -> PyResult<InfoFields<'py>> {
+        let (number, TensorEntry { dtype, shape, len, offset, .. }) = self.find(name)?;
+        let path = self.paths[number].bind(py);
+        Ok((name.clone(), dtype_word(py, dtype), PyTuple::new(py, shape)?, len, path, offset))
     }
 
     /// Returns what a tensor is called in its file; also after `close`.

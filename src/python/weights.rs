@@ -25,7 +25,7 @@ use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
 static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock::new() }; Dtype::ALL.len()];
 
 /// Returns the name of an element type, always the same object.
-fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
+pub fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
     WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
 }
 
@@ -320,6 +320,11 @@ impl PyWeightFile {
             // All chunks at once: what the kernel believes of the file may be older than the first of them.
             if end == len { opened.verify_with_server() } else { Ok(()) }
         })
+    }
+
+    /// Compares the file with what it was when it was opened, as far as the kernel knows.
+    fn verify(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.weights.file.opened()?.verify_as_known())?)
     }
 
     /// Waits until the storage was asked for all tensors that were asked for here.

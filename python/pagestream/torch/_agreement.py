@@ -99,7 +99,7 @@ def bytes_of(
     )
 
 
-def _no_view(each: Wanted) -> None:
+def _no_view(_file: _native.WeightFile, each: Wanted) -> None:
     raise AssertionError(each)
 
 

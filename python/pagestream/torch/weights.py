@@ -284,9 +284,11 @@ def _moved(
             del made
 
 
-def _on_file(files: _native.Checkpoint, tensors: TorchTensors, each: Wanted) -> torch.Tensor:
+def _on_file(
+    files: _native.Checkpoint, tensors: TorchTensors, file: _native.WeightFile, each: Wanted
+) -> torch.Tensor:
     """Returns a tensor over copy-on-write pages of its file."""
-    file, name = files.file_of(each.info.name, reads_ahead=False), files.name_in_file(each.info.name)
+    name = files.name_in_file(each.info.name)
     if each.index is ...:
         return tensors.whole(file, name)  # type: ignore[no-any-return]
     return tensors.part(file.stored(name), each.index)

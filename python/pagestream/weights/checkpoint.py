@@ -160,10 +160,6 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             array.flags.writeable = False
         return array
 
-    def _mapped(self, name: str) -> npt.NDArray[Any]:
-        """Returns a tensor without reading ahead of it."""
-        return self._array(self._files.file_of(name, reads_ahead=False), name)
-
     def read(self, name: str, index: Index = ..., *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Copies a tensor or a part of it. Only the bytes that are needed are read.
 
@@ -313,8 +309,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             known = checksums.known(self._files, streaming.comparable(wanted, found), threads)
         own = arrays.NumpyArrays(raw=self._arrays.raw)
 
-        def view(each: streaming.Wanted) -> npt.NDArray[Any]:
-            return indexing.array_part(self._mapped(each.info.name), each.index)
+        def view(file: _native.WeightFile, each: streaming.Wanted) -> npt.NDArray[Any]:
+            array = self._array(file, each.info.name)
+            return array if each.index is ... else indexing.array_part(array, each.index)
 
         pairs = streaming.tensors(
             self._files, wanted, found, own, view, memory_bytes, threads, known, drop_behind=drop_behind
@@ -477,8 +474,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
         """
-        facts, path = self._files.info(name), self._files.path_of(name)
-        return TensorInfo(name, facts.dtype, facts.shape, facts.nbytes, path, facts.offset)
+        return TensorInfo(*self._files.info(name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute paths and what it was opened with."""

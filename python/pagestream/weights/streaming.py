@@ -32,7 +32,7 @@ _ORDERS = ("file", "plan", "layer")
 _OWNED = ("pread", "direct")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wanted:
     """A tensor of a plan.
 
@@ -98,7 +98,8 @@ def planned(
     """
     checks.one_of("order", order, _ORDERS)
     wanted = [planned_part(info_of(name), part, framework) for name, part in parts(names, info_of, plan)]
-    if order != "plan":
+    # All names come in the order of the files.
+    if order != "plan" and plan is not None:
         rank = {name: number for number, name in enumerate(names)}
         wanted.sort(key=lambda each: rank[each.info.name])
     if order == "layer":
@@ -200,7 +201,7 @@ def tensors(
     wanted: list[Wanted],
     strategy: str,
     framework: Framework,
-    view: Callable[[Wanted], Any],
+    view: Callable[[_native.WeightFile, Wanted], Any],
     memory_bytes: int | None,
     threads: int | None,
     checks: _native.ChecksumRun | None,
@@ -214,7 +215,7 @@ def tensors(
         wanted: The plan.
         strategy: What `chosen` returned.
         framework: Makes tensors of memory of their own, for ``"pread"`` and ``"direct"``.
-        view: Returns a tensor over the mapped file, for ``"mapped"`` and ``"ahead"``.
+        view: Returns a tensor over its file, which is mapped, for ``"mapped"`` and ``"ahead"``.
         memory_bytes: Bytes that are read and not yet used.
         threads: Threads that read.
         checks: What the bytes are compared with; None for nothing.
@@ -223,10 +224,12 @@ def tensors(
     # A view of a file that was rewritten meanwhile would show the new bytes.
     is_viewed = strategy in ("mapped", "ahead")
     last_of_file = {each.info.path: each.info.name for each in wanted} if is_viewed else {}
+    at_hand = _FileAtHand(files)
     if strategy == "mapped":
         for each in wanted:
-            tensor = view(each)
-            files.verify_file(each.info.name)
+            file = at_hand.of(each.info)
+            tensor = view(file, each)
+            file.verify()
             yield each, tensor
             del tensor
         # What the consumer has made of the last ones is not of a new file, either.
@@ -241,12 +244,15 @@ def tensors(
         while (landed := stream.next()) is not None:
             number, buffer = landed
             each = wanted[number]
-            # With "ahead" the bytes are in the page cache now.
-            tensor = view(each) if strategy == "ahead" else each.made(framework, buffer)
+            if is_viewed:
+                # The bytes are in the page cache now.
+                file = at_hand.of(each.info)
+                tensor = view(file, each)
+                file.verify()
+            else:
+                tensor = each.made(framework, buffer)
             # While the next one is awaited nothing here keeps this one's memory.
             del landed, buffer
-            if is_viewed:
-                files.verify_file(each.info.name)
             yield each, tensor
             del tensor
             if is_viewed:
@@ -255,6 +261,22 @@ def tensors(
             files.verify_file(name)
     finally:
         stream.close()
+
+
+class _FileAtHand:
+    """The file of the last tensor, which the next one often shares."""
+
+    def __init__(self, files: _native.Checkpoint) -> None:
+        self._files = files
+        self._path = ""
+        self._file: _native.WeightFile | None = None
+
+    def of(self, info: TensorInfo) -> _native.WeightFile:
+        """Returns the file of a tensor, of which nothing is read ahead."""
+        if self._file is None or info.path != self._path:
+            self._file = None  # it may be the one that makes room
+            self._file, self._path = self._files.file_of(info.name, reads_ahead=False), info.path
+        return self._file
 
 
 def reported(
