@@ -144,6 +144,20 @@ impl PyWeightFile {
         }
     }
 
+    /// Copies a tensor's bytes.
+    fn fill(&self, py: Python<'_>, entry: &TensorEntry<'_>, memory: &mut WritableBuffer) -> PyResult<()> {
+        let &TensorEntry { offset, len, .. } = entry;
+        let opened = self.weights.file.opened()?;
+        opened.check_range(offset, len)?;
+        let len = usize::try_from(len)?;
+        memory.fill(py, len, |start, chunk| {
+            let end = start + chunk.len();
+            opened.copy_into(offset + start as u64, chunk, can_copy_from_mappings())?;
+            // All chunks at once: what the kernel believes of the file may be older than the first of them.
+            if end == len { opened.verify_with_server() } else { Ok(()) }
+        })
+    }
+
     fn entry(&self, name: &Bound<'_, PyString>) -> PyResult<TensorEntry<'_>> {
         // No header has a name with lone surrogates.
         let found = name.to_str().ok().and_then(|name| self.weights.header.tensor(name));
@@ -262,8 +276,9 @@ impl PyWeightFile {
         PyTensorFacts::of(py, &self.entry(name)?)
     }
 
-    /// Returns `array_type(shape, dtypes[dtype], buffer, offset)`, the signature of `numpy.ndarray`; None if the type
-    /// is not in `dtypes`, there is no mapping, or the tensor is misaligned.
+    /// Returns `array_type(shape, dtypes[dtype], buffer, offset)`, the signature of `numpy.ndarray`, and with `owned` never
+    /// over the mapping; None if the type is not in `dtypes`, there is no mapping, the tensor is misaligned, or NumPy does
+    /// not export the type.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -271,14 +286,24 @@ impl PyWeightFile {
         array_type: &Bound<'py, PyAny>,
         dtypes: &Bound<'py, PyDict>,
         writable: bool,
+        owned: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let entry = self.entry(name)?;
         if entry.dtype.size_bytes().is_none_or(|size_bytes| !entry.offset.is_multiple_of(size_bytes as u64)) {
             return Ok(None);
         }
         let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
-        let (Some(buffer), offset) = self.memory(py, &entry, writable, false)? else { return Ok(None) };
-        array_type.call1((PyTuple::new(py, entry.shape)?, dtype, buffer, offset)).map(Some)
+        let shape = PyTuple::new(py, entry.shape)?;
+        match self.memory(py, &entry, writable, owned)? {
+            (Some(buffer), offset) => array_type.call1((shape, dtype, buffer, offset)).map(Some),
+            (None, _) if owned => {
+                let array = array_type.call1((shape, dtype))?;
+                let Ok(mut memory) = WritableBuffer::of(&array) else { return Ok(None) };
+                self.fill(py, &entry, &mut memory)?;
+                Ok(Some(array))
+            }
+            (None, _) => Ok(None),
+        }
     }
 
     /// Returns a buffer that holds a tensor's bytes, and the offset at which they begin; None where nothing is mapped.
@@ -310,16 +335,7 @@ impl PyWeightFile {
 
     /// Copies a tensor's bytes to a buffer of exactly their size.
     fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        let TensorEntry { offset, len, .. } = self.entry(name)?;
-        let opened = self.weights.file.opened()?;
-        opened.check_range(offset, len)?;
-        let len = usize::try_from(len)?;
-        WritableBuffer::of(out)?.fill(py, len, |start, chunk| {
-            let end = start + chunk.len();
-            opened.copy_into(offset + start as u64, chunk, can_copy_from_mappings())?;
-            // All chunks at once: what the kernel believes of the file may be older than the first of them.
-            if end == len { opened.verify_with_server() } else { Ok(()) }
-        })
+        self.fill(py, &self.entry(name)?, &mut WritableBuffer::of(out)?)
     }
 
     /// Compares the file with what it was when it was opened, as far as the kernel knows.

@@ -264,14 +264,15 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             (2, 3)
         """
         independent = self._independent
-        if self._is_plain and (independent is None or independent.claim(name)):
+        if self._is_plain:
+            is_copy = independent is not None and not independent.claim(name)
             try:
-                array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable)
+                array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable, is_copy)
                 if array is not None:
                     return array  # type: ignore[return-value]
             except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
                 pass
-            if independent is not None:
+            if independent is not None and not is_copy:
                 independent.unclaim(name)
         try:
             return self._framework.whole(self._files, name)  # type: ignore[no-any-return]

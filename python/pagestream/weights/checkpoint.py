@@ -152,7 +152,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
     def _array(self, file: _native.WeightFile, name: str) -> npt.NDArray[Any]:
         try:
-            array = None if self._arrays.raw else file.array(name, np.ndarray, KNOWN, False)  # noqa: FBT003
+            array = None if self._arrays.raw else file.array(name, np.ndarray, KNOWN, False, False)  # noqa: FBT003
         except ValueError:  # a shape that NumPy does not have: the long way says so
             array = None
         if array is None:

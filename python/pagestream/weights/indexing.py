@@ -89,11 +89,14 @@ def select(shape: tuple[int, ...], index: Index, name: str = "tensor") -> Select
         >>> select((4, 6), (slice(None), slice(None, None, -2)))
         Selection(first=5, shape=(4, 3), strides=(6, -2))
     """
-    if type(index) is slice and shape and 0 not in shape:
+    if type(index) in (int, slice) and shape and 0 not in shape:
         # Rows, which programs ask for one by one.
-        start, length, step = _narrow(index, shape[0], 0)
         of_row, *inner = _contiguous_strides(shape)
-        return Selection(start * of_row if length else 0, (length, *shape[1:]), (step * of_row, *inner))
+        if isinstance(index, slice):
+            start, length, step = _narrow(index, shape[0], 0)
+            return Selection(start * of_row if length else 0, (length, *shape[1:]), (step * of_row, *inner))
+        if isinstance(index, int) and -shape[0] <= index < shape[0]:
+            return Selection(index % shape[0] * of_row, shape[1:], tuple(inner))
     selected = parts(shape, index, name)
     first, lengths, strides = 0, [], []
     dimension, stride = 0, math.prod(shape)
