@@ -298,6 +298,6 @@ def _reported(
             yield each.info.name, tensor
             # The consumer may want its memory for the next one.
             del tensor
-            done_bytes += each.nbytes
             if report is not None:
+                done_bytes += each.nbytes
                 report(done_bytes)
