@@ -306,7 +306,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         )
         known = None
         if verify:
-            known = checksums.known(self._files, streaming.comparable(wanted, found), threads)
+            known = checksums.known(self._files, checksums.comparable(wanted, found), threads)
         own = arrays.NumpyArrays(raw=self._arrays.raw)
 
         def view(file: _native.WeightFile, each: streaming.Wanted) -> npt.NDArray[Any]:

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
     from pagestream._common.progress import Progress
     from pagestream.errors import ChecksumError
+    from pagestream.weights.streaming import Wanted
 
 # Of a file: its number, whether it was compared, what does not fit, and path and text of its checksums.
 _Outcome: TypeAlias = "tuple[int, bool, list[ChecksumError], tuple[str, str] | None]"
+
+# Strategies that read into memory of the tensors' own.
+_OWNED = ("pread", "direct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,27 @@ def known(files: _native.Checkpoint, names: Iterable[str], threads: int | None) 
     if errors:
         raise errors[min(errors)][0]
     return run
+
+
+def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
+    """Returns the names of tensors whose bytes can be compared with checksums: whole ones, that are read.
+
+    Raises:
+        ValueError: One of them cannot.
+    """
+    if strategy not in _OWNED:
+        message = (
+            f'verify=True compares bytes that are read for the caller; strategy="{strategy}" yields views'
+        )
+        raise ValueError(message)
+    for each in wanted:
+        if each.index is not ...:
+            message = (
+                f"verify=True compares whole tensors, and the plan wants a part of {each.info.name!r}: "
+                "leave the part out, or verify() the files beforehand"
+            )
+            raise ValueError(message)
+    return [each.info.name for each in wanted]
 
 
 def _run(

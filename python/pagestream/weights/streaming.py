@@ -28,8 +28,6 @@ StreamOrder = Literal["file", "plan", "layer"]
 Strategy = Literal["auto", "mapped", "ahead", "pread", "direct"]
 
 _ORDERS = ("file", "plan", "layer")
-# Strategies that read into memory of the tensors' own.
-_OWNED = ("pread", "direct")
 
 
 @dataclass(slots=True)
@@ -128,27 +126,6 @@ def planned_part(info: TensorInfo, part: Index | None, framework: Framework) -> 
         raise indexing.of_tensor(error, info.path, info.name) from error
     # Elements smaller than a byte are unpacked before they are selected.
     return Wanted(info, part, dtype, shape, None if dtype in SUB_BYTE_BITS else selected)
-
-
-def comparable(wanted: list[Wanted], strategy: str) -> list[str]:
-    """Returns the names of tensors whose bytes can be compared with checksums: whole ones, that are read.
-
-    Raises:
-        ValueError: One of them cannot.
-    """
-    if strategy not in _OWNED:
-        message = (
-            f'verify=True compares bytes that are read for the caller; strategy="{strategy}" yields views'
-        )
-        raise ValueError(message)
-    for each in wanted:
-        if each.index is not ...:
-            message = (
-                f"verify=True compares whole tensors, and the plan wants a part of {each.info.name!r}: "
-                "leave the part out, or verify() the files beforehand"
-            )
-            raise ValueError(message)
-    return [each.info.name for each in wanted]
 
 
 def chosen(
