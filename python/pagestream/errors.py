@@ -147,10 +147,13 @@ class FileChangedError(PagestreamError, OSError):
 if TYPE_CHECKING:
 
     class SafetensorError(FormatError):
-        """A safetensors file, or what was asked of one, is wrong. See `_define_safetensor_errors`."""
+        """A safetensors file, or what was asked of one, is wrong.
+
+        Handlers of upstream's class of that name catch it too, where safetensors is installed.
+        """
 
     class SliceError(SafetensorError, IndexError):
-        """An index does not fit a tensor. See `_define_safetensor_errors`."""
+        """An index does not fit a tensor, or is not of the kind that slices take."""
 
 
 def _define_safetensor_errors() -> None:
