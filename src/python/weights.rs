@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
@@ -277,8 +278,8 @@ impl PyWeightFile {
     }
 
     /// Returns `array_type(shape, dtypes[dtype], buffer, offset)`, the signature of `numpy.ndarray`, and with `owned` never
-    /// over the mapping; None if the type is not in `dtypes`, there is no mapping, the tensor is misaligned, or NumPy does
-    /// not export the type.
+    /// over the mapping; None if the type is not in `dtypes`, there is no mapping, the tensor is misaligned, or, with
+    /// `owned`, the type is not one of NumPy's own.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -293,13 +294,16 @@ impl PyWeightFile {
             return Ok(None);
         }
         let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
+        // NumPy exports no memory of types that are not its own.
+        if owned && dtype.getattr(intern!(py, "isbuiltin"))?.extract::<i32>()? != 1 {
+            return Ok(None);
+        }
         let shape = PyTuple::new(py, entry.shape)?;
         match self.memory(py, &entry, writable, owned)? {
             (Some(buffer), offset) => array_type.call1((shape, dtype, buffer, offset)).map(Some),
             (None, _) if owned => {
                 let array = array_type.call1((shape, dtype))?;
-                let Ok(mut memory) = WritableBuffer::of(&array) else { return Ok(None) };
-                self.fill(py, &entry, &mut memory)?;
+                self.fill(py, &entry, &mut WritableBuffer::of(&array)?)?;
                 Ok(Some(array))
             }
             (None, _) => Ok(None),

@@ -32,6 +32,7 @@ use crate::os::process::{fork, limits};
 
 use crate::slicing::Selection;
 
+use super::benefit::Benefit;
 use super::engine::Stream;
 use super::expected::Expected;
 use super::file_tensors::FileTensors;
@@ -47,8 +48,6 @@ use super::uses::NEAR_TENSORS;
 
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
-/// After this many streams of parts in vain another one begins only once an expected part was asked for.
-const MAX_FRUITLESS: u32 = 2;
 
 /// What brings whole tensors before they are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,8 +109,7 @@ struct Following {
     cursor: LeadCursor,
     /// The stream that reads what comes next.
     stream: Option<Expected>,
-    /// Streams of parts in a row that nothing was taken from.
-    fruitless: u32,
+    benefit: Benefit,
     /// Tensors that the consumer awaits from streams.
     awaited: usize,
     /// Bytes taken since memory was looked at.
@@ -157,7 +155,7 @@ impl Lead {
             pace: Arc::default(),
             cursor: LeadCursor::new(tensors.ranges.len(), budget),
             stream: None,
-            fruitless: 0,
+            benefit: Benefit::default(),
             awaited: 0,
             taken_bytes: 0,
             opened: Some(opened),
@@ -453,6 +451,7 @@ impl LeadWork {
         if state.opened.is_none() || !is_first {
             return Ok(Answer::InFile);
         }
+        state.benefit.note_request(is_next);
         let has_threads = state.guess.uses.has_threads;
         // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for.
         let near = if has_threads && !request.has_left_out { NEAR_TENSORS } else { 1 };
@@ -474,8 +473,10 @@ impl LeadWork {
         if selection.is_none() && len > self.limit_bytes {
             return Ok(Answer::InFile);
         }
-        if is_next && !state.guess.has_parts {
-            state.stream = self.start_stream(state, (place, true), self.first_bytes(len))?;
+        if is_next && !state.guess.has_parts && (has_threads || state.benefit.may_begin()) {
+            let expected = self.start_stream(state, (place, true), self.first_bytes(len))?;
+            let before = std::mem::replace(&mut state.stream, expected);
+            state.benefit.note_stream(before.map(|it| it.used_bytes >= it.first_bytes));
             let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
             expected.stream.reserve(0, 1);
             return Ok(Answer::InStream(expected.stream.clone(), 0));
@@ -483,7 +484,8 @@ impl LeadWork {
         // A part is read by several threads as it is. The stream goes on behind it once the next one is known.
         let behind = place + 1..self.tensors.ranges.len();
         if is_next
-            && (is_expected || state.fruitless < MAX_FRUITLESS)
+            && state.guess.has_parts
+            && (is_expected || !state.benefit.is_fruitless())
             && let Some(next) = state.guess.uses.next_place(&self.tensors, state.guess.order, behind)
             && let number = self.tensors.number_at(next, state.guess.order)
             && let Some(wanted) = state.guess.expected(&self.tensors, number)
@@ -491,7 +493,7 @@ impl LeadWork {
         {
             let expected = self.start_stream(state, (next, false), self.first_bytes(FIRST_BYTES))?;
             let before = std::mem::replace(&mut state.stream, expected);
-            state.fruitless = before.map_or(0, |it| if it.used_bytes > 0 { 0 } else { state.fruitless + 1 });
+            state.benefit.note_stream(before.map(|it| it.used_bytes > 0));
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.

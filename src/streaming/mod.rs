@@ -58,6 +58,7 @@
 //! **Callers:** the binding, at `Stream` (a plan is known), at `Lead` (it is not), and at `WarmLead` (it is known, and its
 //! consumer is not).
 
+mod benefit;
 pub mod cache_fill;
 pub mod checksums;
 pub mod continued;

@@ -270,6 +270,30 @@ def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path,
 
 
 @both_mounts
+@pytest.mark.parametrize(("neighbours", "tensor_bytes"), [(2, 2048), (3, 65_536)])
+def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, neighbours, tensor_bytes, direct):
+    """What is read ahead of such a consumer is left behind at the next jump."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    count = 16 * MIB // tensor_bytes
+    tensors = {f"t{number:05}": np.full(tensor_bytes, number % 251, "u1") for number in range(count)}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    firsts = random.Random(7).sample(range(0, count - neighbours, neighbours), 60)
+    read_bytes = {}
+    for ahead in (None, False):
+        with slow_mount(folder, tmp_path, direct_io=direct, delay_ms=1) as slow:
+            with safe_open(slow.path / "model.safetensors", "np", ahead=ahead) as file:
+                for number in (first + each for first in firsts for each in range(neighbours)):
+                    assert np.array_equal(file.get_tensor(f"t{number:05}"), tensors[f"t{number:05}"])
+            assert threads_end("pagestream-read")
+            assert threads_end("pagestream-lead")
+        (tmp_path / "slow").rmdir()
+        read_bytes[ahead] = slow.counts["read_bytes"]
+    # The kernel's read-ahead is doubled, and two leads come to nothing before that shows.
+    assert read_bytes[None] <= 2.2 * read_bytes[False] + 3 * MIB, read_bytes
+
+
+@both_mounts
 def test_closing_stops_the_lead(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
         with safe_open(slow.path / "model.safetensors", "np") as file:

@@ -402,6 +402,19 @@ def test_single_elements_are_arrays(folder, everything, strategy):
         assert array == everything[name][plan[name]]
 
 
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "ahead"])
+def test_single_elements_that_are_smaller_than_a_byte_are_arrays(tmp_path, strategy):
+    header = {"a": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]}}
+    encoded = json.dumps(header).encode()
+    content = len(encoded).to_bytes(8, "little") + encoded + bytes([0x20, 0x64, 0x20, 0x64])
+    (tmp_path / "model.safetensors").write_bytes(content)
+    weights = open_checkpoint(tmp_path / "model.safetensors")
+    [(_, array)] = weights.stream({"a": (1, -1)}, strategy=strategy)
+    assert type(array) is np.ndarray
+    assert array.shape == ()
+    assert array == weights["a"][1, 3]
+
+
 def test_limits_hold_before_the_first_tensor(tmp_path):
     """A trial of the mount would need threads and memory of its own."""
     source = tmp_path / "source"

@@ -79,8 +79,9 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     Upstream: https://huggingface.co/docs/safetensors/api/torch#safetensors.safe_open
 
     Opening a file again, as for each tensor, costs no second reading of its header: a process keeps 64 MiB of
-    headers, of files that have not changed since. Where a file system cannot tell changes (times in whole
-    seconds, as by SFTP), headers are read each time.
+    headers, of files whose size and times have not changed since. What another program writes to a file
+    through a shared mapping shows in its times only once the kernel has written it back. Where a file system
+    cannot tell changes (times in whole seconds, as by SFTP), headers are read each time.
 
     Tensors are not copied. They can be written: a page is copied when it is first written, so that
     neither the file nor another `safe_open` of it changes. With torch two tensors of one name from one

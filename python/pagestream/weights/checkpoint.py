@@ -235,6 +235,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                   of a tensor;
                 * a function that is called with the `TensorInfo` of each tensor, and returns False for one
                   that is not wanted, the part that is, or True or None for all of the tensor.
+
+                A part of a tensor whose elements are smaller than a byte is read, and kept, with all of the
+                tensor; `read` reads the part alone.
             strategy: How to get the bytes; `explain` tells what ``"auto"`` does.
 
                 * ``"pread"`` reads them into memory that belongs to the array;
@@ -252,7 +255,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. One tensor is always
                 read, whatever its size. None means ``PAGESTREAM_MEMORY_BYTES``, or twice the size of the
                 largest tensor: at least 128 MiB, and at most 1 GiB and an eighth of the available memory.
-            threads: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 4 and up to 64 where
+            threads: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 8 and up to 64 where
                 they wait for storage.
             order: The order of the tensors: ``"file"``, in which they lie in the files; ``"plan"``, in which
                 the plan has them; ``"layer"``, by the numbers in their names, which a program that fills a

@@ -26,9 +26,7 @@ def parts(
         ValueError: A name is there twice.
     """
     for name, part in _parts(names, info_of, plan).items():
-        if not isinstance(name, str):
-            message = f"plan must have names of tensors, not {name!r}"  # type: ignore[unreachable]
-            raise TypeError(message)
+        _checked(name)
         yield name, part
 
 
@@ -58,4 +56,13 @@ def _listed(plan: object) -> list[str]:
     if not isinstance(plan, Iterable):
         message = f"plan must be names, a mapping or a function, not {plan!r}"
         raise TypeError(message)
-    return list(plan)
+    given = list(plan)
+    for name in given:
+        _checked(name)
+    return given
+
+
+def _checked(name: object) -> None:
+    if not isinstance(name, str):
+        message = f"plan must have names of tensors, not {name!r}"
+        raise TypeError(message)

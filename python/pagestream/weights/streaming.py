@@ -69,7 +69,8 @@ class Wanted:
         except errors.FormatError as error:
             message = f"{self.info.path}: tensor {self.info.name!r} at byte {self.info.offset}: {error}"
             raise type(error)(message) from error
-        return tensor[self.index] if self.part is None and self.index is not ... else tensor
+        is_done = self.part is not None or self.index is ...
+        return tensor if is_done else indexing.array_part(tensor, self.index)
 
 
 def planned(
