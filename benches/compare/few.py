@@ -1,4 +1,4 @@
-"""Programs that get little from reading ahead: few tensors, experts, threads by blocks, small files."""
+"""Programs that get little from reading ahead: few tensors, experts, neighbours, blocks, small files."""
 
 import tempfile
 from collections.abc import Callable
@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 import safetensors.numpy
-from few_weights import WAYS, is_norm, is_of_first_layers, is_of_kept_layer, is_own_expert
+from few_weights import (
+    SMALL_TENSORS,
+    TINY_TENSORS,
+    WAYS,
+    is_norm,
+    is_of_first_layers,
+    is_of_kept_layer,
+    is_of_pair,
+    is_of_triple,
+    is_own_expert,
+)
 from fresh import Load, alternate, load_slow
 from harness import Row
 from load_weights import used
@@ -61,6 +71,11 @@ def mixture(source: Path) -> dict[str, Tensor]:
     return write(source / "model.safetensors", sizes, seed=0)
 
 
+def tensors(count: int, tensor_bytes: int, source: Path) -> dict[str, Tensor]:
+    sizes = {f"tensors.{number:05}": tensor_bytes for number in range(count)}
+    return write(source / "model.safetensors", sizes, seed=0)
+
+
 def small_files(file_bytes: int, source: Path) -> dict[str, Tensor]:
     tensors = {}
     for number in range(FILES):
@@ -89,6 +104,12 @@ for _kind, _direct_io in (("cached", False), ("direct_io", True)):
         f"the first 8 layers of 64, {_kind}": Case("first layers", _direct_io, is_of_first_layers),
         f"8 of 64 experts of each layer, {_kind}": Case("experts", _direct_io, is_own_expert, mixture),
         f"4 threads, a block of the file each, {_kind}": Case("threads", _direct_io),
+        f"400 times 2 neighbours of 2 KiB, {_kind}": Case(
+            "pairs", _direct_io, is_of_pair, partial(tensors, TINY_TENSORS, 2 << 10)
+        ),
+        f"60 times 3 neighbours of 256 KiB, {_kind}": Case(
+            "triples", _direct_io, is_of_triple, partial(tensors, SMALL_TENSORS, 256 << 10)
+        ),
     }
     for _kib, _library in ((300, "NumPy"), (300, "torch"), (1200, "NumPy")):
         CASES[f"{FILES} files of {_kib} KiB, {_library}, {_kind}"] = Case(

@@ -5,6 +5,7 @@
 Prints JSON as `load_weights.py` does.
 """
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,10 @@ THREADS = 4
 KEPT_LAYERS = 3
 FIRST_LAYERS = 8
 OWN_EXPERTS = range(8, 16)
+# Files whose tensors are used a few neighbours at a time: how many they have, and the groups in order of use.
+TINY_TENSORS, SMALL_TENSORS = 30_000, 402
+PAIRS = random.Random(0).sample(range(TINY_TENSORS // 2), 400)
+TRIPLES = random.Random(0).sample(range(SMALL_TENSORS // 3), 60)
 
 
 def is_norm(name: str) -> bool:
@@ -35,6 +40,23 @@ def is_of_first_layers(name: str) -> bool:
 def is_own_expert(name: str) -> bool:
     """Whether an expert is one of this rank."""
     return int(name.split(".")[4]) in OWN_EXPERTS
+
+
+def is_of_pair(name: str) -> bool:
+    return int(name.split(".")[1]) // 2 in PAIRS
+
+
+def is_of_triple(name: str) -> bool:
+    return int(name.split(".")[1]) // 3 in TRIPLES
+
+
+def by_neighbours(groups: list[int], size: int, folder: Path) -> Loaded:
+    import safetensors
+
+    (path,) = shards(folder)
+    with safetensors.safe_open(path, "pt") as file:
+        for number in (group * size + each for group in groups for each in range(size)):
+            yield f"tensors.{number:05}", file.get_tensor(f"tensors.{number:05}")
 
 
 def chosen(is_wanted: Callable[[str], bool], folder: Path) -> Loaded:
@@ -80,6 +102,8 @@ PATTERNS: dict[str, Callable[[Path], Loaded]] = {
     "first layers": partial(chosen, is_of_first_layers),
     "experts": partial(chosen, is_own_expert),
     "threads": by_threads,
+    "pairs": partial(by_neighbours, PAIRS, 2),
+    "triples": partial(by_neighbours, TRIPLES, 3),
     "load_file of torch": by_load_file,
     "load_file of NumPy": by_numpy,
 }
