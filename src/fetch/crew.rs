@@ -262,8 +262,7 @@ impl Crew {
         let (crew, ours) = (self.clone(), work.clone());
         member.spawn(name, move || {
             // If no thread can be started, the existing ones do all the work.
-            let member = || CrewMember(crew.clone(), Role::Worker);
-            let start = || drop(crew.start_worker(member(), name, &ours, true));
+            let start = || drop(crew.start_worker(CrewMember(crew.clone(), Role::Worker), name, &ours, true));
             crew.serve(&*ours, is_extra, start, || {});
         })
     }

@@ -240,7 +240,11 @@ impl PyCheckpoint {
     }
 
     /// Returns the fields of a `TensorInfo`; also after `close`.
-    fn info<'py>(&'py self, py: Python<'py>, name: &Bound<'py, PyString>) -> PyResult<InfoFields<'py>> {
+    fn info_fields<'py>(
+        &'py self,
+        py: Python<'py>,
+        name: &Bound<'py, PyString>,
+    ) -> PyResult<InfoFields<'py>> {
         let (number, TensorEntry { dtype, shape, len, offset, .. }) = self.find(name)?;
         let path = self.paths[number].bind(py);
         Ok((name.clone(), dtype_word(py, dtype), PyTuple::new(py, shape)?, len, path, offset))

@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from typer.testing import CliRunner
 
+from pagestream import open_checkpoint
 from pagestream.cli import bench
 from pagestream.cli._app import app
 from pagestream.cli.field import loaders, suite
@@ -30,6 +32,7 @@ def _few_loaders(monkeypatch):
     kinds = {kind: {name: loaders.KINDS[kind][name] for name in names} for kind, names in FEW.items()}
     monkeypatch.setattr(loaders, "KINDS", kinds)
     monkeypatch.setattr(bench, "_QUICK_FIELD", suite.Scale(rounds=1, nbytes=16 * MIB))
+    monkeypatch.setattr(suite, "_MOST_SECONDS", 100.0)  # on a machine that does other things, too
 
 
 @pytest.mark.usefixtures("_few_loaders")
@@ -60,6 +63,22 @@ def test_all_cases_are_measured_and_all_losses_told(tmp_path):
     for line in found["losses"]:
         assert line.startswith(("tokens, ", "weights, "))
     assert os.listdir(tmp_path) == ["field.png"]
+
+
+@pytest.mark.usefixtures("_few_loaders")
+def test_a_slow_loader_is_told_from_one_that_leaves_tensors_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "_MOST_SECONDS", 0.0)
+    path = str(tmp_path / "model.safetensors")
+    safetensors.numpy.save_file({name: np.ones(8, "f4") for name in "abc"}, path)
+    with open_checkpoint(path) as weights:
+        sums = {name: int(array.view("u8").sum(dtype="u8")) for name, array in weights.items()}
+    for found in suite._of_case(suite._Case("weights", "weights", path), sums):
+        assert found.outcome == "stopped after 0 s"
+        assert found.rate > 0
+    monkeypatch.setattr(suite, "_MOST_SECONDS", 60.0)
+    more = {**sums, "d": 0}
+    for found in suite._of_case(suite._Case("weights", "weights", path), more):
+        assert (found.outcome, found.rates) == ("tensors are missing", [])
 
 
 def finding(loader, outcome="right", *, is_ours=False, rate=100.0, **figures):

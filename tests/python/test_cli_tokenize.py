@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from pagestream.cli._texts import Part, documents, parts_of
 
 from support.process import until
 
-GOOD, BAD, WRONG_USE = 0, 1, 2
+GOOD, BAD, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 END = "<|endoftext|>"
 STORIES = ["a cat sat", "on a mat", "", "the dog: ran — far", "a a a"]
 
@@ -218,10 +219,23 @@ def test_ctrl_c(tmp_path, tokenizer, processes, seconds):
         time.sleep(seconds)
         before = made()
         os.killpg(running.pid, signal.SIGINT)
-        assert running.wait(60) == 130
+        assert running.wait(60) == INTERRUPTED
         assert running.stderr.read() == b""
     assert made() == before, "what was begun or queued is not waited for"
     assert not (tmp_path / "out.bin").exists()
+
+
+def test_ctrl_c_while_parts_are_queued_waits_for_none(tmp_path, tokenizer, monkeypatch):
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+    submit = ProcessPoolExecutor.submit
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)  # it is blocked
+        return submit(*arguments)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
+    assert tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer).exit_code == INTERRUPTED
+    assert not list((tmp_path / "out.bin.parts").glob("*.lengths"))
 
 
 def test_a_line_that_spans_parts(tmp_path):

@@ -242,6 +242,10 @@ def test_bad_plans_and_words_are_refused_before_anything_is_read(folder):
         weights.stream("model.embed")
     with pytest.raises(TypeError, match="plan must have names of tensors, not 3"):
         weights.stream([3])
+    with pytest.raises(TypeError, match=r"plan must have names of tensors, not \['lm_head'\]"):
+        weights.stream([["lm_head"]])
+    with pytest.raises(TypeError, match="plan must have names of tensors, not 3"):
+        weights.stream({3: None})
     with pytest.raises(TypeError, match="plan must be names, a mapping or a function, not 3"):
         weights.stream(3)
     with pytest.raises(ValueError, match="plan has 'lm_head' twice"):

@@ -189,9 +189,10 @@ def _encode(parts: list[Part], names: list[str], job: _Job, processes: int) -> i
         context = multiprocessing.get_context("spawn")
         workers = min(processes, max(1, len(missing)))
         with ProcessPoolExecutor(workers, context, _prepare, (workers > 1,)) as pool:
-            with _interrupt_blocked():
-                waiting = {pool.submit(_encode_part, part, name, job): part for part, name in missing}
             try:
+                # A Ctrl-C meanwhile is raised at the end of the block.
+                with _interrupt_blocked():
+                    waiting = {pool.submit(_encode_part, part, name, job): part for part, name in missing}
                 for each in as_completed(waiting):
                     each.result()
                     progress.update(task, advance=waiting[each].nbytes)

@@ -477,7 +477,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             >>> open_checkpoint("model.safetensors").info("weight").shape
             (2, 3)
         """
-        return TensorInfo(*self._files.info(name))
+        return TensorInfo(*self._files.info_fields(name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles as the absolute paths and what it was opened with."""

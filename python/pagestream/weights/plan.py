@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -16,21 +16,13 @@ Chosen: TypeAlias = "Index | bool | None"
 Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
 
 
-def parts(
-    names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan
-) -> Iterator[tuple[str, Index | None]]:
-    """Yields the names of a plan, and the part of each that is wanted; None for all of a tensor.
+def parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:
+    """Returns the names of a plan, and the part of each that is wanted; None for all of a tensor.
 
     Raises:
         TypeError: `plan` is a str, or has something else than names.
         ValueError: A name is there twice.
     """
-    for name, part in _parts(names, info_of, plan).items():
-        _checked(name)
-        yield name, part
-
-
-def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:
     if isinstance(plan, (str, bytes)):
         message = f"plan must be names, not one: [{plan!r}]"
         raise TypeError(message)
@@ -39,9 +31,10 @@ def _parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -
     if callable(plan):
         found = ((name, plan(info_of(name))) for name in names)
         # A comparison of NumPy's numbers gives a bool of its own.
-        parts = ((name, bool(part) if isinstance(part, np.bool_) else part) for name, part in found)
-        return {name: None if part is True else part for name, part in parts if part is not False}
+        chosen = ((name, bool(part) if isinstance(part, np.bool_) else part) for name, part in found)
+        return {name: None if part is True else part for name, part in chosen if part is not False}
     if isinstance(plan, Mapping):
+        _check_names(plan)
         return plan
     given = _listed(plan)
     once = dict.fromkeys(given)
@@ -57,12 +50,12 @@ def _listed(plan: object) -> list[str]:
         message = f"plan must be names, a mapping or a function, not {plan!r}"
         raise TypeError(message)
     given = list(plan)
-    for name in given:
-        _checked(name)
+    _check_names(given)
     return given
 
 
-def _checked(name: object) -> None:
-    if not isinstance(name, str):
-        message = f"plan must have names of tensors, not {name!r}"
-        raise TypeError(message)
+def _check_names(names: Iterable[object]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            message = f"plan must have names of tensors, not {name!r}"
+            raise TypeError(message)

@@ -69,8 +69,9 @@ class Wanted:
         except errors.FormatError as error:
             message = f"{self.info.path}: tensor {self.info.name!r} at byte {self.info.offset}: {error}"
             raise type(error)(message) from error
-        is_done = self.part is not None or self.index is ...
-        return tensor if is_done else indexing.array_part(tensor, self.index)
+        if self.part is not None or self.index is ...:
+            return tensor
+        return indexing.array_part(tensor, self.index)
 
 
 def planned(
@@ -96,7 +97,9 @@ def planned(
         ValueError: An unknown order, or a name that is there twice.
     """
     checks.one_of("order", order, _ORDERS)
-    wanted = [planned_part(info_of(name), part, framework) for name, part in parts(names, info_of, plan)]
+    wanted = [
+        planned_part(info_of(name), part, framework) for name, part in parts(names, info_of, plan).items()
+    ]
     # All names come in the order of the files.
     if order != "plan" and plan is not None:
         rank = {name: number for number, name in enumerate(names)}
@@ -202,12 +205,10 @@ def tensors(
     # A view of a file that was rewritten meanwhile would show the new bytes.
     is_viewed = strategy in ("mapped", "ahead")
     last_of_file = {each.info.path: each.info.name for each in wanted} if is_viewed else {}
-    at_hand = _FileAtHand(files)
+    views = _Views(files, view)
     if strategy == "mapped":
         for each in wanted:
-            file = at_hand.of(each.info)
-            tensor = view(file, each)
-            file.verify()
+            tensor = views.of(each)
             yield each, tensor
             del tensor
         # What the consumer has made of the last ones is not of a new file, either.
@@ -222,13 +223,8 @@ def tensors(
         while (landed := stream.next()) is not None:
             number, buffer = landed
             each = wanted[number]
-            if is_viewed:
-                # The bytes are in the page cache now.
-                file = at_hand.of(each.info)
-                tensor = view(file, each)
-                file.verify()
-            else:
-                tensor = each.made(framework, buffer)
+            # With "ahead" the bytes are in the page cache now.
+            tensor = views.of(each) if is_viewed else each.made(framework, buffer)
             # While the next one is awaited nothing here keeps this one's memory.
             del landed, buffer
             yield each, tensor
@@ -241,20 +237,23 @@ def tensors(
         stream.close()
 
 
-class _FileAtHand:
-    """The file of the last tensor, which the next one often shares."""
+class _Views:
+    """Tensors over their files. A file that was looked up for one of them serves its neighbours."""
 
-    def __init__(self, files: _native.Checkpoint) -> None:
-        self._files = files
+    def __init__(self, files: _native.Checkpoint, view: Callable[[_native.WeightFile, Wanted], Any]) -> None:
+        self._files, self._view = files, view
         self._path = ""
         self._file: _native.WeightFile | None = None
 
-    def of(self, info: TensorInfo) -> _native.WeightFile:
-        """Returns the file of a tensor, of which nothing is read ahead."""
+    def of(self, each: Wanted) -> Any:  # noqa: ANN401
+        """Returns a tensor over its file, which is still the one that was opened."""
+        info = each.info
         if self._file is None or info.path != self._path:
             self._file = None  # it may be the one that makes room
             self._file, self._path = self._files.file_of(info.name, reads_ahead=False), info.path
-        return self._file
+        tensor = self._view(self._file, each)
+        self._file.verify()
+        return tensor
 
 
 def reported(

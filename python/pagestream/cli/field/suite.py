@@ -50,7 +50,8 @@ class Finding:
     Attributes:
         case: The case.
         loader: The loader.
-        outcome: ``"right"``, ``"wrong bytes"``, ``"killed by SIGBUS"`` or its like, ``"no end"``, an error.
+        outcome: ``"right"``, ``"wrong bytes"``, ``"killed by SIGBUS"`` or its like, ``"no end"``, an error;
+            ``"stopped after 20 s"`` for one that was too slow, whose figures are of what it gave until then.
         is_ours: Whether the loader is pagestream's.
         rates: Bytes a second, of each round.
         p50_seconds: Median of the time that a batch or a tensor took.
@@ -230,18 +231,18 @@ def _of_case(case: _Case, sums: dict[str, int]) -> list[Finding]:
 
 def _finding(case: _Case, name: str, is_ours: bool, turns: list[dict[str, Any]]) -> Finding:
     outcomes = list(dict.fromkeys(turn["outcome"] for turn in turns))
-    right = [turn for turn in turns if turn["outcome"] == "right"]
+    timed = [turn for turn in turns if turn["outcome"] in ("right", _late())]
     found = Finding(case.title, name, "; ".join(outcomes), is_ours)
-    if right:
-        found.rates = [turn["nbytes"] / turn["seconds"] for turn in right]
+    if timed:
+        found.rates = [turn["nbytes"] / turn["seconds"] for turn in timed]
         found.p50_seconds, found.p99_seconds = (
-            statistics.median(turn["latencies"][place] for turn in right) for place in (0, 1)
+            statistics.median(turn["latencies"][place] for turn in timed) for place in (0, 1)
         )
-        found.read_per_byte = statistics.median(turn["read_bytes"] / turn["nbytes"] for turn in right)
+        found.read_per_byte = statistics.median(turn["read_bytes"] / turn["nbytes"] for turn in timed)
         found.cpu_seconds_per_gb = statistics.median(
-            turn["cpu_seconds"] / turn["nbytes"] * _GIGABYTE for turn in right
+            turn["cpu_seconds"] / turn["nbytes"] * _GIGABYTE for turn in timed
         )
-        found.anonymous_bytes = int(statistics.median(turn["anonymous_bytes"] for turn in right))
+        found.anonymous_bytes = int(statistics.median(turn["anonymous_bytes"] for turn in timed))
     return found
 
 
@@ -304,9 +305,16 @@ def _conversation(
         found["outcome"] = "wrong bytes"
     elif found["error"] is not None:
         found["outcome"] = f"raised {found['error'][:100]}"
+    elif is_whole:
+        found["outcome"] = "right"
     else:
-        found["outcome"] = "right" if is_whole else "tensors are missing"
+        found["outcome"] = _late() if found["is_late"] else "tensors are missing"
     return found
+
+
+def _late() -> str:
+    """Returns the outcome of a loader that has not given all tensors in time."""
+    return f"stopped after {_MOST_SECONDS:.0f} s"
 
 
 def _answer(worker: subprocess.Popen[str], line: str) -> str:
