@@ -31,10 +31,11 @@ from cold import ROOT, evict
 from harness import Row, machine, table
 
 import pagestream.safetensors.torch
-from pagestream.torch import load_into, load_state_dict, stream_checkpoint, weights
-from pagestream.torch._device import CopyDevice
+from pagestream.devices import copy_device
+from pagestream.torch import load_into, load_state_dict, stream_checkpoint
 
 sys.path.append(str(ROOT / "tests/python"))
+from support import real
 from support.weight_files import ELEMENT_TYPES
 
 MIB = 1 << 20
@@ -42,6 +43,7 @@ MIB = 1 << 20
 LAYER = {"attention": (4096, 4096), "up": (14336, 4096), "down": (4096, 14336), "norm": (4096,)}
 SHARD_BYTES = 2 << 30
 HAS_GPU = torch.cuda.is_available()
+PLACE = "cuda" if HAS_GPU else "cpu"
 
 Loaded = Iterator[tuple[str, torch.Tensor]]
 
@@ -152,18 +154,21 @@ def verify_ends(path: Path, device: str) -> None:
 # --- rates -------------------------------------------------------------------------------------------
 
 
+def random_words(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    words = torch.empty(shape, dtype=torch.int16, device=PLACE).random_(generator=generator)
+    return words.view(torch.bfloat16).cpu()
+
+
 def checkpoint(folder: Path, gib: float) -> Path:
     """Writes shards of at most 2 GiB."""
     folder.mkdir()
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(PLACE).manual_seed(0)
     layer_bytes = sum(2 * int(np.prod(shape)) for shape in LAYER.values())
     layers = max(1, int(gib * (1 << 30) / layer_bytes))
     each = max(1, SHARD_BYTES // layer_bytes)
     for shard, first in enumerate(range(0, layers, each)):
         tensors = {
-            f"layers.{layer}.{name}": torch.randint(-(1 << 15), 1 << 15, shape, generator=generator)
-            .to(torch.int16)
-            .view(torch.bfloat16)
+            f"layers.{layer}.{name}": random_words(shape, generator)
             for layer in range(first, min(layers, first + each))
             for name, shape in LAYER.items()
         }
@@ -193,7 +198,7 @@ def by_to(safe_open: Callable[..., Any], folder: Path, device: str) -> Loaded:
 def by_fastsafetensors(folder: Path, device: str) -> Loaded:
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
-    loader = SafeTensorsFileLoader(SingleGroup(), torch.device(device), nogds=True)
+    loader = SafeTensorsFileLoader(SingleGroup(), torch.device(device, 0), nogds=True)
     loader.add_filenames({0: [str(path) for path in sorted(folder.glob("*.safetensors"))]})
     buffer = loader.copy_files_to_device()
     for name in loader.get_keys():
@@ -259,22 +264,55 @@ def loaded(way: str, folder: Path, device: str, sums: dict[str, int]) -> float:
     return nbytes / seconds
 
 
-def rates(folder: Path, device: str, rounds: int) -> list[Row]:
-    # On the CPU that copies nothing.
-    idle = [way for way in WAYS if not HAS_GPU and way.endswith(("load_file", "get_tensor"))]
-    ways = [way for way in WAYS if way not in idle and importlib.util.find_spec(NEEDS.get(way, "torch"))]
-    for way in set(WAYS) - {*ways, *idle}:
-        print(f"\n{way} is not installed.")
-    sums: dict[str, int] = {}
+def busy_ways() -> list[str]:
+    """Returns the ways that copy something: on the CPU some do not."""
+    return [way for way in WAYS if HAS_GPU or not way.endswith(("load_file", "get_tensor"))]
+
+
+def usable_ways(folder: Path, device: str, sums: dict[str, int]) -> list[str]:
+    """Returns the ways that work here. Each has been gone once."""
     loaded("safetensors, .to", folder, device, sums)
-    for way in ways.copy():
+    found = []
+    for way in busy_ways():
+        if not importlib.util.find_spec(NEEDS.get(way, "torch")):
+            print(f"\n{way} is not installed.")
+            continue
         try:
             loaded(way, folder, device, sums)
-        except Exception as error:  # noqa: BLE001 - a rival that does not work here is named, and left out
+        except Exception as error:
             if way in OURS:
                 raise
-            ways.remove(way)
             print(f"\n{way} fails here: {type(error).__name__}: {error}")
+        else:
+            found.append(way)
+    return found
+
+
+def compared(case: str, figures: dict[str, list[float]], limits: dict[str, float]) -> list[Row]:
+    """Returns a row for each of our ways: the first beside all others, the rest beside upstream's own."""
+    rivals = dict.fromkeys((way for way in figures if way not in OURS), 1.0) | limits
+    rows = [
+        Row(
+            case,
+            OURS[0],
+            {way: found for way, found in figures.items() if way not in OURS[1:]},
+            "GB/s",
+            True,
+            {way: goal for way, goal in rivals.items() if goal},
+            list(limits),
+        )
+    ]
+    for ours in OURS[1:]:
+        stock = ours.replace("install()", "safetensors")
+        if ours in figures and stock in figures:
+            pair = {ours: figures[ours], stock: figures[stock]}
+            rows.append(Row(case, ours, pair, "GB/s", True, {stock: 1.0}))
+    return rows
+
+
+def rates(folder: Path, device: str, rounds: int) -> list[Row]:
+    sums: dict[str, int] = {}
+    ways = usable_ways(folder, device, sums)
     rows = []
     for case, is_cold in (("from the page cache", False), ("cold", True)):
         figures: dict[str, list[float]] = {way: [] for way in ways}
@@ -283,20 +321,39 @@ def rates(folder: Path, device: str, rounds: int) -> list[Row]:
                 for path in folder.iterdir() if is_cold else ():
                     evict(path)
                 figures[way].append(loaded(way, folder, device, sums) / 1e9)
-        rivals = [way for way in ways if way not in OURS]
-        goals, limits = dict.fromkeys(rivals, 1.0), []
+        limits = {}
         if HAS_GPU:
-            copies = [pinned_rate(64 * MIB, 1.0) / 1e9 for _ in range(rounds)]
-            figures["pinned copies alone"], limits = copies, ["pinned copies alone"]
+            figures["pinned copies alone"] = [pinned_rate(64 * MIB, 1.0) / 1e9 for _ in range(rounds)]
             # A cold file is bound by its disk.
-            goals |= {} if is_cold else {"pinned copies alone": 0.9}
-        of_stream = {way: found for way, found in figures.items() if way not in OURS[1:]}
-        rows.append(Row(case, OURS[0], of_stream, "GB/s", True, goals, limits))
-        for ours in OURS[1:]:
-            stock = ours.replace("install()", "safetensors")
-            if stock in figures:
-                pair = {ours: figures[ours], stock: figures[stock]}
-                rows.append(Row(case, ours, pair, "GB/s", True, {stock: 1.0}))
+            limits["pinned copies alone"] = 0.0 if is_cold else 0.9
+        rows += compared(case, figures, limits)
+    return rows
+
+
+def slow_rates(folder: Path, device: str, rounds: int, program: Path) -> list[Row]:
+    """The same from a mount that answers each request of at most 128 KiB after 10 ms."""
+    rows, sums = [], {}
+    # Upstream's ways do not differ here; runai-model-streamer takes a minute, and weights_loads has the others.
+    ways = [
+        way for way in busy_ways() if way in OURS or way in ("safetensors, load_file", "safetensors, .to")
+    ]
+    for name, is_direct in (("cached", False), ("direct_io", True)):
+        figures: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(rounds):
+            for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
+                mount = real.slow_fuse(
+                    folder,
+                    folder.parent / f"{name}-{turn}-{ways.index(way)}",
+                    delay_ms=10,
+                    request_bytes=128 << 10,
+                    direct_io=is_direct,
+                    program=program,
+                )
+                for path in folder.iterdir():
+                    evict(path)
+                with mount as there:
+                    figures[way].append(loaded(way, there.path, device, sums) / 1e9)
+        rows += compared(f"FUSE, 10 ms a request, {name}", figures, {})
     return rows
 
 
@@ -305,17 +362,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for the files; a temporary one by default")
     parser.add_argument("--gib", type=float, default=4, help="size of the checkpoint")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--slow", type=Path, help="build of the example slow_fuse: from a slow mount, too")
     options = parser.parse_args()
     device, name = "cuda", f"{torch.cuda.get_device_name()}" if HAS_GPU else "no GPU"
     if not HAS_GPU:
         print("There is no GPU here. The CPU takes its place: the rates below say nothing about GPUs.\n")
         device = "cpu"
-        weights.copy_device = lambda _: CopyDevice(torch.device("cpu"))
+        copy_device.staged_for = lambda _: copy_device.CopyDevice(torch.device("cpu"))
     print(f"{name}, torch {torch.__version__}, {machine()['processor']}\n")
     with tempfile.TemporaryDirectory(dir=options.folder) as inner:
         folder = Path(inner)
         verify(folder, device)
         rows = rates(checkpoint(folder / "checkpoint", options.gib), device, options.rounds)
+        if options.slow:
+            slow = checkpoint(folder / "slow", 0.4)
+            rows += slow_rates(slow, device, max(1, options.rounds // 2), options.slow.resolve())
         print(f"\n{table('a checkpoint in tensors of up to 112 MiB', rows)}")
         best = statistics.median(rows[0].figures["stream_checkpoint"])
         print(f"{options.gib:g} GiB at {best:.2f} GB/s from the page cache.")

@@ -37,7 +37,7 @@ mod _native {
         loader::{PyPipelineBatch, PyTokenPipeline},
         sampling::{drawn, permuted},
         staged_stream::PyStagedStream,
-        staging::PyStagingBuffer,
+        staging::{PyStagingBuffer, populate},
         stored_tensor::PyStoredTensor,
         stream::PyTensorStream,
         tokens::{PyTokenCorpus, natural_sorted},

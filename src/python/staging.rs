@@ -129,6 +129,12 @@ impl PyStagingBuffer {
     }
 }
 
+/// Has the kernel give all pages of a buffer now, to so many threads at a time.
+#[pyfunction]
+pub fn populate(py: Python<'_>, buffer: &PyStagingBuffer, threads: usize) {
+    py.detach(|| buffer.staging.lock().block.populate(threads));
+}
+
 #[pymethods]
 impl PyStagingBuffer {
     /// With a descriptor, maps memory that another process shares; the descriptor stays the caller's.

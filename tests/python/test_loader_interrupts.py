@@ -11,8 +11,8 @@ import pytest
 
 import pagestream.torch
 from pagestream import TokenLoader
+from pagestream.devices.copy_device import CopyDevice
 from pagestream.torch import loader as torch_loader
-from pagestream.torch._device import CopyDevice
 
 from support.late_device import StagedOnCpu
 from support.process import PROGRAMS, output_of

@@ -11,10 +11,11 @@ import safetensors.torch
 import torch
 
 from pagestream import MappedFile, open_checkpoint
+from pagestream.devices import copy_device
+from pagestream.devices.planned import planned
 from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
-from pagestream.torch import _device, load_state_dict, stream_checkpoint, weights
+from pagestream.torch import load_state_dict, stream_checkpoint, weights
 from pagestream.torch._exchange import byte_box
-from pagestream.torch._planned import planned
 from pagestream.weights.dtypes import NAMES
 
 from support import real
@@ -102,11 +103,11 @@ def loaded(folder):
 @pytest.mark.parametrize("memory_bytes", [1, None])
 def test_every_type_passes_through_staging(every_type, monkeypatch, memory_bytes):
     expected = load_state_dict(every_type)
-    monkeypatch.setattr(weights, "copy_device", _device.CopyDevice)
+    monkeypatch.setattr(copy_device, "staged_for", copy_device.CopyDevice)
     same(dict(stream_checkpoint(every_type, device="cpu", memory_bytes=memory_bytes)), expected)
     plan = {"F4": np.s_[1:, 1:3]} | {code: np.s_[3:9, ::-5] for code, *_ in ELEMENT_TYPES}
     staged = dict(stream_checkpoint(every_type, device="cpu", plan=plan))
-    monkeypatch.setattr(weights, "copy_device", lambda _: None)
+    monkeypatch.setattr(copy_device, "staged_for", lambda _: None)
     same(staged, dict(stream_checkpoint(every_type, device="cpu", plan=plan, strategy="pread")))
 
 
@@ -316,7 +317,7 @@ def test_progress_counts_the_bytes_of_the_plan(folder):
 def test_a_device_in_the_hosts_memory_gets_each_tensor_from_where_it_was_read(folder, monkeypatch):
     """With `meta` for the device: types and shapes are those of the files, and nothing is staged."""
     monkeypatch.setattr(weights, "usable", lambda _: torch.device("meta"))
-    monkeypatch.setattr(weights, "shares_memory", lambda _: True)
+    monkeypatch.setattr(copy_device, "shares_memory", lambda _: True)
     # Nothing that is handed to the device is a view of a file, cached or not.
     monkeypatch.setattr(weights, "_on_file", lambda *_: pytest.fail("a view of a file"))
     expected = loaded(folder)
@@ -337,10 +338,10 @@ def test_integrated_gpus_work_in_the_hosts_memory(monkeypatch):
         is_integrated = 1
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    assert _device.shares_memory(torch.device("cuda", 0))
-    assert _device.shares_memory(torch.device("mps"))
+    assert copy_device.shares_memory(torch.device("cuda", 0))
+    assert copy_device.shares_memory(torch.device("mps"))
     Properties.is_integrated = 0
-    assert not _device.shares_memory(torch.device("cuda", 0))
+    assert not copy_device.shares_memory(torch.device("cuda", 0))
 
 
 def test_the_environment_bounds_the_threads(tmp_path, monkeypatch):

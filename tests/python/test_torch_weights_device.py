@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -17,13 +17,15 @@ import torch
 
 from pagestream import open_checkpoint
 from pagestream._common import ranks
+from pagestream.devices import copy_device, transfer
+from pagestream.devices import pinned as pinning
+from pagestream.devices.copy_device import CopyDevice
+from pagestream.devices.pinned import PinnedMemory
 from pagestream.errors import MappedReadError
-from pagestream.torch import _pinned, _transfer, load_state_dict, stream_checkpoint, weights
-from pagestream.torch._device import CopyDevice
-from pagestream.torch._pinned import PinnedMemory
+from pagestream.torch import load_state_dict, stream_checkpoint
 
 from support import real
-from support.late_device import LateDevice
+from support.late_device import LateDevice, StallingDevice
 from support.process import PROGRAMS, output_of, run_python, thread_names
 
 MIB = 1 << 20
@@ -41,14 +43,14 @@ def readers_end():
 def late(monkeypatch):
     """Streams go to a device whose copies come late."""
     device = LateDevice(delay=0.005)
-    monkeypatch.setattr(weights, "copy_device", lambda _: device)
+    monkeypatch.setattr(copy_device, "staged_for", lambda _: device)
     return device
 
 
 @pytest.fixture
 def direct(monkeypatch):
     """Streams take the way to a device, with the CPU for one."""
-    monkeypatch.setattr(weights, "copy_device", lambda _: CopyDevice(torch.device("cpu")))
+    monkeypatch.setattr(copy_device, "staged_for", lambda _: CopyDevice(torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +176,7 @@ def test_every_type_part_and_cast_arrives_as_on_the_cpu(tmp_path):
         arguments = {"device": "cpu", "plan": plan, "dtype": dtype, "order": order}
         staged = dict(stream_checkpoint(path, **arguments, memory_bytes=1))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(weights, "copy_device", lambda _: None)
+            patch.setattr(copy_device, "staged_for", lambda _: None)
             same(staged, dict(stream_checkpoint(path, **arguments)))
         assert all(tensor.data_ptr() % 16 == 0 for tensor in staged.values() if tensor.numel())
     same(load_state_dict(path), {name: found[name] for name in open_checkpoint(path)})
@@ -211,7 +213,7 @@ def pinned(device, nbytes):
 
 
 def test_memory_is_page_locked_in_three_steps(monkeypatch, caplog):
-    monkeypatch.setattr(_pinned, "PIECE_BYTES", 1 * MIB)
+    monkeypatch.setattr(pinning, "PIECE_BYTES", 1 * MIB)
     caplog.set_level(logging.INFO, "pagestream.torch")
     device = LateDevice()
     memory = pinned(device, 5 * MIB + 100)
@@ -285,7 +287,7 @@ def test_page_locked_memory_stays_where_it_is_when_the_process_forks():
 
 
 def test_no_copy_crosses_two_registrations(path, tensors, late, monkeypatch):
-    monkeypatch.setattr(_pinned, "PIECE_BYTES", 1 * MIB)
+    monkeypatch.setattr(pinning, "PIECE_BYTES", 1 * MIB)
     late.most_registered = MIB
     copy_into, crossing = late.copy_into, []
 
@@ -306,36 +308,11 @@ def test_no_copy_crosses_two_registrations(path, tensors, late, monkeypatch):
 # --- storage that stalls ----------------------------------------------------------------------------
 
 
-class StallingDevice(LateDevice):
-    """Stops the storage while it touches the host's memory: a driver with a lock that storage needs."""
-
-    def __init__(self, daemon):
-        super().__init__(delay=0)
-        self.daemon = daemon
-        self.driver = threading.Lock()
-        self.stalled_copies = 0
-
-    @contextmanager
-    def stalled(self):
-        with self.driver:
-            self.daemon.send_signal(signal.SIGSTOP)
-            os.waitpid(self.daemon.pid, os.WUNTRACED)
-            try:
-                yield
-            finally:
-                self.daemon.send_signal(signal.SIGCONT)
-
-    def move(self, target, source, nbytes):
-        with self.stalled():
-            super().move(target, source, nbytes)
-            self.stalled_copies += 1
-
-
 def test_a_device_touches_no_page_that_storage_would_have_to_deliver(tmp_path, tensors, monkeypatch):
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         safetensors.torch.save_file(tensors, tmp_path / "behind" / "model.safetensors")
         device = StallingDevice(daemon)
-        monkeypatch.setattr(weights, "copy_device", lambda _: device)
+        monkeypatch.setattr(copy_device, "staged_for", lambda _: device)
         found = dict(stream_checkpoint(mount / "model.safetensors", device="cpu", memory_bytes=4 * MIB))
         device.synchronize()
         same(found, tensors)
@@ -465,7 +442,7 @@ def test_readers_are_this_processs_share_of_the_processors(monkeypatch):
     for processors, processes, threads in ((2, 1, 4), (12, 1, 12), (64, 1, 16), (64, 8, 8), (8, 8, 4)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: set(range(count)))
         monkeypatch.setattr(ranks, "local_processes", lambda count=processes: count)
-        assert _transfer._first_threads() == threads
+        assert transfer._first_threads() == threads
 
 
 def test_a_child_of_a_fork_is_told_and_the_parent_goes_on(path):

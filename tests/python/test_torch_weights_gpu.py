@@ -1,6 +1,7 @@
 """`stream_checkpoint`, `load_state_dict` and `load_into` on a real GPU."""
 
 import gc
+import os
 import warnings
 
 import numpy as np
@@ -9,6 +10,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from pagestream.errors import MappedReadError
+from pagestream.safetensors import safe_open
+from pagestream.safetensors.torch import load, load_file, save
 from pagestream.torch import load_into, load_state_dict, stream_checkpoint
 from pagestream.weights.dtypes import NAMES
 
@@ -102,3 +106,105 @@ def test_modules_are_filled_where_they_are_and_from_meta(tmp_path):
     with torch.device("cuda"):
         load_into(module, path)
     same(module.state_dict(), held)
+
+
+# --- upstream's names --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda", 0)])
+def test_safe_open_and_load_file_give_what_upstream_gives(path, tensors, device):
+    same(load_file(path, device), tensors)
+    with safe_open(path, "pt", device) as file:
+        same({name: file.get_tensor(name) for name in file.keys()}, tensors)  # noqa: SIM118 - upstream's way
+        assert (file.mode, file.reason) == ("read", f"the device is {torch.device(device)}")
+        for index in (np.s_[7:2000, ::3], np.s_[[5, 5, 0]], np.s_[:, 4]):
+            found = file.get_slice("large")[index]
+            same({"large": found}, {"large": tensors["large"][index]})
+    with safetensors.safe_open(path, "pt", device=device) as file:
+        assert file.get_tensor("large").device == found.device
+
+
+def test_pieces_are_right_while_the_device_lags_behind(tmp_path):
+    """Page-locked memory is used again while copies from it have not begun."""
+    path = tmp_path / "model.safetensors"
+    content = {f"t{n}": torch.arange(n, n + 12 * MIB, dtype=torch.int32) for n in range(4)}
+    safetensors.torch.save_file(content, path)
+    busy = torch.randn(4096, 4096, device="cuda")
+    with safe_open(path, "pt", "cuda") as file:
+        for _ in range(30):
+            busy = busy @ busy / 4096
+        found = {name: file.get_tensor(name) for name in content}
+    same(found, content)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), safe_open(path, "pt", "cuda") as file:
+        total = sum(file.get_tensor(name).sum() for name in content)
+    assert int(total) == sum(int(tensor.sum()) for tensor in content.values())
+
+
+def test_large_files_are_staged_and_small_ones_are_not(tmp_path, monkeypatch):
+    from pagestream.devices import staged_file
+
+    loads, transferred = [], staged_file.transferred
+    monkeypatch.setattr(staged_file, "transferred", lambda *given: loads.append(given) or transferred(*given))
+    for name, mebibytes in (("small", 8), ("large", 80)):
+        content = {f"t{n}": torch.randn(MIB // 4) for n in range(mebibytes)}
+        safetensors.torch.save_file(content, tmp_path / name)
+        same(load_file(tmp_path / name, "cuda"), content)
+    assert len(loads) == 1
+
+
+def test_no_memory_on_the_device_is_torchs_own_error(tmp_path):
+    path = tmp_path / "sparse.safetensors"
+    nbytes = 1 << 40
+    header = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (nbytes, nbytes)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + nbytes)
+    with safe_open(path, "pt", "cuda") as file, pytest.raises(torch.OutOfMemoryError):
+        file.get_tensor("a")
+    with pytest.raises(torch.OutOfMemoryError):
+        load_file(path, "cuda")
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("way", ["safe_open", "stream"])
+def test_a_file_that_was_cut_raises_and_the_device_goes_on(tmp_path, way):
+    path = tmp_path / "model.safetensors"
+    content = {f"t{n:02}": torch.randn(2 * MIB) for n in range(40)}
+    safetensors.torch.save_file(content, path)
+    if way == "safe_open":
+        with safe_open(path, "pt", "cuda") as file:
+            os.truncate(path, 100 * MIB)
+            with pytest.raises(MappedReadError):
+                file.get_tensor("t39")
+    else:
+        stream = stream_checkpoint(path, device="cuda", memory_bytes=16 * MIB)
+        next(stream)
+        os.truncate(path, 100 * MIB)
+        with pytest.raises(MappedReadError):
+            list(stream)
+    assert float(torch.ones(3, device="cuda").sum()) == 3
+
+
+def test_bytes_in_memory_stay_on_the_cpu(tensors):
+    assert load(save({"a": tensors["large"]}))["a"].device.type == "cpu"
+
+
+# --- ranks -------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_nccl_with_one_rank(path, tensors, tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = stream_checkpoint(path, device="cuda", process_group=dist.group.WORLD)
+        same(dict(found), tensors)
+        module = nn.TransformerEncoderLayer(64, 4)
+        held = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        safetensors.torch.save_file(held, tmp_path / "layer.safetensors")
+        other = nn.TransformerEncoderLayer(64, 4).to("cuda")
+        load_into(other, tmp_path / "layer.safetensors", process_group=dist.group.WORLD)
+        same(other.state_dict(), held)
+    finally:
+        dist.destroy_process_group()

@@ -9,9 +9,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from pagestream.devices import copy_device
+from pagestream.devices.copy_device import CopyDevice
 from pagestream.errors import MappedReadError
 from pagestream.torch import load_into, load_state_dict, weights
-from pagestream.torch._device import CopyDevice
 
 from support.late_device import LateDevice
 from support.process import PROGRAMS, output_of
@@ -337,7 +338,7 @@ def test_lazy_modules_are_refused(path):
 def test_parameters_on_a_device_are_filled_by_way_of_staging(path, trained, monkeypatch):
     staged = []
     monkeypatch.setattr(
-        weights, "copy_device", lambda device: staged.append(device) or CopyDevice(torch.device("cpu"))
+        copy_device, "staged_for", lambda device: staged.append(device) or CopyDevice(torch.device("cpu"))
     )
     module = Transformer()
     load_into(module, path)
@@ -368,7 +369,7 @@ def test_each_tensor_goes_where_its_parameter_is(path, trained, monkeypatch):
 
 def test_a_failure_leaves_no_page_locked_memory(path, monkeypatch):
     late, calls = LateDevice(delay=0), []
-    monkeypatch.setattr(weights, "copy_device", lambda _: late)
+    monkeypatch.setattr(copy_device, "staged_for", lambda _: late)
     module = Transformer()
 
     def interrupt(done, _total):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pagestream import _native
 from pagestream._common.checks import at_least, one_of
@@ -19,11 +19,11 @@ _log = logging.getLogger("pagestream.files")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> str:
+def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> Mode:
     """Returns the mode to open with: the argument, else ``PAGESTREAM_MMAP_MODE``, else ``"auto"``."""
     value = os.environ.get("PAGESTREAM_MMAP_MODE", "auto") if explicit is None else explicit
     one_of("PAGESTREAM_MMAP_MODE" if explicit is None else argument, value, _native.MODES)
-    return value
+    return cast("Mode", value)
 
 
 def apply_log() -> None:

@@ -178,7 +178,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         ahead: int | None = None,
     ) -> None:
         """Opens the file and reads its header."""
-        self._mode = _mode(backend, mmap_mode)
+        self._mode = mode_of(backend, mmap_mode)
         name = framework_named(framework)
         checks.one_of("align", align, ("copy", "view", "error"))
         if align == "view" and name != "numpy":
@@ -190,6 +190,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             "raw": checks.check_bool("raw", raw),
         }
         self._framework = framework_on(name, device, align, **options)
+        self._why_copied = "copy=True" if copy else f"the device is {device}"
         self._files = self._opened(filename, _defaults.strictness(strict), _defaults.ahead_bytes(ahead))
         self._refusal = None if self._framework.read_only else self._files.copy_on_write_refusal()
         # One native call makes a plain array, unless the tensor is an odd one.
@@ -214,7 +215,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     def reason(self) -> str | None:
         """Why the tensors are not over the shared mapping; None if they are."""
         if self._framework.copies:
-            return "copy=True"
+            return self._why_copied
         if self._refusal is not None:
             return None if self._mode == "read" else self._refusal
         return self._files.reason or (None if self._framework.read_only else _COPY_ON_WRITE)
@@ -391,9 +392,9 @@ def framework_on(
         ModuleNotFoundError: The framework is not installed.
     """
     if name == "torch":
-        from pagestream.safetensors._torch_tensors import TorchTensors
+        from pagestream.devices.device_tensors import torch_tensors
 
-        return TorchTensors(device, align, **options)
+        return torch_tensors(device, align, **options)
     if name == "numpy":
         check_cpu(name, device)
         if options.get("copies") or options.get("read_only"):
@@ -402,14 +403,14 @@ def framework_on(
     return ByNumpy(name, device, align, **options)
 
 
-def _mode(backend: Backend | None, mmap_mode: Mode | None) -> str:
+def mode_of(backend: Backend | None, mmap_mode: Mode | None) -> Mode:
     """Returns one word for upstream's argument and ours."""
     if backend is None:
         return environment.mmap_mode(mmap_mode)
     if backend not in ("mmap", "pread"):
         message = f'backend must be "mmap" or "pread", not {backend!r}'
         raise SafetensorError(message)
-    asked = "auto" if backend == "mmap" else "read"
+    asked: Mode = "auto" if backend == "mmap" else "read"
     if mmap_mode is not None and (mmap_mode == "read") != (asked == "read"):
         message = f"backend={backend!r} and mmap_mode={mmap_mode!r} contradict each other; give one"
         raise SafetensorError(message)

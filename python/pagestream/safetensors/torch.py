@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TC002 - the examples use it
 
-from pagestream.safetensors import _load, _upstream
+from pagestream.devices import staged_file
+from pagestream.safetensors import _defaults, _load, _upstream
+from pagestream.safetensors._open import mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +38,9 @@ def load_file(
     """Loads all tensors of a file as a dict of tensors, in the order of the file.
 
     On the CPU a tensor is read when it is used, unless ``copy=True`` or the file cannot be mapped.
-    `safe_open` says what that means for a file that changes meanwhile.
+    `safe_open` says what that means for a file that changes meanwhile. For a GPU, files of 64 MiB and more
+    are read by several threads, as by `pagestream.torch.stream_checkpoint`, unless `ahead` or `raw` is given;
+    others as by `safe_open`.
 
     Args:
         filename: The file.
@@ -57,6 +61,10 @@ def load_file(
         >>> load_file("model.safetensors")["bias"]
         tensor([0., 0., 0.])
     """
+    if ahead is None and not raw:
+        mode, is_strict = mode_of(backend, mmap_mode), _defaults.strictness(strict)
+        if (found := staged_file.load(filename, device, mode, is_strict)) is not None:
+            return found
     options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
     return _load.load_file("torch", filename, device, ahead=ahead, **options)
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pagestream import _native
-from pagestream.safetensors._torch_tensors import TorchTensors
+from pagestream.devices.planned import finished
+from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.torch._agreement import agreed, bytes_of, read_of
-from pagestream.torch._planned import finished
 from pagestream.torch._shares import Piece, rounds, shared, volume, within
 from pagestream.weights import arrays, indexing, streaming
 from pagestream.weights.dtypes import itemsize, raw_shape
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pagestream.devices.planned import CastOf
     from pagestream.torch._meeting import Meeting
-    from pagestream.torch._planned import CastOf
     from pagestream.torch._shares import Box
     from pagestream.weights.streaming import Strategy, Wanted
 
@@ -181,7 +181,7 @@ def together(
     means, _ = streaming.chosen(files, reads, strategy, is_limited=True)
     means = "direct" if means == "direct" else "pread"
     reading = bytes_of(files, reads, means, memory_bytes // _READ_SHARE, threads)
-    framework = TorchTensors(None)
+    framework = TorchTensors()
     with closing(reading):
         lots = list(rounds(pieces, meeting.size, round_bytes)) or [[]]
         for number, lot in enumerate(lots, 1):

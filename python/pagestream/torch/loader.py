@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from pagestream.devices.copy_device import CopyDevice
 from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.loader import BatchT_co
 from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
-from pagestream.torch._device import CopyDevice
 from pagestream.torch._staging import STAGED_BUFFERS, StagedBatches, converted, is_widened_on_device
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torch.nn.parameter import Parameter, is_lazy
 from pagestream._common import checks
 from pagestream._common.generators import telling
 from pagestream._common.progress import reporting
-from pagestream.safetensors._torch_tensors import dtype_named
+from pagestream.devices.planned import planned, shape_of
+from pagestream.devices.torch_tensors import dtype_named
 from pagestream.torch._joining import joined
-from pagestream.torch._planned import planned, shape_of
 from pagestream.torch.weights import tensors_on, usable
 from pagestream.weights.checkpoint import open_checkpoint
 

@@ -24,10 +24,10 @@ from torch.futures import Future
 
 from pagestream._common import checks
 from pagestream._common.generators import telling
+from pagestream.devices.planned import planned_part
+from pagestream.devices.torch_tensors import dtype_named, shape_in_torch
 from pagestream.errors import RankError, SafetensorError
-from pagestream.safetensors._torch_tensors import dtype_named, shape_in_torch
 from pagestream.torch._joining import joined
-from pagestream.torch._planned import planned_part
 from pagestream.torch.weights import tensors_on
 from pagestream.weights.checkpoint import Checkpoint, native_files, open_apart
 

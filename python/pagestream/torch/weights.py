@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from pagestream._common import environment
-from pagestream.safetensors._torch_tensors import TorchTensors
-from pagestream.torch._device import CopyDevice, shares_memory
+from pagestream.devices import copy_device
+from pagestream.devices.planned import cast_to, finished, planned
+from pagestream.devices.torch_tensors import TorchTensors
+from pagestream.devices.transfer import transferred
 from pagestream.torch._joining import joined
-from pagestream.torch._planned import cast_to, finished, planned
-from pagestream.torch._transfer import transferred
 from pagestream.weights import streaming
 from pagestream.weights.checkpoint import native_files, open_checkpoint
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pagestream import _native
     from pagestream._common.progress import Progress
     from pagestream._common.types import Mode, StrPath
+    from pagestream.devices.planned import CastOf
     from pagestream.torch._meeting import Meeting
-    from pagestream.torch._planned import CastOf
     from pagestream.weights.checkpoint import Checkpoint
     from pagestream.weights.plan import Plan
     from pagestream.weights.streaming import Strategy, StreamOrder, Wanted
@@ -196,11 +196,6 @@ def usable(device: torch.device | str | int) -> torch.device:
     return found
 
 
-def copy_device(device: torch.device) -> CopyDevice | None:
-    """Returns the device that tensors are staged for; None where it works in the host's memory."""
-    return None if shares_memory(device) else CopyDevice(device)
-
-
 def tensors_on(
     device: torch.device,
     weights: Checkpoint,
@@ -221,7 +216,7 @@ def tensors_on(
     """
     files, memory_bytes = native_files(weights), environment.memory_bytes(memory_bytes)
     threads = environment.threads(threads)
-    tensors, staged_for = TorchTensors(None), copy_device(device)
+    tensors, staged_for = TorchTensors(), copy_device.staged_for(device)
     is_cpu = staged_for is None and device.type == "cpu"
     if strategy in ("mapped", "ahead") and not is_cpu:
         message = f'strategy="{strategy}" is for the CPU: pages of a file must not be copied to {device}'

@@ -105,17 +105,21 @@ class Framework:
     def whole(self, file: _native.WeightFile, name: str) -> Any:  # noqa: ANN401
         """Makes one tensor of a file."""
         facts = file.info(name)
+        try:
+            return self.whole_of(file, name, facts)
+        except errors.SafetensorError as error:
+            message = f"{file.path}: tensor {name!r} at byte {facts.offset}: {error}"
+            raise errors.SafetensorError(message) from error
+
+    def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> Any:  # noqa: ANN401
+        """Makes one tensor of a file, of which the header says `facts`."""
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         buffer, first = file.memory_of(name, not self.read_only, self.copies)
         # A mapping begins with the header, and memory that was read ahead with the tensor.
         fill: Filler = partial(file.read_into, name)
         if buffer is not None and first == 0:
             fill = partial(_copy, buffer)
-        try:
-            return self.make(dtype, shape, facts.nbytes, first, buffer, fill)
-        except errors.SafetensorError as error:
-            message = f"{file.path}: tensor {name!r} at byte {facts.offset}: {error}"
-            raise errors.SafetensorError(message) from error
+        return self.make(dtype, shape, facts.nbytes, first, buffer, fill)
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes the part of a tensor that `index` selects; see `PySafeSlice.__getitem__`."""

@@ -12,6 +12,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::page::page_bytes;
 use crate::os::file::open;
+use crate::parallel::in_parallel;
 use crate::words::words;
 
 /// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.
@@ -126,6 +127,26 @@ impl Anonymous {
             let _ =
                 unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped, Advice::LinuxHugepage) };
         }
+    }
+
+    /// Has the kernel give the pages now, to so many threads at a time: one page after another takes it longer than to fill
+    /// them. Best effort: Linux before 5.14 gives them at their first use.
+    pub fn populate(&self, threads: usize) {
+        if self.protection == Protection::Read {
+            return;
+        }
+        let part_bytes = self.mapped.div_ceil(threads.max(1)).next_multiple_of(HUGE_PAGE_BYTES);
+        let populate = |part: usize| {
+            let start = part * part_bytes;
+            let len = part_bytes.min(self.mapped - start);
+            // SAFETY: `start + len` is at most `self.mapped`, so that the range lies in this block, which stays mapped while it
+            // is borrowed; the advice does not change what it holds.
+            let _ = unsafe {
+                rustix::mm::madvise(self.base.as_ptr().add(start).cast(), len, Advice::LinuxPopulateWrite)
+            };
+            Ok(())
+        };
+        let _ = in_parallel(self.mapped.div_ceil(part_bytes), threads, populate);
     }
 
     /// Returns the first byte. It is valid for `len` bytes until the block is resized, sealed or dropped.

@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import os
 import queue
+import signal
 import threading
 import time
 import weakref
@@ -10,8 +12,8 @@ import weakref
 import numpy as np
 import torch
 
+from pagestream.devices.copy_device import CopyDevice
 from pagestream.torch import TokenLoader
-from pagestream.torch._device import CopyDevice
 
 
 class LateEvent:
@@ -116,6 +118,31 @@ class LateDevice:
     def unregister(self, address):
         first, last = address, address + self.registered.pop(address)
         self.unregistered_while_read += [source for source in self._reading if first <= source < last]
+
+
+class StallingDevice(LateDevice):
+    """Stops the storage while it touches the host's memory: a driver with a lock that storage needs."""
+
+    def __init__(self, daemon):
+        super().__init__(delay=0)
+        self.daemon = daemon
+        self.driver = threading.Lock()
+        self.stalled_copies = 0
+
+    @contextlib.contextmanager
+    def stalled(self):
+        with self.driver:
+            self.daemon.send_signal(signal.SIGSTOP)
+            os.waitpid(self.daemon.pid, os.WUNTRACED)
+            try:
+                yield
+            finally:
+                self.daemon.send_signal(signal.SIGCONT)
+
+    def move(self, target, source, nbytes):
+        with self.stalled():
+            super().move(target, source, nbytes)
+            self.stalled_copies += 1
 
 
 class StagedOnCpu(TokenLoader):

@@ -8,13 +8,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
+from pagestream.devices import copy_device
 from pagestream.safetensors.torch import load_file
-from pagestream.torch import stream_checkpoint, weights
+from pagestream.torch import stream_checkpoint
 
 from support.late_device import LateDevice
 
 late = LateDevice(delay=0.001)
-weights.copy_device = lambda _: late
+copy_device.staged_for = lambda _: late
 stream = stream_checkpoint(sys.argv[1], device="cpu", memory_bytes=4 << 20)
 found = dict([next(stream)])
 child = os.fork()

@@ -9,13 +9,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from pagestream.torch import stream_checkpoint, weights
+from pagestream.devices import copy_device
+from pagestream.torch import stream_checkpoint
 
 from support.late_device import LateDevice
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 late = LateDevice()
-weights.copy_device = lambda _: late
+copy_device.staged_for = lambda _: late
 
 
 def interrupt():

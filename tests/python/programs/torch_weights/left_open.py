@@ -4,9 +4,9 @@ import sys
 
 import torch
 
-from pagestream.torch import stream_checkpoint, weights
-from pagestream.torch._device import CopyDevice
+from pagestream.devices import copy_device
+from pagestream.torch import stream_checkpoint
 
-weights.copy_device = lambda _: CopyDevice(torch.device("cpu"))
+copy_device.staged_for = lambda _: copy_device.CopyDevice(torch.device("cpu"))
 stream = stream_checkpoint(sys.argv[1], device="cpu", memory_bytes=4 << 20)
 print(next(stream)[0])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pagestream.devices.torch_tensors import TorchTensors, dtype_named, shape_in_torch
 from pagestream.errors import SafetensorError
-from pagestream.safetensors._torch_tensors import TorchTensors, dtype_named, shape_in_torch
 from pagestream.weights import indexing, streaming
 from pagestream.weights.dtypes import SUB_BYTE_BITS
 
@@ -35,7 +35,7 @@ def planned(weights: Checkpoint, plan: Plan, order: StreamOrder) -> list[Wanted]
         SafetensorError: torch lacks a type or shape.
         KeyError: As `streaming.planned`, like what else it raises.
     """
-    found = streaming.planned(list(weights), weights.info, plan, order, TorchTensors(None))
+    found = streaming.planned(list(weights), weights.info, plan, order, TorchTensors())
     return [_in_torch(each) for each in found]
 
 
@@ -45,7 +45,7 @@ def planned_part(info: TensorInfo, part: Index | None) -> Wanted:
     Raises:
         SafetensorError: torch lacks the type or shape; or the part is out of range.
     """
-    return _in_torch(streaming.planned_part(info, part, TorchTensors(None)))
+    return _in_torch(streaming.planned_part(info, part, TorchTensors()))
 
 
 def _in_torch(each: Wanted) -> Wanted:

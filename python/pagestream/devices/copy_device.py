@@ -41,7 +41,7 @@ class CopyDevice:
             # Another device may be the current one when a batch is waited for.
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
-        self._module: Any = torch.get_device_module(device)
+        self._module: Any = torch.cuda if self.is_cuda else torch.cpu
         self._stream: Any = self._module.Stream(*([device] if self.is_cuda else []))
 
     def stream(self) -> AbstractContextManager[Any]:
@@ -99,10 +99,18 @@ class CopyDevice:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu").numpy()
 
     def free_pinned(self) -> None:
-        """Makes the runtime give back page-locked memory that nothing uses any more."""
-        torch.accelerator.empty_host_cache()
+        """Makes the runtime give back page-locked memory that nothing uses any more, if torch can do that."""
+        # Releases up to 2.11 at least have it under a private name alone, if at all.
+        public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
+        if free := public or getattr(torch._C, "_host_emptyCache", None):  # noqa: SLF001
+            free()
 
     def unregister(self, address: int) -> None:
         """Ends the page-locking of host memory that nothing reads any more."""
         with torch.cuda.device(self.device):
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+
+
+def staged_for(device: torch.device) -> CopyDevice | None:
+    """Returns the device that tensors are staged for; None where it works in the host's memory."""
+    return None if shares_memory(device) else CopyDevice(device)

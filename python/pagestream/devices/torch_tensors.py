@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pagestream import _native
-    from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index
 
 # torch has NumPy's names, but for the type of which two elements share a byte. Types that this torch does not
@@ -32,42 +31,20 @@ TYPES: dict[str, torch.dtype] = {
 
 
 class TorchTensors(Framework):
-    """torch's tensors on a device."""
+    """torch's tensors on the CPU."""
 
-    def __init__(
-        self,
-        device: str | int | torch.device | None,
-        align: Align = "copy",
-        **options: bool,
-    ) -> None:
-        """Checks the device: when the file is opened, and not at the first tensor.
-
-        Raises:
-            SafetensorError: torch knows no such device.
-        """
-        super().__init__(align, **options)
-        try:
-            self._device = torch.device("cpu" if device is None else device)
-        except (RuntimeError, TypeError, ValueError) as error:
-            message = f"device {device!r} is invalid: {error}"
-            raise SafetensorError(message) from error
-        self._is_cpu = self._device.type == "cpu"
-
-    def make(self, *place: Any) -> torch.Tensor:  # noqa: ANN401 - as in `Framework.make`
-        """Makes a tensor."""
-        tensor: torch.Tensor = super().make(*place)
-        return tensor if self._is_cpu else tensor.to(self._device)
+    # Where tensors get new memory, whatever the default device is.
+    new_on = "cpu"
 
     def over(
         self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
     ) -> torch.Tensor:
-        """Makes a tensor on the CPU. Memory of a file must be writable."""
+        """Makes a tensor; over a buffer on the CPU. Memory of a file must be writable."""
         kind = TYPES.get(dtype) or dtype_named(dtype)
         shape = shape_in_torch(dtype, shape)
         try:
             if buffer is None or not nbytes:
-                # Whatever the default device is.
-                return torch.empty(shape, dtype=kind, device="cpu")
+                return torch.empty(shape, dtype=kind, device=self.new_on)
             flat = torch.frombuffer(buffer, dtype=kind, count=nbytes // kind.itemsize, offset=offset)
             return flat if len(shape) == 1 else flat.view(shape)
         except (OverflowError, RuntimeError, TypeError) as error:
@@ -99,7 +76,8 @@ class TorchTensors(Framework):
             if narrowed is None:
                 return super().part(stored, ...)[index]  # type: ignore[no-any-return]
             basic, dimension, places = narrowed
-            return super().part(stored, basic).index_select(dimension, places)  # type: ignore[no-any-return]
+            rows = super().part(stored, basic)
+            return rows.index_select(dimension, places.to(rows.device))  # type: ignore[no-any-return]
         except SafetensorError:
             raise
         except (IndexError, RuntimeError, TypeError, ValueError) as error:

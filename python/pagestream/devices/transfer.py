@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from contextlib import ExitStack, closing
@@ -12,9 +11,10 @@ import torch
 
 from pagestream import _native
 from pagestream._common import ranks
-from pagestream.safetensors._torch_tensors import dtype_named
-from pagestream.torch._pinned import PinnedMemory
-from pagestream.torch._planned import finished, shape_of
+from pagestream.devices.cuts import cut
+from pagestream.devices.pinned import PinnedMemory
+from pagestream.devices.planned import finished, shape_of
+from pagestream.devices.torch_tensors import dtype_named
 from pagestream.weights.dtypes import itemsize
 from pagestream.weights.indexing import Selection
 from pagestream.weights.streaming import cache_use
@@ -22,8 +22,8 @@ from pagestream.weights.streaming import cache_use
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from pagestream.torch._device import CopyDevice
-    from pagestream.torch._planned import CastOf
+    from pagestream.devices.copy_device import CopyDevice
+    from pagestream.devices.planned import CastOf
     from pagestream.weights.indexing import ByteSelection
     from pagestream.weights.streaming import Wanted
 
@@ -93,7 +93,7 @@ def transferred(
     with ExitStack() as stack:
         staging = PinnedMemory(device)
         stack.callback(staging.close)
-        staging.pin(nbytes)
+        staging.pin(nbytes, _first_threads())
         stack.callback(device.synchronize)
         try:
             arrivals = _Arrivals(wanted, pieces, device, staging, cast_of)
@@ -240,25 +240,8 @@ def _cut(
         size = 1 if each.part is None else itemsize(each.dtype)
         whole = each.part or Selection(0, (each.nbytes,), (1,))
         first = 0
-        for part in _parts(whole, most_bytes // size):
+        for part in cut(whole, most_bytes // size):
             pieces.append(_Piece(number, first))
             ranges.append((each.info.name, part.in_bytes(size)))
             first += part.size * size
     return pieces, ranges
-
-
-def _parts(selection: Selection, most: int) -> Iterator[Selection]:
-    """Cuts a selection into parts of at most `most` elements, which follow each other in the result."""
-    if 0 < selection.size <= most:
-        yield selection
-    if selection.size <= most:
-        return
-    length, stride = selection.shape[0], selection.strides[0]
-    inner = math.prod(selection.shape[1:])
-    step = max(1, most // inner)
-    for index in range(0, length, step):
-        first, count = selection.first + index * stride, min(step, length - index)
-        if inner <= most:
-            yield selection._replace(first=first, shape=(count, *selection.shape[1:]))
-        else:
-            yield from _parts(Selection(first, selection.shape[1:], selection.strides[1:]), most)

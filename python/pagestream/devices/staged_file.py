@@ -1,0 +1,52 @@
+"""All tensors of one file on a GPU, by way of staging."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pagestream.devices import copy_device
+from pagestream.devices.planned import cast_to, planned
+from pagestream.devices.transfer import transferred
+from pagestream.weights.checkpoint import native_files, open_checkpoint
+
+if TYPE_CHECKING:
+    from pagestream._common.types import Mode, StrPath
+
+# Of fewer bytes staging costs as much time, to be page-locked, as it saves.
+LEAST_BYTES = 64 << 20
+
+
+def load(
+    filename: StrPath,
+    device: str | int | torch.device | None,
+    mmap_mode: Mode,
+    strict: bool,  # noqa: FBT001
+) -> dict[str, torch.Tensor] | None:
+    """Loads a file; returns None where another way is faster, or the device is none with staging.
+
+    Raises:
+        OSError: The file cannot be opened; with ``errno`` and ``filename``.
+        SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
+        MappedReadError: The file was cut or its storage failed.
+        FileChangedError: It was rewritten meanwhile.
+    """
+    staged_for = _gpu(device)
+    if staged_for is None:
+        return None
+    with open_checkpoint([filename], mmap_mode=mmap_mode, strict=strict) as weights:
+        wanted = planned(weights, None, "file")
+        if sum(each.nbytes for each in wanted) < LEAST_BYTES:
+            return None
+        pairs = transferred(native_files(weights), wanted, staged_for, cast_to(None), None, None, "pread")
+        return {each.info.name: tensor for each, tensor in pairs}
+
+
+def _gpu(device: str | int | torch.device | None) -> copy_device.CopyDevice | None:
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    is_there = found.type == "cuda" and (found.index or 0) < torch.cuda.device_count()
+    return copy_device.staged_for(found) if is_there else None

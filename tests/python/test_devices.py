@@ -1,0 +1,295 @@
+"""`safe_open` and `load_file` for a device, which is simulated."""
+
+import itertools
+import json
+import os
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from pagestream.devices import copy_device, device_tensors, staged_file
+from pagestream.devices.cuts import cut
+from pagestream.devices.device_tensors import DeviceTensors
+from pagestream.errors import MappedReadError, SafetensorError, SliceError
+from pagestream.safetensors import _open, safe_open
+from pagestream.safetensors.torch import load, load_file, save
+from pagestream.weights.dtypes import NAMES
+from pagestream.weights.indexing import Selection, select
+
+from support import real
+from support.late_device import StallingDevice
+from support.weight_files import FLOATS, entry, odd_file, weight_file, write
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    rng = np.random.default_rng(5)
+    found = {}
+    for name in NAMES.values():
+        kind = getattr(torch, name, None)
+        if kind is not None:
+            content = rng.integers(0, 2 if name == "bool" else 256, 600 * kind.itemsize, "u1")
+            found[name] = torch.from_numpy(content).view(kind).view(20, 30)
+    large = torch.from_numpy(rng.integers(0, 1000, (3000, 700), "i4"))
+    return found | {"large": large, "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5)}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, tensors):
+    path = tmp_path_factory.mktemp("devices") / "model.safetensors"
+    safetensors.torch.save_file(tensors, path)
+    return path
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """`safe_open` takes the CPU for a device. Returns the sizes of the copies."""
+    copied, copy_in = [], device_tensors.copy_in
+    monkeypatch.setattr(
+        _open,
+        "framework_on",
+        lambda _name, _device, *arguments, **options: DeviceTensors(
+            torch.device("cpu"), *arguments, **options
+        ),
+    )
+    monkeypatch.setattr(
+        device_tensors,
+        "copy_in",
+        lambda target, memory: (copied.append(memory.numel()), copy_in(target, memory)),
+    )
+    return copied
+
+
+def same(found, expected):
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    one, other = (each.contiguous().reshape(-1).view(torch.uint8) for each in (found, expected))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 16 * MIB])
+@pytest.mark.parametrize("mode", ["auto", "read"])
+def test_every_type_arrives_bit_for_bit_in_pieces(path, tensors, on_device, monkeypatch, piece_bytes, mode):
+    monkeypatch.setattr(device_tensors, "PIECE_BYTES", piece_bytes)
+    with safe_open(path, "pt", "cuda", mmap_mode=mode) as file:
+        for name, tensor in tensors.items():
+            same(file.get_tensor(name), tensor)
+    assert sum(on_device) == sum(tensor.nbytes for tensor in tensors.values())
+    assert max(on_device) == min(piece_bytes, tensors["large"].nbytes)
+
+
+INDICES = [
+    np.s_[5:9],
+    np.s_[7],
+    np.s_[:, 3:11],
+    np.s_[::-2, ::3],
+    np.s_[1:1],
+    np.s_[..., 4],
+    np.s_[[3, 1, 1]],
+    np.s_[:, [0, 6, 2]],
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=map(str, INDICES))
+def test_parts_are_those_of_torch(path, tensors, on_device, monkeypatch, index):
+    monkeypatch.setattr(device_tensors, "PIECE_BYTES", 4096)
+    with safe_open(path, "pt", "cuda") as file:
+        for name in ("large", "int64", "bool"):
+            expected = tensors[name].numpy()[index]
+            assert np.array_equal(file.get_slice(name)[index].numpy(), expected)
+    assert not on_device or max(on_device) <= 3000 * 700 * 4
+
+
+def test_parts_that_are_out_of_range_are_refused(path, on_device):
+    with safe_open(path, "pt", "cuda") as file, pytest.raises(SliceError):
+        file.get_slice("large")[3000]
+    assert on_device == []
+
+
+def test_mode_and_reason_say_that_tensors_are_copies(path, on_device):
+    with safe_open(path, "pt", "cuda:1") as file:
+        assert (file.mode, file.reason) == ("read", "the device is cuda:1")
+    with safe_open(path, "pt", "cuda:1", copy=True) as file:
+        assert file.reason == "copy=True"
+    assert on_device == []
+
+
+def test_misaligned_tensors_are_not_misaligned_on_a_device(tmp_path, on_device):
+    with safe_open(odd_file(tmp_path / "odd.safetensors"), "pt", "cuda", align="error") as file:
+        same(file.get_tensor("floats"), torch.from_numpy(FLOATS))
+    assert on_device == [FLOATS.nbytes]
+
+
+def test_a_tensor_that_torch_cannot_make_is_named(tmp_path, on_device):
+    header = {"a": entry("F4", [1, 3, 2], 0, 3), "b": entry("F6_E2M3", [4], 3, 6)}
+    odd = write(tmp_path / "odd.safetensors", weight_file(json.loads(json.dumps(header)), 6))
+    with safe_open(odd, "pt", "cuda") as file:
+        assert file.get_tensor("a").shape == (1, 3, 1)
+        with pytest.raises(SafetensorError, match=r"tensor 'b' at byte \d+: torch .* no type for F6_E2M3"):
+            file.get_tensor("b")
+    assert on_device == [3]
+
+
+def test_tensors_on_meta_are_not_read(path, tensors, monkeypatch):
+    monkeypatch.setattr(device_tensors, "reader", lambda *_: pytest.fail("it is read"))
+    with safe_open(path, "pt", "meta") as file:
+        for name, tensor in tensors.items():
+            found = file.get_tensor(name)
+            assert (found.is_meta, found.dtype, found.shape) == (True, tensor.dtype, tensor.shape)
+        assert file.get_slice("large")[5:, ::2].shape == (2995, 350)
+    assert load_file(path, "meta")["large"].is_meta
+
+
+def test_what_is_read_ahead_into_memory_goes_to_the_device(tmp_path, tensors, path, on_device):
+    """On a mount without a page cache read-ahead goes into memory of its own."""
+    slow = real.slow_fuse(path.parent, tmp_path / "mount", delay_ms=1, direct_io=True)
+    with slow as mount, safe_open(mount.path / path.name, "pt", "cuda") as file:
+        for name in file.offset_keys():
+            same(file.get_tensor(name), tensors[name])
+    assert sum(on_device) == sum(tensor.nbytes for tensor in tensors.values())
+    assert mount.counts["read_bytes"] < 1.2 * path.stat().st_size
+
+
+def test_a_file_that_was_cut_raises(tmp_path, tensors, on_device):
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt", "cuda") as file:
+        last = file.offset_keys()[-1]
+        os.truncate(tmp_path / "model.safetensors", 5000)
+        with pytest.raises(MappedReadError):
+            file.get_tensor(last)
+    assert on_device == []
+
+
+def test_a_device_touches_no_page_that_storage_would_have_to_deliver(
+    tmp_path, tensors, on_device, monkeypatch
+):
+    with real.stoppable_bindfs(tmp_path) as (mount, daemon):
+        safetensors.torch.save_file(tensors, tmp_path / "behind" / "model.safetensors")
+        device, copy_in = StallingDevice(daemon), device_tensors.copy_in
+
+        def stalled(target, memory):
+            with device.stalled():
+                copy_in(target, memory)
+
+        monkeypatch.setattr(device_tensors, "copy_in", stalled)
+        monkeypatch.setattr(device_tensors, "PIECE_BYTES", MIB)
+        with safe_open(mount / "model.safetensors", "pt", "cuda") as file:
+            for name, tensor in tensors.items():
+                same(file.get_tensor(name), tensor)
+            assert torch.equal(file.get_slice("large")[7:900, 5:], tensors["large"][7:900, 5:])
+    assert len(on_device) > len(tensors)
+
+
+def test_memory_that_cannot_be_page_locked_serves_as_well(path, tensors, on_device, monkeypatch):
+    """No driver: what a container that limits locked memory answers."""
+    memory = device_tensors._memory
+    monkeypatch.setattr(device_tensors, "_memory", lambda nbytes, **_: memory(nbytes, is_pinned=True))
+    with safe_open(path, "pt", "cuda") as file:
+        same(file.get_tensor("large"), tensors["large"])
+    assert on_device == [tensors["large"].nbytes]
+
+
+# --- load_file ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def staged(monkeypatch):
+    """`load_file` stages for the CPU as if it were a GPU. Returns the bytes of each load."""
+    device, loads, transferred = copy_device.CopyDevice(torch.device("cpu")), [], staged_file.transferred
+
+    def noted(files, wanted, *options):
+        loads.append(sum(each.nbytes for each in wanted))
+        return transferred(files, wanted, *options)
+
+    monkeypatch.setattr(staged_file, "_gpu", lambda asked: None if asked == "cpu" else device)
+    monkeypatch.setattr(staged_file, "transferred", noted)
+    monkeypatch.setattr(staged_file, "LEAST_BYTES", 0)
+    return loads
+
+
+def test_a_file_for_a_gpu_goes_through_staging(path, tensors, staged):
+    load_file(path)
+    assert staged == []
+    found = load_file(str(path), "cuda", strict=True, backend="pread")
+    assert staged == [sum(tensor.nbytes for tensor in tensors.values())]
+    with safe_open(path, "pt") as file:
+        assert list(found) == file.offset_keys()
+    for name, tensor in tensors.items():
+        same(found[name], tensor)
+
+
+@pytest.mark.parametrize("options", [{"ahead": 1 << 20}, {"raw": True}])
+def test_options_that_staging_has_not_take_the_other_way(path, staged, options):
+    found = load_file(path, "meta", **options)
+    assert all(tensor.is_meta for tensor in found.values())
+    assert staged == []
+
+
+def test_small_files_are_not_staged(path, staged, monkeypatch):
+    monkeypatch.setattr(staged_file, "LEAST_BYTES", 1 << 30)
+    assert all(tensor.is_meta for tensor in load_file(path, "meta").values())
+    assert staged == []
+
+
+def test_errors_are_those_of_safe_open(tmp_path, staged):
+    broken = write(tmp_path / "broken.safetensors", b"\x05\0\0\0\0\0\0\0hello")
+    for device in ("cpu", "cuda"):
+        with pytest.raises(FileNotFoundError) as raised:
+            load_file(tmp_path / "none.safetensors", device)
+        assert raised.value.filename == str(tmp_path / "none.safetensors")
+        with pytest.raises(SafetensorError, match=r"broken\.safetensors"):
+            load_file(broken, device)
+        with pytest.raises(SafetensorError, match="backend must be"):
+            load_file(broken, device, backend="fast")
+    assert staged == []
+
+
+def test_where_there_is_no_gpu_torch_says_so(path):
+    if torch.cuda.is_available():
+        pytest.skip("needs no GPU")
+    with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA|CUDA"):
+        load_file(path, "cuda")
+
+
+def test_a_device_that_torch_does_not_know_is_refused(path):
+    with pytest.raises(SafetensorError, match="device 'gpu' is invalid"):
+        load_file(path, "gpu")
+
+
+def test_integrated_gpus_are_not_staged_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(copy_device, "shares_memory", lambda _: True)
+    assert staged_file._gpu("cuda") is None
+    assert staged_file._gpu("cuda:1") is None
+    assert staged_file._gpu("no device") is None
+    assert staged_file._gpu(None) is None
+
+
+def test_bytes_in_memory_are_loaded_to_the_cpu(tensors):
+    found = load(save({"a": tensors["int64"]}))
+    same(found["a"], tensors["int64"])
+
+
+# --- cuts --------------------------------------------------------------------------------------------
+
+
+def test_parts_of_a_selection_are_its_elements_in_order():
+    shape = (5, 6, 7)
+    values = np.arange(np.prod(shape))
+    for index in (np.s_[:], np.s_[::-2, 1:4], np.s_[:, :, ::3], np.s_[3], np.s_[2, 4, 6], np.s_[1:1]):
+        whole = select(shape, index)
+        expected = values.reshape(shape)[index].reshape(-1)
+        for most in (1, 2, 5, 7, 13, 42, 1000):
+            parts = list(cut(whole, most))
+            assert all(0 < part.size <= most for part in parts)
+            found = [values[place] for part in parts for place in places(part)]
+            assert np.array_equal(found, expected)
+
+
+def places(selection: Selection):
+    for index in itertools.product(*map(range, selection.shape)):
+        yield selection.first + sum(i * stride for i, stride in zip(index, selection.strides, strict=True))
