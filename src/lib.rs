@@ -52,7 +52,9 @@ pub mod internals {
     pub use crate::sampling::order::{EpochOrder, Order, OrderKind};
     pub use crate::sampling::permutation::{MAX_LENGTH, Permutation};
     pub use crate::sampling::schedule::{Draw, Schedule, SourceSize};
-    pub use crate::slicing::{GAP_BYTES, MAX_READERS, PIECE_BYTES, Selection, SlicePlan, fill, plan_for};
+    pub use crate::slicing::{
+        GAP_BYTES, MAX_READERS, PIECE_BYTES, Selection, SlicePlan, fill, fill_run, plan_for,
+    };
     pub use crate::streaming::engine::{Inspect, NextTensor, Stream};
     pub use crate::streaming::lead_cursor::CREDIT as LEAD_CREDIT;
     pub use crate::streaming::options::StreamOptions;

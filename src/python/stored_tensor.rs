@@ -93,12 +93,15 @@ impl PyStoredTensor {
         range_object(py, self.opened()?, offset, bytes, writable)
     }
 
-    /// Fills a buffer of exactly their size with the elements of a selection.
+    /// Fills a buffer of exactly their size with the elements of a selection; a run that is in the page cache by so many
+    /// threads.
+    #[pyo3(signature = (selected, out, threads = 1))]
     fn read_selection(
         &self,
         py: Python<'_>,
         selected: ByteSelection,
         out: &Bound<'_, PyAny>,
+        threads: usize,
     ) -> PyResult<()> {
         let opened = self.opened()?;
         let selection = selected.checked(self.nbytes)?;
@@ -113,6 +116,13 @@ impl PyStoredTensor {
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
         let run = selection.run().map(|run| self.offset + run.start..self.offset + run.end);
         let done = py.detach(|| {
+            if let Some(range) = &run
+                && threads > 1
+                && slicing::is_cached_run(opened, range)
+            {
+                slicing::fill_run(opened, range.start, memory, threads, &mut keep_going)?;
+                return opened.verify_with_server();
+            }
             if let Some(range) = run
                 && self.lead.read_in_sequence(opened, range, memory.reborrow(), &mut keep_going)?
             {

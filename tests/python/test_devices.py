@@ -17,7 +17,7 @@ from pagestream.errors import MappedReadError, SafetensorError, SliceError
 from pagestream.safetensors import _open, safe_open
 from pagestream.safetensors.torch import load, load_file, save
 from pagestream.weights.dtypes import NAMES
-from pagestream.weights.indexing import Selection, select
+from pagestream.weights.indexing import select
 
 from support import real
 from support.late_device import StallingDevice
@@ -112,7 +112,7 @@ def test_parts_that_are_out_of_range_are_refused(path, on_device):
 
 def test_mode_and_reason_say_that_tensors_are_copies(path, on_device):
     with safe_open(path, "pt", "cuda:1") as file:
-        assert (file.mode, file.reason) == ("read", "the device is cuda:1")
+        assert (file.mode, file.reason) == ("read", "the device is cpu")
     with safe_open(path, "pt", "cuda:1", copy=True) as file:
         assert file.reason == "copy=True"
     assert on_device == []
@@ -135,7 +135,7 @@ def test_a_tensor_that_torch_cannot_make_is_named(tmp_path, on_device):
 
 
 def test_tensors_on_meta_are_not_read(path, tensors, monkeypatch):
-    monkeypatch.setattr(device_tensors, "reader", lambda *_: pytest.fail("it is read"))
+    monkeypatch.setattr(device_tensors, "_memory", lambda *_, **__: pytest.fail("it is read"))
     with safe_open(path, "pt", "meta") as file:
         for name, tensor in tensors.items():
             found = file.get_tensor(name)
@@ -182,6 +182,18 @@ def test_a_device_touches_no_page_that_storage_would_have_to_deliver(
                 same(file.get_tensor(name), tensor)
             assert torch.equal(file.get_slice("large")[7:900, 5:], tensors["large"][7:900, 5:])
     assert len(on_device) > len(tensors)
+
+
+@pytest.mark.parametrize("mode", ["auto", "read"])
+def test_cached_pieces_are_read_by_several_threads(path, tensors, on_device, monkeypatch, mode):
+    asked, read = [], device_tensors.first_threads
+    monkeypatch.setattr(device_tensors, "first_threads", lambda: asked.append(read()) or 5)
+    path.read_bytes()
+    with safe_open(path, "pt", "cuda", mmap_mode=mode) as file:
+        same(file.get_tensor("large"), tensors["large"])
+        same(file.get_slice("large")[3:2999], tensors["large"][3:2999])
+        same(file.get_slice("large")[:, 3:], tensors["large"][:, 3:])
+    assert len(asked) == len(on_device) == 3
 
 
 def test_memory_that_cannot_be_page_locked_serves_as_well(path, tensors, on_device, monkeypatch):
@@ -290,6 +302,6 @@ def test_parts_of_a_selection_are_its_elements_in_order():
             assert np.array_equal(found, expected)
 
 
-def places(selection: Selection):
+def places(selection):
     for index in itertools.product(*map(range, selection.shape)):
         yield selection.first + sum(i * stride for i, stride in zip(index, selection.strides, strict=True))

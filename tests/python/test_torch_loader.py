@@ -205,41 +205,21 @@ def mapped_ranges():
     return [range(int(start, 16), int(stop, 16)) for start, stop in bounds]
 
 
-def test_a_copy_that_fails_midway_is_waited_for_before_its_buffer_goes(tmp_path):
-    documents = [np.arange(100, dtype="u2")] * 300
-    write_tokens(tmp_path / "corpus", documents, dtype="uint16", format="megatron")
-    with StagedLate(tmp_path / "corpus.idx", **LATE, documents="boundaries") as loader:
+def test_a_copy_that_fails_midway_is_waited_for_before_its_buffer_goes(random_tokens):
+    with StagedLate(random_tokens, **LATE) as loader:
         calls = itertools.count()
 
         def sometimes():
-            # Of four copies of the second batch the first is queued.
-            if next(calls) == 5:
+            # x of the second batch is queued, y is not.
+            if next(calls) == 3:
                 message = "CUDA out of memory"
                 raise RuntimeError(message)
 
         loader.late.fail_copy = sometimes
-        seen, synchronize = [], loader.late.synchronize
-        loader.late.synchronize = lambda: (seen.append(len(loader.late._reading)), synchronize())
         with pytest.raises(RuntimeError, match="out of memory"):  # noqa: PT012 - at the second or the third call
             for position in (0, 0, 8):
                 loader._batches.take(position)
-        assert seen[0] > 0
         assert loader.late._reading == []
-
-
-def test_a_batch_crosses_by_one_copy(random_tokens):
-    tokens = np.fromfile(random_tokens, "u2")
-    for length, rows in ((256, 8), (100, 3)):  # y follows x at once, and after a gap
-        arguments = LATE | {"sequence_length": length, "batch_size": rows}
-        with StagedLate(random_tokens, **arguments) as loader:
-            copies = itertools.count()
-            loader.late.fail_copy = lambda copies=copies: next(copies) and None
-            x, y = next(loader)
-            loader._batches.stop()
-            begun = len(loader._batches._flight)
-            assert next(copies) == begun
-            assert np.array_equal(x.numpy().reshape(-1), tokens[: rows * length])
-            assert np.array_equal(y.numpy().reshape(-1), tokens[1 : rows * length + 1])
 
 
 def test_an_interrupt_while_copies_are_waited_for_leaves_no_registration_behind(random_tokens):

@@ -442,7 +442,7 @@ def test_readers_are_this_processs_share_of_the_processors(monkeypatch):
     for processors, processes, threads in ((2, 1, 4), (12, 1, 12), (64, 1, 16), (64, 8, 8), (8, 8, 4)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: set(range(count)))
         monkeypatch.setattr(ranks, "local_processes", lambda count=processes: count)
-        assert transfer._first_threads() == threads
+        assert transfer.first_threads() == threads
 
 
 def test_a_child_of_a_fork_is_told_and_the_parent_goes_on(path):

@@ -2,7 +2,7 @@
 
 use pagestream::internals::{
     Error, GAP_BYTES, MAX_READERS, MappedFile, PIECE_BYTES, ReadCause, RequestedMode, Selection, SlicePlan,
-    Uninit, fill, plan_for,
+    Uninit, fill, fill_run, plan_for,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -352,6 +352,29 @@ fn it_stops_when_it_is_told_to() {
     let opened = file.opened().expect("open");
     fill(&opened, 0, &wanted.plan(0), Uninit::of(&mut out), MAX_READERS, stop).expect("no failure");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_run_is_filled_by_several_threads() {
+    let folder = TempDir::new().expect("a folder");
+    let bytes = content((5 << 20) + 77);
+    let path = file_of(&folder, &bytes);
+    for mode in [RequestedMode::Shared, RequestedMode::Read] {
+        let file = open(&path, mode);
+        let opened = file.opened().expect("open");
+        for (offset, len) in [(0, bytes.len()), (13, 3 << 20), (4096, 1), (7, 0)] {
+            for threads in [1, 3, 64] {
+                let mut out = vec![0xAA; len];
+                fill_run(&opened, offset, Uninit::of(&mut out), threads, &mut || true).expect("readable");
+                assert!(out == bytes[offset as usize..][..len]);
+            }
+        }
+        let mut out = vec![0; 2 << 20];
+        let beyond = fill_run(&opened, 4 << 20, Uninit::of(&mut out), 3, &mut || true);
+        assert!(matches!(beyond, Err(Error::OutOfRange { .. })), "{beyond:?}");
+        let stopped = fill_run(&opened, 0, Uninit::of(&mut out), 1, &mut || false);
+        assert!(matches!(stopped, Err(Error::Argument { .. })), "{stopped:?}");
+    }
 }
 
 /// Threads that read slices of one file at once share its descriptor and what the kernel was told about it.

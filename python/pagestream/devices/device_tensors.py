@@ -8,9 +8,9 @@ import torch
 
 from pagestream.devices.cuts import cut
 from pagestream.devices.torch_tensors import TorchTensors
+from pagestream.devices.transfer import first_threads
 from pagestream.errors import SafetensorError
 from pagestream.weights import indexing
-from pagestream.weights.arrays import reader
 from pagestream.weights.dtypes import itemsize
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def torch_tensors(
 class DeviceTensors(TorchTensors):
     """torch's tensors on another device than the CPU.
 
+    Attributes:
+        device: The device.
+
     A device's driver copies with its locks held. Of a mapped page that is not in memory it would wait for the
     storage, and all others that use the device with it.
     """
@@ -55,7 +58,7 @@ class DeviceTensors(TorchTensors):
     def __init__(self, device: torch.device, align: Align = "copy", **options: bool) -> None:
         """Keeps the device."""
         super().__init__(align, **{**options, "copies": True})
-        self._device = device
+        self.device = device
         self._is_pinned = device.type == "cuda"
 
     def make(
@@ -70,11 +73,11 @@ class DeviceTensors(TorchTensors):
         """Makes a tensor of bytes that are in memory."""
         if not nbytes:
             return self._empty(dtype, shape, 0)
-        return self.over(dtype, shape, nbytes, offset, buffer).to(self._device)
+        return self.over(dtype, shape, nbytes, offset, buffer).to(self.device)
 
     def _empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
         """Makes a tensor as yet without content."""
-        return torch.empty_like(self.over(dtype, shape, nbytes, 0, None), device=self._device)
+        return torch.empty_like(self.over(dtype, shape, nbytes, 0, None), device=self.device)
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
         """Makes one tensor of a file."""
@@ -99,7 +102,7 @@ class DeviceTensors(TorchTensors):
     ) -> torch.Tensor:
         """Makes a tensor of `selected` elements, each of so many bytes."""
         nbytes = selected.size * item_bytes
-        if not nbytes or self._device.type == "meta":
+        if not nbytes or self.device.type == "meta":
             return self._empty(dtype, shape, nbytes)
         # Waits for what is being read ahead; where that is memory of its own, this is it.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003
@@ -110,7 +113,7 @@ class DeviceTensors(TorchTensors):
             return tensor
         for part in cut(selected, PIECE_BYTES // item_bytes):
             memory = _memory(part.size * item_bytes, is_pinned=self._is_pinned)
-            reader(stored, part, item_bytes)(memory.numpy())
+            stored.read_selection(part.in_bytes(item_bytes), memory.numpy(), first_threads())
             copy_in(flat[first : first + memory.numel()], memory)
             first += memory.numel()
         return tensor

@@ -17,7 +17,7 @@ from pagestream.devices.planned import finished, shape_of
 from pagestream.devices.torch_tensors import dtype_named
 from pagestream.weights.dtypes import itemsize
 from pagestream.weights.indexing import Selection
-from pagestream.weights.streaming import cache_use
+from pagestream.weights.streaming import cache_use, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from pagestream.weights.streaming import Wanted
 
 # Staging, where the user says nothing: twice what the most threads read at a time. From a mount with 10 ms a
-# request half of it was slower, and more than it no faster; more also takes longer to page-lock.
+# request half of it was slower, and more than it no faster.
 _STAGING_BYTES = 128 << 20
+# For files in the page cache: it is page-locked sooner, and more of it stays in the processor's caches. Of an
+# H100 the rate was 25 GB/s with that, and 20 with the other.
+_CACHED_STAGING_BYTES = 64 << 20
 # The least: a few lots of neighbours.
 LEAST_STAGING_BYTES = 4 << 20
 # Large tensors cross in pieces of this size, or of a quarter of staging: while one is copied others are read.
@@ -87,13 +90,13 @@ def transferred(
         strategy: ``"pread"`` or ``"direct"``.
     """
     total_bytes = sum(each.nbytes for each in wanted)
-    nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or _STAGING_BYTES, total_bytes))
+    nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or _staging_bytes(files, wanted), total_bytes))
     pieces, ranges = _cut(wanted, min(_PIECE_BYTES, nbytes // _LEAST_PIECES) - _EDGE_BYTES)
     process = os.getpid()
     with ExitStack() as stack:
         staging = PinnedMemory(device)
         stack.callback(staging.close)
-        staging.pin(nbytes, _first_threads())
+        staging.pin(nbytes, first_threads())
         stack.callback(device.synchronize)
         try:
             arrivals = _Arrivals(wanted, pieces, device, staging, cast_of)
@@ -124,7 +127,7 @@ def _arriving(
     """Yields numbers and tensors, once their copies are queued."""
     # Events after which the oldest lots may be overwritten.
     copying: deque[Any] = deque()
-    first, most = (_first_threads(), None) if threads is None else (threads, threads)
+    first, most = (first_threads(), None) if threads is None else (threads, threads)
     stream = _native.StagedStream(files, ranges, staging.array, first, most, cache_use(strategy))
     try:
         while (lot := stream.next(not copying)) is not None:
@@ -144,7 +147,13 @@ def _arriving(
         stream.close()
 
 
-def _first_threads() -> int:
+def _staging_bytes(files: _native.Checkpoint, wanted: list[Wanted]) -> int:
+    """Returns the size of staging for files as they are now."""
+    found, _ = chosen(files, wanted, "auto", is_limited=True)
+    return _CACHED_STAGING_BYTES if found == "mapped" else _STAGING_BYTES
+
+
+def first_threads() -> int:
     """Returns the number of threads that read at first: this process's share of the processors, 4 to 16."""
     share = len(os.sched_getaffinity(0)) // ranks.local_processes()
     return max(_LEAST_THREADS, min(_MOST_THREADS, share))

@@ -190,7 +190,8 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             "raw": checks.check_bool("raw", raw),
         }
         self._framework = framework_on(name, device, align, **options)
-        self._why_copied = "copy=True" if copy else f"the device is {device}"
+        place = getattr(self._framework, "device", device)
+        self._why_copied = "copy=True" if copy else f"the device is {place}"
         self._files = self._opened(filename, _defaults.strictness(strict), _defaults.ahead_bytes(ahead))
         self._refusal = None if self._framework.read_only else self._files.copy_on_write_refusal()
         # One native call makes a plain array, unless the tensor is an odd one.

@@ -7,7 +7,6 @@ from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from pagestream.loading.batches import Batch, PackedBatch
@@ -15,6 +14,7 @@ from pagestream.loading.batches import Batch, PackedBatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     import numpy.typing as npt
 
     from pagestream.devices.copy_device import CopyDevice
@@ -45,18 +45,7 @@ def is_widened_on_device(file_dtype: np.dtype[Any], wanted: str) -> bool:
 
 
 class _Sent(NamedTuple):
-    """A batch on its way.
-
-    Attributes:
-        batch: Its tensors, not yet with their content.
-        blocks: Those of them that have memory of their own.
-        position: That after it.
-        done: The event of its copy.
-        host: What it is copied from.
-    """
-
     batch: Any
-    blocks: tuple[torch.Tensor, ...]
     position: int
     done: Any
     host: Any
@@ -119,9 +108,10 @@ class StagedBatches:
             self._send(*found)
         if not self._flight:
             return None
-        first = self._flight[0]
-        self._device.hand_over(first.blocks, first.done)
-        return first.batch, first.position
+        batch, position, done, _ = self._flight[0]
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        self._device.hand_over(tuple(part for part in parts if isinstance(part, torch.Tensor)), done)
+        return batch, position
 
     def _drop_until(self, position: int) -> None:
         """Forgets batches that were handed out, and lets go of buffers that have been read."""
@@ -139,24 +129,12 @@ class StagedBatches:
         self._pin(host[0] if isinstance(host, tuple) else host)
         try:
             with self._device.stream():
-                batch, blocks = self._copied(host)
-                self._flight.append(_Sent(batch, blocks, position, self._device.record(), host))
+                batch = converted(host, self._widened, self._device.copy)
+                self._flight.append(_Sent(batch, position, self._device.record(), host))
         except BaseException:
             # A part of the batch may be queued, and its buffer goes with this call.
             self._device.synchronize()
             raise
-
-    def _copied(self, host: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:  # noqa: ANN401 - a batch of arrays
-        """Queues the copy of a batch; returns its tensors, and those that have memory of their own."""
-        if isinstance(host, Batch):
-            # One copy for both: what it takes to queue one is more than these bytes take to cross.
-            x, y = host
-            block = self._widened(_span(x, y))
-            count, shape = x.size, x.shape
-            return Batch(block[:count].view(shape), block[block.numel() - count :].view(shape)), (block,)
-        batch = converted(host, self._widened, self._device.copy)
-        parts = batch if isinstance(batch, tuple) else (batch,)
-        return batch, tuple(part for part in parts if isinstance(part, torch.Tensor))
 
     def _widened(self, array: Array) -> torch.Tensor:
         if self._wanted is None:
@@ -222,13 +200,6 @@ class StagedBatches:
     def metrics(self) -> LoaderMetrics:
         """Returns the counters of the host's batches."""
         return self._host.metrics()
-
-
-def _span(first: Array, last: Array) -> Array:
-    """Returns the elements of one buffer from those of one array to those of another."""
-    begin, end = (array.__array_interface__["data"][0] for array in (first, last))
-    count = (end - begin) // first.itemsize + last.size
-    return np.ndarray((count,), first.dtype, first.base)
 
 
 def converted(

@@ -127,7 +127,8 @@ def stream_checkpoint(
             other devices all is read into memory, by ``"pread"`` or ``"direct"``: ``"mapped"`` and
             ``"ahead"`` are refused.
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
-            size of the page-locked memory: at least 4 MiB, and 128 MiB by default.
+            size of the page-locked memory: at least 4 MiB; by default 64 MiB for files in the page cache, and
+            128 MiB for others.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
         process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a
             plan of its own, and share the reads: each byte that any of them wants is read by one of those

@@ -1,0 +1,39 @@
+//! Reading one run of bytes that the page cache has: one thread copies less of it than memory takes.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::fetch::crew::KeepGoing;
+use crate::mapped_file::{Opened, page_cache};
+use crate::os::memory::Uninit;
+use crate::parallel::in_parallel_while;
+
+/// What a thread reads at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Returns whether a range of the file is in the page cache, and enough for several threads.
+pub fn is_cached_run(opened: &Opened, range: &Range<u64>) -> bool {
+    let len = range.end - range.start;
+    len > CHUNK_BYTES as u64
+        && opened.reads_from_cache()
+        && page_cache::is_resident(opened, range.start, len) == Some(true)
+}
+
+/// Fills `out` with the bytes from `offset` of the file on, by up to so many threads. Fails, too, once `keep_going` says no.
+pub fn fill_run(
+    opened: &Opened,
+    offset: u64,
+    out: Uninit<'_>,
+    threads: usize,
+    keep_going: &mut KeepGoing<'_>,
+) -> Result<()> {
+    let reads = opened.exact_reader();
+    let chunks: Vec<_> = out.chunks(CHUNK_BYTES).map(|chunk| Mutex::new(Some(chunk))).collect();
+    let check = || if keep_going() { Ok(()) } else { Err(Error::argument("stopped")) };
+    in_parallel_while(chunks.len(), threads, check, |index| {
+        let chunk = chunks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+        chunk.map_or(Ok(()), |memory| reads.read_into(offset + (index * CHUNK_BYTES) as u64, memory))
+    })?;
+    Ok(())
+}
