@@ -52,6 +52,7 @@ __all__ = [
     "natural_sorted",
     "parse_weights",
     "permuted",
+    "populate",
     "set_fault_guard",
 ]
 

@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import pickle
+import resource
 import signal
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -186,6 +187,35 @@ def test_huge_pages_are_used_where_asked_and_the_kernel_has_them():
         buffer = StagingBuffer(16 * MIB, huge_pages="never")
         np.frombuffer(buffer, "u1")[::PAGE] = 1
         assert buffer.huge_page_bytes == 0
+
+
+def faults_of_touching(buffer):
+    array = np.frombuffer(buffer, "u1")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    array[::PAGE] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("threads", [0, 1, 3, 1000])
+def test_a_buffer_that_is_populated_has_all_its_pages(shared, threads):
+    pages = 9 * MIB // PAGE
+    buffer = StagingBuffer(9 * MIB - 5, shared=shared, huge_pages="never")
+    _native.populate(buffer, threads)
+    assert bytes(buffer) == bytes(9 * MIB - 5)
+    assert faults_of_touching(buffer) < pages / 10
+    if not shared:  # of shared memory the kernel maps several pages at a fault
+        assert faults_of_touching(StagingBuffer(9 * MIB - 5, huge_pages="never")) >= pages
+
+
+def test_populating_changes_no_content_and_spares_what_is_read_only():
+    buffer = StagingBuffer(3 * PAGE, shared=True)
+    np.frombuffer(buffer, "u1")[:] = 7
+    _native.populate(buffer, 2)
+    assert bytes(buffer) == b"\7" * 3 * PAGE
+    buffer.seal()
+    _native.populate(buffer, 2)
+    assert bytes(buffer) == b"\7" * 3 * PAGE
 
 
 def test_an_unknown_word_for_huge_pages_is_a_value_error():

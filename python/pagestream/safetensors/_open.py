@@ -99,7 +99,9 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         filename: The file.
         framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``; and, by way of NumPy and a
             copy, ``"flax"`` or ``"jax"``, ``"tf"`` or ``"tensorflow"``, ``"mlx"``, ``"paddle"``.
-        device: Where torch tensors go. Other frameworks take only ``"cpu"``, and paddle its own devices.
+        device: Where torch tensors go. Those for a device are copied from memory that no file is mapped to,
+            so that its driver never waits for storage; `mode` is ``"read"`` then. Other frameworks take only
+            ``"cpu"``, and paddle its own devices.
         backend: Upstream's word for how to read: ``"mmap"`` is ``mmap_mode="auto"``, ``"pread"`` is
             ``mmap_mode="read"``.
         mmap_mode: How to open; see `MappedFile`. With ``"shared"``, NumPy arrays are read-only views of

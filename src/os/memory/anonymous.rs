@@ -139,11 +139,10 @@ impl Anonymous {
         let populate = |part: usize| {
             let start = part * part_bytes;
             let len = part_bytes.min(self.mapped - start);
+            let address = self.base.as_ptr().wrapping_add(start).cast();
             // SAFETY: `start + len` is at most `self.mapped`, so that the range lies in this block, which stays mapped while it
             // is borrowed; the advice does not change what it holds.
-            let _ = unsafe {
-                rustix::mm::madvise(self.base.as_ptr().add(start).cast(), len, Advice::LinuxPopulateWrite)
-            };
+            let _ = unsafe { rustix::mm::madvise(address, len, Advice::LinuxPopulateWrite) };
             Ok(())
         };
         let _ = in_parallel(self.mapped.div_ceil(part_bytes), threads, populate);
