@@ -10,6 +10,7 @@ import pytest
 from pagestream import MappedFile
 
 from support import real
+from support.injecting import injecting
 from support.process import PROGRAMS, output_of
 
 CONTENT = np.arange(50_000, dtype="u4").tobytes()
@@ -90,21 +91,6 @@ INJECTED = [
     ("EINTR", "1..50", "shared", None),
     ("EINTR", "1+", "read", "MAP_SHARED: EINTR (Interrupted system call); MAP_PRIVATE: EINTR"),
 ]
-
-
-def injecting(path, call, error, when):
-    strace = real.need_tool("strace")
-    return (
-        strace,
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-P",
-        str(path),
-        "-e",
-        f"inject={call}:error={error}:when={when}",
-    )
 
 
 @pytest.mark.parametrize(("error", "when", "mode", "reason"), INJECTED)

@@ -111,8 +111,23 @@ def test_streams_of_torch_tensors_stay_within_their_budget(checkpoint):
 
 
 def test_torch_tensors_over_a_file_take_no_memory_of_their_own(checkpoint):
-    (extra_bytes,) = by_torch(checkpoint, {"by": "by_safe_open"})
-    assert extra_bytes <= SLACK_BYTES
+    ways = [{"by": "by_safe_open"}, {"by": "by_safe_open", "mmap_mode": "private"}]
+    assert max(by_torch(checkpoint, *ways)) <= SLACK_BYTES
+
+
+def test_torch_tensors_that_are_read_take_a_lead_and_themselves(checkpoint):
+    (extra_bytes,) = by_torch(checkpoint, {"by": "by_safe_open", "mmap_mode": "read"})
+    assert extra_bytes <= TORCH_LIMIT_BYTES // LEAD_SHARE + LARGEST_BYTES + SLACK_BYTES
+
+
+@both_mounts
+@pytest.mark.parametrize("by", ["by_stream", "by_safe_open"])
+def test_torch_reads_a_mount_once_in_little_memory(checkpoint, tmp_path, by, direct):
+    with real.slow_fuse(checkpoint, tmp_path / "slow", direct_io=direct) as slow:
+        (extra_bytes,) = used("uses_torch.py", slow.path, TORCH_LIMIT_BYTES, {"by": by})
+    share = BUDGET_SHARE if by == "by_stream" else LEAD_SHARE
+    assert extra_bytes <= TORCH_LIMIT_BYTES // share + LARGEST_BYTES + SLACK_BYTES
+    assert TOTAL_BYTES <= slow.counts["read_bytes"] <= MOST_READ * TOTAL_BYTES
 
 
 @pytest.mark.parametrize(("device", "assign"), [("cpu", False), ("meta", False), ("meta", True)])

@@ -1,0 +1,43 @@
+"""Reads of tensors that fail: what passes is tried again, and what stays is raised, by each way to read."""
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from support.injecting import injecting
+from support.process import PROGRAMS, output_of
+
+TENSORS = 20
+WAYS = ["pread", "direct", "ahead", "warm", "safe_open", "staging"]
+# Of how many reads of each thread.
+PASSES = [("EINTR", 60), ("EAGAIN", 3), ("EIO", 1)]
+STAYS = ["EINTR", "EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("errno") / "model.safetensors"
+    safetensors.numpy.save_file({f"{n}": np.full(300_000, n, "u1") for n in range(TENSORS)}, path)
+    return path
+
+
+def found(path, way, error, count):
+    program = PROGRAMS / "weights_errno/reads.py"
+    # The first reads of a thread are left out: the header's are among them, and in "read" mode another one.
+    first = 3 if way == "warm" else 2
+    when = f"{first}+" if count is None else f"{first}..{first + count - 1}"
+    # With the guard off bytes are read, not copied out of the mapping.
+    wrapper = injecting(path, "pread64", error, when)
+    return output_of(program, path, way, wrapper=wrapper, PAGESTREAM_FAULT_GUARD="off")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("error", "count"), PASSES)
+def test_what_passes_is_tried_again(path, way, error, count):
+    assert found(path, way, error, count) == f"{TENSORS} are right"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("error", STAYS)
+def test_what_stays_is_raised_with_path_and_offset(path, way, error):
+    assert found(path, way, error, None) == f"MappedReadError {error} True True"
