@@ -1,5 +1,5 @@
 //! `StagedStream`: tensors that are read into the caller's memory, from where they go to a device. The Python package
-//! `torch/` uses it.
+//! `devices/` uses it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -120,7 +120,7 @@ impl PyStoredTensor {
                 && threads > 1
                 && slicing::is_cached_run(opened, range)
             {
-                slicing::fill_run(opened, range.start, memory, threads, &mut keep_going)?;
+                slicing::fill_run(opened, range.start, memory, threads)?;
                 return opened.verify_with_server();
             }
             if let Some(range) = run

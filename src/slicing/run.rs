@@ -3,11 +3,10 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::{Error, Result};
-use crate::fetch::crew::KeepGoing;
+use crate::error::Result;
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::memory::Uninit;
-use crate::parallel::in_parallel_while;
+use crate::parallel::in_parallel;
 
 /// What a thread reads at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -20,18 +19,11 @@ pub fn is_cached_run(opened: &Opened, range: &Range<u64>) -> bool {
         && page_cache::is_resident(opened, range.start, len) == Some(true)
 }
 
-/// Fills `out` with the bytes from `offset` of the file on, by up to so many threads. Fails, too, once `keep_going` says no.
-pub fn fill_run(
-    opened: &Opened,
-    offset: u64,
-    out: Uninit<'_>,
-    threads: usize,
-    keep_going: &mut KeepGoing<'_>,
-) -> Result<()> {
+/// Fills `out` with the bytes from `offset` of the file on, by up to so many threads.
+pub fn fill_run(opened: &Opened, offset: u64, out: Uninit<'_>, threads: usize) -> Result<()> {
     let reads = opened.exact_reader();
     let chunks: Vec<_> = out.chunks(CHUNK_BYTES).map(|chunk| Mutex::new(Some(chunk))).collect();
-    let check = || if keep_going() { Ok(()) } else { Err(Error::argument("stopped")) };
-    in_parallel_while(chunks.len(), threads, check, |index| {
+    in_parallel(chunks.len(), threads, |index| {
         let chunk = chunks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
         chunk.map_or(Ok(()), |memory| reads.read_into(offset + (index * CHUNK_BYTES) as u64, memory))
     })?;

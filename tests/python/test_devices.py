@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from pagestream.weights.dtypes import NAMES
 from pagestream.weights.indexing import select
 
 from support import real
-from support.late_device import StallingDevice
+from support.late_device import LateDevice, StallingDevice
+from support.mappings import place_in_file
+from support.process import PROGRAMS, output_of
 from support.weight_files import FLOATS, entry, odd_file, weight_file, write
 
 MIB = 1 << 20
@@ -46,23 +49,29 @@ def path(tmp_path_factory, tensors):
     return path
 
 
+class Noting(LateDevice):
+    """Notes the sizes of the copies."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.copied = []
+
+    def copy_into(self, target, array):
+        self.copied.append(array.nbytes)
+        super().copy_into(target, array)
+
+
 @pytest.fixture
-def on_device(monkeypatch):
-    """`safe_open` takes the CPU for a device. Returns the sizes of the copies."""
-    copied, copy_in = [], device_tensors.copy_in
-    monkeypatch.setattr(
-        _open,
-        "framework_on",
-        lambda _name, _device, *arguments, **options: DeviceTensors(
-            torch.device("cpu"), *arguments, **options
-        ),
-    )
-    monkeypatch.setattr(
-        device_tensors,
-        "copy_in",
-        lambda target, memory: (copied.append(memory.numel()), copy_in(target, memory)),
-    )
-    return copied
+def late(monkeypatch):
+    """`safe_open` of torch takes a GPU whose copies come late, and that is the CPU."""
+    device = Noting(delay=0.001)
+    monkeypatch.setattr(_open, "framework_on", gpu)
+    monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _: device)
+    return device
+
+
+def gpu(_name, _device, *given, **options):
+    return DeviceTensors(torch.device("cpu"), *given, **options)
 
 
 def same(found, expected):
@@ -71,15 +80,15 @@ def same(found, expected):
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("piece_bytes", [1000, 16 * MIB])
+@pytest.mark.parametrize("piece_bytes", [100_000, 16 * MIB])
 @pytest.mark.parametrize("mode", ["auto", "read"])
-def test_every_type_arrives_bit_for_bit_in_pieces(path, tensors, on_device, monkeypatch, piece_bytes, mode):
+def test_every_type_arrives_bit_for_bit_in_pieces(path, tensors, late, monkeypatch, piece_bytes, mode):
     monkeypatch.setattr(device_tensors, "PIECE_BYTES", piece_bytes)
     with safe_open(path, "pt", "cuda", mmap_mode=mode) as file:
         for name, tensor in tensors.items():
             same(file.get_tensor(name), tensor)
-    assert sum(on_device) == sum(tensor.nbytes for tensor in tensors.values())
-    assert max(on_device) == min(piece_bytes, tensors["large"].nbytes)
+    assert sum(late.copied) == sum(tensor.nbytes for tensor in tensors.values())
+    assert max(late.copied) == min(piece_bytes, tensors["large"].nbytes)
 
 
 INDICES = [
@@ -95,47 +104,52 @@ INDICES = [
 
 
 @pytest.mark.parametrize("index", INDICES, ids=map(str, INDICES))
-def test_parts_are_those_of_torch(path, tensors, on_device, monkeypatch, index):
-    monkeypatch.setattr(device_tensors, "PIECE_BYTES", 4096)
+def test_parts_are_those_of_torch(path, tensors, late, monkeypatch, index):
+    monkeypatch.setattr(device_tensors, "PIECE_BYTES", 100_000)
+    nbytes = 0
     with safe_open(path, "pt", "cuda") as file:
         for name in ("large", "int64", "bool"):
             expected = tensors[name].numpy()[index]
             assert np.array_equal(file.get_slice(name)[index].numpy(), expected)
-    assert not on_device or max(on_device) <= 3000 * 700 * 4
+            nbytes += expected.nbytes
+    # Lists index on the CPU.
+    assert sum(late.copied) == (0 if "[" in str(index) else nbytes)
 
 
-def test_parts_that_are_out_of_range_are_refused(path, on_device):
-    with safe_open(path, "pt", "cuda") as file, pytest.raises(SliceError):
-        file.get_slice("large")[3000]
-    assert on_device == []
+def test_parts_that_are_out_of_range_are_refused(path, late):
+    with safe_open(path, "pt", "cuda") as file:
+        for index in (3000, [3000], np.s_[:, [0, 700]]):
+            with pytest.raises(SliceError):
+                file.get_slice("large")[index]
+    assert late.copied == []
 
 
-def test_mode_and_reason_say_that_tensors_are_copies(path, on_device):
+def test_mode_and_reason_say_that_tensors_are_copies(path, late):
     with safe_open(path, "pt", "cuda:1") as file:
         assert (file.mode, file.reason) == ("read", "the device is cpu")
     with safe_open(path, "pt", "cuda:1", copy=True) as file:
         assert file.reason == "copy=True"
-    assert on_device == []
+    assert late.copied == []
 
 
-def test_misaligned_tensors_are_not_misaligned_on_a_device(tmp_path, on_device):
+def test_misaligned_tensors_are_not_misaligned_on_a_device(tmp_path, late):
     with safe_open(odd_file(tmp_path / "odd.safetensors"), "pt", "cuda", align="error") as file:
         same(file.get_tensor("floats"), torch.from_numpy(FLOATS))
-    assert on_device == [FLOATS.nbytes]
+    assert late.copied == [FLOATS.nbytes]
 
 
-def test_a_tensor_that_torch_cannot_make_is_named(tmp_path, on_device):
+def test_a_tensor_that_torch_cannot_make_is_named(tmp_path, late):
     header = {"a": entry("F4", [1, 3, 2], 0, 3), "b": entry("F6_E2M3", [4], 3, 6)}
     odd = write(tmp_path / "odd.safetensors", weight_file(json.loads(json.dumps(header)), 6))
     with safe_open(odd, "pt", "cuda") as file:
         assert file.get_tensor("a").shape == (1, 3, 1)
         with pytest.raises(SafetensorError, match=r"tensor 'b' at byte \d+: torch .* no type for F6_E2M3"):
             file.get_tensor("b")
-    assert on_device == [3]
+    assert late.copied == [3]
 
 
 def test_tensors_on_meta_are_not_read(path, tensors, monkeypatch):
-    monkeypatch.setattr(device_tensors, "_memory", lambda *_, **__: pytest.fail("it is read"))
+    monkeypatch.setattr(DeviceTensors, "_sent", lambda *_: pytest.fail("it is read"))
     with safe_open(path, "pt", "meta") as file:
         for name, tensor in tensors.items():
             found = file.get_tensor(name)
@@ -144,65 +158,102 @@ def test_tensors_on_meta_are_not_read(path, tensors, monkeypatch):
     assert load_file(path, "meta")["large"].is_meta
 
 
-def test_what_is_read_ahead_into_memory_goes_to_the_device(tmp_path, tensors, path, on_device):
+def test_what_is_read_ahead_into_memory_goes_to_the_device(tmp_path, tensors, path, late):
     """On a mount without a page cache read-ahead goes into memory of its own."""
     slow = real.slow_fuse(path.parent, tmp_path / "mount", delay_ms=1, direct_io=True)
     with slow as mount, safe_open(mount.path / path.name, "pt", "cuda") as file:
         for name in file.offset_keys():
             same(file.get_tensor(name), tensors[name])
-    assert sum(on_device) == sum(tensor.nbytes for tensor in tensors.values())
+    assert sum(late.copied) < sum(tensor.nbytes for tensor in tensors.values())
     assert mount.counts["read_bytes"] < 1.2 * path.stat().st_size
 
 
-def test_a_file_that_was_cut_raises(tmp_path, tensors, on_device):
+def test_a_file_that_was_cut_raises(tmp_path, tensors, late):
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     with safe_open(tmp_path / "model.safetensors", "pt", "cuda") as file:
         last = file.offset_keys()[-1]
         os.truncate(tmp_path / "model.safetensors", 5000)
         with pytest.raises(MappedReadError):
             file.get_tensor(last)
-    assert on_device == []
+    assert late.copied == []
 
 
-def test_a_device_touches_no_page_that_storage_would_have_to_deliver(
-    tmp_path, tensors, on_device, monkeypatch
-):
+def test_a_device_touches_no_page_that_storage_must_deliver(tmp_path, tensors, late, monkeypatch):
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         safetensors.torch.save_file(tensors, tmp_path / "behind" / "model.safetensors")
-        device, copy_in = StallingDevice(daemon), device_tensors.copy_in
-
-        def stalled(target, memory):
-            with device.stalled():
-                copy_in(target, memory)
-
-        monkeypatch.setattr(device_tensors, "copy_in", stalled)
+        device = StallingDevice(daemon)
+        monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _: device)
         monkeypatch.setattr(device_tensors, "PIECE_BYTES", MIB)
         with safe_open(mount / "model.safetensors", "pt", "cuda") as file:
             for name, tensor in tensors.items():
                 same(file.get_tensor(name), tensor)
             assert torch.equal(file.get_slice("large")[7:900, 5:], tensors["large"][7:900, 5:])
-    assert len(on_device) > len(tensors)
+    assert device.stalled_copies > len(tensors)
 
 
-@pytest.mark.parametrize("mode", ["auto", "read"])
-def test_cached_pieces_are_read_by_several_threads(path, tensors, on_device, monkeypatch, mode):
-    asked, read = [], device_tensors.first_threads
-    monkeypatch.setattr(device_tensors, "first_threads", lambda: asked.append(read()) or 5)
-    path.read_bytes()
-    with safe_open(path, "pt", "cuda", mmap_mode=mode) as file:
+def test_a_read_that_fails_leaves_no_copy_under_way(tmp_path, late, monkeypatch):
+    monkeypatch.setattr(device_tensors, "PIECE_BYTES", MIB)
+    source = tmp_path / "source"
+    source.mkdir()
+    content = {"t": torch.zeros(8 * MIB, dtype=torch.uint8)}
+    safetensors.torch.save_file(content, source / "model.safetensors")
+    late.delay = 0.05
+    slow = real.slow_fuse(source, tmp_path / "mount", fail_range=(6 * MIB, 7 * MIB))
+    with slow as mount, safe_open(mount.path / "model.safetensors", "pt", "cuda", ahead=False) as file:
+        with pytest.raises(MappedReadError):
+            file.get_tensor("t")
+        assert late._reading == []
+    assert len(late.copied) >= 4
+
+
+def test_other_devices_get_a_copy_of_memory_of_its_own(path, tensors, late, monkeypatch):
+    monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _: None)
+    with safe_open(path, "pt", "xpu") as file:
+        for name, tensor in tensors.items():
+            same(file.get_tensor(name), tensor)
+            assert place_in_file(file.get_tensor(name), path) is None
+        assert torch.equal(file.get_slice("large")[5:, 3:9], tensors["large"][5:, 3:9])
+    assert late.copied == []
+
+
+def test_cached_pieces_are_read_by_several_threads(path, tmp_path):
+    """Threads that a program starts, as strace counts them."""
+    trace, started = tmp_path / "trace", []
+    wrapper = (
+        real.need_tool("strace"),
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-o",
+        trace,
+        "-e",
+        "trace=clone,clone3",
+    )
+    for threads in (1, 4):
+        program = PROGRAMS / "devices" / "reads_by_threads.py"
+        assert output_of(program, path, threads, wrapper=wrapper) == "same"
+        started.append(
+            len(
+                re.findall(
+                    r"^\d+ +(?:clone3?\(|<... clone3? resumed).* = \d+$", trace.read_text(), re.MULTILINE
+                )
+            )
+        )
+    assert started[1] - started[0] == 3
+
+
+def test_memory_that_cannot_be_page_locked_serves_as_well(path, tensors, late, monkeypatch):
+    def refuse(_):
+        message = "no more locked memory"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(late, "allocate_pinned", refuse)
+    with (
+        safe_open(path, "pt", "cuda") as file,
+        pytest.warns(RuntimeWarning, match=r"cannot be page-locked \(no more locked memory\)"),
+    ):
         same(file.get_tensor("large"), tensors["large"])
-        same(file.get_slice("large")[3:2999], tensors["large"][3:2999])
-        same(file.get_slice("large")[:, 3:], tensors["large"][:, 3:])
-    assert len(asked) == len(on_device) == 3
-
-
-def test_memory_that_cannot_be_page_locked_serves_as_well(path, tensors, on_device, monkeypatch):
-    """No driver: what a container that limits locked memory answers."""
-    memory = device_tensors._memory
-    monkeypatch.setattr(device_tensors, "_memory", lambda nbytes, **_: memory(nbytes, is_pinned=True))
-    with safe_open(path, "pt", "cuda") as file:
-        same(file.get_tensor("large"), tensors["large"])
-    assert on_device == [tensors["large"].nbytes]
+    assert late.copied == [tensors["large"].nbytes]
 
 
 # --- load_file ---------------------------------------------------------------------------------------
@@ -232,12 +283,35 @@ def test_a_file_for_a_gpu_goes_through_staging(path, tensors, staged):
         assert list(found) == file.offset_keys()
     for name, tensor in tensors.items():
         same(found[name], tensor)
+        # A model that has such tensors can be saved, and each can be resized.
+        assert found[name].untyped_storage().nbytes() == tensor.nbytes
 
 
-@pytest.mark.parametrize("options", [{"ahead": 1 << 20}, {"raw": True}])
+def test_the_environment_bounds_staging(path, staged, monkeypatch):
+    options = []
+    transferred = staged_file.transferred
+    monkeypatch.setattr(
+        staged_file, "transferred", lambda *given: options.append(given[4:6]) or transferred(*given)
+    )
+    monkeypatch.setenv("PAGESTREAM_MEMORY_BYTES", str(4 * MIB))
+    monkeypatch.setenv("PAGESTREAM_THREADS", "3")
+    load_file(path, "cuda")
+    assert options == [(4 * MIB, 3)]
+    monkeypatch.setenv("PAGESTREAM_THREADS", "many")
+    with pytest.raises(ValueError, match="PAGESTREAM_THREADS"):
+        load_file(path, "cuda")
+
+
+@pytest.mark.parametrize("options", [{"ahead": 1 << 20}, {"ahead": False}, {"raw": True}])
 def test_options_that_staging_has_not_take_the_other_way(path, staged, options):
     found = load_file(path, "meta", **options)
     assert all(tensor.is_meta for tensor in found.values())
+    assert staged == []
+
+
+def test_read_ahead_that_is_off_is_off_for_devices(path, staged, monkeypatch):
+    monkeypatch.setenv("PAGESTREAM_AHEAD", "off")
+    assert all(tensor.is_meta for tensor in load_file(path, "meta").values())
     assert staged == []
 
 
@@ -257,6 +331,8 @@ def test_errors_are_those_of_safe_open(tmp_path, staged):
             load_file(broken, device)
         with pytest.raises(SafetensorError, match="backend must be"):
             load_file(broken, device, backend="fast")
+        with pytest.raises(TypeError, match="copy must be True or False"):
+            load_file(broken, device, copy="yes")
     assert staged == []
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from pagestream import PackedBatch, open_tokens, write_tokens
+from pagestream.devices import copy_device
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.errors import FileChangedError, MappedReadError
 from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
@@ -291,7 +292,7 @@ def test_the_index_of_a_device_is_looked_up_once(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     made = []
-    monkeypatch.setattr(torch.cuda, "Stream", made.append)
+    monkeypatch.setattr(copy_device, "_side_stream", made.append)
     assert CopyDevice(torch.device("cuda")).device == torch.device("cuda", 2)
     assert made == [torch.device("cuda", 2)]
     assert CopyDevice(torch.device("cuda:1")).device == torch.device("cuda", 1)

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from pagestream.errors import MappedReadError
+from pagestream.errors import MappedReadError, SliceError
 from pagestream.safetensors import safe_open
 from pagestream.safetensors.torch import load, load_file, save
 from pagestream.torch import load_into, load_state_dict, stream_checkpoint
@@ -138,6 +138,9 @@ def test_pieces_are_right_while_the_device_lags_behind(tmp_path):
     side = torch.cuda.Stream()
     with torch.cuda.stream(side), safe_open(path, "pt", "cuda") as file:
         total = sum(file.get_tensor(name).sum() for name in content)
+        late = file.get_tensor("t3")
+    # What another stream was given is there.
+    assert torch.equal(late.cpu(), content["t3"])
     side.synchronize()
     assert int(total) == sum(int(tensor.sum()) for tensor in content.values())
 
@@ -184,6 +187,14 @@ def test_a_file_that_was_cut_raises_and_the_device_goes_on(tmp_path, way):
         os.truncate(path, 100 * MIB)
         with pytest.raises(MappedReadError):
             list(stream)
+    assert float(torch.ones(3, device="cuda").sum()) == 3
+
+
+def test_a_wrong_index_does_not_end_the_use_of_the_device(path):
+    with safe_open(path, "pt", "cuda") as file:
+        for index in ([3000], np.s_[:, [2000]], np.s_[[[5]], 0:9999999, 7, 8]):
+            with pytest.raises(SliceError):
+                file.get_slice("large")[index]
     assert float(torch.ones(3, device="cuda").sum()) == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,16 @@ def shares_memory(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.get_device_properties(device).is_integrated)
     return device.type in ("cpu", "mps")
+
+
+# One for each device: the memory that a load was given on it is there for the next one.
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    if device not in _side_streams:
+        _side_streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return _side_streams[device]
 
 
 class CopyDevice:
@@ -42,7 +53,13 @@ class CopyDevice:
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self._module: Any = torch.cuda if self.is_cuda else torch.cpu
-        self._stream: Any = self._module.Stream(*([device] if self.is_cuda else []))
+        self._stream: Any = _side_stream(device) if self.is_cuda else torch.cpu.Stream()
+
+    def on_current_stream(self) -> CopyDevice:
+        """Returns the same device, with copies on the stream that is the caller's current one."""
+        found = copy.copy(self)
+        found._stream = self._module.current_stream(self.device)  # noqa: SLF001 - its own
+        return found
 
     def stream(self) -> AbstractContextManager[Any]:
         """Returns a context in which copies and kernels go to the device's own stream."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from pagestream._common import environment
+from pagestream.devices import copy_device
 from pagestream.devices.cuts import cut
 from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.devices.transfer import first_threads
@@ -14,14 +19,16 @@ from pagestream.weights import indexing
 from pagestream.weights.dtypes import itemsize
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    import numpy.typing as npt
 
     from pagestream import _native
-    from pagestream.weights.arrays import Align, Filler
+    from pagestream.devices.copy_device import CopyDevice
+    from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index, Selection
 
 # What is copied to the device while the next piece is read.
 PIECE_BYTES = 16 << 20
+_BLOCKS = 2
 
 
 def torch_tensors(
@@ -42,58 +49,71 @@ def torch_tensors(
     return TorchTensors(align, **options) if found.type == "cpu" else DeviceTensors(found, align, **options)
 
 
+class _Shapes(TorchTensors):
+    """Tensors without content. Where a device has no memory for it, torch says so in its own words."""
+
+    new_on = "meta"
+
+
 class DeviceTensors(TorchTensors):
-    """torch's tensors on another device than the CPU.
+    """torch's tensors on another device than the CPU, complete when they are returned.
+
+    A device's driver copies with its locks held. Of a mapped page that is not in memory it would wait for the
+    storage, and all others that use the device with it. So bytes are first read into memory of their own: for
+    a GPU in pieces, of which one is copied while the next is read.
 
     Attributes:
         device: The device.
-
-    A device's driver copies with its locks held. Of a mapped page that is not in memory it would wait for the
-    storage, and all others that use the device with it.
     """
-
-    # Memory on the device is no matter of the file: where there is none, torch says so in its own words.
-    new_on = "meta"
 
     def __init__(self, device: torch.device, align: Align = "copy", **options: bool) -> None:
         """Keeps the device."""
         super().__init__(align, **{**options, "copies": True})
         self.device = device
-        self._is_pinned = device.type == "cuda"
-
-    def make(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        nbytes: int,
-        offset: int,
-        buffer: Buffer | None,
-        fill: Filler | None = None,  # noqa: ARG002 - the bytes are in the buffer
-    ) -> torch.Tensor:
-        """Makes a tensor of bytes that are in memory."""
-        if not nbytes:
-            return self._empty(dtype, shape, 0)
-        return self.over(dtype, shape, nbytes, offset, buffer).to(self.device)
-
-    def _empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
-        """Makes a tensor as yet without content."""
-        return torch.empty_like(self.over(dtype, shape, nbytes, 0, None), device=self.device)
+        self._host = TorchTensors(copies=True, raw=self.raw)
+        self._shapes = _Shapes()
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
         """Makes one tensor of a file."""
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
+        if self.device.type == "meta":
+            return self._empty(dtype, shape, facts.nbytes)
+        staged_for = self._staged_for()
+        if staged_for is None:
+            return self._host.whole_of(file, name, facts).to(self.device)  # type: ignore[no-any-return]
         whole = indexing.Selection(0, (facts.nbytes,), (1,))
-        return self._sent(file.stored(name), dtype, shape, whole, 1)
+        return self._sent(staged_for, file.stored(name), dtype, shape, whole, 1)
+
+    def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
+        """Makes a part. Lists and tensors index on the CPU: on a GPU a wrong one would end its use."""
+        if indexing.is_advanced(index):
+            return self._host.part(stored, index).to(self.device)
+        return super().part(stored, index)
 
     def basic_part(
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> torch.Tensor:
         """Makes a part of a tensor seen as `dtype` and `shape`."""
-        found = indexing.select(shape, index)
-        return self._sent(stored, dtype, found.shape, found, itemsize(dtype))
+        found, item_bytes = indexing.select(shape, index), itemsize(dtype)
+        if self.device.type == "meta":
+            return self._empty(dtype, found.shape, found.size * item_bytes)
+        staged_for = self._staged_for()
+        if staged_for is None:
+            return self._host.basic_part(stored, dtype, shape, index).to(self.device)  # type: ignore[no-any-return]
+        return self._sent(staged_for, stored, dtype, found.shape, found, item_bytes)
+
+    def _staged_for(self) -> CopyDevice | None:
+        """Returns the GPU, to copy on the caller's current stream; None for a device that is none."""
+        found = copy_device.staged_for(self.device) if self.device.type == "cuda" else None
+        return None if found is None else found.on_current_stream()
+
+    def _empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
+        """Makes a tensor as yet without content."""
+        return torch.empty_like(self._shapes.over(dtype, shape, nbytes, 0, None), device=self.device)
 
     def _sent(
         self,
+        device: CopyDevice,
         stored: _native.StoredTensor,
         dtype: str,
         shape: tuple[int, ...],
@@ -102,35 +122,42 @@ class DeviceTensors(TorchTensors):
     ) -> torch.Tensor:
         """Makes a tensor of `selected` elements, each of so many bytes."""
         nbytes = selected.size * item_bytes
-        if not nbytes or self.device.type == "meta":
-            return self._empty(dtype, shape, nbytes)
+        tensor = self._empty(dtype, shape, nbytes)
+        if not nbytes:
+            return tensor
+        flat = tensor.view(-1).view(torch.uint8)
         # Waits for what is being read ahead; where that is memory of its own, this is it.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003
-        tensor = self._empty(dtype, shape, nbytes)
-        flat, first = tensor.view(-1).view(torch.uint8), 0
         if ahead is not None:
-            copy_in(flat, torch.frombuffer(ahead, dtype=torch.uint8))
+            flat.copy_(torch.frombuffer(ahead, dtype=torch.uint8))
             return tensor
-        for part in cut(selected, PIECE_BYTES // item_bytes):
-            memory = _memory(part.size * item_bytes, is_pinned=self._is_pinned)
-            stored.read_selection(part.in_bytes(item_bytes), memory.numpy(), first_threads())
-            copy_in(flat[first : first + memory.numel()], memory)
-            first += memory.numel()
+        threads = environment.threads(None) or first_threads()
+        first = 0
+        copying: deque[tuple[npt.NDArray[np.uint8], Any]] = deque()
+        try:
+            for part in cut(selected, PIECE_BYTES // item_bytes):
+                if len(copying) < _BLOCKS:
+                    block = _block(device, min(nbytes, PIECE_BYTES))
+                else:
+                    block, done = copying.popleft()
+                    done.synchronize()
+                piece = block[: part.size * item_bytes]
+                stored.read_selection(part.in_bytes(item_bytes), piece, threads)
+                device.copy_into(flat[first : first + piece.size], piece)
+                copying.append((block, device.record()))
+                first += piece.size
+        finally:
+            # As upstream: whatever uses the tensor, on whichever stream, finds its bytes.
+            device.synchronize()
         return tensor
 
 
-def copy_in(target: torch.Tensor, memory: torch.Tensor) -> None:
-    """Copies memory to a device, or queues the copy where the memory is page-locked."""
-    target.copy_(memory, non_blocking=memory.is_pinned())
-
-
-def _memory(nbytes: int, *, is_pinned: bool) -> torch.Tensor:
-    """Returns memory from which a device copies, page-locked if that is asked for and can be.
-
-    torch keeps page-locked memory for later calls, and gives none out while a copy from it is under way.
-    """
+def _block(device: CopyDevice, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Returns memory to copy from, page-locked if it can be. torch keeps such memory for later calls."""
     try:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
-    except RuntimeError:
+        return device.allocate_pinned(nbytes)
+    except RuntimeError as error:
         # Containers limit locked memory. A copy from other memory has read it when the call returns.
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        message = f"{nbytes} bytes cannot be page-locked ({error}): copies wait for each other"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return np.empty(nbytes, np.uint8)

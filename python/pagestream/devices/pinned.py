@@ -52,7 +52,7 @@ class PinnedMemory:
         self._span_bytes = nbytes
         if not self._device.is_cuda:
             return
-        # The driver would ask for one page after another: 60 ms for 128 MiB, of which 5 are its own.
+        # The driver would ask for one page after another (benches/gpu/ablation.py).
         _native.populate(buffer, threads)
         failures, ways = [], [("one registration", nbytes)]
         if nbytes > PIECE_BYTES:

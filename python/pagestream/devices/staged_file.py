@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import torch
 
+from pagestream._common import environment
 from pagestream.devices import copy_device
 from pagestream.devices.planned import cast_to, planned
 from pagestream.devices.transfer import transferred
@@ -33,14 +36,26 @@ def load(
         FileChangedError: It was rewritten meanwhile.
     """
     staged_for = _gpu(device)
-    if staged_for is None:
+    if staged_for is None or not _is_large(filename):
         return None
+    memory_bytes, threads = environment.memory_bytes(None), environment.threads(None)
     with open_checkpoint([filename], mmap_mode=mmap_mode, strict=strict) as weights:
-        wanted = planned(weights, None, "file")
-        if sum(each.nbytes for each in wanted) < LEAST_BYTES:
-            return None
-        pairs = transferred(native_files(weights), wanted, staged_for, cast_to(None), None, None, "pread")
-        return {each.info.name: tensor for each, tensor in pairs}
+        files, wanted = native_files(weights), planned(weights, None, "file")
+        pairs = transferred(files, wanted, staged_for, cast_to(None), memory_bytes, threads, "pread")
+        with closing(pairs):
+            return {each.info.name: _alone(tensor) for each, tensor in pairs}
+
+
+def _is_large(filename: StrPath) -> bool:
+    try:
+        return os.stat(filename).st_size >= LEAST_BYTES
+    except (OSError, TypeError, ValueError):
+        return False  # `safe_open` says what is wrong
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor whose memory is its own: programs save and resize what they have loaded."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _gpu(device: str | int | torch.device | None) -> copy_device.CopyDevice | None:

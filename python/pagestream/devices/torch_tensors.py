@@ -76,8 +76,7 @@ class TorchTensors(Framework):
             if narrowed is None:
                 return super().part(stored, ...)[index]  # type: ignore[no-any-return]
             basic, dimension, places = narrowed
-            rows = super().part(stored, basic)
-            return rows.index_select(dimension, places.to(rows.device))  # type: ignore[no-any-return]
+            return super().part(stored, basic).index_select(dimension, places)  # type: ignore[no-any-return]
         except SafetensorError:
             raise
         except (IndexError, RuntimeError, TypeError, ValueError) as error:

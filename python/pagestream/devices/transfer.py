@@ -90,7 +90,8 @@ def transferred(
         strategy: ``"pread"`` or ``"direct"``.
     """
     total_bytes = sum(each.nbytes for each in wanted)
-    nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or _staging_bytes(files, wanted), total_bytes))
+    default_bytes = _STAGING_BYTES if strategy == "direct" else _staging_bytes(files, wanted)
+    nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or default_bytes, total_bytes))
     pieces, ranges = _cut(wanted, min(_PIECE_BYTES, nbytes // _LEAST_PIECES) - _EDGE_BYTES)
     process = os.getpid()
     with ExitStack() as stack:

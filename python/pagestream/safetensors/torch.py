@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TC002 - the examples use it
 
+from pagestream._common import checks
 from pagestream.devices import staged_file
 from pagestream.safetensors import _defaults, _load, _upstream
 from pagestream.safetensors._open import mode_of
@@ -39,8 +40,8 @@ def load_file(
 
     On the CPU a tensor is read when it is used, unless ``copy=True`` or the file cannot be mapped.
     `safe_open` says what that means for a file that changes meanwhile. For a GPU, files of 64 MiB and more
-    are read by several threads, as by `pagestream.torch.stream_checkpoint`, unless `ahead` or `raw` is given;
-    others as by `safe_open`.
+    are read by several threads, as by `pagestream.torch.stream_checkpoint`, unless `raw` is given or
+    read-ahead is limited or off; others as by `safe_open`.
 
     Args:
         filename: The file.
@@ -61,7 +62,8 @@ def load_file(
         >>> load_file("model.safetensors")["bias"]
         tensor([0., 0., 0.])
     """
-    if ahead is None and not raw:
+    checks.check_bool("copy", copy)
+    if not raw and _defaults.ahead_bytes(ahead) is None:
         mode, is_strict = mode_of(backend, mmap_mode), _defaults.strictness(strict)
         if (found := staged_file.load(filename, device, mode, is_strict)) is not None:
             return found

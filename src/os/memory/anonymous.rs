@@ -51,7 +51,7 @@ pub struct Anonymous {
 
 // SAFETY: the block belongs to this value alone, and nothing about it is tied to a thread.
 unsafe impl Send for Anonymous {}
-// SAFETY: `&Anonymous` gives out an address and numbers; it does not touch the memory.
+// SAFETY: `&Anonymous` gives out an address and numbers, and has the kernel make pages; it does not touch what they hold.
 unsafe impl Sync for Anonymous {}
 
 impl Anonymous {
