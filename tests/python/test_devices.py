@@ -219,26 +219,12 @@ def test_other_devices_get_a_copy_of_memory_of_its_own(path, tensors, late, monk
 def test_cached_pieces_are_read_by_several_threads(path, tmp_path):
     """Threads that a program starts, as strace counts them."""
     trace, started = tmp_path / "trace", []
-    wrapper = (
-        real.need_tool("strace"),
-        "-f",
-        "--seccomp-bpf",
-        "-qq",
-        "-o",
-        trace,
-        "-e",
-        "trace=clone,clone3",
-    )
+    options = ["-f", "--seccomp-bpf", "-qq", "-e", "trace=clone,clone3", "-o", trace]
+    begun = re.compile(r"^\d+ +(?:clone3?\(|<... clone3? resumed).* = \d+$", re.MULTILINE)
+    program = PROGRAMS / "devices" / "reads_by_threads.py"
     for threads in (1, 4):
-        program = PROGRAMS / "devices" / "reads_by_threads.py"
-        assert output_of(program, path, threads, wrapper=wrapper) == "same"
-        started.append(
-            len(
-                re.findall(
-                    r"^\d+ +(?:clone3?\(|<... clone3? resumed).* = \d+$", trace.read_text(), re.MULTILINE
-                )
-            )
-        )
+        assert output_of(program, path, threads, wrapper=(real.need_tool("strace"), *options)) == "same"
+        started.append(len(begun.findall(trace.read_text())))
     assert started[1] - started[0] == 3
 
 
