@@ -66,7 +66,7 @@ def late(monkeypatch):
     """`safe_open` of torch takes a GPU whose copies come late, and that is the CPU."""
     device = Noting(delay=0.001)
     monkeypatch.setattr(_open, "framework_on", gpu)
-    monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _: device)
+    monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _, nbytes: device if nbytes else None)
     return device
 
 
@@ -182,7 +182,7 @@ def test_a_device_touches_no_page_that_storage_must_deliver(tmp_path, tensors, l
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         safetensors.torch.save_file(tensors, tmp_path / "behind" / "model.safetensors")
         device = StallingDevice(daemon)
-        monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _: device)
+        monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _, nbytes: device if nbytes else None)
         monkeypatch.setattr(device_tensors, "PIECE_BYTES", MIB)
         with safe_open(mount / "model.safetensors", "pt", "cuda") as file:
             for name, tensor in tensors.items():
@@ -207,13 +207,23 @@ def test_a_read_that_fails_leaves_no_copy_under_way(tmp_path, late, monkeypatch)
 
 
 def test_other_devices_get_a_copy_of_memory_of_its_own(path, tensors, late, monkeypatch):
-    monkeypatch.setattr(DeviceTensors, "_staged_for", lambda _: None)
+    monkeypatch.setattr(DeviceTensors, "_staged_for", lambda *_: None)
     with safe_open(path, "pt", "xpu") as file:
         for name, tensor in tensors.items():
             same(file.get_tensor(name), tensor)
             assert place_in_file(file.get_tensor(name), path) is None
         assert torch.equal(file.get_slice("large")[5:, 3:9], tensors["large"][5:, 3:9])
     assert late.copied == []
+
+
+def test_small_tensors_and_other_devices_have_no_pieces(monkeypatch):
+    found, asked = LateDevice(), []
+    monkeypatch.setattr(copy_device, "staged_for", lambda device: asked.append(device) or found)
+    gpu, other = (DeviceTensors(torch.device(name)) for name in ("cuda:1", "xpu"))
+    least = device_tensors.LEAST_BYTES
+    assert gpu._staged_for(least) is found
+    assert [gpu._staged_for(least - 1), gpu._staged_for(0), other._staged_for(least)] == [None] * 3
+    assert asked == [torch.device("cuda", 1)]
 
 
 def test_cached_pieces_are_read_by_several_threads(path, tmp_path):

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # What is copied to the device while the next piece is read.
 PIECE_BYTES = 16 << 20
 _BLOCKS = 2
+# Of less the driver takes a copy at once, and what pieces need takes longer than that:
+# https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html
+LEAST_BYTES = 64 << 10
 
 
 def torch_tensors(
@@ -78,7 +81,7 @@ class DeviceTensors(TorchTensors):
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         if self.device.type == "meta":
             return self._empty(dtype, shape, facts.nbytes)
-        staged_for = self._staged_for()
+        staged_for = self._staged_for(facts.nbytes)
         if staged_for is None:
             return self._host.whole_of(file, name, facts).to(self.device)  # type: ignore[no-any-return]
         whole = indexing.Selection(0, (facts.nbytes,), (1,))
@@ -95,16 +98,19 @@ class DeviceTensors(TorchTensors):
     ) -> torch.Tensor:
         """Makes a part of a tensor seen as `dtype` and `shape`."""
         found, item_bytes = indexing.select(shape, index), itemsize(dtype)
+        nbytes = found.size * item_bytes
         if self.device.type == "meta":
-            return self._empty(dtype, found.shape, found.size * item_bytes)
-        staged_for = self._staged_for()
+            return self._empty(dtype, found.shape, nbytes)
+        staged_for = self._staged_for(nbytes)
         if staged_for is None:
             return self._host.basic_part(stored, dtype, shape, index).to(self.device)  # type: ignore[no-any-return]
         return self._sent(staged_for, stored, dtype, found.shape, found, item_bytes)
 
-    def _staged_for(self) -> CopyDevice | None:
-        """Returns the GPU, to copy on the caller's current stream; None for a device that is none."""
-        found = copy_device.staged_for(self.device) if self.device.type == "cuda" else None
+    def _staged_for(self, nbytes: int) -> CopyDevice | None:
+        """Returns the GPU, to copy on the caller's current stream; None where pieces are of no use."""
+        if self.device.type != "cuda" or nbytes < LEAST_BYTES:
+            return None
+        found = copy_device.staged_for(self.device)
         return None if found is None else found.on_current_stream()
 
     def _empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
@@ -123,8 +129,6 @@ class DeviceTensors(TorchTensors):
         """Makes a tensor of `selected` elements, each of so many bytes."""
         nbytes = selected.size * item_bytes
         tensor = self._empty(dtype, shape, nbytes)
-        if not nbytes:
-            return tensor
         flat = tensor.view(-1).view(torch.uint8)
         # Waits for what is being read ahead; where that is memory of its own, this is it.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003

@@ -17,7 +17,7 @@ Path(path).read_bytes()
 with safe_open(path, "pt") as file:
     expected = file.get_tensor("large")
 late = LateDevice(delay=0)
-device_tensors.DeviceTensors._staged_for = lambda _: late
+device_tensors.DeviceTensors._staged_for = lambda *_: late
 device_tensors.first_threads = lambda: threads
 _open.framework_on = lambda *_, **__: device_tensors.DeviceTensors(torch.device("cpu"))
 with safe_open(path, "pt", "cuda", ahead=False) as file:
