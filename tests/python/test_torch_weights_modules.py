@@ -276,8 +276,10 @@ def test_a_type_without_a_gradient_cannot_be_assigned_where_there_is_one(tmp_pat
 def test_a_module_on_meta_gets_memory_and_stays_tied(path, trained, assign):
     with torch.device("meta"):
         module = Transformer()
+    report = load_into(module, path, assign=assign)
+    assert report.on_meta == ["positions"]
     module.positions = torch.arange(64).float()
-    load_into(module, path, assign=assign)
+    assert load_into(module, path, assign=assign).on_meta == []
     assert not any(tensor.is_meta for tensor in module.state_dict().values())
     assert module.head.weight is module.embed.weight
     assert module.steps == 77
@@ -318,6 +320,8 @@ def test_what_is_missing_on_meta_stays_there(path):
     assert module.embed.weight.is_meta
     assert module.steps == 77
     assert "embed.weight" in report.missing
+    # A tied one by each of its names.
+    assert set(report.on_meta) == {*report.missing, "positions", "head.weight"}
 
 
 def test_meta_as_the_default_device_is_no_place_for_content(path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +47,8 @@ class LoadReport:
         tied: Names of the module that share their tensor with another one, which was loaded, by name.
             What the checkpoint has under these names was neither read nor compared.
         nbytes: Bytes that were read.
+        on_meta: Names of parameters and buffers that are on ``meta`` still: what is missing, and buffers that
+            are not persistent, which no checkpoint has and the program has to compute.
 
     Examples:
         >>> from pagestream.torch import LoadReport
@@ -58,6 +60,7 @@ class LoadReport:
     unexpected: list[str]
     tied: dict[str, str]
     nbytes: int
+    on_meta: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -114,8 +117,9 @@ def load_into(
     memory yet. A tensor that several modules share is read once and stays shared; of its names the first that
     the checkpoint has counts (``torch.nn.Module.load_state_dict`` copies all, so that the last one counts).
     Tensors of a module that overlap without being one are filled in the order of the files. Buffers that are
-    not persistent are left alone. Modules with a ``_load_from_state_dict`` or
-    ``set_extra_state`` of their own are filled by names and shapes all the same; neither is called.
+    not persistent are left alone; the report names those that stay on ``meta``. Modules with a
+    ``_load_from_state_dict`` or ``set_extra_state`` of their own are filled by names and shapes all the same;
+    neither is called.
 
     Names and shapes are compared before any tensor is read: then the module is as it was. After a failure
     that comes later some tensors are loaded and others are not.
@@ -178,7 +182,15 @@ def load_into(
                 message = f"Error(s) in loading state_dict for {type(module).__name__}:"
                 raise RuntimeError("\n\t".join([message, *problems, _source(weights)]))
             _load(weights, chosen, assign=assign, meeting=meeting, progress=progress)
-            return report
+            return replace(report, on_meta=_on_meta(module))
+
+
+def _on_meta(module: torch.nn.Module) -> list[str]:
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    return [name for name, tensor in tensors if tensor.is_meta]
 
 
 def _check_module(module: object) -> None:
