@@ -56,13 +56,18 @@ def until(condition):
     return condition()
 
 
-def thread_names(process="self"):
-    """Returns the name of each thread of a process, native ones among them."""
-    found = []
+def threads(process="self"):
+    """Returns the name of each thread of a process by its number, native ones among them."""
+    found = {}
     for task in Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(OSError):
-            found.append((task / "comm").read_text().strip())
+            found[int(task.name)] = (task / "comm").read_text().strip()
     return found
+
+
+def thread_names(process="self"):
+    """Returns the names of a process's threads."""
+    return list(threads(process).values())
 
 
 def threads_end(name):
