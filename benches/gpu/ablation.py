@@ -1,4 +1,4 @@
-"""What the parts of the path to a GPU pay: staging populated by threads, its size, pieces, one copy a batch.
+"""What the parts of the path to a GPU pay: staging populated by threads, its size, and pieces.
 
     python benches/gpu/ablation.py [--folder DIR] [--gib 3] [--rounds 5]
 
@@ -24,8 +24,7 @@ from weights import HAS_GPU, MIB, PLACE, by_get_tensor, checkpoint, synchronize
 import pagestream.safetensors.torch
 from pagestream.devices import copy_device, device_tensors, pinned
 from pagestream.devices.pinned import PinnedMemory
-from pagestream.torch import TokenLoader, stream_checkpoint
-from pagestream.torch._staging import StagedBatches, converted
+from pagestream.torch import stream_checkpoint
 
 Variants = dict[str, Callable[[], float]]
 
@@ -106,46 +105,6 @@ def streams(folder: Path, rounds: int) -> None:
     alternate("get_tensor, pieces", "GB/s", sizes, max(1, rounds // 2))
 
 
-def apart(self: StagedBatches, host: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    batch = converted(host, self._widened, self._device.copy)
-    return batch, tuple(batch)
-
-
-class Staged(TokenLoader):
-    """Goes through staging on the CPU, too."""
-
-    def _copy_device(self) -> copy_device.CopyDevice:
-        return copy_device.CopyDevice(torch.device(PLACE))
-
-
-def batch_microseconds(path: Path, rows: int, length: int, dtype: str) -> float:
-    with Staged(path, sequence_length=length, batch_size=rows, dtype=dtype, device=PLACE) as loader:
-        for _ in range(30):
-            next(loader)
-        synchronize()
-        begin, count = time.perf_counter(), 0
-        while time.perf_counter() - begin < 0.25:
-            next(loader)
-            count += 1
-        synchronize()
-        return (time.perf_counter() - begin) / count * 1e6
-
-
-def batches(path: Path, rounds: int) -> None:
-    for rows, length in ((64, 1024), (32, 4096)):
-        for dtype in ("raw", "int64"):
-
-            def together(rows: int = rows, length: int = length, dtype: str = dtype) -> float:
-                return batch_microseconds(path, rows, length, dtype)
-
-            def separate(call: Callable[[], float] = together) -> float:
-                with mock.patch.object(StagedBatches, "_copied", apart):
-                    return call()
-
-            variants = {"one copy": together, "x and y apart": separate}
-            alternate(f"batch of {rows} x {length}, {dtype}", "µs", variants, rounds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, help="for the files; a temporary one by default")
@@ -157,9 +116,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as inner:
         folder = Path(inner)
         streams(checkpoint(folder / "checkpoint", options.gib), options.rounds)
-        path = token_file(folder, 0.5)
-        batches(path, options.rounds)
         if HAS_GPU:
+            path = token_file(folder, 0.5)
             step, usual, worst, longest = waits(path, 8, 1024, 100)
             print(f"\nA step of {step:.1f} ms; next: median {usual:.3f} ms, 99th percentile {worst:.3f} ms,")
             print(f"longest {longest:.3f} ms")

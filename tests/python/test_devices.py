@@ -17,13 +17,13 @@ from pagestream.devices.device_tensors import DeviceTensors
 from pagestream.errors import MappedReadError, SafetensorError, SliceError
 from pagestream.safetensors import _open, safe_open
 from pagestream.safetensors.torch import load, load_file, save
-from pagestream.weights.dtypes import NAMES
 from pagestream.weights.indexing import select
 
 from support import real
 from support.late_device import LateDevice, StallingDevice
 from support.mappings import place_in_file
 from support.process import PROGRAMS, output_of
+from support.torch_tensors import of_every_type, same_bits
 from support.weight_files import FLOATS, entry, odd_file, weight_file, write
 
 MIB = 1 << 20
@@ -32,14 +32,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def tensors():
     rng = np.random.default_rng(5)
-    found = {}
-    for name in NAMES.values():
-        kind = getattr(torch, name, None)
-        if kind is not None:
-            content = rng.integers(0, 2 if name == "bool" else 256, 600 * kind.itemsize, "u1")
-            found[name] = torch.from_numpy(content).view(kind).view(20, 30)
-    large = torch.from_numpy(rng.integers(0, 1000, (3000, 700), "i4"))
-    return found | {"large": large, "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5)}
+    return of_every_type(rng) | {"large": torch.from_numpy(rng.integers(0, 1000, (3000, 700), "i4"))}
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +67,13 @@ def gpu(_name, _device, *given, **options):
     return DeviceTensors(torch.device("cpu"), *given, **options)
 
 
-def same(found, expected):
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    one, other = (each.contiguous().reshape(-1).view(torch.uint8) for each in (found, expected))
-    assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("piece_bytes", [100_000, 16 * MIB])
 @pytest.mark.parametrize("mode", ["auto", "read"])
 def test_every_type_arrives_bit_for_bit_in_pieces(path, tensors, late, monkeypatch, piece_bytes, mode):
     monkeypatch.setattr(device_tensors, "PIECE_BYTES", piece_bytes)
     with safe_open(path, "pt", "cuda", mmap_mode=mode) as file:
         for name, tensor in tensors.items():
-            same(file.get_tensor(name), tensor)
+            same_bits(file.get_tensor(name), tensor)
     assert sum(late.copied) == sum(tensor.nbytes for tensor in tensors.values())
     assert max(late.copied) == min(piece_bytes, tensors["large"].nbytes)
 
@@ -134,7 +121,7 @@ def test_mode_and_reason_say_that_tensors_are_copies(path, late):
 
 def test_misaligned_tensors_are_not_misaligned_on_a_device(tmp_path, late):
     with safe_open(odd_file(tmp_path / "odd.safetensors"), "pt", "cuda", align="error") as file:
-        same(file.get_tensor("floats"), torch.from_numpy(FLOATS))
+        same_bits(file.get_tensor("floats"), torch.from_numpy(FLOATS))
     assert late.copied == [FLOATS.nbytes]
 
 
@@ -163,7 +150,7 @@ def test_what_is_read_ahead_into_memory_goes_to_the_device(tmp_path, tensors, pa
     slow = real.slow_fuse(path.parent, tmp_path / "mount", delay_ms=1, direct_io=True)
     with slow as mount, safe_open(mount.path / path.name, "pt", "cuda") as file:
         for name in file.offset_keys():
-            same(file.get_tensor(name), tensors[name])
+            same_bits(file.get_tensor(name), tensors[name])
     assert sum(late.copied) < sum(tensor.nbytes for tensor in tensors.values())
     assert mount.counts["read_bytes"] < 1.2 * path.stat().st_size
 
@@ -186,7 +173,7 @@ def test_a_device_touches_no_page_that_storage_must_deliver(tmp_path, tensors, l
         monkeypatch.setattr(device_tensors, "PIECE_BYTES", MIB)
         with safe_open(mount / "model.safetensors", "pt", "cuda") as file:
             for name, tensor in tensors.items():
-                same(file.get_tensor(name), tensor)
+                same_bits(file.get_tensor(name), tensor)
             assert torch.equal(file.get_slice("large")[7:900, 5:], tensors["large"][7:900, 5:])
     assert device.stalled_copies > len(tensors)
 
@@ -210,7 +197,7 @@ def test_other_devices_get_a_copy_of_memory_of_its_own(path, tensors, late, monk
     monkeypatch.setattr(DeviceTensors, "_staged_for", lambda *_: None)
     with safe_open(path, "pt", "xpu") as file:
         for name, tensor in tensors.items():
-            same(file.get_tensor(name), tensor)
+            same_bits(file.get_tensor(name), tensor)
             assert place_in_file(file.get_tensor(name), path) is None
         assert torch.equal(file.get_slice("large")[5:, 3:9], tensors["large"][5:, 3:9])
     assert late.copied == []
@@ -248,7 +235,7 @@ def test_memory_that_cannot_be_page_locked_serves_as_well(path, tensors, late, m
         safe_open(path, "pt", "cuda") as file,
         pytest.warns(RuntimeWarning, match=r"cannot be page-locked \(no more locked memory\)"),
     ):
-        same(file.get_tensor("large"), tensors["large"])
+        same_bits(file.get_tensor("large"), tensors["large"])
     assert late.copied == [tensors["large"].nbytes]
 
 
@@ -278,7 +265,7 @@ def test_a_file_for_a_gpu_goes_through_staging(path, tensors, staged):
     with safe_open(path, "pt") as file:
         assert list(found) == file.offset_keys()
     for name, tensor in tensors.items():
-        same(found[name], tensor)
+        same_bits(found[name], tensor)
         # A model that has such tensors can be saved, and each can be resized.
         assert found[name].untyped_storage().nbytes() == tensor.nbytes
 
@@ -332,11 +319,10 @@ def test_errors_are_those_of_safe_open(tmp_path, staged):
     assert staged == []
 
 
-def test_where_there_is_no_gpu_torch_says_so(path):
-    if torch.cuda.is_available():
-        pytest.skip("needs no GPU")
-    with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA|CUDA"):
-        load_file(path, "cuda")
+def test_where_there_is_no_such_gpu_torch_says_so(path):
+    beyond = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA|CUDA|[Ii]nvalid device"):
+        load_file(path, beyond)
 
 
 def test_a_device_that_torch_does_not_know_is_refused(path):
@@ -355,7 +341,7 @@ def test_integrated_gpus_are_not_staged_for(monkeypatch):
 
 def test_bytes_in_memory_are_loaded_to_the_cpu(tensors):
     found = load(save({"a": tensors["int64"]}))
-    same(found["a"], tensors["int64"])
+    same_bits(found["a"], tensors["int64"])
 
 
 # --- cuts --------------------------------------------------------------------------------------------

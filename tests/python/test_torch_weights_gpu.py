@@ -14,7 +14,8 @@ from pagestream.errors import MappedReadError, SliceError
 from pagestream.safetensors import safe_open
 from pagestream.safetensors.torch import load, load_file, save
 from pagestream.torch import load_into, load_state_dict, stream_checkpoint
-from pagestream.weights.dtypes import NAMES
+
+from support.torch_tensors import of_every_type, same_bits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -23,14 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def tensors():
-    rng = np.random.default_rng(2)
-    found = {}
-    for name in NAMES.values():
-        kind = getattr(torch, name, None)
-        if kind is not None:
-            content = rng.integers(0, 2 if name == "bool" else 256, 600 * kind.itemsize, "u1")
-            found[name] = torch.from_numpy(content).view(kind).view(20, 30)
-    return found | {"large": torch.randn(3000, 2000), "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5)}
+    return of_every_type(np.random.default_rng(2)) | {"large": torch.randn(3000, 2000)}
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +37,8 @@ def path(tmp_path_factory, tensors):
 def same(found, expected):
     assert set(found) == set(expected)
     for name, tensor in expected.items():
-        there = found[name]
-        assert there.is_cuda
-        assert (there.dtype, there.shape) == (tensor.dtype, tensor.shape)
-        one, other = (each.cpu().contiguous().reshape(-1).view(torch.uint8) for each in (there, tensor))
-        assert torch.equal(one, other), name
+        assert found[name].is_cuda
+        same_bits(found[name], tensor)
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 16 * MIB, None])

@@ -1,4 +1,4 @@
-"""A device that host memory is copied to: a stream of its own, events, page-locking."""
+"""A device that host memory is copied to: a side stream, events, page-locking."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class CopyDevice:
-    """Copies to a CUDA device on a stream of its own; ``"cpu"`` goes through the same motions.
+    """Copies to a CUDA device on a side stream, one for each device; ``"cpu"`` goes through the same motions.
 
     Args:
         device: The device. ``"cuda"`` without an index means the current one, which is looked up once.
@@ -62,7 +62,7 @@ class CopyDevice:
         return found
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Returns a context in which copies and kernels go to the device's own stream."""
+        """Returns a context in which copies and kernels go to the side stream."""
         return self._module.stream(self._stream)  # type: ignore[no-any-return]
 
     def copy(self, array: npt.NDArray[np.generic]) -> torch.Tensor:

@@ -34,7 +34,7 @@ _BLOCKS = 2
 LEAST_BYTES = 64 << 10
 
 
-def torch_tensors(
+def tensors_for(
     device: str | int | torch.device | None,
     align: Align = "copy",
     **options: bool,

@@ -395,9 +395,9 @@ def framework_on(
         ModuleNotFoundError: The framework is not installed.
     """
     if name == "torch":
-        from pagestream.devices.device_tensors import torch_tensors
+        from pagestream.devices.device_tensors import tensors_for
 
-        return torch_tensors(device, align, **options)
+        return tensors_for(device, align, **options)
     if name == "numpy":
         check_cpu(name, device)
         if options.get("copies") or options.get("read_only"):

@@ -56,6 +56,9 @@ def load_file(
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
+        MappedReadError: For a device, with ``copy=True`` or in ``"read"`` mode: the file was cut or its
+            storage failed.
+        FileChangedError: Likewise: the file was rewritten meanwhile.
 
     Examples:
         >>> from pagestream.safetensors.torch import load_file
