@@ -35,7 +35,7 @@
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
 //! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.
 //!
-//! **The files**, lowest first: `mode`, `identity`, `direct` · `origin`, `offer` · `opened` · `hints` · `read`, `locking` ·
+//! **The files**, lowest first: `mode`, `identity`, `direct` · `origin`, `offer` · `opened` · `hints` · `short_read` · `read`, `locking` ·
 //! `page_cache` · `file` · `file_set`.
 
 mod direct;
@@ -50,6 +50,7 @@ mod opened;
 mod origin;
 pub mod page_cache;
 mod read;
+mod short_read;
 
 pub use crate::os::fault::views::{set_hook as on_damage, untold_damage};
 pub use crate::os::file::open::Identity;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, ReadCause, Result};
-use crate::os::errno::{Code, storage_advice};
+use crate::error::Result;
+use crate::os::errno::Code;
 use crate::os::fault;
 use crate::os::file::pread::{self, Short};
 use crate::os::memory::Uninit;
@@ -170,29 +170,6 @@ impl Opened {
                 Err((more, again)) => (good, short) = (good + more, again),
             }
         }
-        let cause = match short {
-            Short::Errno(Code::FAULT) => {
-                let detail =
-                    "the buffer to read into cannot be written; is it a mapping of a file that was cut?";
-                return Err(Error::Buffer { detail: detail.into() });
-            }
-            Short::Errno(errno) => {
-                if errno == Code::STALE {
-                    // A server that no longer has the file says so of its attributes, too: then it has changed.
-                    self.identity_now()?;
-                }
-                ReadCause::Io { errno: errno.raw_os_error(), advice: storage_advice(errno) }
-            }
-            Short::EndOfFile => {
-                let (size_at_open, size_now) = (self.size(), self.identity_now()?.size);
-                if size_now < size_at_open {
-                    ReadCause::Truncated { size_at_open, size_now }
-                } else {
-                    ReadCause::EndedEarly { size: size_now }
-                }
-            }
-        };
-        let (offset, length) = (offset + good as u64, (len - good) as u64);
-        Err(Error::MappedRead { path: self.path.clone(), offset, length, cause })
+        Err(self.short_read(offset + good as u64, (len - good) as u64, short))
     }
 }

@@ -1,7 +1,12 @@
 //! [`Benefit`]: whether what is read ahead of a consumer gets used.
 //!
 //! A consumer that takes a few neighbours and jumps, again and again, leaves behind what was read ahead of it. After
-//! [`MAX_FRUITLESS`] streams in vain the next one begins only in a row of requests that is longer than the one before.
+//! [`MAX_FRUITLESS`] streams in vain the next one begins only in a [row](super::rows) of requests that is longer than the one
+//! before. Where rows have the same length, a stream reads one row.
+
+use super::file_tensors::FileTensors;
+use super::guess::{Guess, Request};
+use super::plan::REQUEST_BYTES;
 
 /// Streams in a row of which too little was used, up to which others begin as before.
 const MAX_FRUITLESS: u32 = 2;
@@ -10,21 +15,9 @@ const MAX_FRUITLESS: u32 = 2;
 pub struct Benefit {
     /// Streams in a row of which too little was used.
     fruitless: u32,
-    /// Requests since the last jump.
-    row: usize,
-    /// Requests between the two jumps before.
-    last_row: usize,
 }
 
 impl Benefit {
-    /// Notes a request, and whether it follows the one before.
-    pub fn note_request(&mut self, is_next: bool) {
-        if !is_next {
-            self.last_row = std::mem::take(&mut self.row);
-        }
-        self.row += 1;
-    }
-
     /// Notes whether the stream that another one takes the place of was of use; `None` where there was none.
     pub fn note_stream(&mut self, is_of_use: Option<bool>) {
         self.fruitless =
@@ -36,23 +29,41 @@ impl Benefit {
         self.fruitless >= MAX_FRUITLESS
     }
 
-    /// Returns whether a stream of whole tensors may begin with this request.
-    pub fn may_begin(&self) -> bool {
-        !self.is_fruitless() || self.row > self.last_row
+    /// Returns whether a stream of whole tensors may begin with a request.
+    pub fn may_begin(&self, tensors: &FileTensors, guess: &Guess, request: Request) -> bool {
+        let Request { place, is_next, row_end, .. } = request;
+        let Some(end) = row_end else {
+            return is_next && (guess.uses.has_threads || !self.is_fruitless() || guess.rows.is_longer());
+        };
+        // A row that page faults bring is left to them.
+        !is_next && end > place + 1 && tensors.bytes_of(place..end, guess.order) > REQUEST_BYTES
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::natural::NameKinds;
 
-    /// Notes rows of requests, with a stream in vain in each that may begin, and returns which requests began one.
-    fn begun(rows: &[usize]) -> Vec<Vec<usize>> {
-        let mut benefit = Benefit::default();
-        let mut in_row = |&row: &usize| {
+    /// Tensors of so many bytes, a hundred places for each row.
+    fn file(rows: usize, len: u64) -> FileTensors {
+        let count = 100 * rows as u64;
+        let names = vec![NameKinds { kind: 0, series: 0 }; count as usize];
+        FileTensors::new((0..count).map(|number| (number * len, len)).collect(), names, vec![])
+    }
+
+    /// Asks for rows of tensors of `len` bytes, with a stream in vain in each that may begin, and returns which requests began
+    /// one.
+    fn begun(rows: &[usize], len: u64) -> Vec<Vec<usize>> {
+        let tensors = file(rows.len(), len);
+        let (mut benefit, mut guess) = (Benefit::default(), Guess::new(&tensors));
+        let mut in_row = |(at, &row): (usize, &usize)| {
+            // From the last row to the first: each jump is one backwards.
+            let first = 100 * (rows.len() - 1 - at);
             let begins = |&request: &usize| {
-                benefit.note_request(request > 0);
-                request > 0 && benefit.may_begin()
+                let thread = std::thread::current().id();
+                let request = guess.note(&tensors, first + request, None, thread);
+                benefit.may_begin(&tensors, &guess, request)
             };
             let found: Vec<_> = (0..row).filter(begins).collect();
             if !found.is_empty() {
@@ -60,13 +71,19 @@ mod tests {
             }
             found
         };
-        rows.iter().map(&mut in_row).collect()
+        rows.iter().enumerate().map(&mut in_row).collect()
     }
 
     #[test]
-    fn pairs_get_two_streams_and_a_longer_row_another_one() {
-        assert_eq!(begun(&[2, 2, 2, 2, 2, 4]), [vec![1], vec![1], vec![], vec![], vec![], vec![2, 3]]);
-        assert_eq!(begun(&[3, 3, 3, 3]), [vec![1, 2], vec![1, 2], vec![], vec![]]);
+    fn rows_get_two_streams_and_a_longer_one_another() {
+        let found = begun(&[2, 3, 2, 3, 2, 4], 1);
+        assert_eq!(found, [vec![1], vec![1, 2], vec![], vec![2], vec![], vec![2, 3]]);
+    }
+
+    #[test]
+    fn of_rows_of_the_usual_length_page_faults_bring_what_is_small() {
+        assert_eq!(begun(&[2, 2, 2, 2], REQUEST_BYTES / 2), [vec![1], vec![1], vec![], vec![]]);
+        assert_eq!(begun(&[2, 2, 2, 2], REQUEST_BYTES), [vec![1], vec![1], vec![0], vec![0]]);
     }
 
     #[test]
@@ -77,6 +94,6 @@ mod tests {
         }
         assert!(benefit.is_fruitless());
         benefit.note_stream(Some(true));
-        assert!(!benefit.is_fruitless() && benefit.may_begin());
+        assert!(!benefit.is_fruitless());
     }
 }

@@ -70,6 +70,11 @@ impl FileTensors {
         self.orders[order].places[number] as usize
     }
 
+    /// Returns how many bytes the tensors at some places of an order have.
+    pub fn bytes_of(&self, places: Range<usize>, order: usize) -> u64 {
+        places.map(|place| self.ranges[self.number_at(place, order)].1).sum()
+    }
+
     /// Tensors of the same length alone are of one kind, so that a part of one lies inside each other one.
     pub fn kind_of(&self, number: usize) -> (u64, u64) {
         (self.names[number].kind, self.ranges[number].1)

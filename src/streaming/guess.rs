@@ -3,7 +3,7 @@
 //! Tensors are expected in the order of the data, or in another one (of their names, say) as soon as that shows. Of
 //! each tensor the part is expected that was asked for of the tensor of the same kind: one of the same length, whose
 //! name differs in its numbers. A rank takes the same rows or columns of all layers. Tensors of a series that the consumer
-//! [leaves out](super::left_out) are not expected.
+//! [leaves out](super::left_out) are not expected, nor what lies behind a [row](super::rows) of the usual length.
 
 use std::collections::HashMap;
 use std::thread::ThreadId;
@@ -12,6 +12,7 @@ use crate::slicing::Selection;
 
 use super::file_tensors::FileTensors;
 use super::plan::Want;
+use super::rows::Rows;
 use super::uses::Uses;
 
 /// Parts of a tensor, on average, up to which the first ones are read ahead.
@@ -33,6 +34,8 @@ pub struct Request {
     pub is_expected: bool,
     /// Whether the consumer has passed over tensors that were expected, as others like them were.
     pub has_left_out: bool,
+    /// The place at which the present row is expected to end.
+    pub row_end: Option<usize>,
 }
 
 /// What a consumer asked for.
@@ -45,6 +48,7 @@ pub struct Guess {
     /// The tensor that was asked for last.
     pub last: Option<usize>,
     pub uses: Uses,
+    pub rows: Rows,
     /// Further parts of tensors that were asked for.
     further_parts: usize,
     /// For each kind what was asked for first of the last tensor; `None` for the whole.
@@ -58,6 +62,7 @@ impl Guess {
             has_parts: false,
             last: None,
             uses: Uses::new(tensors.ranges.len()),
+            rows: Rows::default(),
             further_parts: 0,
             habits: HashMap::new(),
         }
@@ -65,8 +70,8 @@ impl Guess {
 
     /// What is expected of a consumer that goes on in another file as it did here.
     pub fn in_next_file(&self, tensors: &FileTensors) -> Self {
-        let uses = self.uses.in_next_file(tensors.ranges.len());
-        Self { uses, last: None, further_parts: 0, ..self.clone() }
+        let (uses, rows) = (self.uses.in_next_file(tensors.ranges.len()), Rows::default());
+        Self { uses, rows, last: None, further_parts: 0, ..self.clone() }
     }
 
     /// Notes that a thread asks for a tensor, or a part of it.
@@ -107,7 +112,19 @@ impl Guess {
         // What is read for the first one of many parts is in the way of the others.
         is_next &= selection.is_none() || self.further_parts <= MOST_PARTS * self.uses.asked_for();
         let place = tensors.place_of(number, self.order);
-        Request { place, is_next, is_first, has_turned: other.is_some(), is_expected, has_left_out }
+        let has_turned = other.is_some();
+        if is_first {
+            let behind =
+                (place + 1..tensors.ranges.len()).filter(|&it| self.uses.awaits(tensors, self.order, it));
+            self.rows.note(place, is_next && !has_turned, behind);
+        }
+        let row_end = self.row_end();
+        Request { place, is_next, is_first, has_turned, is_expected, has_left_out, row_end }
+    }
+
+    /// Returns the place at which the present row of tensors is expected to end.
+    pub fn row_end(&self) -> Option<usize> {
+        self.rows.end.filter(|_| !self.has_parts && !self.uses.has_threads)
     }
 
     /// Returns what is expected of a tensor; `None` if nothing shows that. As long as whole tensors are asked for, so
@@ -189,6 +206,7 @@ mod tests {
             has_turned: false,
             is_expected: false,
             has_left_out: false,
+            row_end: None,
         };
         assert_eq!(first, none);
         let turned = note(&mut guess, &tensors, 2, None);

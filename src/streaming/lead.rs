@@ -224,7 +224,9 @@ impl Lead {
         // Where all was asked for, the reading may lag behind.
         let is_all_used = state.guess.uses.unused == 0;
         let is_at_end = match &state.stream {
-            Some(expected) => is_all_used || expected.stream.is_all_begun(),
+            Some(expected) => {
+                is_all_used || (state.guess.row_end().is_none() && expected.stream.is_all_begun())
+            }
             None => state.cursor.is_at_end(is_all_used),
         };
         if is_at_end {
@@ -362,7 +364,7 @@ impl LeadWork {
         let request = state.guess.note(&self.tensors, number, selection, thread::current().id());
         let len = self.tensors.ranges[number].1;
         if self.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.note((number, len), request, self.budget(self.first_bytes(len)));
+            state.cursor.note((number, len), request, self.budget(self.first_bytes(request, len)));
             let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.uses.unused == 0);
             drop(state);
             if is_ended {
@@ -451,7 +453,6 @@ impl LeadWork {
         if state.opened.is_none() || !is_first {
             return Ok(Answer::InFile);
         }
-        state.benefit.note_request(is_next);
         let has_threads = state.guess.uses.has_threads;
         // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for.
         let near = if has_threads && !request.has_left_out { NEAR_TENSORS } else { 1 };
@@ -473,8 +474,8 @@ impl LeadWork {
         if selection.is_none() && len > self.limit_bytes {
             return Ok(Answer::InFile);
         }
-        if is_next && !state.guess.has_parts && (has_threads || state.benefit.may_begin()) {
-            let expected = self.start_stream(state, (place, true), self.first_bytes(len))?;
+        if !state.guess.has_parts && state.benefit.may_begin(&self.tensors, &state.guess, request) {
+            let expected = self.start_stream(state, (place, true), self.first_bytes(request, len))?;
             let before = std::mem::replace(&mut state.stream, expected);
             state.benefit.note_stream(before.map(|it| it.used_bytes >= it.first_bytes));
             let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
@@ -491,14 +492,14 @@ impl LeadWork {
             && let Some(wanted) = state.guess.expected(&self.tensors, number)
             && !state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()))
         {
-            let expected = self.start_stream(state, (next, false), self.first_bytes(FIRST_BYTES))?;
+            let expected = self.start_stream(state, (next, false), FIRST_BYTES.min(self.limit_bytes))?;
             let before = std::mem::replace(&mut state.stream, expected);
             state.benefit.note_stream(before.map(|it| it.used_bytes > 0));
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
-            let stream = self.stream_of(state, &[alone], self.first_bytes(FIRST_BYTES))?;
+            let stream = self.stream_of(state, &[alone], FIRST_BYTES.min(self.limit_bytes))?;
             stream.reserve(0, 1);
             return Ok(Answer::InStream(Arc::new(stream), 0));
         }
@@ -511,8 +512,12 @@ impl LeadWork {
     }
 
     /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
-    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order.
-    fn first_bytes(&self, len: u64) -> u64 {
+    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order, and for a row
+    /// of the usual length.
+    fn first_bytes(&self, request: Request, len: u64) -> u64 {
+        if request.row_end.is_some() {
+            return self.stream_bytes();
+        }
         len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
     }
 
@@ -532,7 +537,8 @@ impl LeadWork {
         if !self.seat.take() {
             return Err(Error::argument("other files are read ahead"));
         }
-        let expected = (first..self.tensors.ranges.len()).filter_map(|place| {
+        let end = state.guess.row_end().unwrap_or(self.tensors.ranges.len());
+        let expected = (first..end).filter_map(|place| {
             let number = self.tensors.number_at(place, state.guess.order);
             let is_awaited = state.guess.uses.awaits(&self.tensors, state.guess.order, place);
             let is_wanted = is_awaited || (is_asked && place == first);
@@ -545,7 +551,8 @@ impl LeadWork {
             return Ok(None);
         }
         let stream = Arc::new(self.stream_of(state, &wants, memory_bytes)?);
-        Ok(Some(Expected { stream, wants, places, first_bytes: memory_bytes, used_bytes: 0 }))
+        let first_bytes = memory_bytes.min(wants.iter().map(|want| want.len).sum());
+        Ok(Some(Expected { stream, wants, places, first_bytes, used_bytes: 0 }))
     }
 
     /// Starts to read, `first_bytes` ahead at first.
@@ -564,6 +571,37 @@ mod tests {
 
     use super::*;
     use crate::mapped_file::{MappedFile, RequestedMode};
+    use crate::natural::NameKinds;
+
+    #[test]
+    fn after_rows_of_the_same_length_a_stream_reads_one_row() {
+        const LEN: u64 = 256 << 10;
+        const COUNT: usize = 64;
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&vec![1; COUNT * LEN as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), RequestedMode::Read).expect("opened");
+        let opened = mapped.opened().expect("open");
+        let tensors = FileTensors::new(
+            (0..COUNT as u64).map(|number| (number * LEN, LEN)).collect(),
+            vec![NameKinds { kind: 0, series: 0 }; COUNT],
+            vec![],
+        );
+        let lead = Lead::new(opened.clone(), tensors, None, true, false);
+        let places = |lead: &Lead| lead.work.lock().stream.as_ref().map(|expected| expected.places.clone());
+        for row in [40, 20, 30] {
+            for number in row..row + 3 {
+                let answer = lead.ask(&opened, number * LEN, None);
+                assert!(lead.at_end().is_none());
+                if row == 30 {
+                    assert_eq!(places(&lead), Some(vec![30, 31, 32]));
+                    assert!(matches!(answer, Answer::InStream(_, want) if want as u64 == number - row));
+                }
+            }
+        }
+        lead.ask(&opened, 33 * LEN, None);
+        let rest = (33..40).chain(43..COUNT).collect();
+        assert_eq!(places(&lead), Some(rest), "the row goes on");
+    }
 
     #[test]
     fn the_lead_of_the_next_file_has_the_pace_of_the_one_before() {

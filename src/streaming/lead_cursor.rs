@@ -2,7 +2,8 @@
 //! which it is to be asked next.
 //!
 //! The lead begins with the first right guess. Each further one doubles it, up to its limit, and to as much as shows by
-//! what was used. After a jump it begins anew, and where the consumer has left out what was expected.
+//! what was used. After a jump it begins anew, and where the consumer has left out what was expected. It ends where the
+//! [row](super::rows) is expected to end.
 
 use crate::fetch::budget::Budget;
 use crate::fetch::ranges::{ByteRange, FileId};
@@ -97,7 +98,7 @@ impl LeadCursor {
 
     /// Notes a request for a tensor of `len` bytes, by its number. After a jump the lead is as long as `first` is.
     pub fn note(&mut self, (number, len): (usize, u64), request: Request, first: Budget) {
-        let Request { place, is_next, is_first, has_turned, has_left_out, .. } = request;
+        let Request { place, is_next, is_first, has_turned, has_left_out, row_end, .. } = request;
         if has_turned {
             self.cursor = place;
         }
@@ -106,7 +107,7 @@ impl LeadCursor {
         if was_advised && is_first {
             self.budget.give_back(bytes);
         }
-        let is_near = (self.cursor..self.cursor + NEAR_TENSORS).contains(&place);
+        let is_near = row_end.is_none() && (self.cursor..self.cursor + NEAR_TENSORS).contains(&place);
         if (was_advised || is_next || (is_near && self.has_begun)) && !has_left_out {
             self.used_bytes += if is_first { len } else { 0 };
             self.budget.double_up_to(self.first_bytes.saturating_add(CREDIT.saturating_mul(self.used_bytes)));
@@ -115,7 +116,8 @@ impl LeadCursor {
                 self.cursor = self.cursor.min(place); // it was not expected
             }
         } else {
-            self.guesses_right = false;
+            // Of a row of the usual length the others will follow.
+            self.guesses_right = row_end.is_some();
             self.jumps += 1;
             (self.first_bytes, self.used_bytes, self.budget) = (first.limit(), len, first);
             self.cursor = place;
@@ -160,7 +162,8 @@ impl LeadCursor {
                 self.cursor = place + 1;
                 continue;
             }
-            let may_lead = self.guesses_right && self.budget.has_room();
+            let is_in_row = guess.row_end().is_none_or(|end| place < end);
+            let may_lead = self.guesses_right && is_in_row && self.budget.has_room();
             if !is_used && !may_lead {
                 return LeadStep::Wait;
             }
@@ -259,6 +262,22 @@ mod tests {
         assert_eq!(consumer.asked(), 61 * TENSOR_BYTES..64 * TENSOR_BYTES);
         assert!(consumer.cursor.is_at_end(false));
         assert_eq!(consumer.next(), LeadStep::Wait, "the consumer may go back to the beginning");
+    }
+
+    #[test]
+    fn after_rows_of_the_same_length_a_row_is_asked_for_at_once_and_nothing_behind_it() {
+        let mut consumer = Consumer::new();
+        for number in [40, 41, 20, 21] {
+            consumer.ask(number);
+            consumer.asked();
+        }
+        consumer.ask(30);
+        assert_eq!(consumer.asked(), 30 * TENSOR_BYTES..32 * TENSOR_BYTES);
+        consumer.ask(31);
+        assert_eq!(consumer.next(), LeadStep::Wait);
+        assert!(!consumer.cursor.is_at_end(false));
+        consumer.ask(32);
+        assert!(consumer.asked().end > 33 * TENSOR_BYTES, "the row goes on");
     }
 
     #[test]

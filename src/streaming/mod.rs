@@ -76,6 +76,7 @@ pub mod options;
 pub mod pace;
 pub mod pieces;
 pub mod plan;
+mod rows;
 mod run;
 pub mod sample;
 pub mod small_file;

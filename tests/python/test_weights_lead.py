@@ -294,6 +294,24 @@ def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, neighbo
 
 
 @both_mounts
+def test_of_neighbours_that_are_always_as_many_little_else_is_read(tmp_path, direct):
+    """A lead that doubled within each of the rows would read twice as much."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    tensors = {f"t{number:03}": np.full(MIB // 4, number, "u1") for number in range(192)}
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    firsts = random.Random(7).sample(range(0, 192, 6), 24)
+    with slow_mount(folder, tmp_path, direct_io=direct, delay_ms=1) as slow:
+        with safe_open(slow.path / "model.safetensors", "np") as file:
+            for number in (first + each for first in firsts for each in range(3)):
+                assert np.array_equal(file.get_tensor(f"t{number:03}"), tensors[f"t{number:03}"])
+        assert threads_end("pagestream-read")
+        assert threads_end("pagestream-lead")
+    # Two rows before that shows, and on the cached mount what page faults bring of the neighbours.
+    assert slow.counts["read_bytes"] <= 1.6 * 24 * 3 * MIB // 4 + 3 * MIB
+
+
+@both_mounts
 def test_closing_stops_the_lead(source, tmp_path, direct):
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
         with safe_open(slow.path / "model.safetensors", "np") as file:
