@@ -44,6 +44,11 @@ impl Budget {
         self.in_flight < self.limit as i64
     }
 
+    /// Whether there is room once the limit has grown as far as it may.
+    pub fn is_below_most(&self) -> bool {
+        self.in_flight < self.most as i64
+    }
+
     /// Whether less than half of the limit is in flight: refilling is worth its cost.
     pub fn is_half_used(&self) -> bool {
         self.in_flight < self.limit.div_ceil(2) as i64

@@ -364,7 +364,7 @@ impl LeadWork {
         let request = state.guess.note(&self.tensors, number, selection, thread::current().id());
         let len = self.tensors.ranges[number].1;
         if self.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.note((number, len), request, self.budget(self.first_bytes(request, len)));
+            state.cursor.note((number, len), request, self.budget(self.first_bytes(len)));
             let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.uses.unused == 0);
             drop(state);
             if is_ended {
@@ -475,7 +475,8 @@ impl LeadWork {
             return Ok(Answer::InFile);
         }
         if !state.guess.has_parts && state.benefit.may_begin(&self.tensors, &state.guess, request) {
-            let expected = self.start_stream(state, (place, true), self.first_bytes(request, len))?;
+            let first_bytes = request.row_end.map_or_else(|| self.first_bytes(len), |_| self.stream_bytes());
+            let expected = self.start_stream(state, (place, true), first_bytes)?;
             let before = std::mem::replace(&mut state.stream, expected);
             state.benefit.note_stream(before.map(|it| it.used_bytes >= it.first_bytes));
             let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
@@ -492,14 +493,14 @@ impl LeadWork {
             && let Some(wanted) = state.guess.expected(&self.tensors, number)
             && !state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()))
         {
-            let expected = self.start_stream(state, (next, false), FIRST_BYTES.min(self.limit_bytes))?;
+            let expected = self.start_stream(state, (next, false), self.first_bytes(FIRST_BYTES))?;
             let before = std::mem::replace(&mut state.stream, expected);
             state.benefit.note_stream(before.map(|it| it.used_bytes > 0));
         }
         if is_large {
             // It was left behind, or nothing shows yet that others will follow: it is read alone.
             let alone = Want { file: 0, offset, len, selection: None };
-            let stream = self.stream_of(state, &[alone], FIRST_BYTES.min(self.limit_bytes))?;
+            let stream = self.stream_of(state, &[alone], self.first_bytes(FIRST_BYTES))?;
             stream.reserve(0, 1);
             return Ok(Answer::InStream(Arc::new(stream), 0));
         }
@@ -512,12 +513,8 @@ impl LeadWork {
     }
 
     /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
-    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order, and for a row
-    /// of the usual length.
-    fn first_bytes(&self, request: Request, len: u64) -> u64 {
-        if request.row_end.is_some() {
-            return self.stream_bytes();
-        }
+    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order.
+    fn first_bytes(&self, len: u64) -> u64 {
         len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
     }
 
@@ -592,9 +589,15 @@ mod tests {
             for number in row..row + 3 {
                 let answer = lead.ask(&opened, number * LEN, None);
                 assert!(lead.at_end().is_none());
+                let taken = match answer {
+                    Answer::InStream(stream, want) => {
+                        stream.take(want, Duration::from_secs(60)).map(|_| want)
+                    }
+                    Answer::InFile => Ok(COUNT),
+                };
                 if row == 30 {
                     assert_eq!(places(&lead), Some(vec![30, 31, 32]));
-                    assert!(matches!(answer, Answer::InStream(_, want) if want as u64 == number - row));
+                    assert_eq!(taken.expect("read") as u64, number - row);
                 }
             }
         }
