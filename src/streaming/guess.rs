@@ -113,10 +113,10 @@ impl Guess {
         is_next &= selection.is_none() || self.further_parts <= MOST_PARTS * self.uses.asked_for();
         let place = tensors.place_of(number, self.order);
         let has_turned = other.is_some();
-        if is_first {
-            let behind =
-                (place + 1..tensors.ranges.len()).filter(|&it| self.uses.awaits(tensors, self.order, it));
-            self.rows.note(place, is_next && !has_turned, behind);
+        if is_first || has_turned {
+            let behind = place + 1..tensors.ranges.len();
+            let awaited = behind.filter(|&it| self.uses.awaits(tensors, self.order, it));
+            self.rows.note(place, is_next && !has_turned, has_left_out, awaited);
         }
         let row_end = self.row_end();
         Request { place, is_next, is_first, has_turned, is_expected, has_left_out, row_end }

@@ -223,11 +223,10 @@ impl Lead {
         let state = (self.process == fork::generation()).then(|| self.work.lock())?;
         // Where all was asked for, the reading may lag behind.
         let is_all_used = state.guess.uses.unused == 0;
+        let is_in_row = state.guess.row_end().is_some();
         let is_at_end = match &state.stream {
-            Some(expected) => {
-                is_all_used || (state.guess.row_end().is_none() && expected.stream.is_all_begun())
-            }
-            None => state.cursor.is_at_end(is_all_used),
+            Some(expected) => is_all_used || (!is_in_row && expected.stream.is_all_begun()),
+            None => (is_all_used || !is_in_row) && state.cursor.is_at_end(is_all_used),
         };
         if is_at_end {
             // Others may begin, though the consumer may have left tensors out here.
@@ -359,8 +358,7 @@ impl LeadWork {
     /// Follows the consumer.
     fn follow(&self, opened: &Opened, number: usize, selection: Option<&Selection>) -> Result<Answer> {
         let mut state = self.lock();
-        let last = state.guess.last;
-        let had_parts = state.guess.has_parts;
+        let (last, had_parts) = (state.guess.last, state.guess.has_parts);
         let request = state.guess.note(&self.tensors, number, selection, thread::current().id());
         let len = self.tensors.ranges[number].1;
         if self.means != Means::Reads && !state.guess.has_parts {
@@ -382,7 +380,8 @@ impl LeadWork {
             return Ok(Answer::InFile);
         }
         // What was expected before is not what comes next.
-        let is_over = request.has_turned || state.guess.has_parts != had_parts;
+        let is_other_row = request.row_end.is_some() && !request.is_next;
+        let is_over = request.has_turned || is_other_row || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.stream.take() } else { None };
         let answer = self.find(&mut state, number, request, selection);
         if let Some(expected) = &state.stream {
@@ -572,8 +571,8 @@ mod tests {
 
     #[test]
     fn after_rows_of_the_same_length_a_stream_reads_one_row() {
-        const LEN: u64 = 256 << 10;
-        const COUNT: usize = 64;
+        const LEN: u64 = 64 << 10;
+        const COUNT: usize = 160;
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         file.write_all(&vec![1; COUNT * LEN as usize]).expect("written");
         let mapped = MappedFile::open(file.path(), RequestedMode::Read).expect("opened");
@@ -585,7 +584,7 @@ mod tests {
         );
         let lead = Lead::new(opened.clone(), tensors, None, true, false);
         let places = |lead: &Lead| lead.work.lock().stream.as_ref().map(|expected| expected.places.clone());
-        for row in [40, 20, 30] {
+        for row in [120, 0, 60] {
             for number in row..row + 3 {
                 let answer = lead.ask(&opened, number * LEN, None);
                 assert!(lead.at_end().is_none());
@@ -595,14 +594,14 @@ mod tests {
                     }
                     Answer::InFile => Ok(COUNT),
                 };
-                if row == 30 {
-                    assert_eq!(places(&lead), Some(vec![30, 31, 32]));
+                if row == 60 {
+                    assert_eq!(places(&lead), Some(vec![60, 61, 62]));
                     assert_eq!(taken.expect("read") as u64, number - row);
                 }
             }
         }
-        lead.ask(&opened, 33 * LEN, None);
-        let rest = (33..40).chain(43..COUNT).collect();
+        lead.ask(&opened, 63 * LEN, None);
+        let rest = (63..120).chain(123..COUNT).collect();
         assert_eq!(places(&lead), Some(rest), "the row goes on");
     }
 

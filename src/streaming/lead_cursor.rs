@@ -111,7 +111,7 @@ impl LeadCursor {
         if (was_advised || is_next || (is_near && self.has_begun)) && !has_left_out {
             self.used_bytes += if is_first { len } else { 0 };
             self.budget.double_up_to(self.first_bytes.saturating_add(CREDIT.saturating_mul(self.used_bytes)));
-            self.guesses_right = true;
+            self.guesses_right |= is_first; // what is asked for again shows nothing
             if !was_advised {
                 self.cursor = self.cursor.min(place); // it was not expected
             }
@@ -267,20 +267,45 @@ mod tests {
     }
 
     #[test]
-    fn after_rows_of_the_same_length_a_row_is_asked_for_at_once_and_nothing_behind_it() {
+    fn a_tensor_that_is_asked_for_again_shows_nothing() {
         let mut consumer = Consumer::new();
-        for number in [40, 41, 20, 21] {
+        for number in [0, 40, TENSORS - 1, TENSORS - 1] {
             consumer.ask(number);
             consumer.asked();
         }
-        consumer.ask(30);
-        assert_eq!(consumer.asked(), 30 * TENSOR_BYTES..32 * TENSOR_BYTES);
-        consumer.ask(31);
+        assert!(!consumer.cursor.is_at_end(false));
+    }
+
+    #[test]
+    fn after_rows_of_the_same_length_a_row_is_asked_for_at_once_and_nothing_behind_it() {
+        let mut consumer = Consumer::new();
+        for number in [60, 61, 10, 11] {
+            consumer.ask(number);
+            consumer.asked();
+        }
+        consumer.ask(50);
+        assert_eq!(consumer.asked(), 50 * TENSOR_BYTES..52 * TENSOR_BYTES);
+        consumer.ask(51);
         assert_eq!(consumer.next(), LeadStep::Wait);
         assert!(!consumer.cursor.is_at_end(false));
-        consumer.ask(32);
-        let ahead_bytes = consumer.asked().end - 33 * TENSOR_BYTES;
+        consumer.ask(52);
+        let ahead_bytes = consumer.asked().end - 53 * TENSOR_BYTES;
         assert!((8 * STEP_BYTES..9 * STEP_BYTES).contains(&ahead_bytes), "{ahead_bytes}: the row goes on");
+    }
+
+    #[test]
+    fn the_tensors_of_a_layer_may_be_asked_for_in_another_order() {
+        let mut consumer = Consumer::new();
+        let mut asked = 0..0;
+        // Layers of eight tensors in the order of their modules: one by one, and two by two.
+        for layer in 0..4 {
+            for of in [7, 5, 6, 4, 2, 3, 0, 1] {
+                consumer.ask(8 * layer + of);
+                let more = consumer.asked();
+                asked.end = asked.end.max(more.end);
+            }
+        }
+        assert!(consumer.cursor.guesses_right && asked.end > 36 * TENSOR_BYTES, "{asked:?}");
     }
 
     #[test]

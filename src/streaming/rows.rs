@@ -8,20 +8,27 @@
 //!            row          row         └── again after two rows of three: three are expected, and nothing behind them
 //! ```
 //!
-//! The first row of another length ends it, but for one that is some such rows one behind the other.
+//! The first row of another length ends it, but for one that is some such rows one behind the other. A jump to a place nearby
+//! may be one within a layer, whose other tensors will be asked for as well: there nothing is expected to end.
+
+use super::uses::NEAR_TENSORS;
 
 /// Rows of the same length after which the next one is expected to be as long.
 const ALIKE: u32 = 2;
+/// Rows that are remembered.
+const LAST_ROWS: usize = 8;
 
 /// Rows of requests that follow one another.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
+    /// The place that was asked for last.
+    place: usize,
     /// Requests since the last jump.
     row: usize,
-    /// Requests between the two jumps before.
-    last_row: usize,
-    /// The length that rows seem to have.
-    usual_row: usize,
+    /// The lengths of those before.
+    before: [usize; LAST_ROWS],
+    /// The length that they seem to have.
+    usual: usize,
     /// Rows of that length, one after the other.
     alike: u32,
     /// The place at which the present row is expected to end; `None` where nothing shows that.
@@ -29,25 +36,38 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Notes a request for a place, and whether it follows the one before. The tensors of the places `behind` it may be
-    /// asked for.
-    pub fn note(&mut self, place: usize, is_next: bool, mut behind: impl Iterator<Item = usize>) {
+    /// Notes a request for a place, whether it follows the one before, and whether others are expected from now on. The tensors
+    /// of the places `behind` it may be asked for.
+    pub fn note(
+        &mut self,
+        place: usize,
+        is_next: bool,
+        has_left_out: bool,
+        mut behind: impl Iterator<Item = usize>,
+    ) {
+        let last = std::mem::replace(&mut self.place, place);
+        self.end = self.end.filter(|&end| is_next && place < end);
         if is_next {
             self.row += 1;
-            self.end = self.end.filter(|&end| place < end);
             return;
         }
         let row = std::mem::replace(&mut self.row, 1);
-        let is_alike = row == self.usual_row || (self.usual_row > 1 && row.is_multiple_of(self.usual_row));
-        (self.usual_row, self.alike) = if is_alike { (self.usual_row, self.alike + 1) } else { (row, 1) };
-        self.last_row = row;
-        let last = self.usual_row.checked_sub(2).map_or(Some(place), |others| behind.nth(others));
-        self.end = last.filter(|_| self.alike >= ALIKE).map(|last| last + 1);
+        let is_alike = row == self.usual || (self.usual > 1 && row.is_multiple_of(self.usual));
+        (self.usual, self.alike) = if is_alike { (self.usual, self.alike + 1) } else { (row, 1) };
+        self.before.rotate_right(1);
+        self.before[0] = row;
+        if self.alike >= ALIKE
+            && let Some(others) = self.usual.checked_sub(2)
+            && last.abs_diff(place) > NEAR_TENSORS
+            && !has_left_out
+        {
+            self.end = behind.nth(others).map(|last| last + 1);
+        }
     }
 
-    /// Returns whether the present row is longer than the one before.
+    /// Returns whether the present row is longer than those before.
     pub fn is_longer(&self) -> bool {
-        self.row > self.last_row
+        self.before.iter().all(|&before| self.row > before)
     }
 }
 
@@ -63,7 +83,7 @@ mod tests {
         for (number, &row) in rows.iter().enumerate() {
             let places = (100 * number..).step_by(2).take(row);
             let follow = |place: usize| {
-                noted.note(place, !place.is_multiple_of(100), (place + 2..1000).step_by(2));
+                noted.note(place, !place.is_multiple_of(100), false, (place + 2..1000).step_by(2));
                 noted.end.map(|end| (place + 1..end).filter(|place| place % 2 == 0).count())
             };
             found = places.map(follow).collect();
@@ -77,7 +97,7 @@ mod tests {
         assert_eq!(expected(&[3, 3]), [None; 3]);
         assert_eq!(expected(&[3, 3, 3]), [Some(2), Some(1), Some(0)]);
         assert_eq!(expected(&[7, 3, 3, 3]), [Some(2), Some(1), Some(0)]);
-        assert_eq!(expected(&[1, 1, 1]), [Some(0)]);
+        assert_eq!(expected(&[1, 1, 1, 1]), [None]);
     }
 
     #[test]
@@ -99,19 +119,38 @@ mod tests {
     #[test]
     fn of_a_row_that_the_file_cuts_nothing_is_known() {
         let mut rows = Rows::default();
-        for place in [0, 1, 4, 5, 8] {
-            rows.note(place, place % 4 == 1, place + 1..9);
+        for place in [0, 1, 100, 101, 200] {
+            rows.note(place, place % 100 == 1, false, place + 1..201);
         }
         assert_eq!(rows.end, None);
     }
 
     #[test]
-    fn a_row_is_longer_than_the_one_before() {
-        let mut rows = Rows::default();
-        let is_longer = |place| {
-            rows.note(place, place % 4 > 0, 0..0);
-            rows.is_longer()
+    fn nothing_ends_nearby_or_where_others_are_expected() {
+        let end = |place, has_left_out| {
+            let mut rows = Rows::default();
+            for place in [0, 1, 100, 101] {
+                rows.note(place, place % 100 == 1, false, place + 1..999);
+            }
+            rows.note(place, false, has_left_out, place + 1..999);
+            rows.end
         };
-        assert_eq!([0, 1, 4, 5, 6].map(is_longer), [true, true, false, false, true]);
+        assert_eq!([end(101 + NEAR_TENSORS, false), end(300, true)], [None; 2]);
+        assert_eq!([end(102 + NEAR_TENSORS, false), end(300, false)], [Some(104 + NEAR_TENSORS), Some(302)]);
+    }
+
+    #[test]
+    fn a_row_is_longer_than_those_before() {
+        let mut rows = Rows::default();
+        let longest = |rows: &mut Rows, row: usize| {
+            let is_longer = |place| {
+                rows.note(place, place > 0, false, 0..0);
+                rows.is_longer()
+            };
+            (0..row).map(is_longer).filter(|&is_longer| is_longer).count()
+        };
+        assert_eq!([2, 1, 4, 2, 3, 5].map(|row| longest(&mut rows, row)), [2, 0, 2, 0, 0, 1]);
+        (0..LAST_ROWS).for_each(|_| assert_eq!(longest(&mut rows, 2), 0));
+        assert_eq!(longest(&mut rows, 4), 2, "the long ones are forgotten");
     }
 }

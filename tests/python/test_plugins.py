@@ -70,10 +70,24 @@ def test_hosts_have_what_is_used_of_them(package, root):
     ("package", "file", "before", "after", "told"),
     [
         ("vllm", "vllm/model_executor/model_loader/default_loader.py", "(self, source", "(self, src", "src"),
+        (
+            "vllm",
+            "vllm/model_executor/model_loader/default_loader.py",
+            "load_config)",
+            "load_config, n)",
+            "needs n",
+        ),
         ("vllm", "vllm/config/load.py", "load_format:", "format:", "has no load_format"),
         ("sglang", "sglang/srt/plugins/hook_registry.py", "AROUND =", "ROUND =", "has no AROUND"),
         ("sglang", "sglang/srt/model_loader/weight_utils.py", "yield", "return", "yields nothing"),
         ("tensorrt_llm", "tensorrt_llm/_torch/models/modeling_utils.py", "register_", "add_", "has no"),
+        (
+            "tensorrt_llm",
+            "tensorrt_llm/_torch/models/checkpoints/base_weight_loader.py",
+            "mapping, **",
+            "mapping, *, rank, **",
+            "needs rank",
+        ),
     ],
 )
 def test_a_host_that_differs_is_seen(tmp_path, package, file, before, after, told):

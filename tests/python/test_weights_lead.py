@@ -270,20 +270,24 @@ def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path,
 
 
 @both_mounts
-@pytest.mark.parametrize(("neighbours", "tensor_bytes"), [(2, 2048), (3, 65_536)])
-def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, neighbours, tensor_bytes, direct):
+@pytest.mark.parametrize(
+    ("fewest", "most", "tensor_bytes"), [(2, 2, 2048), (3, 3, 65_536), (2, 4, 4096)], ids=["2", "3", "2 to 4"]
+)
+def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, fewest, most, tensor_bytes, direct):
     """What is read ahead of such a consumer is left behind at the next jump."""
     folder = tmp_path / "source"
     folder.mkdir()
     count = 16 * MIB // tensor_bytes
     tensors = {f"t{number:05}": np.full(tensor_bytes, number % 251, "u1") for number in range(count)}
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-    firsts = random.Random(7).sample(range(0, count - neighbours, neighbours), 60)
+    draw = random.Random(7)
+    firsts = draw.sample(range(0, count - most, most), 60)
+    numbers = [first + each for first in firsts for each in range(draw.randint(fewest, most))]
     read_bytes = {}
     for ahead in (None, False):
         with slow_mount(folder, tmp_path, direct_io=direct, delay_ms=1) as slow:
             with safe_open(slow.path / "model.safetensors", "np", ahead=ahead) as file:
-                for number in (first + each for first in firsts for each in range(neighbours)):
+                for number in numbers:
                     assert np.array_equal(file.get_tensor(f"t{number:05}"), tensors[f"t{number:05}"])
             assert threads_end("pagestream-read")
             assert threads_end("pagestream-lead")
@@ -300,7 +304,7 @@ def test_of_neighbours_that_are_always_as_many_little_else_is_read(tmp_path, dir
     folder.mkdir()
     tensors = {f"t{number:03}": np.full(MIB // 4, number, "u1") for number in range(192)}
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-    firsts = random.Random(7).sample(range(0, 192, 6), 24)
+    firsts = [75 * row % 192 for row in range(24)]
     with slow_mount(folder, tmp_path, direct_io=direct, delay_ms=1) as slow:
         with safe_open(slow.path / "model.safetensors", "np") as file:
             for number in (first + each for first in firsts for each in range(3)):

@@ -10,8 +10,8 @@ _VLLM = "vllm/model_executor/model_loader"
 _SGLANG = "sglang/srt"
 _TENSORRT = "tensorrt_llm/_torch/models"
 
-# By package: files, the names in them, and the first parameters of functions or fields of classes; None for a
-# function that has to yield.
+# By package: files, the names in them, and the parameters of functions, all others of which have defaults, or
+# fields of classes; None for a function that has to yield.
 USED = {
     "vllm": {
         f"{_VLLM}/__init__.py": {"register_model_loader": ["load_format"]},
@@ -71,10 +71,18 @@ def differences(package, root):
                 absent = set(wanted) - _fields(found)
                 lacking += [f"{file}: {name} has no {field}" for field in sorted(absent)]
             else:
-                parameters = [each.arg for each in found.args.posonlyargs + found.args.args]
-                if parameters[: len(wanted)] != wanted:
-                    lacking.append(f"{file}: {name} takes {parameters}, not {wanted}")
+                lacking += _other_parameters(f"{file}: {name}", found.args, wanted)
     return lacking
+
+
+def _other_parameters(title, arguments, wanted):
+    parameters = [each.arg for each in arguments.posonlyargs + arguments.args]
+    if parameters[: len(wanted)] != wanted:
+        return [f"{title} takes {parameters}, not {wanted}"]
+    required = parameters[: len(parameters) - len(arguments.defaults)]
+    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    required += [each.arg for each, default in keywords if default is None]
+    return [f"{title} needs {name}" for name in required if name not in wanted]
 
 
 def _found(tree, parts):
