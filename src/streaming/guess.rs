@@ -116,7 +116,8 @@ impl Guess {
         if is_first || has_turned {
             let behind = place + 1..tensors.ranges.len();
             let awaited = behind.filter(|&it| self.uses.awaits(tensors, self.order, it));
-            self.rows.note(place, is_next && !has_turned, has_left_out, awaited);
+            let near = if has_left_out { usize::MAX } else { 2 * tensors.layer_tensors };
+            self.rows.note(place, is_next && !has_turned, near, awaited);
         }
         let row_end = self.row_end();
         Request { place, is_next, is_first, has_turned, is_expected, has_left_out, row_end }

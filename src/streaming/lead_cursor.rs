@@ -203,9 +203,19 @@ mod tests {
         }
 
         fn of_order(order: Vec<u32>) -> Self {
+            Self::of_layers(TENSORS as u64, order)
+        }
+
+        /// A consumer of layers of so many tensors.
+        fn of_layers(layer_tensors: u64, order: Vec<u32>) -> Self {
             let ranges = (0..TENSORS as u64).map(|number| (number * TENSOR_BYTES, TENSOR_BYTES)).collect();
-            let names = (0..TENSORS as u64).map(|series| NameKinds { kind: 1, series }).collect();
-            let tensors = FileTensors::new(ranges, names, vec![order]);
+            let series = (0..TENSORS as u64).map(|number| number % layer_tensors);
+            let names = series.map(|series| NameKinds { kind: 1, series }).collect();
+            let tensors = FileTensors::new(
+                ranges,
+                names,
+                vec![order].into_iter().filter(|order| !order.is_empty()).collect(),
+            );
             Self { guess: Guess::new(&tensors), cursor: LeadCursor::new(TENSORS, budget()), tensors }
         }
 
@@ -278,7 +288,7 @@ mod tests {
 
     #[test]
     fn after_rows_of_the_same_length_a_row_is_asked_for_at_once_and_nothing_behind_it() {
-        let mut consumer = Consumer::new();
+        let mut consumer = Consumer::of_layers(1, vec![]);
         for number in [60, 61, 10, 11] {
             consumer.ask(number);
             consumer.asked();
@@ -295,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_tensors_of_a_layer_may_be_asked_for_in_another_order() {
-        let mut consumer = Consumer::new();
+        let mut consumer = Consumer::of_layers(8, vec![]);
         let mut asked = 0..0;
         // Layers of eight tensors in the order of their modules: one by one, and two by two.
         for layer in 0..4 {

@@ -8,10 +8,8 @@
 //!            row          row         └── again after two rows of three: three are expected, and nothing behind them
 //! ```
 //!
-//! The first row of another length ends it, but for one that is some such rows one behind the other. A jump to a place nearby
-//! may be one within a layer, whose other tensors will be asked for as well: there nothing is expected to end.
-
-use super::uses::NEAR_TENSORS;
+//! The first row of another length ends it, but for one that is some such rows one behind the other. A jump within a layer or to
+//! the next one ends nowhere: the other tensors there will be asked for as well.
 
 /// Rows of the same length after which the next one is expected to be as long.
 const ALIKE: u32 = 2;
@@ -36,13 +34,13 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Notes a request for a place, whether it follows the one before, and whether others are expected from now on. The tensors
-    /// of the places `behind` it may be asked for.
+    /// Notes a request for a place, and whether it follows the one before. A jump over no more than `near` places ends nowhere.
+    /// The tensors of the places `behind` it may be asked for.
     pub fn note(
         &mut self,
         place: usize,
         is_next: bool,
-        has_left_out: bool,
+        near: usize,
         mut behind: impl Iterator<Item = usize>,
     ) {
         let last = std::mem::replace(&mut self.place, place);
@@ -58,8 +56,7 @@ impl Rows {
         self.before[0] = row;
         if self.alike >= ALIKE
             && let Some(others) = self.usual.checked_sub(2)
-            && last.abs_diff(place) > NEAR_TENSORS
-            && !has_left_out
+            && last.abs_diff(place) > near
         {
             self.end = behind.nth(others).map(|last| last + 1);
         }
@@ -83,7 +80,7 @@ mod tests {
         for (number, &row) in rows.iter().enumerate() {
             let places = (100 * number..).step_by(2).take(row);
             let follow = |place: usize| {
-                noted.note(place, !place.is_multiple_of(100), false, (place + 2..1000).step_by(2));
+                noted.note(place, !place.is_multiple_of(100), 2, (place + 2..1000).step_by(2));
                 noted.end.map(|end| (place + 1..end).filter(|place| place % 2 == 0).count())
             };
             found = places.map(follow).collect();
@@ -120,23 +117,23 @@ mod tests {
     fn of_a_row_that_the_file_cuts_nothing_is_known() {
         let mut rows = Rows::default();
         for place in [0, 1, 100, 101, 200] {
-            rows.note(place, place % 100 == 1, false, place + 1..201);
+            rows.note(place, place % 100 == 1, 2, place + 1..201);
         }
         assert_eq!(rows.end, None);
     }
 
     #[test]
-    fn nothing_ends_nearby_or_where_others_are_expected() {
-        let end = |place, has_left_out| {
+    fn nothing_ends_nearby() {
+        let end = |place, near| {
             let mut rows = Rows::default();
             for place in [0, 1, 100, 101] {
-                rows.note(place, place % 100 == 1, false, place + 1..999);
+                rows.note(place, place % 100 == 1, near, place + 1..999);
             }
-            rows.note(place, false, has_left_out, place + 1..999);
+            rows.note(place, false, near, place + 1..999);
             rows.end
         };
-        assert_eq!([end(101 + NEAR_TENSORS, false), end(300, true)], [None; 2]);
-        assert_eq!([end(102 + NEAR_TENSORS, false), end(300, false)], [Some(104 + NEAR_TENSORS), Some(302)]);
+        assert_eq!([end(121, 20), end(300, usize::MAX), end(81, 20)], [None; 3]);
+        assert_eq!([end(122, 20), end(80, 20)], [Some(124), Some(82)]);
     }
 
     #[test]
@@ -144,7 +141,7 @@ mod tests {
         let mut rows = Rows::default();
         let longest = |rows: &mut Rows, row: usize| {
             let is_longer = |place| {
-                rows.note(place, place > 0, false, 0..0);
+                rows.note(place, place > 0, 2, 0..0);
                 rows.is_longer()
             };
             (0..row).map(is_longer).filter(|&is_longer| is_longer).count()
