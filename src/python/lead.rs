@@ -137,7 +137,7 @@ impl FileLead {
             None => {}
         }
         let is_off = self.lead.get().is_some() && !self.is_on();
-        if len == 0 || self.is_closed.load(Ordering::Relaxed) || is_off {
+        if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off {
             return self.left_to_file(offset, len);
         }
         let opened = opened()?;
@@ -238,12 +238,11 @@ impl FileLead {
     }
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
-        opened.widen_read_ahead();
         let seed = RandomState::new().hash_one(&opened.path);
-        let is_small = || small_file::fetch_if_small(&opened, header.data_start, seed);
-        if self.limit_bytes == Some(0) || is_small() || !sample::is_cold(&opened, seed) {
+        if small_file::fetch_if_small(&opened, header.data_start, seed) || !sample::is_cold(&opened, seed) {
             return None;
         }
+        opened.widen_read_ahead();
         let with_bytes = header.tensors_by_offset().filter(|entry| entry.len > 0);
         let named = with_bytes.map(|entry| (entry.name.as_bytes(), (entry.offset, entry.len)));
         let tensors = FileTensors::of(&named.collect::<Vec<_>>());
