@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import safetensors.numpy
 from few_weights import (
+    MODULES,
     SMALL_TENSORS,
     TINY_TENSORS,
     WAYS,
@@ -25,6 +26,7 @@ from harness import Row
 from load_weights import used
 
 LAYERS, WEIGHT_BYTES, NORM_BYTES = 64, 4 << 20, 1 << 10
+MODULE_LAYERS, MATRIX_BYTES = 24, 5 << 18
 EXPERT_LAYERS, EXPERTS, EXPERT_BYTES = 16, 64, 256 << 10
 FILES, OF_FILE = 20, 10
 BANDWIDTH_BYTES = 100_000_000
@@ -58,6 +60,16 @@ def model(source: Path) -> dict[str, Tensor]:
             f"model.layers.{layer:02}.norm": NORM_BYTES,
             f"model.layers.{layer:02}.weight": WEIGHT_BYTES,
         }
+    return write(source / "model.safetensors", sizes, seed=0)
+
+
+def modules(source: Path) -> dict[str, Tensor]:
+    """Layers of matrices and norms."""
+    sizes = {
+        f"model.layers.{layer:02}.{module}": NORM_BYTES if module.startswith("norm") else MATRIX_BYTES
+        for layer in range(MODULE_LAYERS)
+        for module in MODULES
+    }
     return write(source / "model.safetensors", sizes, seed=0)
 
 
@@ -104,6 +116,7 @@ for _kind, _direct_io in (("cached", False), ("direct_io", True)):
         f"the first 8 layers of 64, {_kind}": Case("first layers", _direct_io, is_of_first_layers),
         f"8 of 64 experts of each layer, {_kind}": Case("experts", _direct_io, is_own_expert, mixture),
         f"4 threads, a block of the file each, {_kind}": Case("threads", _direct_io),
+        f"24 layers in the order of modules, {_kind}": Case("modules", _direct_io, make=modules),
         f"400 times 2 neighbours of 2 KiB, {_kind}": Case(
             "pairs", _direct_io, is_of_pair, partial(tensors, TINY_TENSORS, 2 << 10)
         ),

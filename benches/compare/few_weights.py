@@ -18,6 +18,8 @@ THREADS = 4
 KEPT_LAYERS = 3
 FIRST_LAYERS = 8
 OWN_EXPERTS = range(8, 16)
+# The tensors of a layer in the order in which a model has them. The file has them in order of their names.
+MODULES = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down", "norm.in", "norm.post")
 # Files whose tensors are used a few neighbours at a time: how many they have, and the groups in order of use.
 TINY_TENSORS, SMALL_TENSORS = 30_000, 402
 PAIRS = random.Random(0).sample(range(TINY_TENSORS // 2), 400)
@@ -48,6 +50,16 @@ def is_of_pair(name: str) -> bool:
 
 def is_of_triple(name: str) -> bool:
     return int(name.split(".")[1]) // 3 in TRIPLES
+
+
+def by_modules(folder: Path) -> Loaded:
+    import safetensors
+
+    (path,) = shards(folder)
+    with safetensors.safe_open(path, "pt") as file:
+        layers = sorted({name.split(".")[2] for name in file.keys()})
+        for name in (f"model.layers.{layer}.{module}" for layer in layers for module in MODULES):
+            yield name, file.get_tensor(name)
 
 
 def by_neighbours(groups: list[int], size: int, folder: Path) -> Loaded:
@@ -102,6 +114,7 @@ PATTERNS: dict[str, Callable[[Path], Loaded]] = {
     "first layers": partial(chosen, is_of_first_layers),
     "experts": partial(chosen, is_own_expert),
     "threads": by_threads,
+    "modules": by_modules,
     "pairs": partial(by_neighbours, PAIRS, 2),
     "triples": partial(by_neighbours, TRIPLES, 3),
     "load_file of torch": by_load_file,

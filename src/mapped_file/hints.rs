@@ -36,8 +36,9 @@ impl Opened {
     /// Doubles the read-ahead of page faults from now on, as torch does that of its own mappings of files
     /// (`UntypedStorage.from_file`).
     pub fn widen_read_ahead(&self) {
-        fork::with_lock(&self.hints, |hints| hints.is_widened = true);
-        self.widen_requests();
+        if !fork::with_lock(&self.hints, |hints| std::mem::replace(&mut hints.is_widened, true)) {
+            self.widen_requests();
+        }
     }
 
     pub(super) fn without_read_ahead(&self) -> WithoutReadAhead<'_> {

@@ -15,6 +15,7 @@ use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
 use super::lead::FileLead;
 use super::next_file::NextFile;
+use super::warm_shard::WarmShard;
 use super::weights::{PyWeightFile, dtype_word};
 use crate::mapped_file::{Mode, RequestedMode, page_cache};
 use crate::streaming::lead::Handover;
@@ -124,7 +125,8 @@ fn leads_of(
             };
             NextFile::new(checkpoint.paths[next].clone(), mode, go_on)
         });
-        leads.push(Arc::new(FileLead::of_checkpoint(ahead_bytes, next, warm.clone(), number)));
+        let warm = WarmShard::new(warm.clone(), number);
+        leads.push(Arc::new(FileLead::of_shard(ahead_bytes, next, warm)));
     }
     leads.reverse();
     leads

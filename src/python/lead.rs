@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use pyo3::prelude::*;
 
 use super::next_file::NextFile;
+use super::warm_shard::{WarmShard, WarmTensor};
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD};
 use crate::mapped_file::Opened;
@@ -16,9 +17,9 @@ use crate::os::process::fork;
 use crate::slicing::{Selection, Sequence};
 use crate::streaming::engine::{Landed, NextTensor};
 use crate::streaming::file_tensors::FileTensors;
-use crate::streaming::lead::{Answer, Handover, Lead};
+use crate::streaming::lead::{Handover, Lead};
 use crate::streaming::lead_count::Seat;
-use crate::streaming::warm::{WarmSlot, Warmed};
+use crate::streaming::lead_streams::Answer;
 use crate::streaming::{sample, small_file};
 use crate::weights::header::Header;
 
@@ -40,15 +41,7 @@ pub struct FileLead {
     /// Whether the file is open for a consumer.
     is_used: Arc<AtomicBool>,
     next: Option<NextFile>,
-    /// The lead of `warm` of the checkpoint that the file belongs to, and its number there.
-    warm: Option<(Arc<WarmSlot>, usize)>,
-}
-
-/// What the lead of `warm` has of a tensor.
-pub enum WarmTensor {
-    /// Pages, now or soon.
-    InCache,
-    Landed(Landed),
+    warm: Option<WarmShard>,
 }
 
 impl std::fmt::Debug for FileLead {
@@ -81,15 +74,10 @@ impl FileLead {
         }
     }
 
-    /// The lead of the file of a number of a checkpoint.
-    pub fn of_checkpoint(
-        limit_bytes: Option<u64>,
-        next: Option<NextFile>,
-        warm: Arc<WarmSlot>,
-        number: usize,
-    ) -> Self {
+    /// The lead of a shard of a checkpoint, whose tensors may be read before they are asked for.
+    pub fn of_shard(limit_bytes: Option<u64>, next: Option<NextFile>, warm: WarmShard) -> Self {
         let mut lead = Self::new(limit_bytes, next);
-        lead.warm = Some((warm, number));
+        lead.warm = Some(warm);
         lead
     }
 
@@ -137,7 +125,7 @@ impl FileLead {
             None => {}
         }
         let is_off = self.lead.get().is_some() && !self.is_on();
-        if len == 0 || self.limit_bytes == Some(0) || self.is_closed.load(Ordering::Relaxed) || is_off {
+        if len == 0 || self.is_closed.load(Ordering::Relaxed) || is_off {
             return self.left_to_file(offset, len);
         }
         let opened = opened()?;
@@ -194,28 +182,14 @@ impl FileLead {
         failed.map_or(Ok(None), |error| Err(error.into()))
     }
 
-    /// Takes the tensor at `offset` of the file, or a part of it, from the lead of `warm`, and waits for bytes that are to
-    /// be in memory. `None` if that lead does not have it.
+    /// Takes a tensor, or a part of it, from the lead of `warm`, as [`WarmShard::take`] does.
     pub fn take_warm(
         &self,
         py: Python<'_>,
         offset: u64,
         selection: Option<&Selection>,
     ) -> PyResult<Option<WarmTensor>> {
-        let Some((slot, number)) = &self.warm else { return Ok(None) };
-        let Some(lead) = slot.lead() else { return Ok(None) };
-        let want = match py.detach(|| lead.ask(*number, offset, selection)) {
-            Some(Warmed::InMemory(want)) => want,
-            Some(Warmed::InCache) => return Ok(Some(WarmTensor::InCache)),
-            None => return Ok(None),
-        };
-        loop {
-            match py.detach(|| lead.take(want, PERIOD)) {
-                NextTensor::Landed(landed) => return Ok(Some(WarmTensor::Landed(landed))),
-                NextTensor::End => return lead.change().map_or(Ok(None), |error| Err(error.into())),
-                NextTensor::NotYet => py.check_signals().inspect_err(|_| lead.release(want))?,
-            }
-        }
+        self.warm.as_ref().map_or(Ok(None), |warm| warm.take(py, offset, selection))
     }
 
     /// Reads ahead for a consumer that is expected to come from another file.
@@ -239,14 +213,19 @@ impl FileLead {
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
         let seed = RandomState::new().hash_one(&opened.path);
-        if small_file::fetch_if_small(&opened, header.data_start, seed) || !sample::is_cold(&opened, seed) {
+        let has_lead = self.limit_bytes != Some(0);
+        let is_small = has_lead && small_file::fetch_if_small(&opened, header.data_start, seed);
+        if is_small || !sample::is_cold(&opened, seed) {
             return None;
         }
         opened.widen_read_ahead();
+        if !has_lead {
+            return None;
+        }
         let with_bytes = header.tensors_by_offset().filter(|entry| entry.len > 0);
         let named = with_bytes.map(|entry| (entry.name.as_bytes(), (entry.offset, entry.len)));
         let tensors = FileTensors::of(&named.collect::<Vec<_>>());
-        let keeps_cache = self.warm.as_ref().is_some_and(|(slot, _)| slot.has_filled_cache());
+        let keeps_cache = self.warm.as_ref().is_some_and(WarmShard::has_filled_cache);
         let kernel_keeps_up = sample::kernel_keeps_up(&opened, seed);
         Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up))
     }

@@ -23,6 +23,7 @@ mod stored_tensor;
 mod stream;
 mod tokens;
 mod warm;
+mod warm_shard;
 mod weights;
 mod writable;
 

@@ -21,9 +21,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fetch::ahead::Ahead;
-use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, Limits};
 use crate::fetch::ranges::ByteRange;
 use crate::mapped_file::Opened;
@@ -32,31 +31,18 @@ use crate::os::process::{fork, limits};
 
 use crate::slicing::Selection;
 
-use super::benefit::Benefit;
-use super::engine::Stream;
-use super::expected::Expected;
 use super::file_tensors::FileTensors;
-use super::guess::{Guess, Request};
-use super::lead_count::{Seat, readers_of_lead, usual_lead_bytes};
-use super::lead_cursor::{CREDIT, LeadCursor, LeadStep};
-use super::options::{StreamOptions, USUAL_BYTES};
+use super::guess::Guess;
+use super::lead_count::{Seat, usual_lead_bytes};
+use super::lead_cursor::{LeadCursor, LeadStep};
+use super::lead_file::LeadFile;
+use super::lead_streams::{Answer, LeadStreams};
 use super::pace::Pace;
-use super::plan::{FIRST_BYTES, REQUEST_BYTES, Want};
+use super::plan::FIRST_BYTES;
 use super::run::Run;
-use super::small_file::LEAST_DATA_BYTES;
-use super::uses::NEAR_TENSORS;
 
 /// Bytes that are taken between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
-
-/// What brings whole tensors before they are used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Means {
-    /// A thread that asks the kernel.
-    Advice,
-    /// A stream. It reads parts of tensors in any case.
-    Reads,
-}
 
 /// The thread that advises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,15 +55,6 @@ enum Adviser {
 /// What the lead of the next file begins with: a guess, and the pace of the same storage.
 pub type Handover = (Guess, Arc<Pace>);
 
-/// The answer to a request.
-#[derive(Debug)]
-pub enum Answer {
-    /// The tensor is to be used through the file.
-    InFile,
-    /// The stream will have the tensor's bytes, under this number.
-    InStream(Arc<Stream>, usize),
-}
-
 /// Reads ahead of the consumer of one file.
 #[derive(Debug)]
 pub struct Lead {
@@ -88,15 +65,12 @@ pub struct Lead {
 
 #[derive(Debug)]
 struct LeadWork {
-    tensors: FileTensors,
-    limit_bytes: u64,
-    means: Means,
+    file: LeadFile,
+    /// Whether the kernel is asked for whole tensors. Elsewhere a stream reads them, and parts of tensors in any case.
+    fills_cache: bool,
     /// Whether pages of the file that are cached must stay so: on FUSE a further opening drops them.
     keeps_cache: bool,
     is_off: AtomicBool,
-    seat: Seat,
-    /// Where the consumer began.
-    run: Arc<Run>,
     state: Mutex<Following>,
     /// Signals that the consumer has moved.
     moved: Condvar,
@@ -105,11 +79,8 @@ struct LeadWork {
 #[derive(Debug)]
 struct Following {
     guess: Guess,
-    pace: Arc<Pace>,
     cursor: LeadCursor,
-    /// The stream that reads what comes next.
-    stream: Option<Expected>,
-    benefit: Benefit,
+    streams: LeadStreams,
     /// Tensors that the consumer awaits from streams.
     awaited: usize,
     /// Bytes taken since memory was looked at.
@@ -147,15 +118,13 @@ impl Lead {
             seat.take();
         }
         let limit_bytes = limit_bytes.unwrap_or_else(usual_lead_bytes);
-        let means = if opened.may_read_from_cache() { Means::Advice } else { Means::Reads };
-        let budget = Budget::new(FIRST_BYTES.min(limit_bytes), limit_bytes);
-        let run = Run::new(opened.facts.identity);
+        let fills_cache = opened.may_read_from_cache();
+        let file = LeadFile { tensors, limit_bytes, seat, run: Run::new(opened.facts.identity) };
+        let budget = file.budget(FIRST_BYTES.min(limit_bytes));
         let state = Following {
-            guess: Guess::new(&tensors),
-            pace: Arc::default(),
-            cursor: LeadCursor::new(tensors.ranges.len(), budget),
-            stream: None,
-            benefit: Benefit::default(),
+            guess: Guess::new(&file.tensors),
+            cursor: LeadCursor::new(file.tensors.ranges.len(), budget),
+            streams: LeadStreams::default(),
             awaited: 0,
             taken_bytes: 0,
             opened: Some(opened),
@@ -164,13 +133,10 @@ impl Lead {
             is_closed: false,
         };
         let work = LeadWork {
-            means,
+            file,
+            fills_cache,
             keeps_cache,
-            tensors,
-            limit_bytes,
             is_off: AtomicBool::new(false),
-            seat,
-            run,
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
@@ -186,7 +152,7 @@ impl Lead {
     /// which a stream reads: the opening would drop what it has read.
     fn start(&self) {
         let mut state = self.work.lock();
-        if self.work.means != Means::Advice || state.adviser != Adviser::NotStarted || state.guess.has_parts {
+        if !self.work.fills_cache || state.adviser != Adviser::NotStarted || state.guess.has_parts {
             return;
         }
         let Some(opened) = state.opened.clone() else { return };
@@ -204,7 +170,7 @@ impl Lead {
     /// file with the mappings that the consumer has.
     pub fn ask(&self, opened: &Opened, offset: u64, selection: Option<&Selection>) -> Answer {
         let work = &self.work;
-        let found = work.tensors.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
+        let found = work.file.tensors.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
         let (Ok(number), false, true) = (found, self.is_off(), self.process == fork::generation()) else {
             return Answer::InFile;
         };
@@ -221,18 +187,8 @@ impl Lead {
     /// here.
     pub fn at_end(&self) -> Option<Handover> {
         let state = (self.process == fork::generation()).then(|| self.work.lock())?;
-        // Where all was asked for, the reading may lag behind.
-        let is_all_used = state.guess.uses.unused == 0;
-        let is_in_row = state.guess.row_end().is_some();
-        let is_at_end = match &state.stream {
-            Some(expected) => is_all_used || (!is_in_row && expected.stream.is_all_begun()),
-            None => (is_all_used || !is_in_row) && state.cursor.is_at_end(is_all_used),
-        };
-        if is_at_end {
-            // Others may begin, though the consumer may have left tensors out here.
-            self.work.seat.give_up();
-        }
-        is_at_end.then(|| (state.guess.clone(), state.pace.clone()))
+        let is_at_end = self.work.is_at_end(&state);
+        is_at_end.then(|| (state.guess.clone(), state.streams.pace.clone()))
     }
 
     /// Begins to read for a consumer that is expected to go on from another file.
@@ -242,16 +198,17 @@ impl Lead {
             return Ok(());
         }
         let mut state = work.lock();
-        if state.guess.uses.unused < work.tensors.ranges.len() || state.stream.is_some() {
+        if state.guess.uses.unused < work.file.tensors.ranges.len() || state.streams.current.is_some() {
             return Ok(()); // the consumer or another beginning is here already
         }
-        (state.guess, state.pace) = (guess.in_next_file(&work.tensors), pace.clone());
+        (state.guess, state.streams.pace) = (guess.in_next_file(&work.file.tensors), pace.clone());
         // What was read ahead in the file before is still there.
-        let first_bytes = work.stream_bytes().div_ceil(2);
-        if work.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.begin(work.budget(first_bytes));
-        } else if state.opened.is_some() {
-            state.stream = work.start_stream(&state, (0, false), first_bytes)?;
+        let first_bytes = work.file.stream_bytes().div_ceil(2);
+        let Following { guess, cursor, streams, opened, .. } = &mut *state;
+        if work.fills_cache && !guess.has_parts {
+            cursor.begin(work.file.budget(first_bytes));
+        } else if let Some(opened) = opened {
+            streams.start(&work.file, opened, guess, (0, false), first_bytes)?;
         }
         drop(state);
         self.start();
@@ -275,7 +232,7 @@ impl Lead {
             state.taken_bytes = if is_time { 0 } else { state.taken_bytes };
             (is_time, state.guess.uses.unused == 0 && state.awaited == 0)
         };
-        let least_bytes = 2 * self.work.stream_bytes();
+        let least_bytes = 2 * self.work.file.stream_bytes();
         if is_last || (is_time && limits::available_memory_bytes() < least_bytes) {
             self.work.turn_off();
         }
@@ -284,7 +241,7 @@ impl Lead {
     /// Waits, at most for `patience`, until the kernel was asked for all that was asked for here, or for as much as
     /// memory can hold. Returns whether it was.
     pub fn finish(&self, patience: Duration) -> bool {
-        if self.work.means != Means::Advice || self.process != fork::generation() {
+        if !self.work.fills_cache || self.process != fork::generation() {
             return true;
         }
         self.work.lock().cursor.finish(|| limits::available_memory_bytes() / 2);
@@ -297,11 +254,11 @@ impl Lead {
     pub fn rest(&self) {
         let mut state = self.work.lock();
         state.cursor.rest();
-        if let Some(expected) = &state.stream {
+        if let Some(expected) = &state.streams.current {
             expected.stream.hold();
         }
         drop(state);
-        self.work.seat.give_up();
+        self.work.file.seat.give_up();
     }
 
     /// Stops reading ahead. The thread goes on with tensors that were asked for, as far as memory can hold them, as long as
@@ -341,12 +298,12 @@ impl LeadWork {
 
     fn turn_off(&self) {
         self.is_off.store(true, Ordering::Relaxed);
-        self.run.end();
-        self.seat.give_up();
+        self.file.run.end();
+        self.file.seat.give_up();
         let released = {
             let mut state = self.lock();
             state.is_closed = true;
-            (state.stream.take(), state.opened.take())
+            (state.streams.current.take(), state.opened.take())
         };
         self.moved.notify_all();
         if let (Some(expected), _) = &released {
@@ -355,14 +312,30 @@ impl LeadWork {
         drop(released);
     }
 
+    /// Returns whether all that the consumer will ask for in the file was asked for here. Then leads of other files may
+    /// begin.
+    fn is_at_end(&self, state: &Following) -> bool {
+        // Where all was asked for, the reading may lag behind.
+        let is_all_used = state.guess.uses.unused == 0;
+        let is_in_row = state.guess.row_end().is_some();
+        let is_at_end = match &state.streams.current {
+            Some(expected) => is_all_used || (!is_in_row && expected.stream.is_all_begun()),
+            None => (is_all_used || !is_in_row) && state.cursor.is_at_end(is_all_used),
+        };
+        if is_at_end {
+            self.file.seat.give_up();
+        }
+        is_at_end
+    }
+
     /// Follows the consumer.
     fn follow(&self, opened: &Opened, number: usize, selection: Option<&Selection>) -> Result<Answer> {
         let mut state = self.lock();
         let (last, had_parts) = (state.guess.last, state.guess.has_parts);
-        let request = state.guess.note(&self.tensors, number, selection, thread::current().id());
-        let len = self.tensors.ranges[number].1;
-        if self.means != Means::Reads && !state.guess.has_parts {
-            state.cursor.note((number, len), request, self.budget(self.first_bytes(len)));
+        let request = state.guess.note(&self.file.tensors, number, selection, thread::current().id());
+        if self.fills_cache && !state.guess.has_parts {
+            let len = self.file.tensors.ranges[number].1;
+            state.cursor.note((number, len), request, self.file.budget(self.file.first_bytes(len)));
             let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.uses.unused == 0);
             drop(state);
             if is_ended {
@@ -374,7 +347,7 @@ impl LeadWork {
             self.moved.notify_all();
             // Where memory is short, the one before makes room for what was read ahead.
             if let Some(last) = last.filter(|&last| last != number) {
-                let (offset, len) = self.tensors.ranges[last];
+                let (offset, len) = self.file.tensors.ranges[last];
                 page_cache::mark_used(opened, offset, len);
             }
             return Ok(Answer::InFile);
@@ -382,15 +355,18 @@ impl LeadWork {
         // What was expected before is not what comes next.
         let is_other_row = request.row_end.is_some() && !request.is_next;
         let is_over = request.has_turned || is_other_row || state.guess.has_parts != had_parts;
-        let dropped = if is_over { state.stream.take() } else { None };
-        let answer = self.find(&mut state, number, request, selection);
-        if let Some(expected) = &state.stream {
+        let dropped = if is_over { state.streams.current.take() } else { None };
+        let Following { guess, streams, opened, .. } = &mut *state;
+        let answer = opened.as_ref().map_or(Ok(Answer::InFile), |opened| {
+            streams.answer(&self.file, opened, guess, (number, request), selection)
+        });
+        if let Some(expected) = &streams.current {
             // There another lead of this process reads.
-            expected.end_before(self.run.end_behind(state.guess.order, request.place));
+            expected.end_before(self.file.run.end_behind(guess.order, request.place));
         }
         state.awaited += usize::from(matches!(answer, Ok(Answer::InStream(..))));
         // What it reads next is left out, perhaps.
-        let outdated = if request.has_left_out { state.stream.take() } else { None };
+        let outdated = if request.has_left_out { state.streams.current.take() } else { None };
         drop(state);
         drop((dropped, outdated));
         self.moved.notify_all();
@@ -417,7 +393,7 @@ impl LeadWork {
             std::mem::forget(off); // streams read on, or all was asked for ahead
         }
         if is_of_use && !state.guess.has_parts {
-            self.seat.give_up();
+            self.file.seat.give_up();
         }
     }
 
@@ -429,141 +405,24 @@ impl LeadWork {
             if *is_left && !opened.as_ref().is_some_and(|opened| opened.has_views()) {
                 break;
             }
-            match cursor.next(&self.tensors, guess) {
+            match cursor.next(&self.file.tensors, guess) {
                 LeadStep::Ask(range) => return Some(range),
-                LeadStep::Wait => state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner),
+                LeadStep::Wait => {
+                    // The consumer may have sent its last request before the thread came to the end.
+                    self.is_at_end(&state);
+                    state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
                 LeadStep::End => break,
             }
         }
         None
-    }
-
-    /// Finds what is asked for in the stream that reads what comes next, or starts another one.
-    fn find(
-        &self,
-        state: &mut Following,
-        number: usize,
-        request: Request,
-        selection: Option<&Selection>,
-    ) -> Result<Answer> {
-        let Request { place, is_next, is_first, is_expected, .. } = request;
-        let (offset, len) = self.tensors.ranges[number];
-        let used_bytes = selection.map_or(len, |part| part.result_bytes);
-        if state.opened.is_none() || !is_first {
-            return Ok(Answer::InFile);
-        }
-        let has_threads = state.guess.uses.has_threads;
-        // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for.
-        let near = if has_threads && !request.has_left_out { NEAR_TENSORS } else { 1 };
-        let found = state.stream.as_mut().and_then(|it| Some((it.reserve(place, selection, near)?, it)));
-        if let Some((want, expected)) = found {
-            expected.used_bytes += used_bytes;
-            let bound = expected.first_bytes.saturating_add(CREDIT.saturating_mul(expected.used_bytes));
-            expected.stream.double(self.stream_bytes().min(bound));
-            return Ok(Answer::InStream(expected.stream.clone(), want));
-        }
-        if !is_next || request.has_turned {
-            self.run.begin(state.guess.order, place);
-        }
-        // What it reads is in the way of what the consumer has gone to. No other thread waits for it.
-        if let Some(expected) = state.stream.as_ref().filter(|_| !is_next && !has_threads) {
-            expected.stream.hold();
-        }
-        let is_large = selection.is_none() && len > REQUEST_BYTES;
-        if selection.is_none() && len > self.limit_bytes {
-            return Ok(Answer::InFile);
-        }
-        if !state.guess.has_parts && state.benefit.may_begin(&self.tensors, &state.guess, request) {
-            let first_bytes = request.row_end.map_or_else(|| self.first_bytes(len), |_| self.stream_bytes());
-            let expected = self.start_stream(state, (place, true), first_bytes)?;
-            let before = std::mem::replace(&mut state.stream, expected);
-            state.benefit.note_stream(before.map(|it| it.used_bytes >= it.first_bytes));
-            let Some(expected) = &state.stream else { return Ok(Answer::InFile) };
-            expected.stream.reserve(0, 1);
-            return Ok(Answer::InStream(expected.stream.clone(), 0));
-        }
-        // A part is read by several threads as it is. The stream goes on behind it once the next one is known.
-        let behind = place + 1..self.tensors.ranges.len();
-        if is_next
-            && state.guess.has_parts
-            && (is_expected || !state.benefit.is_fruitless())
-            && let Some(next) = state.guess.uses.next_place(&self.tensors, state.guess.order, behind)
-            && let number = self.tensors.number_at(next, state.guess.order)
-            && let Some(wanted) = state.guess.expected(&self.tensors, number)
-            && !state.stream.as_ref().is_some_and(|it| it.has(next, wanted.selection.as_ref()))
-        {
-            let expected = self.start_stream(state, (next, false), self.first_bytes(FIRST_BYTES))?;
-            let before = std::mem::replace(&mut state.stream, expected);
-            state.benefit.note_stream(before.map(|it| it.used_bytes > 0));
-        }
-        if is_large {
-            // It was left behind, or nothing shows yet that others will follow: it is read alone.
-            let alone = Want { file: 0, offset, len, selection: None };
-            let stream = self.stream_of(state, &[alone], self.first_bytes(FIRST_BYTES))?;
-            stream.reserve(0, 1);
-            return Ok(Answer::InStream(Arc::new(stream), 0));
-        }
-        Ok(Answer::InFile)
-    }
-
-    /// A lead of `first_bytes`, which may become as long as the limit.
-    fn budget(&self, first_bytes: u64) -> Budget {
-        Budget::new(first_bytes, self.limit_bytes)
-    }
-
-    /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
-    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order.
-    fn first_bytes(&self, len: u64) -> u64 {
-        len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
-    }
-
-    /// The longest lead of a stream. In the next file a lead begins with half of it.
-    fn stream_bytes(&self) -> u64 {
-        self.limit_bytes.min(USUAL_BYTES)
-    }
-
-    /// Starts to read what is expected from a place on, `memory_bytes` ahead, and what is there if that `is_asked` for.
-    /// `None` where nothing is.
-    fn start_stream(
-        &self,
-        state: &Following,
-        (first, is_asked): (usize, bool),
-        memory_bytes: u64,
-    ) -> Result<Option<Expected>> {
-        if !self.seat.take() {
-            return Err(Error::argument("other files are read ahead"));
-        }
-        let end = state.guess.row_end().unwrap_or(self.tensors.ranges.len());
-        let expected = (first..end).filter_map(|place| {
-            let number = self.tensors.number_at(place, state.guess.order);
-            let is_awaited = state.guess.uses.awaits(&self.tensors, state.guess.order, place);
-            let is_wanted = is_awaited || (is_asked && place == first);
-            let want = state.guess.expected(&self.tensors, number)?;
-            let bytes = want.selection.as_ref().map_or(want.len, |selection| selection.result_bytes);
-            (is_wanted && bytes <= self.limit_bytes).then_some((place, want))
-        });
-        let (places, wants): (Vec<_>, Vec<_>) = expected.unzip();
-        if wants.is_empty() {
-            return Ok(None);
-        }
-        let stream = Arc::new(self.stream_of(state, &wants, memory_bytes)?);
-        let first_bytes = memory_bytes.min(wants.iter().map(|want| want.len).sum());
-        Ok(Some(Expected { stream, wants, places, first_bytes, used_bytes: 0 }))
-    }
-
-    /// Starts to read, `first_bytes` ahead at first.
-    fn stream_of(&self, state: &Following, wants: &[Want], first_bytes: u64) -> Result<Stream> {
-        let opened = state.opened.clone().ok_or_else(|| Error::argument("the lead is off"))?;
-        let (memory_bytes, readers) = (self.stream_bytes(), readers_of_lead());
-        let options = StreamOptions { memory_bytes, readers, ..StreamOptions::default() };
-        let open = Box::new(move |_| Ok(opened.clone()));
-        Stream::start(wants, open, None, options.beginning_with(first_bytes, wants), Some(state.pace.clone()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::time::Instant;
 
     use super::*;
     use crate::mapped_file::{MappedFile, RequestedMode};
@@ -583,7 +442,8 @@ mod tests {
             vec![],
         );
         let lead = Lead::new(opened.clone(), tensors, None, true, false);
-        let places = |lead: &Lead| lead.work.lock().stream.as_ref().map(|expected| expected.places.clone());
+        let places =
+            |lead: &Lead| lead.work.lock().streams.current.as_ref().map(|expected| expected.places.clone());
         for row in [120, 0, 60] {
             for number in row..row + 3 {
                 let answer = lead.ask(&opened, number * LEN, None);
@@ -606,6 +466,59 @@ mod tests {
     }
 
     #[test]
+    fn the_tensors_of_layers_that_are_used_in_another_order_come_from_one_stream() {
+        const LEN: u64 = 256 << 10;
+        const COUNT: u64 = 64;
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&vec![1; (COUNT * LEN) as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), RequestedMode::Read).expect("opened");
+        let opened = mapped.opened().expect("open");
+        let names = (0..COUNT).map(|number| NameKinds { kind: number % 8, series: number % 8 }).collect();
+        let ranges = (0..COUNT).map(|number| (number * LEN, LEN)).collect();
+        let lead = Lead::new(opened.clone(), FileTensors::new(ranges, names, vec![]), None, true, false);
+        let mut streams = Vec::new();
+        for layer in 0..COUNT / 8 {
+            for of in [7, 5, 6, 4, 2, 3, 0, 1] {
+                let Answer::InStream(stream, want) = lead.ask(&opened, (8 * layer + of) * LEN, None) else {
+                    panic!("{of} of layer {layer} is left to page faults");
+                };
+                stream.take(want, Duration::from_secs(60)).expect("read");
+                if layer >= 2 {
+                    streams.push(stream);
+                }
+            }
+        }
+        assert!(streams.windows(2).all(|pair| Arc::ptr_eq(&pair[0], &pair[1])));
+    }
+
+    #[test]
+    fn other_leads_may_begin_once_the_thread_is_at_the_end_though_the_last_request_came_before() {
+        const LEN: u64 = 1 << 20;
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&vec![1; 4 * LEN as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
+        let opened = mapped.opened().expect("open");
+        let named = [&b"a"[..], b"b", b"c", b"d"].into_iter().zip((0..4).map(|number| (number * LEN, LEN)));
+        let tensors = FileTensors::of(&named.collect::<Vec<_>>());
+        let lead = Lead::new(opened.clone(), tensors, None, true, false);
+        // The thread that advises is one of the test's.
+        lead.work.lock().adviser = Adviser::Runs;
+        for number in [1, 2] {
+            lead.ask(&opened, number * LEN, None);
+            assert!(lead.at_end().is_none());
+        }
+        let work = lead.work.clone();
+        let thread = thread::spawn(move || std::iter::from_fn(|| work.next_range()).count());
+        let end = Instant::now() + Duration::from_secs(60);
+        while lead.work.file.seat.is_taken() && Instant::now() < end {
+            thread::yield_now();
+        }
+        assert!(!lead.work.file.seat.is_taken() && lead.at_end().is_some());
+        lead.work.turn_off();
+        assert_eq!(thread.join().expect("no panic"), 3);
+    }
+
+    #[test]
     fn the_lead_of_the_next_file_has_the_pace_of_the_one_before() {
         const LEN: u64 = 1 << 20;
         let mut file = tempfile::NamedTempFile::new().expect("a file");
@@ -621,7 +534,7 @@ mod tests {
         }
         let handover = lead.at_end().expect("all was asked for");
         next.begin(&handover).expect("begun");
-        let paces = [&lead, &next].map(|lead| lead.work.lock().pace.clone());
+        let paces = [&lead, &next].map(|lead| lead.work.lock().streams.pace.clone());
         assert!(Arc::ptr_eq(&paces[0], &paces[1]));
     }
 }

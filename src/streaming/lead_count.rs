@@ -40,6 +40,11 @@ impl Seat {
         self.0.swap(true, Ordering::Relaxed) || count_leads(|leads| leads + 1) <= MAX_LEADS
     }
 
+    #[cfg(test)]
+    pub fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Counts the lead no longer.
     pub fn give_up(&self) {
         if self.0.swap(false, Ordering::Relaxed) {

@@ -71,6 +71,8 @@ pub mod lanes;
 pub mod lead;
 pub mod lead_count;
 pub mod lead_cursor;
+mod lead_file;
+pub mod lead_streams;
 mod left_out;
 pub mod options;
 pub mod pace;

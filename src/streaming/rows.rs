@@ -13,6 +13,9 @@
 
 /// Rows of the same length after which the next one is expected to be as long.
 const ALIKE: u32 = 2;
+/// Jumps back within a layer, less those out of it, that show that layers are used in another order, and the most that count.
+const SOME_JUMPS_BACK: u32 = 2;
+const MANY_JUMPS_BACK: u32 = 8;
 /// Rows that are remembered.
 const LAST_ROWS: usize = 8;
 
@@ -29,6 +32,10 @@ pub struct Rows {
     usual: usize,
     /// Rows of that length, one after the other.
     alike: u32,
+    /// Jumps back within a layer, less the long jumps.
+    jumps_back: u32,
+    /// Whether the last jump was a long one.
+    is_far: bool,
     /// The place at which the present row is expected to end; `None` where nothing shows that.
     pub end: Option<usize>,
 }
@@ -49,6 +56,13 @@ impl Rows {
             self.row += 1;
             return;
         }
+        let jump = last.abs_diff(place);
+        self.is_far = jump > near;
+        if self.is_far {
+            self.jumps_back = self.jumps_back.saturating_sub(1);
+        } else if place < last && jump <= near / 2 {
+            self.jumps_back = MANY_JUMPS_BACK.min(self.jumps_back + 1);
+        }
         let row = std::mem::replace(&mut self.row, 1);
         let is_alike = row == self.usual || (self.usual > 1 && row.is_multiple_of(self.usual));
         (self.usual, self.alike) = if is_alike { (self.usual, self.alike + 1) } else { (row, 1) };
@@ -56,10 +70,16 @@ impl Rows {
         self.before[0] = row;
         if self.alike >= ALIKE
             && let Some(others) = self.usual.checked_sub(2)
-            && last.abs_diff(place) > near
+            && self.is_far
         {
             self.end = behind.nth(others).map(|last| last + 1);
         }
+    }
+
+    /// Returns whether the tensors of each layer are asked for in another order than that of their places, and the
+    /// last jump was not one out of the layer and the next.
+    pub fn is_shuffled(&self) -> bool {
+        self.jumps_back >= SOME_JUMPS_BACK && !self.is_far
     }
 
     /// Returns whether the present row is longer than those before.
@@ -134,6 +154,23 @@ mod tests {
         };
         assert_eq!([end(121, 20), end(300, usize::MAX), end(81, 20)], [None; 3]);
         assert_eq!([end(122, 20), end(80, 20)], [Some(124), Some(82)]);
+    }
+
+    #[test]
+    fn layers_are_shuffled_while_jumps_back_are_short() {
+        let is_shuffled = |places: &[usize]| {
+            let mut rows = Rows::default();
+            for pair in [&[0], places].concat().windows(2) {
+                rows.note(pair[1], pair[1] == pair[0] + 1, 16, 0..0);
+            }
+            rows.is_shuffled()
+        };
+        assert!(is_shuffled(&[7, 5, 6, 4]));
+        assert!(is_shuffled(&[7, 5, 6, 4, 2, 3, 0, 1, 15]));
+        assert!(!is_shuffled(&[7, 5, 6, 4, 2, 3, 0, 1, 40]), "the last jump is one elsewhere");
+        assert!(is_shuffled(&[7, 5, 6, 4, 2, 3, 0, 1, 40, 38]));
+        assert!(!is_shuffled(&[7, 0, 40, 30, 70, 60, 100, 90]), "each is followed by one elsewhere");
+        assert!(!is_shuffled(&[50, 51, 40, 41, 30, 31]), "layers from the last to the first");
     }
 
     #[test]

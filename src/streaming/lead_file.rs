@@ -1,0 +1,46 @@
+//! [`LeadFile`]: the file that a lead reads, and how long the lead may be.
+
+use std::sync::Arc;
+
+use crate::fetch::budget::Budget;
+
+use super::file_tensors::FileTensors;
+use super::lead_count::Seat;
+use super::options::USUAL_BYTES;
+use super::plan::FIRST_BYTES;
+use super::run::Run;
+use super::small_file::LEAST_DATA_BYTES;
+
+/// The file that a lead reads.
+#[derive(Debug)]
+pub struct LeadFile {
+    pub tensors: FileTensors,
+    pub limit_bytes: u64,
+    pub seat: Seat,
+    /// Where the consumer began.
+    pub run: Arc<Run>,
+}
+
+impl LeadFile {
+    /// A lead of `first_bytes`, which may become as long as the limit.
+    pub fn budget(&self, first_bytes: u64) -> Budget {
+        Budget::new(first_bytes, self.limit_bytes)
+    }
+
+    /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
+    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order.
+    pub fn first_bytes(&self, len: u64) -> u64 {
+        len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
+    }
+
+    /// Returns how many bytes as many tensors have from a place on as two layers, if a stream has room for them.
+    pub fn layers_bytes(&self, place: usize, order: usize) -> Option<u64> {
+        let end = self.tensors.ranges.len().min(place + 2 * self.tensors.layer_tensors);
+        Some(self.tensors.bytes_of(place..end, order)).filter(|&bytes| bytes <= self.stream_bytes())
+    }
+
+    /// The longest lead of a stream. In the next file a lead begins with half of it.
+    pub fn stream_bytes(&self) -> u64 {
+        self.limit_bytes.min(USUAL_BYTES)
+    }
+}
