@@ -57,7 +57,8 @@ def by_modules(folder: Path) -> Loaded:
 
     (path,) = shards(folder)
     with safetensors.safe_open(path, "pt") as file:
-        layers = sorted({name.split(".")[2] for name in file.keys()})
+        names = file.keys()
+        layers = sorted({name.split(".")[2] for name in names})
         for name in (f"model.layers.{layer}.{module}" for layer in layers for module in MODULES):
             yield name, file.get_tensor(name)
 

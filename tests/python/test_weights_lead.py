@@ -338,9 +338,11 @@ def test_without_a_lead_the_read_ahead_of_page_faults_is_doubled_for_a_cold_file
     folder = tmp_path / "source"
     folder.mkdir()
     safetensors.numpy.save_file({"t": np.ones(8 * MIB, "u1")}, folder / "model.safetensors")
-    with slow_mount(folder, tmp_path, read_ahead_bytes=128 << 10) as slow:
-        with safe_open(slow.path / "model.safetensors", "np", ahead=False) as file:
-            assert int(file.get_tensor("t").sum()) == 8 * MIB
+    with (
+        slow_mount(folder, tmp_path, read_ahead_bytes=128 << 10) as slow,
+        safe_open(slow.path / "model.safetensors", "np", ahead=False) as file,
+    ):
+        assert int(file.get_tensor("t").sum()) == 8 * MIB
     assert slow.counts["largest_request_bytes"] == 256 << 10
 
 
