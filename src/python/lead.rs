@@ -230,14 +230,13 @@ impl FileLead {
         Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up))
     }
 
-    /// Waits until the kernel was asked for all that was asked for here.
-    pub fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        if let Some(Some(lead)) = self.lead.get() {
-            while !py.detach(|| lead.finish(PERIOD)) {
-                py.check_signals()?;
-            }
+    /// Waits until the kernel was asked for all that was asked for here. Returns false without a lead.
+    pub fn finish(&self, py: Python<'_>) -> PyResult<bool> {
+        let Some(Some(lead)) = self.lead.get() else { return Ok(false) };
+        while !py.detach(|| lead.finish(PERIOD)) {
+            py.check_signals()?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Reads nothing more ahead until the consumer is back.

@@ -347,9 +347,13 @@ impl PyWeightFile {
         Ok(py.detach(|| self.weights.file.opened()?.verify_as_known())?)
     }
 
-    /// Waits until the storage was asked for all tensors that were asked for here.
+    /// Waits until the storage was asked for all tensors that were asked for here. If that took reading ahead, the server
+    /// is asked whether the file is still what it was.
     fn finish_lead(&self, py: Python<'_>) -> PyResult<()> {
-        self.lead.finish(py)
+        if self.lead.finish(py)? {
+            py.detach(|| self.weights.file.opened()?.verify_with_server())?;
+        }
+        Ok(())
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {

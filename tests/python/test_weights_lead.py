@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import importlib
 import json
 import os
 import random
@@ -866,6 +867,30 @@ def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
             with pytest.raises(FileChangedError, match=r"model\.safetensors"):
                 get(name)
     assert found == [[1]] * len(found)
+
+
+@both_mounts
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_load_file_of_a_file_that_is_rewritten_meanwhile_is_an_error(tmp_path, direct, framework):
+    """Views of a cached file show what is there when they are used: the tensors would be of two states."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(48)} for byte in (1, 2))
+    target = folder / "model.safetensors"
+    safetensors.numpy.save_file(old, target)
+    load_file = importlib.import_module(f"pagestream.safetensors.{framework}").load_file
+    options = {"direct_io": direct, "delay_ms": 0, "bandwidth_bytes": 24 * MIB}
+    with slow_mount(folder, tmp_path, **options) as slow, ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load_file, slow.path / "model.safetensors")
+        time.sleep(0.5)
+        assert not loading.done()
+        with open(target, "r+b") as file_at_server:
+            file_at_server.write(safetensors.numpy.save(new))
+        with pytest.raises(FileChangedError, match=r"model\.safetensors"):
+            loading.result()
+        found = load_file(slow.path / "model.safetensors")
+        assert found.keys() == new.keys()
+        assert all(np.array_equal(np.asarray(found[name]), new[name]) for name in new)
 
 
 def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):

@@ -291,6 +291,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         Raises:
             SafetensorError: As `get_tensor`.
             MappedReadError: As `get_tensor`.
+            FileChangedError: The file was rewritten while it was read ahead, or copied.
 
         Examples:
             >>> from pagestream.safetensors import safe_open

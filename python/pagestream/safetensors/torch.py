@@ -58,7 +58,7 @@ def load_file(
         SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
         MappedReadError: For a device, with ``copy=True`` or in ``"read"`` mode: the file was cut or its
             storage failed.
-        FileChangedError: Likewise: the file was rewritten meanwhile.
+        FileChangedError: The file was rewritten while it was read ahead, or copied.
 
     Examples:
         >>> from pagestream.safetensors.torch import load_file

@@ -416,12 +416,13 @@ def changed_under_views(mount, here, how, get):
     from pagestream.errors import FileChangedError, MappedReadError
     from pagestream.safetensors import safe_open
 
-    uses = in_use(mount, here, MODES[1:])
+    uses = in_use(mount, here, [f"{mode}-{lead}" for mode in MODES[1:] for lead in ("alone", "ahead")])
     for use in uses:
-        # Whatever is touched comes from the server.
-        use.source = safe_open(use.seen, "np", mmap_mode=use.word, ahead=False)
-        first = use.source.keys()[0]
-        assert is_right(first, get(use.source, first))
+        mode, lead = use.word.split("-")
+        # Whatever is touched comes from the server, unless it was read ahead.
+        use.source = safe_open(use.seen, "np", mmap_mode=mode, ahead=None if lead == "ahead" else False)
+        for name in use.source.keys()[: 2 if lead == "ahead" else 1]:
+            assert is_right(name, get(use.source, name))
     change_all(uses, how)
     for use in uses:
         file, error = use.source, None
@@ -439,7 +440,7 @@ def changed_under_views(mount, here, how, get):
         assert use.second.name in str(error), error
         # Another opening has what is there now, or says what is wrong.
         try:
-            with safe_open(use.seen, "np", mmap_mode=use.word) as again:
+            with safe_open(use.seen, "np", mmap_mode=use.word.split("-")[0]) as again:
                 new = again.get_tensor(names[-1]).copy()
         except (OSError, ValueError):
             assert how in ("cut", "deleted"), traceback.format_exc()
