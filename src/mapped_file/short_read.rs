@@ -1,4 +1,4 @@
-//! What is told of a read that ended before its range did.
+//! The errors of reads that end before their ranges do.
 
 use crate::error::{Error, ReadCause};
 use crate::os::errno::{Code, storage_advice};

@@ -271,9 +271,12 @@ impl PyCheckpoint {
             Some(file) => file,
             None => py.detach(|| self.checkpoint.file(number))?,
         };
-        let lead =
-            if reads_ahead { self.leads[number].clone() } else { Arc::new(FileLead::new(Some(0), None)) };
-        Ok(PyWeightFile::of(file, lead))
+        if reads_ahead {
+            return Ok(PyWeightFile::of(file, self.leads[number].clone()));
+        }
+        let lead = FileLead::new(Some(0), None);
+        lead.close(); // it probes no pages
+        Ok(PyWeightFile::of(file, Arc::new(lead)))
     }
 
     /// Notes that the caller has used a tensor over its file: where memory is short, its pages go before others.

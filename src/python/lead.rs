@@ -204,7 +204,7 @@ impl FileLead {
 
     /// Returns the lead, which is made once there is room for it; `None` without one.
     fn lead(&self, header: &Header, opened: &Arc<Opened>) -> Option<&Lead> {
-        if self.lead.get().is_none() && !Seat::is_free() {
+        if self.lead.get().is_none() && self.limit_bytes != Some(0) && !Seat::is_free() {
             opened.widen_read_ahead();
             return None;
         }

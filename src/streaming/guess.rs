@@ -70,7 +70,7 @@ impl Guess {
 
     /// What is expected of a consumer that goes on in another file as it did here.
     pub fn in_next_file(&self, tensors: &FileTensors) -> Self {
-        let (uses, rows) = (self.uses.in_next_file(tensors.ranges.len()), Rows::default());
+        let (uses, rows) = (self.uses.in_next_file(tensors.ranges.len()), self.rows.in_next_file());
         Self { uses, rows, last: None, further_parts: 0, ..self.clone() }
     }
 

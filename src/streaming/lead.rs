@@ -187,7 +187,11 @@ impl Lead {
     /// here.
     pub fn at_end(&self) -> Option<Handover> {
         let state = (self.process == fork::generation()).then(|| self.work.lock())?;
-        let is_at_end = self.work.is_at_end(&state);
+        let is_at_end = state.is_at_end();
+        if is_at_end {
+            // Others may begin, though the consumer may have left tensors out here.
+            self.work.file.seat.give_up();
+        }
         is_at_end.then(|| (state.guess.clone(), state.streams.pace.clone()))
     }
 
@@ -291,6 +295,19 @@ impl Drop for Lead {
     }
 }
 
+impl Following {
+    /// Returns whether all that the consumer will ask for in the file was asked for here.
+    fn is_at_end(&self) -> bool {
+        // Where all was asked for, the reading may lag behind.
+        let is_all_used = self.guess.uses.unused == 0;
+        let is_in_row = self.guess.row_end().is_some();
+        match &self.streams.current {
+            Some(expected) => is_all_used || (!is_in_row && expected.stream.is_all_begun()),
+            None => (is_all_used || !is_in_row) && self.cursor.is_at_end(is_all_used),
+        }
+    }
+}
+
 impl LeadWork {
     fn lock(&self) -> MutexGuard<'_, Following> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -310,22 +327,6 @@ impl LeadWork {
             expected.stream.stop();
         }
         drop(released);
-    }
-
-    /// Returns whether all that the consumer will ask for in the file was asked for here. Then leads of other files may
-    /// begin.
-    fn is_at_end(&self, state: &Following) -> bool {
-        // Where all was asked for, the reading may lag behind.
-        let is_all_used = state.guess.uses.unused == 0;
-        let is_in_row = state.guess.row_end().is_some();
-        let is_at_end = match &state.streams.current {
-            Some(expected) => is_all_used || (!is_in_row && expected.stream.is_all_begun()),
-            None => (is_all_used || !is_in_row) && state.cursor.is_at_end(is_all_used),
-        };
-        if is_at_end {
-            self.file.seat.give_up();
-        }
-        is_at_end
     }
 
     /// Follows the consumer.
@@ -408,8 +409,9 @@ impl LeadWork {
             match cursor.next(&self.file.tensors, guess) {
                 LeadStep::Ask(range) => return Some(range),
                 LeadStep::Wait => {
-                    // The consumer may have sent its last request before the thread came to the end.
-                    self.is_at_end(&state);
+                    if state.is_at_end() {
+                        self.file.seat.give_up(); // the last request may have come before the thread was here
+                    }
                     state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 LeadStep::End => break,
@@ -428,14 +430,20 @@ mod tests {
     use crate::mapped_file::{MappedFile, RequestedMode};
     use crate::natural::NameKinds;
 
+    /// A file of so many bytes, open.
+    fn opened(bytes: u64, mode: RequestedMode) -> (tempfile::NamedTempFile, Arc<Opened>) {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(&vec![1; bytes as usize]).expect("written");
+        let mapped = MappedFile::open(file.path(), mode).expect("opened");
+        let opened = mapped.opened().expect("open");
+        (file, opened)
+    }
+
     #[test]
     fn after_rows_of_the_same_length_a_stream_reads_one_row() {
         const LEN: u64 = 64 << 10;
         const COUNT: usize = 160;
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
-        file.write_all(&vec![1; COUNT * LEN as usize]).expect("written");
-        let mapped = MappedFile::open(file.path(), RequestedMode::Read).expect("opened");
-        let opened = mapped.opened().expect("open");
+        let (_file, opened) = opened(COUNT as u64 * LEN, RequestedMode::Read);
         let tensors = FileTensors::new(
             (0..COUNT as u64).map(|number| (number * LEN, LEN)).collect(),
             vec![NameKinds { kind: 0, series: 0 }; COUNT],
@@ -469,10 +477,7 @@ mod tests {
     fn the_tensors_of_layers_that_are_used_in_another_order_come_from_one_stream() {
         const LEN: u64 = 256 << 10;
         const COUNT: u64 = 64;
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
-        file.write_all(&vec![1; (COUNT * LEN) as usize]).expect("written");
-        let mapped = MappedFile::open(file.path(), RequestedMode::Read).expect("opened");
-        let opened = mapped.opened().expect("open");
+        let (_file, opened) = opened(COUNT * LEN, RequestedMode::Read);
         let names = (0..COUNT).map(|number| NameKinds { kind: number % 8, series: number % 8 }).collect();
         let ranges = (0..COUNT).map(|number| (number * LEN, LEN)).collect();
         let lead = Lead::new(opened.clone(), FileTensors::new(ranges, names, vec![]), None, true, false);
@@ -483,7 +488,7 @@ mod tests {
                     panic!("{of} of layer {layer} is left to page faults");
                 };
                 stream.take(want, Duration::from_secs(60)).expect("read");
-                if layer >= 2 {
+                if layer >= 1 {
                     streams.push(stream);
                 }
             }
@@ -494,10 +499,7 @@ mod tests {
     #[test]
     fn other_leads_may_begin_once_the_thread_is_at_the_end_though_the_last_request_came_before() {
         const LEN: u64 = 1 << 20;
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
-        file.write_all(&vec![1; 4 * LEN as usize]).expect("written");
-        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
-        let opened = mapped.opened().expect("open");
+        let (_file, opened) = opened(4 * LEN, RequestedMode::Auto);
         let named = [&b"a"[..], b"b", b"c", b"d"].into_iter().zip((0..4).map(|number| (number * LEN, LEN)));
         let tensors = FileTensors::of(&named.collect::<Vec<_>>());
         let lead = Lead::new(opened.clone(), tensors, None, true, false);
@@ -521,10 +523,7 @@ mod tests {
     #[test]
     fn the_lead_of_the_next_file_has_the_pace_of_the_one_before() {
         const LEN: u64 = 1 << 20;
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
-        file.write_all(&vec![1; 2 * LEN as usize]).expect("written");
-        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
-        let opened = mapped.opened().expect("open");
+        let (_file, opened) = opened(2 * LEN, RequestedMode::Auto);
         let named: [(&[u8], (u64, u64)); 2] = [(b"a", (0, LEN)), (b"b", (LEN, LEN))];
         let made = || Lead::new(opened.clone(), FileTensors::of(&named), None, true, true);
         let (lead, next) = (made(), made());

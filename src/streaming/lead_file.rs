@@ -28,15 +28,18 @@ impl LeadFile {
     }
 
     /// The first lead behind a tensor of `len` bytes: ahead of a consumer that soon leaves no more than it has used is read
-    /// for nothing. A stream has room for a layer, whose tensors may be asked for in another order.
+    /// for nothing.
     pub fn first_bytes(&self, len: u64) -> u64 {
         len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
     }
 
-    /// Returns how many bytes as many tensors have from a place on as two layers, if a stream has room for them.
+    /// Returns the bytes of as many tensors as two layers have, from a place on, if a stream has room for them. `None` in
+    /// files without layers.
     pub fn layers_bytes(&self, place: usize, order: usize) -> Option<u64> {
-        let end = self.tensors.ranges.len().min(place + 2 * self.tensors.layer_tensors);
-        Some(self.tensors.bytes_of(place..end, order)).filter(|&bytes| bytes <= self.stream_bytes())
+        let (count, two_layers) = (self.tensors.ranges.len(), 2 * self.tensors.layer_tensors);
+        let end = count.min(place + two_layers);
+        let bytes = (two_layers < count).then(|| self.tensors.bytes_of(place..end, order));
+        bytes.filter(|&bytes| bytes <= self.stream_bytes())
     }
 
     /// The longest lead of a stream. In the next file a lead begins with half of it.

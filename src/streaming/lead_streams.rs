@@ -36,8 +36,8 @@ pub struct LeadStreams {
 }
 
 impl LeadStreams {
-    /// Answers a request for the tensor of a number, or for a part of it: finds it in the stream that reads what comes next, or
-    /// starts another one.
+    /// Answers a request for a tensor, given by its number, or for a part of it: finds it in the stream that reads what comes
+    /// next, or starts another one.
     pub fn answer(
         &mut self,
         file: &LeadFile,
@@ -53,7 +53,8 @@ impl LeadStreams {
             return Ok(Answer::InFile);
         }
         let has_threads = guess.uses.has_threads;
-        let shuffled = guess.rows.is_shuffled().then(|| file.layers_bytes(place, guess.order)).flatten();
+        let is_shuffled = !has_threads && guess.rows.is_shuffled();
+        let shuffled = is_shuffled.then(|| file.layers_bytes(place, guess.order)).flatten();
         // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for,
         // unless layers are used in another order.
         let near = match shuffled {
@@ -73,9 +74,7 @@ impl LeadStreams {
             file.run.begin(guess.order, place);
         }
         // What it reads is in the way of what the consumer has gone to. No other thread waits for it.
-        if let Some(expected) =
-            self.current.as_ref().filter(|_| !is_next && !has_threads && shuffled.is_none())
-        {
+        if let Some(expected) = self.current.as_ref().filter(|_| !is_next && !has_threads) {
             expected.stream.hold();
         }
         let is_large = selection.is_none() && len > REQUEST_BYTES;

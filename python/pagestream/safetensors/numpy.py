@@ -50,7 +50,8 @@ def load_file(
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file.
-        MappedReadError: With ``copy=True`` or in ``"read"`` mode: the file was cut or its storage failed.
+        MappedReadError: The file was cut while it was read ahead, or copied; with ``copy=True`` or in
+            ``"read"`` mode also: its storage failed.
         FileChangedError: The file was rewritten while it was read ahead, or copied.
 
     Examples:

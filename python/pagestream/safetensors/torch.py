@@ -56,8 +56,8 @@ def load_file(
     Raises:
         OSError: The file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid safetensors file, or an element type that torch does not have.
-        MappedReadError: For a device, with ``copy=True`` or in ``"read"`` mode: the file was cut or its
-            storage failed.
+        MappedReadError: The file was cut while it was read ahead, or copied; for a device, with ``copy=True``
+            or in ``"read"`` mode also: its storage failed.
         FileChangedError: The file was rewritten while it was read ahead, or copied.
 
     Examples:
