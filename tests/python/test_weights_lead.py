@@ -368,10 +368,11 @@ def resident_share(array):
 
 
 def becomes_resident(array):
+    """Returns whether an array comes into the page cache, but for some pages that the kernel reclaims (DAMON)."""
     deadline = time.monotonic() + 20
-    while (share := resident_share(array)) < 1 and time.monotonic() < deadline:
+    while (share := resident_share(array)) < 0.9 and time.monotonic() < deadline:
         time.sleep(0.01)
-    return share == 1
+    return share >= 0.9
 
 
 def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path):
