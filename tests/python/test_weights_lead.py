@@ -368,11 +368,17 @@ def resident_share(array):
 
 
 def becomes_resident(array):
-    """Returns whether an array comes into the page cache, but for some pages that the kernel reclaims (DAMON)."""
-    deadline = time.monotonic() + 20
-    while (share := resident_share(array)) < 0.9 and time.monotonic() < deadline:
+    """Returns whether an array comes into the page cache, but for pages that the kernel reclaims (DAMON)."""
+    share, since = resident_share(array), time.monotonic()
+    deadline = since + 20
+    while share < 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    return share >= 0.9
+        before, share = share, resident_share(array)
+        if share > before:
+            since = time.monotonic()
+        elif share >= 0.9 and time.monotonic() > since + 2:
+            return True  # nothing more comes
+    return share == 1
 
 
 def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path):
