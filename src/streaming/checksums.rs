@@ -431,20 +431,13 @@ mod tests {
     use twox_hash::XxHash3_128;
 
     use super::*;
-    use crate::mapped_file::{MappedFile, RequestedMode};
+    use crate::mapped_file::RequestedMode;
+    use crate::streaming::test_file;
 
     /// Hashes files of one content each, and returns the digests by number.
     fn digests(contents: &[Vec<u8>], ends: &[Vec<u64>], sha256: bool) -> Vec<Digests> {
-        let files: Vec<_> = contents
-            .iter()
-            .map(|content| {
-                let mut file = tempfile::NamedTempFile::new().expect("a file");
-                file.write_all(content).expect("written");
-                let opened =
-                    MappedFile::open(file.path(), RequestedMode::Auto).and_then(|file| file.opened());
-                opened.expect("open")
-            })
-            .collect();
+        let open = |content: &Vec<u8>| test_file::opened(content, RequestedMode::Auto);
+        let files: Vec<_> = contents.iter().map(open).collect();
         let ends = ends.to_vec();
         let prepare = move |number: usize| {
             let (opened, span_ends) = (files[number].clone(), ends[number].clone());

@@ -457,18 +457,15 @@ impl Work for StreamWork {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::sync::mpsc;
 
     use super::*;
-    use crate::mapped_file::{MappedFile, RequestedMode};
+    use crate::mapped_file::RequestedMode;
+    use crate::streaming::test_file;
 
     #[test]
     fn a_stream_that_is_dropped_keeps_no_tensor_while_a_thread_is_in_a_read() {
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
-        file.write_all(&[1; 8192]).expect("written");
-        let opened = MappedFile::open(file.path(), RequestedMode::Auto).and_then(|file| file.opened());
-        let opened = opened.expect("open");
+        let opened = test_file::opened(&[1; 8192], RequestedMode::Auto);
         let (go_on, gate) = mpsc::channel::<()>();
         let gate = Mutex::new(gate);
         let files = move |number| {

@@ -128,6 +128,11 @@ impl Guess {
         self.rows.end.filter(|_| !self.has_parts && !self.uses.has_threads)
     }
 
+    /// Returns whether one thread uses the tensors of each layer in another order than that of their places.
+    pub fn is_shuffled(&self) -> bool {
+        self.rows.is_shuffled() && !self.uses.has_threads
+    }
+
     /// Returns what is expected of a tensor; `None` if nothing shows that. As long as whole tensors are asked for, so
     /// will be the others.
     pub fn expected(&self, tensors: &FileTensors, number: usize) -> Option<Want> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::fetch::budget::Budget;
 
 use super::file_tensors::FileTensors;
+use super::guess::{Guess, Request};
 use super::lead_count::Seat;
 use super::options::USUAL_BYTES;
 use super::plan::FIRST_BYTES;
@@ -33,9 +34,19 @@ impl LeadFile {
         len.clamp(LEAST_DATA_BYTES, FIRST_BYTES).min(self.limit_bytes)
     }
 
+    /// The first lead of a stream that begins with a request for a tensor of `len` bytes. A row is read at once. A stream has
+    /// room for two layers whose tensors are used in another order.
+    pub fn stream_first_bytes(&self, guess: &Guess, request: Request, len: u64) -> u64 {
+        if request.row_end.is_some() {
+            return self.stream_bytes();
+        }
+        let layers_bytes = guess.is_shuffled().then(|| self.layers_bytes(request.place, guess.order));
+        layers_bytes.flatten().unwrap_or_else(|| self.first_bytes(len))
+    }
+
     /// Returns the bytes of as many tensors as two layers have, from a place on, if a stream has room for them. `None` in
     /// files without layers.
-    pub fn layers_bytes(&self, place: usize, order: usize) -> Option<u64> {
+    fn layers_bytes(&self, place: usize, order: usize) -> Option<u64> {
         let (count, two_layers) = (self.tensors.ranges.len(), 2 * self.tensors.layer_tensors);
         let end = count.min(place + two_layers);
         let bytes = (two_layers < count).then(|| self.tensors.bytes_of(place..end, order));

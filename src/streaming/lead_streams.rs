@@ -53,16 +53,8 @@ impl LeadStreams {
             return Ok(Answer::InFile);
         }
         let has_threads = guess.uses.has_threads;
-        let is_shuffled = !has_threads && guess.rows.is_shuffled();
-        let shuffled = is_shuffled.then(|| file.layers_bytes(place, guess.order)).flatten();
-        // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for,
-        // unless layers are used in another order.
-        let near = match shuffled {
-            _ if request.has_left_out => 1,
-            _ if has_threads => NEAR_TENSORS,
-            Some(_) => file.tensors.layer_tensors,
-            None => 1,
-        };
+        // Several threads ask in nearly the right order. One thread has passed over what comes before: it is not waited for.
+        let near = if has_threads && !request.has_left_out { NEAR_TENSORS } else { 1 };
         let found = self.current.as_mut().and_then(|it| Some((it.reserve(place, selection, near)?, it)));
         if let Some((want, expected)) = found {
             expected.used_bytes += used_bytes;
@@ -82,8 +74,7 @@ impl LeadStreams {
             return Ok(Answer::InFile);
         }
         if !guess.has_parts && self.benefit.may_begin(&file.tensors, guess, request) {
-            let row_bytes = request.row_end.map(|_| file.stream_bytes());
-            let first_bytes = row_bytes.or(shuffled).unwrap_or_else(|| file.first_bytes(len));
+            let first_bytes = file.stream_first_bytes(guess, request, len);
             let before = self.start(file, opened, guess, (place, true), first_bytes)?;
             self.benefit.note_stream(before.map(|it| it.used_bytes >= it.first_bytes));
             let Some(expected) = &self.current else { return Ok(Answer::InFile) };
@@ -151,5 +142,68 @@ impl LeadStreams {
         let opened = opened.clone();
         let open = Box::new(move |_| Ok(opened.clone()));
         Stream::start(wants, open, None, options.beginning_with(bytes, wants), Some(self.pace.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::mapped_file::RequestedMode;
+    use crate::natural::NameKinds;
+    use crate::streaming::file_tensors::FileTensors;
+    use crate::streaming::lead_count::Seat;
+    use crate::streaming::run::Run;
+    use crate::streaming::test_file;
+
+    #[test]
+    fn the_tensors_of_layers_that_are_used_in_another_order_come_from_one_stream() {
+        const LEN: u64 = 256 << 10;
+        const COUNT: u64 = 64;
+        let opened = test_file::opened(&vec![1; (COUNT * LEN) as usize], RequestedMode::Read);
+        let names = (0..COUNT).map(|number| NameKinds { kind: number % 8, series: number % 8 }).collect();
+        let ranges = (0..COUNT).map(|number| (number * LEN, LEN)).collect();
+        let tensors = FileTensors::new(ranges, names, vec![]);
+        let run = Run::new(opened.facts.identity);
+        let file = LeadFile { tensors, limit_bytes: COUNT * LEN, seat: Seat::default(), run };
+        let (mut streams, mut guess) = (LeadStreams::default(), Guess::new(&file.tensors));
+        let mut found = Vec::new();
+        for layer in 0..COUNT / 8 {
+            for of in [7, 5, 6, 4, 2, 3, 0, 1] {
+                let number = (8 * layer + of) as usize;
+                let request = guess.note(&file.tensors, number, None, std::thread::current().id());
+                let answer = streams.answer(&file, &opened, &guess, (number, request), None);
+                let Ok(Answer::InStream(stream, want)) = answer else {
+                    panic!("{of} of layer {layer} is left to page faults");
+                };
+                stream.take(want, Duration::from_secs(60)).expect("read");
+                if layer >= 1 {
+                    found.push(stream);
+                }
+            }
+        }
+        assert!(found.windows(2).all(|pair| Arc::ptr_eq(&pair[0], &pair[1])));
+        file.seat.give_up();
+    }
+
+    #[test]
+    fn a_stream_of_layers_in_another_order_has_room_for_two() {
+        const LEN: u64 = 256 << 10;
+        let opened = test_file::opened(&[1; 8], RequestedMode::Read);
+        let first_bytes = |layer_tensors: u64, limit_bytes| {
+            let names = (0..64).map(|number| NameKinds { kind: 0, series: number % layer_tensors }).collect();
+            let ranges = (0..64).map(|number| (number * LEN, LEN)).collect();
+            let run = Run::new(opened.facts.identity);
+            let tensors = FileTensors::new(ranges, names, vec![]);
+            let file = LeadFile { tensors, limit_bytes, seat: Seat::default(), run };
+            let mut guess = Guess::new(&file.tensors);
+            let thread = std::thread::current().id();
+            let asked = [7, 5, 6, 4].map(|number| guess.note(&file.tensors, number, None, thread));
+            asked.map(|request| file.stream_first_bytes(&guess, request, LEN))[3] / LEN
+        };
+        assert_eq!(first_bytes(8, 64 * LEN), 16);
+        assert_eq!(first_bytes(8, 15 * LEN), 4, "two layers are more than the limit");
+        assert_eq!(first_bytes(32, 64 * LEN), 4, "there are just two");
     }
 }

@@ -87,6 +87,8 @@ pub mod staging;
 mod state;
 pub mod strategy;
 mod stride;
+#[cfg(test)]
+mod test_file;
 mod trial;
 mod turns;
 mod uses;

@@ -1,0 +1,13 @@
+//! Files for tests.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use crate::mapped_file::{MappedFile, Opened, RequestedMode};
+
+/// Returns an open file of this content, which has no name any more.
+pub fn opened(content: &[u8], mode: RequestedMode) -> Arc<Opened> {
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    file.write_all(content).expect("written");
+    MappedFile::open(file.path(), mode).and_then(|file| file.opened()).expect("open")
+}
