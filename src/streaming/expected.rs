@@ -15,6 +15,8 @@ pub struct Expected {
     pub wants: Vec<Want>,
     /// The place of each want in the order that is followed; they ascend.
     pub places: Vec<usize>,
+    /// Whether they are the rest of a row, and not of the file.
+    pub is_row: bool,
     /// Bytes that the stream may read ahead at first.
     pub first_bytes: u64,
     /// Bytes that were asked for.

@@ -300,10 +300,9 @@ impl Following {
     fn is_at_end(&self) -> bool {
         // Where all was asked for, the reading may lag behind.
         let is_all_used = self.guess.uses.unused == 0;
-        let is_in_row = self.guess.row_end().is_some();
         match &self.streams.current {
-            Some(expected) => is_all_used || (!is_in_row && expected.stream.is_all_begun()),
-            None => (is_all_used || !is_in_row) && self.cursor.is_at_end(is_all_used),
+            Some(expected) => is_all_used || (!expected.is_row && expected.stream.is_all_begun()),
+            None => (is_all_used || self.guess.row_end().is_none()) && self.cursor.is_at_end(is_all_used),
         }
     }
 }
@@ -358,8 +357,7 @@ impl LeadWork {
             return Ok(Answer::InFile);
         }
         // What was expected before is not what comes next.
-        let is_other_row = request.row_end.is_some() && !request.is_next;
-        let is_over = request.has_turned || is_other_row || state.guess.has_parts != had_parts;
+        let is_over = request.has_turned || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.streams.current.take() } else { None };
         let Following { guess, streams, opened, .. } = &mut *state;
         let answer = opened.as_ref().map_or(Ok(Answer::InFile), |opened| {
@@ -434,38 +432,45 @@ mod tests {
     use crate::natural::NameKinds;
     use crate::streaming::test_file;
 
-    #[test]
-    fn after_rows_of_the_same_length_a_stream_reads_one_row() {
-        const LEN: u64 = 64 << 10;
-        const COUNT: usize = 160;
-        let opened = test_file::opened(&vec![1; COUNT * LEN as usize], RequestedMode::Read);
-        let tensors = FileTensors::new(
-            (0..COUNT as u64).map(|number| (number * LEN, LEN)).collect(),
-            vec![NameKinds { kind: 0, series: 0 }; COUNT],
-            vec![],
-        );
+    const ROW_LEN: u64 = 64 << 10;
+    const ROW_TENSORS: usize = 160;
+
+    /// A lead whose consumer has taken three rows of three tensors, the last one from place 60 on.
+    fn lead_after_rows(opened: &Arc<Opened>) -> Lead {
+        let ranges = (0..ROW_TENSORS as u64).map(|number| (number * ROW_LEN, ROW_LEN)).collect();
+        let tensors = FileTensors::new(ranges, vec![NameKinds { kind: 0, series: 0 }; ROW_TENSORS], vec![]);
         let lead = Lead::new(opened.clone(), tensors, None, true, false);
-        let places =
-            |lead: &Lead| lead.work.lock().streams.current.as_ref().map(|expected| expected.places.clone());
-        for row in [120, 0, 60] {
-            for number in row..row + 3 {
-                let answer = lead.ask(&opened, number * LEN, None);
-                assert!(lead.at_end().is_none());
-                let taken = match answer {
-                    Answer::InStream(stream, want) => {
-                        stream.take(want, Duration::from_secs(60)).map(|_| want)
-                    }
-                    Answer::InFile => Ok(COUNT),
-                };
-                if row == 60 {
-                    assert_eq!(places(&lead), Some(vec![60, 61, 62]));
-                    assert_eq!(taken.expect("read") as u64, number - row);
-                }
+        for number in [120, 0, 60].into_iter().flat_map(|row| row..row + 3) {
+            let answer = lead.ask(opened, number * ROW_LEN, None);
+            assert!(lead.at_end().is_none());
+            if let Answer::InStream(stream, want) = answer {
+                stream.take(want, Duration::from_secs(60)).expect("read");
             }
         }
-        lead.ask(&opened, 63 * LEN, None);
-        let rest = (63..120).chain(123..COUNT).collect();
+        lead
+    }
+
+    fn places(lead: &Lead) -> Option<Vec<usize>> {
+        lead.work.lock().streams.current.as_ref().map(|expected| expected.places.clone())
+    }
+
+    #[test]
+    fn after_rows_of_the_same_length_a_stream_reads_one_row() {
+        let opened = test_file::opened(&vec![1; ROW_TENSORS * ROW_LEN as usize], RequestedMode::Read);
+        let lead = lead_after_rows(&opened);
+        assert_eq!(places(&lead), Some(vec![60, 61, 62]));
+        lead.ask(&opened, 63 * ROW_LEN, None);
+        let rest = (63..120).chain(123..ROW_TENSORS).collect();
         assert_eq!(places(&lead), Some(rest), "the row goes on");
+    }
+
+    #[test]
+    fn the_stream_of_a_row_is_not_at_the_end_of_the_file() {
+        let opened = test_file::opened(&vec![1; ROW_TENSORS * ROW_LEN as usize], RequestedMode::Read);
+        let lead = lead_after_rows(&opened);
+        lead.ask(&opened, 64 * ROW_LEN, None);
+        assert_eq!(places(&lead), Some(vec![60, 61, 62]), "nothing shows that others follow");
+        assert!(lead.at_end().is_none());
     }
 
     #[test]

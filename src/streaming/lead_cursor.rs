@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn a_tensor_that_is_asked_for_again_shows_nothing() {
         let mut consumer = Consumer::new();
-        for number in [0, 40, TENSORS - 1, TENSORS - 1] {
+        for number in [0, TENSORS - 1, TENSORS - 1] {
             consumer.ask(number);
             consumer.asked();
         }

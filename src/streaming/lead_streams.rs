@@ -117,7 +117,7 @@ impl LeadStreams {
         if !file.seat.take() {
             return Err(Error::argument("other files are read ahead"));
         }
-        let end = guess.row_end().unwrap_or(file.tensors.ranges.len());
+        let (end, is_row) = (guess.row_end().unwrap_or(file.tensors.ranges.len()), guess.row_end().is_some());
         let expected = (first..end).filter_map(|place| {
             let number = file.tensors.number_at(place, guess.order);
             let is_awaited = guess.uses.awaits(&file.tensors, guess.order, place);
@@ -132,7 +132,7 @@ impl LeadStreams {
         }
         let stream = Arc::new(self.stream_of(file, opened, &wants, memory_bytes)?);
         let first_bytes = memory_bytes.min(wants.iter().map(|want| want.len).sum());
-        Ok(self.current.replace(Expected { stream, wants, places, first_bytes, used_bytes: 0 }))
+        Ok(self.current.replace(Expected { stream, wants, places, is_row, first_bytes, used_bytes: 0 }))
     }
 
     /// Starts to read, at first so many bytes ahead.
