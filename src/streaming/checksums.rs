@@ -424,8 +424,6 @@ impl<T: Send + 'static> Work for HashWork<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use proptest::prelude::*;
     use sha2::{Digest, Sha256};
     use twox_hash::XxHash3_128;
