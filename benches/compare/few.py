@@ -11,7 +11,9 @@ import numpy as np
 import safetensors.numpy
 from few_weights import (
     MODULES,
+    ROWS,
     SMALL_TENSORS,
+    TENSOR_ROWS,
     TINY_TENSORS,
     WAYS,
     is_norm,
@@ -88,6 +90,18 @@ def tensors(count: int, tensor_bytes: int, source: Path) -> dict[str, Tensor]:
     return write(source / "model.safetensors", sizes, seed=0)
 
 
+def rows(row_bytes: int, source: Path) -> dict[str, Tensor]:
+    """Tensors of which one row each is used."""
+    shape = (TENSOR_ROWS, row_bytes)
+    arrays = {
+        f"tensors.{number:05}": np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
+        for number in sorted(ROWS)
+    }
+    safetensors.numpy.save_file(arrays, source / "model.safetensors")
+    used_rows = {name: arrays[name][ROWS[number]] for number, name in enumerate(arrays)}
+    return {name: Tensor(used(row), row.nbytes) for name, row in used_rows.items()}
+
+
 def small_files(file_bytes: int, source: Path) -> dict[str, Tensor]:
     tensors = {}
     for number in range(FILES):
@@ -124,6 +138,9 @@ for _kind, _direct_io in (("cached", False), ("direct_io", True)):
             "triples", _direct_io, is_of_triple, partial(tensors, SMALL_TENSORS, 256 << 10)
         ),
     }
+    CASES[f"a row of 4 KiB of each of {len(ROWS)} tensors, NumPy, {_kind}"] = Case(
+        "rows", _direct_io, make=partial(rows, 4 << 10)
+    )
     for _kib, _library in ((300, "NumPy"), (300, "torch"), (1200, "NumPy")):
         CASES[f"{FILES} files of {_kib} KiB, {_library}, {_kind}"] = Case(
             f"load_file of {_library}", _direct_io, make=partial(small_files, _kib << 10)

@@ -24,6 +24,11 @@ MODULES = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.do
 TINY_TENSORS, SMALL_TENSORS = 30_000, 402
 PAIRS = random.Random(0).sample(range(TINY_TENSORS // 2), 400)
 TRIPLES = random.Random(0).sample(range(SMALL_TENSORS // 3), 60)
+# The row of each tensor of a file that is used, in order of use.
+TENSOR_ROWS = 256
+ROWS = {
+    number: random.Random(number).randrange(TENSOR_ROWS) for number in random.Random(0).sample(range(60), 60)
+}
 
 
 def is_norm(name: str) -> bool:
@@ -72,6 +77,16 @@ def by_neighbours(groups: list[int], size: int, folder: Path) -> Loaded:
             yield f"tensors.{number:05}", file.get_tensor(f"tensors.{number:05}")
 
 
+def by_rows(folder: Path) -> Loaded:
+    import safetensors
+
+    (path,) = shards(folder)
+    with safetensors.safe_open(path, "np") as file:
+        for number, row in ROWS.items():
+            name = f"tensors.{number:05}"
+            yield name, file.get_slice(name)[row : row + 1]
+
+
 def chosen(is_wanted: Callable[[str], bool], folder: Path) -> Loaded:
     import safetensors
 
@@ -118,6 +133,7 @@ PATTERNS: dict[str, Callable[[Path], Loaded]] = {
     "modules": by_modules,
     "pairs": partial(by_neighbours, PAIRS, 2),
     "triples": partial(by_neighbours, TRIPLES, 3),
+    "rows": by_rows,
     "load_file of torch": by_load_file,
     "load_file of NumPy": by_numpy,
 }

@@ -37,6 +37,8 @@ pub struct FileLead {
     failure: Mutex<Option<Error>>,
     /// Parts that are asked for one behind another.
     sequence: Sequence,
+    /// Whether page faults are to bring more from now on, unless they are in short parts of tensors.
+    is_narrow: AtomicBool,
     is_closed: AtomicBool,
     /// Whether the file is open for a consumer.
     is_used: Arc<AtomicBool>,
@@ -67,6 +69,7 @@ impl FileLead {
             change: OnceLock::new(),
             failure: Mutex::new(None),
             sequence: Sequence::default(),
+            is_narrow: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             is_used: Arc::new(AtomicBool::new(true)),
             next,
@@ -124,17 +127,18 @@ impl FileLead {
             Some(WarmTensor::InCache) => return Ok(None),
             None => {}
         }
-        let is_off = self.lead.get().is_some() && !self.is_on();
+        let is_off = self.lead.get().is_some() && !self.is_on() && !self.is_narrow.load(Ordering::Relaxed);
         if len == 0 || self.is_closed.load(Ordering::Relaxed) || is_off {
             return self.left_to_file(offset, len);
         }
         let opened = opened()?;
         let answer = py.detach(|| {
-            let lead = self.lead(header, &opened)?;
-            if self.is_closed.load(Ordering::Relaxed) {
-                lead.close(); // it was made after the file was closed
-                return None;
+            let lead = self.lead(header, &opened);
+            let is_short = selection.is_some_and(|it| it.is_run() && it.result_bytes <= MAX_FAULT_BYTES);
+            if !is_short && self.is_narrow.swap(false, Ordering::Relaxed) {
+                opened.widen_read_ahead();
             }
+            let lead = lead?;
             let answer = lead.ask(&opened, offset, selection);
             let next = self.next.as_ref().filter(|next| !next.is_begun());
             Some((lead, answer, next.and_then(|next| Some((next, lead.at_end()?)))))
@@ -194,21 +198,21 @@ impl FileLead {
 
     /// Reads ahead for a consumer that is expected to come from another file.
     pub fn begin(&self, header: &Header, opened: Arc<Opened>, handover: &Handover) -> Result<()> {
-        let Some(lead) = self.lead(header, &opened) else { return Ok(()) };
-        if self.is_closed.load(Ordering::Relaxed) {
-            lead.close(); // it was made after the file was closed
-            return Ok(());
-        }
-        lead.begin(handover)
+        self.lead(header, &opened).map_or(Ok(()), |lead| lead.begin(handover))
     }
 
-    /// Returns the lead, which is made once there is room for it; `None` without one.
+    /// Returns the lead, which is made once there is room for it; `None` without one, and once the file is closed.
     fn lead(&self, header: &Header, opened: &Arc<Opened>) -> Option<&Lead> {
         if self.lead.get().is_none() && self.limit_bytes != Some(0) && !Seat::is_free() {
-            opened.widen_read_ahead();
+            self.is_narrow.store(true, Ordering::Relaxed);
             return None;
         }
-        fork::get_or_make(&self.lead, || self.made(header, opened.clone())).as_ref()
+        let lead = fork::get_or_make(&self.lead, || self.made(header, opened.clone())).as_ref();
+        if self.is_closed.load(Ordering::Relaxed) {
+            lead.inspect(|lead| lead.close()); // it was made after the file was closed
+            return None;
+        }
+        lead
     }
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
@@ -218,7 +222,7 @@ impl FileLead {
         if is_small || !sample::is_cold(&opened, seed) {
             return None;
         }
-        opened.widen_read_ahead();
+        self.is_narrow.store(true, Ordering::Relaxed);
         if !has_lead {
             return None;
         }

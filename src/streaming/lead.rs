@@ -315,10 +315,10 @@ impl LeadWork {
     fn turn_off(&self) {
         self.is_off.store(true, Ordering::Relaxed);
         self.file.run.end();
-        self.file.seat.give_up();
         let released = {
             let mut state = self.lock();
             state.is_closed = true;
+            self.file.seat.give_up();
             (state.streams.current.take(), state.opened.take())
         };
         self.moved.notify_all();
@@ -335,18 +335,18 @@ impl LeadWork {
         let request = state.guess.note(&self.file.tensors, number, selection, thread::current().id());
         if self.fills_cache && !state.guess.has_parts {
             let len = self.file.tensors.ranges[number].1;
-            state.cursor.note((number, len), request, self.file.budget(self.file.first_bytes(len)));
+            let near = state.guess.uses.near_tensors(&self.file.tensors);
+            state.cursor.note((number, len), request, near, self.file.budget(self.file.first_bytes(len)));
             let (is_ended, is_over) = (state.adviser == Adviser::Ended, state.guess.uses.unused == 0);
-            let is_at_end = state.is_at_end();
+            if !is_ended && !state.is_closed && !state.is_at_end() {
+                self.file.seat.take(); // it may have been given up: the consumer is back
+            }
             drop(state);
             if is_ended {
                 if is_over {
                     self.turn_off();
                 }
                 return Ok(Answer::InFile);
-            }
-            if !is_at_end {
-                self.file.seat.take(); // it may have been given up: the consumer is back
             }
             self.moved.notify_all();
             // Where memory is short, the one before makes room for what was read ahead.

@@ -10,7 +10,6 @@ use crate::fetch::ranges::{ByteRange, FileId};
 
 use super::file_tensors::FileTensors;
 use super::guess::{Guess, Request};
-use super::uses::NEAR_TENSORS;
 
 /// Bytes that the kernel is asked for at a time.
 const STEP_BYTES: u64 = 1 << 20;
@@ -96,8 +95,9 @@ impl LeadCursor {
         self.last_bytes.is_some()
     }
 
-    /// Notes a request for a tensor of `len` bytes, by its number. After a jump the lead is as long as `first` is.
-    pub fn note(&mut self, (number, len): (usize, u64), request: Request, first: Budget) {
+    /// Notes a request for a tensor of `len` bytes, by its number. One at most `near` places ahead is no jump. After a jump the
+    /// lead is as long as `first` is.
+    pub fn note(&mut self, (number, len): (usize, u64), request: Request, near: usize, first: Budget) {
         let Request { place, is_next, is_first, has_turned, has_left_out, row_end, .. } = request;
         if has_turned {
             self.cursor = place;
@@ -107,7 +107,7 @@ impl LeadCursor {
         if was_advised && is_first {
             self.budget.give_back(bytes);
         }
-        let is_near = row_end.is_none() && (self.cursor..self.cursor + NEAR_TENSORS).contains(&place);
+        let is_near = row_end.is_none() && (self.cursor..self.cursor + near).contains(&place);
         if (was_advised || is_next || (is_near && self.has_begun)) && !has_left_out {
             self.used_bytes += if is_first { len } else { 0 };
             self.budget.double_up_to(self.first_bytes.saturating_add(CREDIT.saturating_mul(self.used_bytes)));
@@ -221,7 +221,8 @@ mod tests {
 
         fn ask(&mut self, number: usize) {
             let request = self.guess.note(&self.tensors, number, None, std::thread::current().id());
-            self.cursor.note((number, TENSOR_BYTES), request, budget());
+            let near = self.guess.uses.near_tensors(&self.tensors);
+            self.cursor.note((number, TENSOR_BYTES), request, near, budget());
         }
 
         fn next(&mut self) -> LeadStep {
@@ -260,6 +261,18 @@ mod tests {
         consumer.ask(3);
         let fourth = ahead(&mut consumer, 4);
         assert!((8 * STEP_BYTES..9 * STEP_BYTES).contains(&fourth), "{fourth}: the most");
+    }
+
+    #[test]
+    fn a_few_places_ahead_are_a_jump_unless_layers_have_as_many_tensors() {
+        let asked = |layer_tensors| {
+            let mut consumer = Consumer::of_layers(layer_tensors, vec![]);
+            consumer.ask(0);
+            consumer.asked();
+            consumer.ask(9);
+            consumer.asked().start / TENSOR_BYTES
+        };
+        assert_eq!([1, 4, 8].map(asked), [9, 9, 1]);
     }
 
     #[test]

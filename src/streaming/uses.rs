@@ -116,6 +116,11 @@ impl Uses {
         (is_next, has_left_out)
     }
 
+    /// Returns how many places ahead a request is no jump. One thread uses the tensors of a layer in any order.
+    pub fn near_tensors(&self, tensors: &FileTensors) -> usize {
+        if self.has_threads { NEAR_TENSORS } else { NEAR_TENSORS.min(2 * tensors.layer_tensors) }
+    }
+
     /// Begins at a place.
     pub fn begin(&mut self, place: usize) {
         (self.passed, self.stride) = (place, Stride::at(place));

@@ -343,8 +343,28 @@ def test_without_a_lead_the_read_ahead_of_page_faults_is_doubled_for_a_cold_file
         slow_mount(folder, tmp_path, read_ahead_bytes=128 << 10) as slow,
         safe_open(slow.path / "model.safetensors", "np", ahead=False) as file,
     ):
+        assert file.get_slice("t")[:1].tolist() == [1]
         assert int(file.get_tensor("t").sum()) == 8 * MIB
     assert slow.counts["largest_request_bytes"] == 256 << 10
+
+
+@both_mounts
+@pytest.mark.parametrize("ahead", [None, False])
+def test_short_parts_that_are_picked_at_random_take_a_window_each(source, tmp_path, ahead, direct):
+    """The read-ahead of page faults is doubled once more than that is asked for."""
+    window_bytes, part_bytes = 128 << 10, 4096
+    options = {"delay_ms": 1, "read_ahead_bytes": window_bytes, "direct_io": direct}
+    numbers = random.Random(0).sample(range(TENSORS), 24)
+    with (
+        slow_mount(source, tmp_path, **options) as slow,
+        safe_open(slow.path / "model.safetensors", "np", ahead=ahead) as file,
+    ):
+        for number in numbers:
+            first = number * 5 * part_bytes
+            part = file.get_slice(f"t{number:02}")[first : first + part_bytes]
+            assert int(part.sum()) == number * part_bytes
+    # The header, and a page that shows whether the file is cold.
+    assert slow.counts["read_bytes"] <= (len(numbers) + 3) * window_bytes
 
 
 @both_mounts
