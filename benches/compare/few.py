@@ -90,7 +90,7 @@ def tensors(count: int, tensor_bytes: int, source: Path) -> dict[str, Tensor]:
     return write(source / "model.safetensors", sizes, seed=0)
 
 
-def rows(row_bytes: int, source: Path) -> dict[str, Tensor]:
+def matrices(row_bytes: int, source: Path) -> dict[str, Tensor]:
     """Tensors of which one row each is used."""
     shape = (TENSOR_ROWS, row_bytes)
     arrays = {
@@ -139,7 +139,7 @@ for _kind, _direct_io in (("cached", False), ("direct_io", True)):
         ),
     }
     CASES[f"a row of 4 KiB of each of {len(ROWS)} tensors, NumPy, {_kind}"] = Case(
-        "rows", _direct_io, make=partial(rows, 4 << 10)
+        "rows", _direct_io, make=partial(matrices, 4 << 10)
     )
     for _kib, _library in ((300, "NumPy"), (300, "torch"), (1200, "NumPy")):
         CASES[f"{FILES} files of {_kib} KiB, {_library}, {_kind}"] = Case(

@@ -37,7 +37,7 @@ pub struct FileLead {
     failure: Mutex<Option<Error>>,
     /// Parts that are asked for one behind another.
     sequence: Sequence,
-    /// Whether page faults are to bring more from now on, unless they are in short parts of tensors.
+    /// Whether the read-ahead of page faults is to be widened once more than a short part of a tensor is asked for.
     is_narrow: AtomicBool,
     is_closed: AtomicBool,
     /// Whether the file is open for a consumer.

@@ -390,7 +390,7 @@ def resident_share(array):
 def becomes_resident(array):
     """Returns whether an array comes into the page cache, but for pages that the kernel reclaims (DAMON).
 
-    Of what nobody asks for no page comes.
+    Of what nobody asks for no page comes. Tests that need every byte count what was read.
     """
     share, since = resident_share(array), time.monotonic()
     deadline = since + 20
