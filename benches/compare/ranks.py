@@ -14,7 +14,7 @@ from cold import ROOT, example, read_all
 from fresh import USUAL_REQUEST_BYTES, Load, alternate
 from harness import Row
 from load_weights import used
-from weight_files import written
+from weight_files import write_parts, written
 
 sys.path.append(str(ROOT / "tests/python"))  # the tests start ranks and mount the same file system
 from support import real
@@ -22,6 +22,8 @@ from support.ranks import run_ranks
 
 TITLE = "a checkpoint of 512 MiB in 4 shards, loaded by ranks of which each is a node with a mount of its own"
 SHARDS, TENSORS, SHAPE = 4, 16, (2048, 2048)
+# Of the checkpoint that ranks have saved, each to a file of its own.
+WRITERS = 8
 WHOLE_BYTES = SHARDS * TENSORS * SHAPE[0] * SHAPE[1] * 2
 ROUNDS = 3
 # What a store gives to all nodes together; and what a request takes on the nodes' own mounts.
@@ -31,13 +33,17 @@ MOST_TIME, MOST_BYTES, MOST_BYTES_OF_PARTS = 1.15, 1.05, 1.2
 
 @dataclass(frozen=True)
 class Case:
-    """Ranks that load in some ways, ours first. Either one store serves all, or each mount is slow."""
+    """Ranks that load in some ways, ours first. Either one store serves all, or each mount is slow.
+
+    In files of parts each has rows of every matrix.
+    """
 
     ranks: int
     ways: tuple[str, ...]
     goal: float
     most_bytes: float = MOST_BYTES
     has_store: bool = False
+    has_parts: bool = False
 
 
 WHOLE = tuple(
@@ -50,9 +56,11 @@ READERS = (
     "torch's reader, 1 thread",
     "torch's reader, 8 threads",
 )
+FSDP2 = tuple(f"FSDP2: {way}" for way in READERS)
 COLUMNS = ("stream, process_group", *READERS, "safetensors slices")
 CASES = {f"{count} nodes on one store": Case(count, WHOLE, 1.0, has_store=True) for count in (1, 2, 4, 8)} | {
-    "an FSDP2 model, 4 ranks": Case(4, tuple(f"FSDP2: {way}" for way in READERS), 5.0),
+    "an FSDP2 model, 4 ranks": Case(4, FSDP2, 5.0),
+    f"an FSDP2 model, saved by {WRITERS} ranks, 4 ranks": Case(4, FSDP2, 5.0, has_parts=True),
     "columns of each matrix, 4 ranks": Case(
         4, tuple(f"columns: {way}" for way in COLUMNS), 5.0, MOST_BYTES_OF_PARTS
     ),
@@ -65,11 +73,15 @@ def measure(folder: Path, cases: list[str]) -> list[Row]:
         source = Path(inner) / "source"
         tensors = written(source, shards=SHARDS, tensors=TENSORS, shape=SHAPE)
         sums = {name: used(array) for name, array in tensors}
+        parts = Path(inner) / "parts"
+        write_parts(source, parts, WRITERS)
         one_node: list[float] = []
         for name in cases:
             case = CASES[name]
             found = alternate(
-                list(case.ways), partial(load, case=case, source=source, sums=sums), rounds=ROUNDS
+                list(case.ways),
+                partial(load, case=case, source=parts if case.has_parts else source, sums=sums),
+                rounds=ROUNDS,
             )
             ours, *rivals = case.ways
             figures = {way: [each.seconds for each in loads] for way, loads in found.items()}

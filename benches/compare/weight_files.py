@@ -1,11 +1,13 @@
 """Checkpoints of random bfloat16 matrices in shards."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import safetensors.torch
 import torch
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 
 
 def written(
@@ -27,3 +29,20 @@ def written(
         safetensors.torch.save_file(found, stem.with_suffix(".safetensors"))
         if also_pickled:
             torch.save(found, stem.with_suffix(".pt"))
+
+
+def write_parts(source: Path, folder: Path, writers: int) -> None:
+    """Writes rows of each matrix of a checkpoint to each of so many files, as ranks of torch do."""
+    folder.mkdir()
+    found = {}
+    for path in source.glob("*.safetensors"):
+        found |= safetensors.torch.load_file(path)
+    for writer in range(writers):
+        parts, places = {}, {}
+        for name, tensor in found.items():
+            rows = tensor.shape[0] // writers
+            parts[name] = tensor[writer * rows : (writer + 1) * rows].contiguous()
+            places[name] = {SAVED_OFFSETS_KEY: [writer * rows, 0]}
+        told = {CUSTOM_METADATA_KEY: json.dumps(places)}
+        path = folder / f"shard-{writer + 1:05}-model-00001-of-00001.safetensors"
+        safetensors.torch.save_file(parts, path, metadata=told)

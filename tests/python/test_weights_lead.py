@@ -363,8 +363,8 @@ def test_short_parts_that_are_picked_at_random_take_a_window_each(source, tmp_pa
             first = number * 5 * part_bytes
             part = file.get_slice(f"t{number:02}")[first : first + part_bytes]
             assert int(part.sum()) == number * part_bytes
-    # The header, and a page that shows whether the file is cold.
-    assert slow.counts["read_bytes"] <= (len(numbers) + 3) * window_bytes
+    # And little more: the header, and what a lead reads before it sees that there is no order.
+    assert slow.counts["read_bytes"] <= 3 * len(numbers) // 2 * window_bytes
 
 
 @both_mounts
