@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.quantized_hf_storage import (
     QuantizedHuggingFaceStorageReader as TorchQuantizedReader,
 )
 
-from pagestream.errors import SafetensorError
-from pagestream.torch import HuggingFaceStorageReader, QuantizedHuggingFaceStorageReader
+from pagestream.errors import FileChangedError, SafetensorError
+from pagestream.torch import HuggingFaceStorageReader, QuantizedHuggingFaceStorageReader, storage_readers
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -96,3 +101,130 @@ def test_places_of_shards_are_those_of_the_metadata(tmp_path):
         (torch.Size([0, 0]), torch.Size([2, 3])),
         (torch.Size([2, 0]), torch.Size([1, 3])),
     ]
+
+
+COUNT = 12
+
+
+def write(folder, first=0):
+    """A file of small tensors that are numbers, from `first` on."""
+    folder.mkdir(exist_ok=True)
+    tensors = {f"t{number:02}": torch.full((4, 5), float(first + number)) for number in range(COUNT)}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def empty_state(names=None):
+    return {name: torch.zeros(4, 5) for name in names or [f"t{number:02}" for number in range(COUNT)]}
+
+
+def values(state):
+    return [float(tensor[0, 0]) for tensor in state.values()]
+
+
+def planned(reader, state):
+    """A planner and a plan, as `torch.distributed.checkpoint.load` makes them."""
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(state, reader.read_metadata(), is_coordinator=True)
+    return planner, planner.create_local_plan()
+
+
+class Noting(HuggingFaceStorageReader):
+    """Notes in which order tensors come, and calls something with the first one."""
+
+    def __init__(self, *arguments, first=lambda: None, **options):
+        super().__init__(*arguments, **options)
+        self.came, self._first = [], first
+
+    def _take(self, item, each, tensor, planner):
+        if not self.came:
+            self._first()
+        self.came.append(each.info.name)
+        super()._take(item, each, tensor, planner)
+
+
+def test_tensors_are_read_in_the_order_of_the_file_whatever_that_of_the_state(tmp_path):
+    reader, state = Noting(write(tmp_path)), empty_state([f"t{number:02}" for number in range(COUNT)][::-1])
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert values(state) == list(range(COUNT))[::-1]
+    assert reader.came == [f"0/t{number:02}" for number in range(COUNT)]
+
+
+def test_a_file_that_is_rewritten_meanwhile_is_no_mix_of_old_and_new(tmp_path):
+    other = write(tmp_path / "other", first=100) / "model.safetensors"
+    path = write(tmp_path / "weights") / "model.safetensors"
+
+    def rewrite():
+        path.write_bytes(other.read_bytes())
+        os.utime(path, ns=(0, 0))
+
+    reader = Noting(path.parent, first=rewrite)
+    planner, plan = planned(reader, empty_state())
+    with pytest.raises(FileChangedError, match=r"model\.safetensors"):
+        reader.read_data(plan, planner)
+
+
+def test_bytes_that_are_no_tensor_are_refused_by_name(tmp_path):
+    reader = HuggingFaceStorageReader(write(tmp_path))
+    planner, _ = planned(reader, empty_state())
+    at, nowhere = MetadataIndex("t00"), torch.Size([0])
+    item = ReadItem(LoadItemType.BYTE_IO, at, nowhere, at, nowhere, nowhere)
+    with pytest.raises(SafetensorError, match="'t00': safetensors files have tensors alone"):
+        reader.read_data(LoadPlan([item]), planner)
+
+
+def test_a_planner_that_wants_another_shape_is_refused_by_name(tmp_path):
+    class Narrow(DefaultLoadPlanner):
+        def resolve_tensor(self, read_item):
+            return super().resolve_tensor(read_item)[:1]
+
+    reader, planner = HuggingFaceStorageReader(write(tmp_path)), Narrow()
+    planner.set_up_planner(empty_state(), reader.read_metadata(), is_coordinator=True)
+    with pytest.raises(ValueError, match=r"'t00': \[4, 5\] elements were read for \[1, 5\]"):
+        reader.read_data(planner.create_local_plan(), planner)
+
+
+def test_a_plan_by_what_another_reader_has_said_is_read(tmp_path):
+    """One rank may read the metadata for all; and a reader may go on to another folder."""
+    first, second = write(tmp_path / "first"), write(tmp_path / "second", first=100)
+    state = empty_state()
+    planner, plan = planned(HuggingFaceStorageReader(first), state)
+    reader = HuggingFaceStorageReader(first)
+    reader.read_data(plan, planner)
+    assert values(state) == list(range(COUNT))
+    reader.reset(second)
+    reader.read_data(plan, planner)
+    assert values(state) == list(range(100, 100 + COUNT))
+    (tmp_path / "empty").mkdir()
+    reader.reset(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match="12 parts are to be read") as caught:
+        reader.read_data(plan, planner)
+    assert caught.value.filename == str(tmp_path / "empty")
+
+
+def test_budget_and_threads_reach_the_stream(tmp_path, monkeypatch):
+    seen, begin = [], storage_readers.tensors_on
+    monkeypatch.setattr(
+        storage_readers, "tensors_on", lambda *a, **options: seen.append(options) or begin(*a, **options)
+    )
+    state = empty_state()
+    reader = HuggingFaceStorageReader(write(tmp_path), thread_count=3, memory_bytes=5 << 20)
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert [(each["threads"], each["memory_bytes"]) for each in seen] == [(3, 5 << 20)]
+
+
+def test_what_a_failed_load_held_is_forgotten(tmp_path):
+    scales_in("2.safetensors", tmp_path)
+    reader = QuantizedHuggingFaceStorageReader(tmp_path)
+    state = {f"{number:02}.weight": torch.zeros(SHAPE) for number in range(WEIGHTS)}
+    planner, plan = planned(reader, state)
+
+    def fail(*_):
+        raise io.UnsupportedOperation
+
+    planner.resolve_tensor = fail
+    reader._held[0] = {}
+    with pytest.raises(io.UnsupportedOperation):
+        reader.read_data(plan, planner)
+    reader.read_metadata()
+    assert not reader._held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import defaultdict
@@ -205,6 +206,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         Raises:
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten since its header was read.
+            FileNotFoundError: The folder has no safetensors files.
             RankError: Another rank has failed.
             ValueError: The ranks that load are not those of the reader's process group.
 
@@ -220,9 +222,10 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             if item.type == LoadItemType.BYTE_IO:
                 message = f"{item.storage_index.fqn!r}: safetensors files have tensors alone"
                 raise SafetensorError(message)
-        if self._weights is not None:
+        weights = self._opened(plan)
+        if weights is not None:
             try:
-                self._read_from(self._weights, plan.items, planner, group)
+                self._read_from(weights, plan.items, planner, group)
             except RankError as error:
                 if error.is_gone:
                     raise _UnsendableError(error.rank, error.told, is_gone=True) from error
@@ -230,6 +233,18 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _opened(self, plan: LoadPlan) -> Checkpoint | None:
+        """Returns the files, None if there are none and none are needed.
+
+        They are not open yet if a plan was made from what another reader has said.
+        """
+        if self._weights is None and plan.items:
+            self.read_metadata()
+            if self._weights is None:
+                message = f"{len(plan.items)} parts are to be read, but there are no {_SUFFIX} files"
+                raise FileNotFoundError(errno.ENOENT, message, os.fspath(self.path))
+        return self._weights
 
     def _group_of(self, plan: LoadPlan) -> dist.ProcessGroup | None:
         """Returns the group whose ranks share the reads, if they do."""
