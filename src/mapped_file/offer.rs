@@ -7,12 +7,13 @@
 //! ```text
 //!   claim ──(open the file)──> Offer: a thread answers ──(the last owner lets go, or the process ends)──> the name is free
 //!     └──(that failed)──────────────────────────────────────────── │ ────────────────────────────────────────────▲─▲
-//!                     (others read files of the mount ahead) ──────┴──> kept ──(nobody asks any more)───────────┘ │
+//!     (others that use files of the mount are there still) ────────┴──> kept ──(nobody asks any more)───────────┘ │
 //!                                                                            └──(too many are kept)───────────────┘
 //! ```
 //!
 //! A process that has begun later comes to each file when the first one may have closed it: it would read all again, and never
-//! come nearer. What is kept it finds in memory. Each offer has a [`Sign`], by which others know.
+//! come nearer. What is kept it finds in memory. Others are those that offer files, which have a [`Sign`] for each, and those
+//! that have taken some of this process ([`TAKERS`]).
 //!
 //! While a child of a fork has inherited the socket, nobody can have the name: the file is opened by each process.
 //!
@@ -59,6 +60,8 @@ static KEPT: AtomicU32 = AtomicU32::new(0);
 const KEPT_FOR: Duration = Duration::from_secs(20);
 /// The number of the next sign.
 static SIGNS: AtomicU32 = AtomicU32::new(0);
+/// The processes that have taken files of this one, each with the device of the mount.
+static TAKERS: Mutex<Vec<(u64, i32)>> = Mutex::new(Vec::new());
 /// The folder that was looked at last, and whether it is on a disk of this machine.
 static LAST_FOLDER: Mutex<Option<(PathBuf, bool)>> = Mutex::new(None);
 /// Of [`FileStamp`].
@@ -168,7 +171,10 @@ impl Offer {
         let state = stamp_of(identity);
         let thread = Builder::new().name("pagestream-offer".into()).stack_size(STACK_BYTES);
         let serve = move || {
-            let copies = || lock(&files).files.iter().map_while(|file| file.try_clone().ok()).collect();
+            let copies = |process| {
+                note_taker(device, process);
+                lock(&files).files.iter().map_while(|file| file.try_clone().ok()).collect()
+            };
             outlet.serve(state.as_flattened(), copies);
             drop((std::mem::take(&mut *lock(&files)), offered));
         };
@@ -186,7 +192,8 @@ impl Drop for Offer {
             return;
         }
         let (beginning, own) = (sign_on(self.device), sign_of_this_process(self.device));
-        let is_wanted = pass::is_taken_by_others(beginning.as_bytes(), own.as_bytes());
+        let is_wanted =
+            pass::is_taken_by_others(beginning.as_bytes(), own.as_bytes()) || has_takers(self.device);
         let mut offered = lock(&self.files);
         offered.kept = is_wanted.then(|| One::of(&KEPT, MAX_KEPT)).flatten();
         if offered.kept.is_some() {
@@ -223,6 +230,25 @@ fn sign_on(device: u64) -> String {
 
 fn sign_of_this_process(device: u64) -> String {
     format!("{}{}-{}-", sign_on(device), std::process::id(), fork::generation())
+}
+
+fn note_taker(device: u64, process: i32) {
+    fork::with_lock(&TAKERS, |takers| {
+        if process != std::process::id() as i32 && !takers.contains(&(device, process)) {
+            takers.retain(|&(_, taker)| is_there(taker));
+            takers.push((device, process));
+        }
+    });
+}
+
+/// Returns whether a process is there still that has taken files of a mount.
+fn has_takers(device: u64) -> bool {
+    fork::with_lock(&TAKERS, |takers| takers.iter().any(|&(of, taker)| of == device && is_there(taker)))
+}
+
+/// Returns whether a process has not ended.
+fn is_there(process: i32) -> bool {
+    pass::mounts_of(&process.to_string()).is_ok()
 }
 
 /// Locks the files of an offer of this process.

@@ -1099,7 +1099,7 @@ def test_the_lead_goes_on_to_a_shard_that_is_open_already(shards, tmp_path, dire
                 assert until(lambda: chars_read() - before >= (number * 16 + 31) * MIB)  # noqa: B023
         for file in files:
             file.close()
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.1 * WHOLE
 
 
 def test_threads_that_share_a_file_take_each_tensor_from_the_lead(tmp_path):

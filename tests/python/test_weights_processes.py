@@ -302,36 +302,62 @@ def test_without_a_page_cache_each_process_reads_for_itself_and_it_is_said(sourc
     assert slow.counts["read_bytes"] >= 2 * WHOLE
 
 
-def test_one_that_is_a_file_behind_finds_it_in_memory(source, digest, tmp_path):
-    """A file that was closed is kept for those that are behind, and for nobody else."""
-    program, apart = PROGRAMS / "weights_processes/load.py", tmp_path / "apart"
+@contextlib.contextmanager
+def mounted_apart(source, tmp_path):
+    """Nobody reads ahead from one file to another of such names."""
+    apart = tmp_path / "apart"
     apart.mkdir()
-    # Nobody reads ahead from one file to another of such names.
     for name, path in zip("ab", sorted(source.iterdir()), strict=True):
         shutil.copy(path, apart / f"{name}.safetensors")
+    with mounted(apart, tmp_path) as slow:
+        yield slow
+
+
+def told_until(process, word):
+    """Has a process go on until it prints a word."""
+    begin([process])
+    while process.stdout.readline() != f"{word}\n":
+        assert process.poll() is None
+
+
+def test_one_that_comes_when_others_have_closed_a_file_finds_it_in_memory(source, tmp_path):
+    """One of them has opened it, and the other has taken it: both were done with it at the same time."""
+    program = PROGRAMS / "weights_processes/load.py"
     with (
-        mounted(apart, tmp_path) as slow,
+        mounted_apart(source, tmp_path) as slow,
+        processes(program, [("leaves each file", slow.path)] * 3) as found,
+    ):
+        *together, late = found
+        begin(together)
+        for process in together:
+            assert [process.stdout.readline() for _ in range(2)] == ["begun\n", "closed\n"]
+        # Longer than a process keeps files for itself.
+        time.sleep(3)
+        told_until(late, "closed")
+    assert WHOLE // SHARDS <= slow.counts["read_bytes"] <= WHOLE // SHARDS + LITTLE
+
+
+def test_one_that_is_a_file_behind_finds_it_in_memory(source, digest, tmp_path):
+    """A file that was closed is kept for those that are behind, and for nobody else."""
+    program = PROGRAMS / "weights_processes/load.py"
+    with (
+        mounted_apart(source, tmp_path) as slow,
         processes(program, [("leaves each file", slow.path), ("stays in each file", slow.path)]) as both,
     ):
         ahead, behind = both
-
-        def go_on(process, until_told):
-            begin([process])
-            while process.stdout.readline() != f"{until_told}\n":
-                assert process.poll() is None
 
         def open_files():
             links = [os.readlink(link) for link in Path(f"/proc/{ahead.pid}/fd").iterdir()]
             return [link for link in links if link.startswith(str(slow.path))]
 
-        go_on(ahead, "closed")
+        told_until(ahead, "closed")
         assert until(lambda: not open_files()), "nobody is behind"
-        go_on(behind, "read")
-        go_on(ahead, "closed")
+        told_until(behind, "read")
+        told_until(ahead, "closed")
         # Longer than a process keeps files for itself.
         time.sleep(1.5)
         assert open_files()
-        go_on(behind, "read")
+        told_until(behind, "read")
         begin(both)
         assert last_lines(both) == [digest] * 2
     # The second file was read once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Never, Self
 
+    from pagestream.torch._meeting import Meeting
     from pagestream.weights.streaming import Strategy, Wanted
     from pagestream.weights.tensor_info import TensorInfo
 
@@ -196,7 +198,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             >>> HuggingFaceStorageReader(".").prepare_global_plan([LoadPlan([])])
             [LoadPlan(items=[], storage_data=None, planner_data=None)]
         """
-        if not self._read_once or len(plans) == 1:
+        if not self._read_once or len(plans) == 1 or not any(plan.items for plan in plans):
             return plans
         return [replace(plan, storage_data=_SharedReads(len(plans))) for plan in plans]
 
@@ -206,9 +208,13 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         Raises:
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten since its header was read.
-            FileNotFoundError: The folder has no safetensors files.
+            FileNotFoundError: The folder has no safetensors files, and some are needed.
             RankError: Another rank has failed.
-            ValueError: The ranks that load are not those of the reader's process group.
+            ValueError: The ranks that load are not those of the `process_group` that the reader was given.
+
+        Warns:
+            UserWarning: The reader was given none, and those that load are not all ranks: each reads for
+                itself.
 
         Examples:
             >>> from torch.distributed.checkpoint import DefaultLoadPlanner
@@ -217,19 +223,15 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             >>> HuggingFaceStorageReader(".").read_data(LoadPlan([]), DefaultLoadPlanner()).done()
             True
         """
-        group = self._group_of(plan)
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                message = f"{item.storage_index.fqn!r}: safetensors files have tensors alone"
-                raise SafetensorError(message)
-        weights = self._opened(plan)
-        if weights is not None:
-            try:
-                self._read_from(weights, plan.items, planner, group)
-            except RankError as error:
-                if error.is_gone:
-                    raise _UnsendableError(error.rank, error.told, is_gone=True) from error
-                raise
+        try:
+            with joined(self._group_of(plan)) as meeting:
+                weights = self._opened(plan)
+                if weights is not None:
+                    self._read_from(weights, plan.items, planner, meeting)
+        except RankError as error:
+            if error.is_gone:
+                raise _UnsendableError(error.rank, error.told, is_gone=True) from error
+            raise
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -239,10 +241,11 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
 
         They are not open yet if a plan was made from what another reader has said.
         """
-        if self._weights is None and plan.items:
+        is_needed = bool(plan.items) or isinstance(plan.storage_data, _SharedReads)
+        if self._weights is None and is_needed:
             self.read_metadata()
             if self._weights is None:
-                message = f"{len(plan.items)} parts are to be read, but there are no {_SUFFIX} files"
+                message = f"no {_SUFFIX} files, of which {len(plan.items)} parts are to be read here"
                 raise FileNotFoundError(errno.ENOENT, message, os.fspath(self.path))
         return self._weights
 
@@ -252,50 +255,54 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         if not isinstance(shared, _SharedReads):
             return None
         group = self._group or dist.group.WORLD
-        if group is None or dist.get_world_size(group) != shared.ranks:
-            found = 0 if group is None else dist.get_world_size(group)
-            message = (
-                f"{shared.ranks} ranks load, but the reader's process group has {found}: give the reader the "
-                "process_group that load gets, or read_once=False"
-            )
+        if group is not None and dist.get_world_size(group) == shared.ranks:
+            return group
+        found = 0 if group is None else dist.get_world_size(group)
+        message = (
+            f"{shared.ranks} ranks load, but the reader's process group has {found}: give the reader the "
+            "process_group that load gets, or read_once=False"
+        )
+        if self._group is not None:
             raise ValueError(message)
-        return group
+        warnings.warn(f"each rank reads for itself: {message}", stacklevel=3)
+        return None
 
     def _read_from(
         self,
         weights: Checkpoint,
         items: list[ReadItem],
         planner: LoadPlanner,
-        group: dist.ProcessGroup | None,
+        meeting: Meeting | None,
     ) -> None:
         """Reads what items want."""
-        with joined(group) as meeting:
-            parts_of = [
-                (item, [(weights.info(name), index) for name, index in self._parts_of(item)])
-                for item in items
-            ]
-            # The parts of an item come together, wherever they lie: one is held until the other is there.
-            parts_of.sort(key=lambda each: _place(each[1][-1]))
-            parts = [(item, *part) for item, of_item in parts_of for part in sorted(of_item, key=_place)]
-            wanted = [_wanted(info, index) for _, info, index in parts]
-            item_of = {id(each): item for each, (item, _, _) in zip(wanted, parts, strict=True)}
-            device, strategy = _place_of(planner, items)
-            pairs = tensors_on(
-                device,
-                weights,
-                wanted,
-                strategy=strategy,
-                cast_of=lambda _: None,
-                memory_bytes=self._memory_bytes,
-                threads=self._threads,
-                meeting=meeting,
-            )
-            with telling(pairs):
-                for each, tensor in pairs:
-                    self._take(item_of[id(each)], each, tensor, planner)
-                    del tensor
-        # Views of a file that was cut meanwhile would have been zeros.
-        weights.check()
+        for item in items:
+            if item.type == LoadItemType.BYTE_IO:
+                message = f"{item.storage_index.fqn!r}: safetensors files have tensors alone"
+                raise SafetensorError(message)
+        parts_of = [
+            (item, [(weights.info(name), index) for name, index in self._parts_of(item)]) for item in items
+        ]
+        # The parts of an item come together, wherever they lie: one is held until the other is there.
+        parts_of.sort(key=lambda each: _place(each[1][-1]))
+        parts = [(item, *part) for item, of_item in parts_of for part in sorted(of_item, key=_place)]
+        wanted = [_wanted(info, index) for _, info, index in parts]
+        item_of = {id(each): item for each, (item, _, _) in zip(wanted, parts, strict=True)}
+        device, strategy = _place_of(planner, items)
+        pairs = tensors_on(
+            device,
+            weights,
+            wanted,
+            strategy=strategy,
+            cast_of=lambda _: None,
+            memory_bytes=self._memory_bytes,
+            threads=self._threads,
+            meeting=meeting,
+            may_view=True,
+        )
+        with telling(pairs):
+            for each, tensor in pairs:
+                self._take(item_of[id(each)], each, tensor, planner)
+                del tensor
 
     def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
         """Yields the parts of stored tensors that an item is made of, the largest one last."""

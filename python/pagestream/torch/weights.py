@@ -132,12 +132,13 @@ def stream_checkpoint(
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
         process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a
             plan of its own, and share the reads: each byte that any of them wants is read by one of those
-            that want it, and sent to the others (``torch.distributed.all_to_all_single``, in rounds). Where
+            that want it, and sent to the others (``torch.distributed.all_to_all_single``, in rounds), in the
+            host's memory if the group can, and from there to the device tensor by tensor. Where
             all ranks have their files in the page cache, or on storage that answers at once, each reads for
             itself. Tensors come in the order of rank 0, and as fast as the slowest consumer takes them. Ranks
-            that are late or slow make the others wait, without a time-out; one that fails, is killed, or
-            leaves the iterator while others need what it reads makes all raise. A group has one load at a
-            time. None reads all that this process wants.
+            that are slow make the others wait, without a time-out, and those that have not begun for half an
+            hour; one that fails, is killed, or leaves the iterator while others need what it reads makes all
+            raise. A group has one load at a time. None reads all that this process wants.
         progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Yields:
@@ -153,6 +154,7 @@ def stream_checkpoint(
         MappedReadError: A file was cut or its storage failed; while it is streamed.
         FileChangedError: A file was rewritten meanwhile; while it is streamed.
         RankError: Another rank of `process_group` has failed.
+        TimeoutError: Another rank of `process_group` has not begun for half an hour.
         RuntimeError: Another load of this process uses `process_group`.
 
     Examples:
@@ -207,10 +209,12 @@ def tensors_on(
     memory_bytes: int | None = None,
     threads: int | None = None,
     meeting: Meeting | None = None,
+    may_view: bool = False,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     """Returns an iterator over the tensors of a plan, on a device. The arguments are checked at once.
 
-    With `meeting` its ranks share the reads.
+    With `meeting` its ranks share the reads. Where each reads for itself, tensors are views only if
+    `may_view`.
 
     Raises:
         ValueError: The strategy is not possible, or a number is out of range.
@@ -231,8 +235,9 @@ def tensors_on(
         from pagestream.torch._exchange import together
 
         options: _Options = {"memory_bytes": memory_bytes, "threads": threads}
-        # What ranks get is memory of their own, however it comes.
-        alone = partial(tensors_on, device, weights, wanted, cast_of=cast_of, strategy="pread", **options)
+        # What ranks get is memory of their own, however it comes, unless it is copied at once.
+        own = strategy if may_view else "pread"
+        alone = partial(tensors_on, device, weights, wanted, cast_of=cast_of, strategy=own, **options)
         shared = partial(together, meeting, files, wanted, strategy, cast_of, device, **options)
         return _of_ranks(meeting, weights, wanted, strategy, alone, shared)
     is_limited = memory_bytes is not None or threads is not None

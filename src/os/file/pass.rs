@@ -78,14 +78,14 @@ impl Outlet {
         Ok(Self { name: name.into(), socket })
     }
 
-    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns, until [`Self::close`], until none has come for
+    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns for its number, until [`Self::close`], until none has come for
     /// the time of [`Self::close_after`], or until there are too many descriptors.
-    pub fn serve(&self, message: &[u8], answer: impl Fn() -> Vec<OwnedFd>) {
+    pub fn serve(&self, message: &[u8], answer: impl Fn(i32) -> Vec<OwnedFd>) {
         while let Ok(asking) = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
         {
-            if peer_of(&asking).is_ok_and(is_one_of_ours) {
+            if let Some(peer) = peer_of(&asking).ok().filter(|&peer| is_one_of_ours(peer)) {
                 // One that has gone meanwhile gets nothing.
-                let _ = send(&asking, message, &answer());
+                let _ = send(&asking, message, &answer(peer.pid));
             }
         }
         self.close();
@@ -243,7 +243,7 @@ mod tests {
         let outlet = Arc::new(Outlet::open(&name).expect("free"));
         assert_eq!(Outlet::open(&name).err(), Some(Errno::ADDRINUSE));
         let serving = outlet.clone();
-        let open = move || vec![OwnedFd::from(std::fs::File::open(&path).expect("opened"))];
+        let open = move |_| vec![OwnedFd::from(std::fs::File::open(&path).expect("opened"))];
         let server = std::thread::spawn(move || serving.serve(b"four", open));
         for _ in 0..3 {
             let mut message = [0; 4];
@@ -266,7 +266,7 @@ mod tests {
         let name = name("patient");
         let outlet = Arc::new(Outlet::open(&name).expect("free"));
         let serving = outlet.clone();
-        let server = std::thread::spawn(move || serving.serve(b"four", Vec::new));
+        let server = std::thread::spawn(move || serving.serve(b"four", |_| Vec::new()));
         assert!(ask(&name, &mut [0; 4]).is_ok());
         outlet.close_after(Duration::from_millis(300));
         // Each that asks has it wait anew.

@@ -329,17 +329,58 @@ def two_files_with_the_same_tensors_by_storage_reader(folder):
     assert [each.tolist() for each in state.values()] == [[7.0] * 3, [1.0] * 4, [1.0] * 2]
 
 
+def nothing_wanted_by_one_rank_by_storage_reader(folder):
+    is_first = dist.get_rank() == 0
+    state = {} if is_first else {"layers.0.norm": torch.zeros(77)}
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(folder), planner=planner)
+    assert is_first or is_equal(state["layers.0.norm"], everything(folder)["layers.0.norm"])
+
+
+def a_rank_without_files_by_storage_reader(folder):
+    """One mount is not there yet, and the planner takes what it gets."""
+    if dist.get_world_size() < 2:
+        return
+    empty = folder / "empty"
+    if dist.get_rank() == 0:
+        source_of(empty).mkdir()
+    dist.barrier()
+    mine = empty if dist.get_rank() == dist.get_world_size() - 1 else folder
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    state = {"layers.0.norm": torch.zeros(77)}
+    with pytest.raises(CheckpointException, match=r"no \.safetensors files"):
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(mine), planner=planner)
+    # Where nobody has any, nothing is loaded, as by torch's reader.
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(empty), planner=planner)
+    assert not state["layers.0.norm"].any()
+
+
+def cached_files_by_storage_reader(folder):
+    """Each rank reads for itself: views of the page cache, which are copied once."""
+    found = state_on(folder, (dist.get_world_size(),), lambda _: [Replicate()])()
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(source_of(folder)))
+    expected = everything(folder)
+    assert all(is_equal(tensor.to_local(), expected[name]) for name, tensor in found.items())
+
+
 def a_group_that_is_not_the_one_that_loads(folder):
     size = dist.get_world_size()
     if size < 4:
         return
     halves = [dist.new_group(list(range(first, size, 2))) for first in range(2)]
-    state = {"layers.0.norm": torch.zeros(77)}
-    mine = halves[dist.get_rank() % 2]
+    expected = everything(folder)["layers.0.norm"]
+    mine, other = halves[dist.get_rank() % 2], dist.group.WORLD
+
+    def loaded(**options):
+        state = {"layers.0.norm": torch.zeros(77)}
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(folder, **options), process_group=mine)
+        return state["layers.0.norm"]
+
+    with pytest.warns(UserWarning, match="each rank reads for itself: .* give the reader the process_group"):
+        assert is_equal(loaded(), expected)
     with pytest.raises(CheckpointException, match="give the reader the process_group"):
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(folder), process_group=mine)
-    dcp.load(state, storage_reader=HuggingFaceStorageReader(folder, process_group=mine), process_group=mine)
-    assert is_equal(state["layers.0.norm"], everything(folder)["layers.0.norm"])
+        loaded(process_group=other)
+    assert is_equal(loaded(process_group=mine), expected)
 
 
 def failure(begin, told):
@@ -609,6 +650,9 @@ CHECKS = {
         quantised_by_storage_reader,
         parts_in_several_files_by_storage_reader,
         two_files_with_the_same_tensors_by_storage_reader,
+        nothing_wanted_by_one_rank_by_storage_reader,
+        a_rank_without_files_by_storage_reader,
+        cached_files_by_storage_reader,
         a_group_that_is_not_the_one_that_loads,
         a_rank_without_files,
         a_bad_argument,

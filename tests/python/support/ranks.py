@@ -36,7 +36,7 @@ def run_ranks(world_size, *command, environment=None, launch=torchrun):
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=280,
         )
         # On a busy machine gloo's own connections between the ranks break now and then, before any of ours.
         if "connectFullMesh failed" not in done.stderr:
