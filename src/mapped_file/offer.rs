@@ -232,6 +232,8 @@ fn sign_of_this_process(device: u64) -> String {
     format!("{}{}-{}-", sign_on(device), std::process::id(), fork::generation())
 }
 
+/// Notes that a process has taken a file. Those that have ended make room. A number that another process gets later does no
+/// harm: files are kept for a while in vain.
 fn note_taker(device: u64, process: i32) {
     fork::with_lock(&TAKERS, |takers| {
         if process != std::process::id() as i32 && !takers.contains(&(device, process)) {

@@ -85,6 +85,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         path: The folder of the ``.safetensors`` files. All of them count, as with torch's reader.
         thread_count: Threads that read. None means ``PAGESTREAM_THREADS``, or as many as the storage is slow.
         process_group: The group that ``load`` gets, whose ranks share the reads; None for the default one.
+            With None and a ``load`` of another group each rank reads for itself, which a warning tells.
         read_once: Whether ranks share the reads. With False each reads all that it needs.
         memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`.
 

@@ -78,8 +78,8 @@ impl Outlet {
         Ok(Self { name: name.into(), socket })
     }
 
-    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns for its number, until [`Self::close`], until none has come for
-    /// the time of [`Self::close_after`], or until there are too many descriptors.
+    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns for its number, until [`Self::close`],
+    /// until none has come for the time of [`Self::close_after`], or until there are too many descriptors.
     pub fn serve(&self, message: &[u8], answer: impl Fn(i32) -> Vec<OwnedFd>) {
         while let Ok(asking) = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
         {
