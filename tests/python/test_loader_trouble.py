@@ -1,9 +1,9 @@
 """`TokenLoader` in trouble: interrupts, errors among threads, forks, replaced files, useless arguments."""
 
-import gc
 import itertools
 import os
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -163,30 +163,23 @@ def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes
             dataset[5]
 
 
+SMALL_FILES = PROGRAMS / "loader_trouble/small_files.py"
+
+
 def test_each_file_of_an_unmapped_batch_is_asked_about_once(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
+    # Calls, not the requests of a mount: the kernel answers some of them itself.
+    log, folder = tmp_path / "log", tmp_path / "tokens"
+    folder.mkdir()
+    traced = [real.need_tool("strace"), "-f", "-qq", "-o", str(log), "-e", "trace=fstat,newfstatat,statx"]
     for shard in range(4):
-        np.full(100 * LENGTH, shard, "u2").tofile(source / f"{shard}.bin")
-    requests = {}
+        np.full(100 * LENGTH, shard, "u2").tofile(folder / f"{shard}.bin")
+        traced += ["-P", str(folder / f"{shard}.bin")]
+    calls = {}
     for batch_size in (10, 100):
-        with real.slow_fuse(source, tmp_path / f"mount{batch_size}", direct_io=True) as slow:
-            loader = TokenLoader(
-                slow.path,
-                sequence_length=LENGTH,
-                batch_size=batch_size,
-                order="sequential",
-                target="none",
-                epochs=1,
-                mmap_mode="read",
-            )
-            with loader:
-                assert sum(len(x) for x in loader) == 400
-            del loader
-            gc.collect()
-        requests[batch_size] = slow.counts["attribute_requests"]
+        assert output_of(SMALL_FILES, folder, LENGTH, batch_size, wrapper=tuple(traced)) == "400"
+        calls[batch_size] = len(re.findall(r"stat\w*\(", log.read_text()))
     # 40 batches of one file each, and 4.
-    assert requests[10] - requests[100] == 36
+    assert calls[10] - calls[100] == 36
 
 
 def test_a_given_lookahead_is_how_many_buffers_are_filled_where_nothing_is_mapped(tmp_path):
