@@ -2,60 +2,153 @@
 
 import json
 import time
+import tracemalloc
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 from harness import Row
 
-from pagestream.torch._shares import Box, Request, SharedTensor, rounds, shared
+import pagestream
+from pagestream.torch._agreement import told
+from pagestream.torch._exchange import byte_box, work_of
+from pagestream.weights import arrays, streaming
+from pagestream.weights.checkpoint import native_files
 
-TITLE = "plans of large groups, without reading anything: matrices of 256 MiB, rounds of 256 MiB"
-SHAPE = (8192, 32768)
+TITLE = "plans of large groups, without reading anything: matrices of 32 MiB, rounds of 256 MiB"
+ROWS, COLUMNS = 4096, 4096
 ROUND_BYTES, ROUNDS = 256 << 20, 3
+# Matrices of a layer, as a model of many experts has them.
+EXPERTS = 128
+
+# Which part of a tensor a rank wants: None for all of it, False for nothing.
+Part = slice | tuple[slice, ...] | bool | None
 
 
-def rows(rank: int, ranks: int) -> Box:
-    extent = SHAPE[0] // ranks
-    return (rank * extent, (rank + 1) * extent), (0, SHAPE[1])
+def rows(rank: int, ranks: int, number: int) -> Part:
+    del number
+    extent = ROWS // ranks
+    return slice(rank * extent, (rank + 1) * extent)
 
 
-def whole(rank: int, ranks: int) -> Box:
-    del rank, ranks
-    return (0, SHAPE[0]), (0, SHAPE[1])
+def columns(rank: int, ranks: int, number: int) -> Part:
+    del number
+    extent = COLUMNS // ranks
+    return slice(None), slice(rank * extent, (rank + 1) * extent)
 
 
-WANTS: dict[str, Callable[[int, int], Box]] = {"rows of its own": rows, "everything": whole}
+def experts(rank: int, ranks: int, number: int) -> Part:
+    """Experts of its own whole, and of each layer one matrix that all want."""
+    return None if number % EXPERTS == 0 or number % ranks == rank else False
+
+
+def everything(rank: int, ranks: int, number: int) -> Part:
+    del rank, ranks, number
+    return None
+
+
+WANTS: dict[str, Callable[[int, int, int], Part]] = {
+    "rows of its own": rows,
+    "columns of its own": columns,
+    "experts of its own": experts,
+    "everything": everything,
+}
 CASES = {
-    f"{ranks} ranks, {tensors:,} tensors, each wants {what}": (ranks, tensors, box_of)
-    for ranks, tensors in ((8, 1000), (64, 1000), (256, 300))
-    for what, box_of in WANTS.items()
+    f"{ranks} ranks, {tensors:,} tensors, each wants {what}": (ranks, tensors, part_of)
+    for ranks, tensors in ((8, 1000), (64, 1000), (64, 46_000), (256, 1000))
+    for what, part_of in WANTS.items()
 }
 
 
-def measure(folder: object, cases: list[str]) -> list[Row]:
-    del folder
-    return [planned(name, *CASES[name]) for name in cases]
+class Said:
+    """What the ranks have said, instead of their meeting."""
+
+    def __init__(self, ranks: int, said: list[tuple[str, str]]) -> None:
+        self.rank, self.size = 0, ranks
+        named, wants = ([each[place] for each in said] for place in range(2))
+        self._packed = {"tensors": packed(named), "wants": packed(wants)}
+
+    def gather(self, name: str, payload: str) -> list[str]:
+        """As a meeting unpacks it, but for the network."""
+        zlib.compress(payload.encode())
+        of_ranks, once = self._packed[name]
+        unpacked = {number: zlib.decompress(each).decode() for number, each in once.items()}
+        return [unpacked[number] for number in of_ranks]
+
+    @property
+    def sent_bytes(self) -> int:
+        """What a rank gets from the store."""
+        return sum(len(each) for _, once in self._packed.values() for each in once.values())
 
 
-def planned(name: str, ranks: int, tensors: int, box_of: Callable[[int, int], Box]) -> Row:
-    seconds, plan_bytes = [], 0
-    for _ in range(ROUNDS):
-        plans = [
-            json.dumps(
-                [
-                    [f"model.layers.{number}.weight", "BF16", SHAPE, box_of(rank, ranks)]
-                    for number in range(tensors)
-                ]
-            )
-            for rank in range(ranks)
-        ]
-        plan_bytes = sum(map(len, plans))
-        begun = time.perf_counter()
-        for plan in set(plans):
-            json.loads(plan)
-        requests = tuple(Request(rank, box_of(rank, ranks)) for rank in range(ranks))
-        shares = [SharedTensor(SHAPE, requests)] * tensors
-        pieces = shared(shares, ranks, ROUND_BYTES)
-        count = len(list(rounds(pieces, ranks, ROUND_BYTES)))
-        seconds.append(time.perf_counter() - begun)
-    remark = f"{plan_bytes / 1e6:.1f} MB of plans, {len(pieces):,} pieces in {count:,} rounds"
+def packed(said: list[str]) -> tuple[list[int], dict[int, bytes]]:
+    """What each rank has said, and that once."""
+    numbers: dict[str, int] = {}
+    of_ranks = [numbers.setdefault(each, len(numbers)) for each in said]
+    return of_ranks, {number: zlib.compress(each.encode()) for each, number in numbers.items()}
+
+
+def measure(folder: Path, cases: list[str]) -> list[Row]:
+    return [planned(folder, name, *CASES[name]) for name in cases]
+
+
+def write(path: Path, tensors: int) -> None:
+    """A file with a header, and nothing behind it on the disk."""
+    nbytes = 2 * ROWS * COLUMNS
+    header = json.dumps(
+        {
+            f"model.layers.{number // EXPERTS}.mlp.experts.{number % EXPERTS}.down_proj.weight": {
+                "dtype": "BF16",
+                "shape": [ROWS, COLUMNS],
+                "data_offsets": [number * nbytes, (number + 1) * nbytes],
+            }
+            for number in range(tensors)
+        }
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + tensors * nbytes)
+
+
+def planned(
+    folder: Path, name: str, ranks: int, tensors: int, part_of: Callable[[int, int, int], Part]
+) -> Row:
+    path = folder / "model.safetensors"
+    write(path, tensors)
+    seconds = []
+    with pagestream.open_checkpoint(path) as weights:
+        infos, framework = [weights.info(each) for each in weights], arrays.NumpyArrays()
+
+        def plan(rank: int) -> list[streaming.Wanted]:
+            parts = [(info, part_of(rank, ranks, number)) for number, info in enumerate(infos)]
+            return [
+                streaming.planned_part(info, part, framework) for info, part in parts if part is not False
+            ]
+
+        said = []
+        for rank in range(ranks):
+            if rank and part_of is everything:
+                said.append(said[0])
+                continue
+            wanted = plan(rank)
+            said.append(told(wanted, [byte_box(each) for each in wanted]))
+        meeting, wanted = Said(ranks, said), plan(0)
+        for _ in range(ROUNDS):
+            begun = time.perf_counter()
+            targets, lots, reads = work_of(meeting, native_files(weights), wanted, ROUND_BYTES)
+            seconds.append(time.perf_counter() - begun)
+            assert len(targets) == len(wanted)
+        del targets, lots, reads
+        tracemalloc.start()
+        found = work_of(meeting, native_files(weights), wanted, ROUND_BYTES)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    path.unlink()
+    _, lots, reads = found
+    shared = sum(len(each.shared) for each in lots)
+    remark = (
+        f"{meeting.sent_bytes / 1e6:.1f} MB from the store, {shared:,} shared pieces in {len(lots):,} "
+        f"rounds, {len(reads):,} reads, {peak_bytes / 1e6:.0f} MB of memory"
+    )
     return Row(name, "pagestream", {"pagestream": seconds}, remarks={"pagestream": remark})

@@ -15,6 +15,20 @@ MIB = 1 << 20
 ROUND_BYTES = 256 * MIB
 
 
+def divided(tensors, ranks, round_bytes=ROUND_BYTES):
+    """Returns the pieces of all ranks together, after a look whether the ranks agree on what they share."""
+    of_ranks = [shared(tensors, range(len(tensors)), rank, ranks, round_bytes) for rank in range(ranks)]
+    facts = [
+        [(each.tensor, each.reader, each.cut.box) for each in pieces if each.is_shared] for pieces in of_ranks
+    ]
+    assert all(each == facts[0] for each in facts)
+    for rank, pieces in enumerate(of_ranks):
+        assert all(
+            piece.is_shared or piece.cut.takers.tolist() == [piece.reader] == [rank] for piece in pieces
+        )
+    return of_ranks[0] + [piece for pieces in of_ranks[1:] for piece in pieces if not piece.is_shared]
+
+
 def whole(shape):
     return tuple((0, length) for length in shape)
 
@@ -43,7 +57,7 @@ def test_each_request_gets_each_of_its_bytes_once(given_tensors, piece_bytes, ro
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_shares, "PIECE_BYTES", piece_bytes)
         patch.setattr(_shares, "SMALL_PIECE_BYTES", min(piece_bytes, 5))
-        pieces = shared(tensors, ranks, round_bytes)
+        pieces = divided(tensors, ranks, round_bytes)
     got = [[np.zeros(tensor.shape, int) for _ in tensor.requests] for tensor in tensors]
     for piece in pieces:
         requests = tensors[piece.tensor].requests
@@ -65,11 +79,20 @@ def test_each_request_gets_each_of_its_bytes_once(given_tensors, piece_bytes, ro
             expected = np.zeros(tensor.shape, int)
             expected[tuple(slice(*bounds) for bounds in request.box)] = 1
             assert np.array_equal(array, expected)
-    lots = list(rounds(pieces, ranks, round_bytes))
-    assert list(itertools.chain(*lots)) == pieces
-    for lot in lots:
-        # One piece may always begin.
-        assert max(held(lot, ranks)) <= max(round_bytes, *held(lot[:1], ranks))
+    pieces = shared(tensors, range(len(tensors)), 0, ranks, round_bytes)
+    lots = rounds(pieces, ranks, round_bytes)
+    assert all(lot.shared for lot in lots[1:])
+    assert [piece for lot in lots for piece in lot.shared] == [piece for piece in pieces if piece.is_shared]
+    assert [piece for lot in lots for piece in lot.alone] == [
+        piece for piece in pieces if not piece.is_shared
+    ]
+    for lot, behind in itertools.zip_longest(lots, lots[1:]):
+        if lot.shared:
+            # One piece may always begin.
+            assert max(held(lot.shared, ranks)) <= max(round_bytes, *held(lot.shared[:1], ranks))
+        if behind is not None:
+            assert max(held([*lot.shared, behind.shared[0]], ranks)) > round_bytes or not lot.shared
+            assert all(piece.tensor <= behind.shared[0].tensor for piece in lot.alone)
 
 
 def flat(piece):
@@ -95,14 +118,14 @@ def read_bytes(pieces, ranks):
 def test_what_all_want_is_read_once_in_equal_shares():
     shape = (4096, 8192)
     tensors = [SharedTensor(shape, tuple(Request(rank, whole(shape)) for rank in range(4)))] * 8
-    assert read_bytes(shared(tensors, 4, ROUND_BYTES), 4) == [8 * math.prod(shape) // 4] * 4
+    assert read_bytes(divided(tensors, 4), 4) == [8 * math.prod(shape) // 4] * 4
 
 
 def test_rows_are_read_by_the_rank_that_wants_them():
     shape = (4096, 8192)
     boxes = [((rank * 1024, (rank + 1) * 1024), (0, 8192)) for rank in range(4)]
     tensors = [SharedTensor(shape, tuple(Request(rank, box) for rank, box in enumerate(boxes)))]
-    pieces = shared(tensors, 4, ROUND_BYTES)
+    pieces = divided(tensors, 4)
     assert read_bytes(pieces, 4) == [math.prod(shape) // 4] * 4
     assert all(len(piece.cut.parts_of) == 1 for piece in pieces)
 
@@ -112,7 +135,7 @@ def test_columns_are_sent_where_they_are_short(row_bytes, is_swapped):
     shape = (512, row_bytes)
     boxes = [((0, 512), (rank * row_bytes // 4, (rank + 1) * row_bytes // 4)) for rank in range(4)]
     tensors = [SharedTensor(shape, tuple(Request(rank, box) for rank, box in enumerate(boxes)))] * 4
-    pieces = shared(tensors, 4, ROUND_BYTES)
+    pieces = divided(tensors, 4)
     assert sum(read_bytes(pieces, 4)) == 4 * math.prod(shape)
     assert all((len(piece.cut.parts_of) == 4) == is_swapped for piece in pieces)
     assert all((piece.cut.box[1] == (0, row_bytes)) == is_swapped for piece in pieces)
@@ -121,25 +144,25 @@ def test_columns_are_sent_where_they_are_short(row_bytes, is_swapped):
 def test_what_lies_between_columns_that_are_far_apart_is_not_read():
     shape = (512, 8192)
     requests = (Request(0, ((0, 512), (0, 64))), Request(1, ((0, 512), (8128, 8192))))
-    assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2, ROUND_BYTES), 2)) == 2 * 512 * 64
+    assert sum(read_bytes(divided([SharedTensor(shape, requests)], 2), 2)) == 2 * 512 * 64
 
 
 def test_what_two_want_of_long_rows_is_read_once():
     shape = (16, 4 * MIB)
     requests = (Request(0, ((0, 16), (0, 3 * MIB))), Request(1, ((0, 16), (MIB, 4 * MIB))))
-    assert sum(read_bytes(shared([SharedTensor(shape, requests)], 2, ROUND_BYTES), 2)) == math.prod(shape)
+    assert sum(read_bytes(divided([SharedTensor(shape, requests)], 2), 2)) == math.prod(shape)
 
 
 def test_other_columns_of_other_rows_are_read_alone():
     shape = (512, 8192)
     requests = (Request(0, ((0, 256), (0, 4096))), Request(1, ((256, 512), (4096, 8192))))
-    assert read_bytes(shared([SharedTensor(shape, requests)], 2, ROUND_BYTES), 2) == [256 * 4096] * 2
+    assert read_bytes(divided([SharedTensor(shape, requests)], 2), 2) == [256 * 4096] * 2
 
 
 def test_a_large_tensor_is_cut_whatever_its_first_dimension():
     shape = (1, 64, MIB)
     tensors = [SharedTensor(shape, (Request(0, whole(shape)), Request(1, whole(shape))))]
-    pieces = shared(tensors, 2, ROUND_BYTES)
+    pieces = divided(tensors, 2)
     assert all(volume(piece.cut.box) <= _shares.PIECE_BYTES for piece in pieces)
     assert read_bytes(pieces, 2) == [32 * MIB] * 2
 
@@ -148,14 +171,23 @@ def test_many_ranks_that_want_the_same_read_in_the_same_round():
     """A rank that sends holds a copy for each of the others."""
     shape, ranks = (8192, 32768), 64
     tensors = [SharedTensor(shape, tuple(Request(rank, whole(shape)) for rank in range(ranks)))]
-    lots = list(rounds(shared(tensors, ranks, ROUND_BYTES), ranks, ROUND_BYTES))
-    readers = [{piece.reader for piece in lot} for lot in lots]
+    lots = rounds(divided(tensors, ranks), ranks, ROUND_BYTES)
+    readers = [{piece.reader for piece in lot.shared} for lot in lots]
     assert all(len(them) == ranks for them in readers[:-1])
 
 
-def test_tensors_that_are_alike_are_divided_once():
+def test_tensors_of_one_kind_are_divided_once():
     shape = (64, 1024)
-    requests = tuple(Request(rank, whole(shape)) for rank in range(4))
-    pieces = shared([SharedTensor(shape, requests), SharedTensor(shape, requests)], 4, ROUND_BYTES)
+    kind = SharedTensor(shape, tuple(Request(rank, whole(shape)) for rank in range(4)))
+    pieces = shared([kind], [0, 0], 2, 4, ROUND_BYTES)
     assert pieces[0].cut is pieces[1].cut
+    assert [piece.tensor for piece in pieces] == [0, 1]
     assert [piece.reader for piece in pieces] == [0, 1]
+
+
+def test_a_rank_that_reads_much_for_itself_reads_less_for_others():
+    shape = (64, 1024)
+    own = SharedTensor(shape, (Request(0, whole(shape)),))
+    everyones = SharedTensor(shape, (Request(0, whole(shape)), Request(1, whole(shape))))
+    pieces = divided([own, own, *[everyones] * 4], 2)
+    assert read_bytes(pieces, 2) == [3 * 64 * 1024] * 2

@@ -11,15 +11,16 @@ import hashlib
 import json
 import os
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from pagestream.torch._shares import Request, SharedTensor
 from pagestream.weights import arrays, indexing, streaming
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-    import numpy as np
 
     from pagestream import _native
     from pagestream.torch._meeting import Meeting
@@ -28,8 +29,37 @@ if TYPE_CHECKING:
     from pagestream.weights.tensor_info import TensorInfo
 
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+    _Integers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 _SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What all ranks want.
+
+    Attributes:
+        kinds: Tensors that differ in shape, or in what ranks want of them.
+        kind_of: Of each tensor that any rank wants the number of its kind.
+        own: Of each tensor of this rank's plan the number of the tensor, and that of its request there.
+    """
+
+    kinds: list[SharedTensor]
+    kind_of: list[int]
+    own: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Catalog:
+    """The names in a plan.
+
+    Attributes:
+        numbers: Of each name the number of the tensor.
+        repeats: How often the plan has each name before.
+    """
+
+    numbers: _Integers
+    repeats: _Integers
 
 
 def agreed(
@@ -37,8 +67,8 @@ def agreed(
     files: _native.Checkpoint,
     wanted: list[Wanted],
     boxes: list[tuple[tuple[int, ...], Box]],
-) -> tuple[list[SharedTensor], list[tuple[int, int]]]:
-    """Returns what all ranks want, and the numbers of tensor and request of each tensor of this rank.
+) -> Agreement:
+    """Returns what all ranks want.
 
     Args:
         meeting: The ranks.
@@ -50,33 +80,96 @@ def agreed(
         ValueError: Ranks have different checkpoints.
         OSError: A file is gone.
     """
-    plan = [[each.info.name, each.info.dtype, *box] for each, box in zip(wanted, boxes, strict=True)]
-    plans = _parsed(meeting.gather("plan", json.dumps(plan)))
-    numbers: dict[str, int] = {}
-    facts: list[tuple[str, list[int]]] = []
-    requests: list[list[Request]] = []
+    # Ranks mostly want boxes of their own, of the same tensors: what many say is sent and parsed once.
+    named, wants = told(wanted, boxes)
+    said = meeting.gather("tensors", named)
+    rows, wants_of = _parsed(said), [json.loads(each) for each in meeting.gather("wants", wants)]
+    catalogs, facts = _numbered(rows)
+    _check_files(meeting, files, wanted, _doubtful(rows, [each["stamps"] for each in wants_of]))
+    shapes: dict[tuple[int, ...], int] = {}
+    table = [np.array([shapes.setdefault(shape, len(shapes)) for _, shape in facts], np.int32)]
+    columns: list[int] = []
+    places: dict[Box, int] = {}
     own: list[tuple[int, int]] = []
-    for rank, rows in enumerate(plans):
-        for name, dtype, shape, box in rows:
+    for rank, (catalog, of_rank) in enumerate(zip(catalogs, wants_of, strict=True)):
+        found = [tuple((start, end) for start, end in box) for box in of_rank["boxes"]]
+        places_of = np.array([places.setdefault(box, len(places)) for box in found], np.int32)
+        wanted_of = places_of[np.array(of_rank["box_of"], np.intp)]
+        members = np.zeros(len(wanted), np.intp)
+        for repeat in range(catalog.repeats.max(initial=-1) + 1):
+            chosen = catalog.repeats == repeat
+            numbers = catalog.numbers[chosen]
+            if rank == meeting.rank:
+                members[chosen] = sum((column[numbers] >= 0 for column in table[1:]), np.zeros_like(numbers))
+            columns.append(rank)
+            table.append(np.full(len(facts), -1, np.int32))
+            table[-1][numbers] = wanted_of[chosen]
+        if rank == meeting.rank:
+            own = list(zip(catalog.numbers.tolist(), members.tolist(), strict=True))
+    numbers_of: dict[bytes, int] = {}
+    kind_of = [numbers_of.setdefault(row.tobytes(), len(numbers_of)) for row in np.stack(table, axis=1)]
+    known_shapes, known_boxes = list(shapes), list(places)
+    kinds = []
+    for row in numbers_of:
+        shape, *of_columns = np.frombuffer(row, np.int32).tolist()
+        requests = [
+            Request(rank, known_boxes[place])
+            for rank, place in zip(columns, of_columns, strict=True)
+            if place >= 0
+        ]
+        kinds.append(SharedTensor(known_shapes[shape], tuple(requests)))
+    return Agreement(kinds, kind_of, own)
+
+
+def told(wanted: list[Wanted], boxes: list[tuple[tuple[int, ...], Box]]) -> tuple[str, str]:
+    """Returns what a rank tells the others: the tensors that it wants, and what it wants of them.
+
+    Raises:
+        OSError: A file is gone.
+    """
+    paths: dict[str, int] = {}
+    places: dict[Box, int] = {}
+    named = [
+        [each.info.name, each.info.dtype, shape, paths.setdefault(each.info.path, len(paths))]
+        for each, (shape, _) in zip(wanted, boxes, strict=True)
+    ]
+    box_of = [places.setdefault(box, len(places)) for _, box in boxes]
+    wants = {"stamps": list(map(_stamp, paths)), "boxes": list(places), "box_of": box_of}
+    return json.dumps(named), json.dumps(wants)
+
+
+def _numbered(rows: list[list[Any]]) -> tuple[list[_Catalog], list[tuple[str, tuple[int, ...]]]]:
+    """Returns the catalog of each rank, and type and shape of each tensor.
+
+    Raises:
+        ValueError: Those differ from rank to rank.
+    """
+    numbers: dict[str, int] = {}
+    facts: list[tuple[str, tuple[int, ...]]] = []
+    catalogs: dict[int, _Catalog] = {}
+    for rank, of_rank in enumerate(rows):
+        if id(of_rank) in catalogs:
+            continue
+        found: list[int] = []
+        repeats: list[int] = []
+        often: dict[int, int] = {}
+        for name, dtype, lengths, _ in of_rank:
+            shape = tuple(lengths)
             number = numbers.setdefault(name, len(numbers))
             if number == len(facts):
                 facts.append((dtype, shape))
-                requests.append([])
             elif facts[number] != (dtype, shape):
+                there, here = ((each, list(of_each)) for each, of_each in ((dtype, shape), facts[number]))
                 message = (
-                    f"rank {rank} has another checkpoint than ranks before it: there {name!r} has {dtype} "
-                    f"elements in {shape} bytes, here {facts[number][0]} in {facts[number][1]}"
+                    f"rank {rank} has another checkpoint than ranks before it: there {name!r} has {there[0]} "
+                    f"elements in {there[1]} bytes, here {here[0]} in {here[1]}"
                 )
                 raise ValueError(message)
-            if rank == meeting.rank:
-                own.append((number, len(requests[number])))
-            requests[number].append(Request(rank, tuple((start, end) for start, end in box)))
-    _check_files(meeting, files, wanted, plans)
-    tensors = [
-        SharedTensor(tuple(shape), tuple(of_tensor))
-        for (_, shape), of_tensor in zip(facts, requests, strict=True)
-    ]
-    return tensors, own
+            found.append(number)
+            repeats.append(often.get(number, 0))
+            often[number] = repeats[-1] + 1
+        catalogs[id(of_rank)] = _Catalog(np.array(found, np.intp), np.array(repeats, np.intp))
+    return [catalogs[id(of_rank)] for of_rank in rows], facts
 
 
 def read_of(info: TensorInfo, shape: tuple[int, ...], box: Box) -> Wanted:
@@ -109,23 +202,30 @@ def _parsed(said: list[str]) -> list[Any]:
     return [values[payload] for payload in said]
 
 
+def _doubtful(rows: list[list[Any]], stamps_of: list[list[list[int]]]) -> set[str]:
+    """Returns the names of the tensors whose files differ in size or time from rank to rank."""
+    first: dict[str, list[int]] = {}
+    doubtful: set[str] = set()
+    seen: set[tuple[int, str]] = set()
+    for of_rank, stamps in zip(rows, stamps_of, strict=True):
+        if (same := (id(of_rank), str(stamps))) in seen:
+            continue
+        seen.add(same)
+        for name, _, _, file in of_rank:
+            if first.setdefault(name, stamps[file]) != stamps[file]:
+                doubtful.add(name)
+    return doubtful
+
+
 def _check_files(
-    meeting: Meeting, files: _native.Checkpoint, wanted: list[Wanted], plans: list[list[Any]]
+    meeting: Meeting, files: _native.Checkpoint, wanted: list[Wanted], doubtful: set[str]
 ) -> None:
-    """Checks that tensors that several ranks want are the same in the files of each.
+    """Checks that tensors whose files differ from rank to rank hold the same all the same.
 
     Raises:
-        ValueError: One is not.
+        ValueError: One does not.
         OSError: A file is gone.
     """
-    stamp_of = {path: _stamp(path) for path in {each.info.path for each in wanted}}
-    stamps = _parsed(meeting.gather("stamps", json.dumps([stamp_of[each.info.path] for each in wanted])))
-    names = [[name for name, *_ in rows] for rows in plans]
-    stamps_of: dict[str, set[tuple[int, int]]] = {}
-    for of_rank, stamps_there in zip(names, stamps, strict=True):
-        for name, stamp in zip(of_rank, stamps_there, strict=True):
-            stamps_of.setdefault(name, set()).add(tuple(stamp))
-    doubtful = {name for name, found in stamps_of.items() if len(found) > 1}
     if not doubtful:
         return
     samples = {each.info.name: _sample(each.info) for each in wanted if each.info.name in doubtful}

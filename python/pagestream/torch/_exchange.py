@@ -1,19 +1,22 @@
 """Tensors of a checkpoint that the ranks of a process group load together: each byte is read by one of them.
 
 ```text
-  what this rank wants ──> _agreement.agreed ──> _shares.shared: each rank's pieces (the same on all ranks)
-                                                   │
-  own pieces <── read ahead by threads ────────────┤
-      │                                            │
-      └──> round by round: Meeting.meet ──> all_to_all_single ──> tensors ──> consumer
+  what this rank wants ──> _agreement.agreed ──> _shares.shared ──> rounds
+                                                                      │
+  own pieces <── read ahead by threads ───────────────────────────────┤
+      │                                                               │
+      ├──> that several ranks want: Meeting.meet, all_to_all_single ──┤
+      └──> that this rank alone wants ────────────────────────────────┴──> tensors ──> consumer
 ```
 """
 
 from __future__ import annotations
 
 import operator
+from collections import deque
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,7 +25,7 @@ from pagestream import _native
 from pagestream.devices.planned import finished
 from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.torch._agreement import agreed, bytes_of, read_of
-from pagestream.torch._shares import Piece, rounds, shared, volume, within
+from pagestream.torch._shares import rounds, shared, volume, within
 from pagestream.weights import arrays, indexing, streaming
 from pagestream.weights.dtypes import itemsize, raw_shape
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
     from pagestream.devices.planned import CastOf
     from pagestream.torch._meeting import Meeting
-    from pagestream.torch._shares import Box
+    from pagestream.torch._shares import Box, Piece, Round
     from pagestream.weights.streaming import Strategy, Wanted
 
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
@@ -168,36 +171,78 @@ def together(
     memory_bytes = memory_bytes or min(_native.available_memory_bytes() // _AVAILABLE_SHARE, _MEMORY_BYTES)
     # All ranks divide the work alike, whatever memory each has.
     round_bytes = min(map(int, meeting.gather("memory", str(memory_bytes)))) // _ROUND_SHARE
-    boxes = [byte_box(each) for each in wanted]
-    tensors, keys = agreed(meeting, files, wanted, boxes)
-    targets = {
-        key: _Target(each, box, volume(box)) for key, each, (_, box) in zip(keys, wanted, boxes, strict=True)
-    }
-    targets = dict(sorted(targets.items(), key=operator.itemgetter(0)))
-    pieces = shared(tensors, meeting.size, round_bytes)
-    own = [piece for piece in pieces if piece.reader == meeting.rank]
-    info_of = {key[0]: target.each.info for key, target in targets.items()}
-    reads = [read_of(info_of[piece.tensor], tensors[piece.tensor].shape, piece.cut.box) for piece in own]
+    targets, lots, reads = work_of(meeting, files, wanted, round_bytes)
+    waiting = deque(sorted(targets))
     means, _ = streaming.chosen(files, reads, strategy, is_limited=True)
     means = "direct" if means == "direct" else "pread"
     reading = bytes_of(files, reads, means, memory_bytes // _READ_SHARE, threads)
-    framework = TorchTensors()
+    ready = partial(_ready, waiting, targets, TorchTensors(), cast_of, device)
     with closing(reading):
-        lots = list(rounds(pieces, meeting.size, round_bytes)) or [[]]
         for number, lot in enumerate(lots, 1):
-            _move(meeting, lot, targets, reading)
+            if lot.shared:
+                _swap(meeting, lot.shared, targets, reading)
             meeting.may_leave = number == len(lots)
-            for key in list(targets):
-                if targets[key].missing_bytes:
-                    break
-                target = targets.pop(key)
-                each, tensor = target.each, target.made(framework, cast_of).to(device)
-                del target
-                yield each, tensor
-                del tensor
+            yield from ready()
+            for piece in lot.alone:
+                meeting.check()
+                _, data = next(reading)
+                _keep(piece, piece.cut.parts_of[meeting.rank], targets, data)
+                del data
+                yield from ready()
 
 
-def _move(
+def work_of(
+    meeting: Meeting, files: _native.Checkpoint, wanted: list[Wanted], round_bytes: int
+) -> tuple[dict[tuple[int, int], _Target], list[Round], list[Wanted]]:
+    """Returns the tensors of this rank, by tensor and request; the rounds; and what it reads in them.
+
+    Raises:
+        ValueError: Ranks have different checkpoints.
+        OSError: A file is gone.
+    """
+    boxes = [byte_box(each) for each in wanted]
+    agreement = agreed(meeting, files, wanted, boxes)
+    targets = {
+        key: _Target(each, box, volume(box))
+        for key, each, (_, box) in zip(agreement.own, wanted, boxes, strict=True)
+    }
+    pieces = shared(agreement.kinds, agreement.kind_of, meeting.rank, meeting.size, round_bytes)
+    lots = rounds(pieces, meeting.size, round_bytes)
+    tensor_of = {
+        number: (each.info, shape)
+        for (number, _), each, (shape, _) in zip(agreement.own, wanted, boxes, strict=True)
+    }
+    own = (piece for lot in lots for piece in (*lot.shared, *lot.alone) if piece.reader == meeting.rank)
+    return targets, lots, [read_of(*tensor_of[piece.tensor], piece.cut.box) for piece in own]
+
+
+def _ready(
+    waiting: deque[tuple[int, int]],
+    targets: dict[tuple[int, int], _Target],
+    framework: arrays.Framework,
+    cast_of: CastOf,
+    device: torch.device,
+) -> Iterator[tuple[Wanted, torch.Tensor]]:
+    """Yields the tensors that are complete, up to the first one that is not, and forgets them."""
+    while waiting and not targets[waiting[0]].missing_bytes:
+        target = targets.pop(waiting.popleft())
+        each, tensor = target.each, target.made(framework, cast_of).to(device)
+        del target
+        yield each, tensor
+        del tensor
+
+
+def _keep(
+    piece: Piece, parts: list[tuple[int, Box]], targets: dict[tuple[int, int], _Target], data: _Bytes
+) -> None:
+    """Puts what this rank wants of a piece that it has read into its tensors."""
+    for number, part in parts:
+        target = targets[piece.tensor, number]
+        put = target.keep if len(parts) == 1 else target.put
+        put(part, data[within(part, piece.cut.box)])
+
+
+def _swap(
     meeting: Meeting,
     lot: list[Piece],
     targets: dict[tuple[int, int], _Target],
@@ -206,24 +251,16 @@ def _move(
     """Reads this rank's pieces of a round, and swaps parts with the other ranks."""
     outgoing: list[list[_Bytes]] = [[] for _ in range(meeting.size)]
     incoming: list[list[tuple[_Target, Box]]] = [[] for _ in range(meeting.size)]
-    is_swapped = False
     for piece in lot:
-        box, parts_of = piece.cut.box, piece.cut.parts_of
-        is_swapped |= len(parts_of) > 1
-        own = [(targets[piece.tensor, number], part) for number, part in parts_of.get(meeting.rank, ())]
+        own = piece.cut.parts_of.get(meeting.rank, [])
         if piece.reader != meeting.rank:
-            incoming[piece.reader].extend(own)
+            incoming[piece.reader].extend((targets[piece.tensor, number], part) for number, part in own)
             continue
         _, data = next(reading)
-        for target, part in own:
-            put = target.keep if len(own) == 1 else target.put
-            put(part, data[within(part, box)])
-        for taker, parts in parts_of.items():
+        _keep(piece, own, targets, data)
+        for taker, parts in piece.cut.parts_of.items():
             if taker != meeting.rank:
-                outgoing[taker].extend(data[within(part, box)] for _, part in parts)
-    if not is_swapped:
-        meeting.meet()
-        return
+                outgoing[taker].extend(data[within(part, piece.cut.box)] for _, part in parts)
     came = meeting.swap(outgoing, [sum(volume(part) for _, part in parts) for parts in incoming])
     for buffer, from_rank in zip(came, incoming, strict=True):
         first = 0

@@ -198,6 +198,15 @@ class Meeting:
         pieces = [self._ask(partial(_get, key=key)) for key in keys]
         return zlib.decompress(b"".join(pieces)).decode()
 
+    def check(self) -> None:
+        """Checks that no failure is known. It does not ask the store.
+
+        Raises:
+            RankError: Another rank has failed.
+        """
+        if self._beats.failure is not None:
+            raise RankError(*self._beats.failure)
+
     def meet(self) -> None:
         """Waits until all ranks have come here.
 
@@ -254,12 +263,10 @@ class Meeting:
         """Waits for the end of a collective, unless a rank fails before."""
         pause = _FIRST_PAUSE_SECONDS
         while not work.is_completed():
-            failure = self._beats.failure
-            if failure is not None:
-                if self._device.type != "cpu":
-                    # What is queued on the device behind the collective would wait with it.
-                    self.group.abort()
-                raise RankError(*failure)
+            if self._beats.failure is not None and self._device.type != "cpu":
+                # What is queued on the device behind the collective would wait with it.
+                self.group.abort()
+            self.check()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         work.wait()

@@ -1,7 +1,8 @@
 """The bytes of a checkpoint that each rank reads, and the ranks that it sends them to. Arithmetic only.
 
 Each rank wants boxes of tensors. A tensor is cut into pieces such that each byte that anybody wants lies in
-one of them. One rank reads a piece, and sends to each other rank what that one wants of it.
+one of them. One rank reads a piece, and sends to each other rank what that one wants of it. What one rank
+alone wants it reads beside the rounds, and the other ranks do not count it.
 
 ```text
   boxes that ranks want ──> slabs along the first dimension ──> pieces of at most PIECE_BYTES ──> rounds
@@ -24,6 +25,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    _Integers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 # Start and end along each dimension.
 Box: TypeAlias = tuple[tuple[int, int], ...]
@@ -62,13 +65,19 @@ class Cut:
 
     Attributes:
         box: What is read.
+        nbytes: How much that is.
         parts_of: By rank, numbers of its requests, each with what it gets of the box.
+        takers: The ranks that want some of it.
         wanted_bytes: By rank, what it gets.
+        sent_bytes: What all get together.
     """
 
     box: Box
+    nbytes: int
     parts_of: dict[int, list[tuple[int, Box]]]
-    wanted_bytes: np.ndarray[tuple[int], np.dtype[np.int64]]
+    takers: _Integers
+    wanted_bytes: _Integers
+    sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,24 @@ class Piece:
     reader: int
     cut: Cut
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks want some of it."""
+        return len(self.cut.parts_of) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Pieces that are read before the next ones.
+
+    Attributes:
+        shared: Pieces that several ranks want, the same in all ranks. They are swapped first.
+        alone: Pieces that this rank alone wants.
+    """
+
+    shared: list[Piece]
+    alone: list[Piece]
+
 
 def volume(box: Box) -> int:
     """Returns how many bytes a box has."""
@@ -98,25 +125,37 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
     )
 
 
-def shared(tensors: Sequence[SharedTensor], ranks: int, round_bytes: int) -> list[Piece]:
-    """Returns the pieces that the ranks read, in the order of the tensors.
+def shared(
+    kinds: Sequence[SharedTensor], kind_of: Iterable[int], rank: int, ranks: int, round_bytes: int
+) -> list[Piece]:
+    """Returns the pieces that several ranks want, and those that `rank` alone wants, in order of the tensors.
 
     Args:
-        tensors: What all ranks want.
-        ranks: How many they are.
+        kinds: Tensors of which ranks want different boxes. The layers of a model are mostly of one kind.
+        kind_of: Of each tensor the number of its kind.
+        rank: The rank.
+        ranks: How many there are.
         round_bytes: What a rank may hold in a round. All ranks are to be able to read, send and get in it.
     """
-    pieces: list[Piece] = []
-    load_bytes = [0] * ranks
-    # The layers of a model have tensors of the same shapes, of which ranks want the same.
-    cuts_of: dict[SharedTensor, list[Cut]] = {}
-    for number, tensor in enumerate(tensors):
-        cuts = cuts_of.get(tensor)
-        if cuts is None:
-            cuts = cuts_of[tensor] = list(_cuts(tensor, ranks, round_bytes))
+    divided: list[tuple[_Integers, list[Cut]]] = []
+    for kind in kinds:
+        cuts = list(_cuts(kind, ranks, round_bytes))
+        alone_bytes = np.zeros(ranks, np.int64)
         for cut in cuts:
-            reader = min(cut.parts_of, key=lambda rank: (load_bytes[rank], rank))
-            load_bytes[reader] += volume(cut.box)
+            if len(cut.takers) == 1:
+                alone_bytes[cut.takers] += cut.nbytes
+        divided.append((alone_bytes, [cut for cut in cuts if len(cut.takers) > 1 or rank in cut.parts_of]))
+    pieces: list[Piece] = []
+    load_bytes = np.zeros(ranks, np.int64)
+    for number, kind_number in enumerate(kind_of):
+        alone_bytes, cuts = divided[kind_number]
+        load_bytes += alone_bytes
+        for cut in cuts:
+            if len(cut.takers) == 1:
+                reader = rank
+            else:
+                reader = int(cut.takers[load_bytes[cut.takers].argmin()])
+                load_bytes[reader] += cut.nbytes
             pieces.append(Piece(number, reader, cut))
     return pieces
 
@@ -137,7 +176,8 @@ def _cuts(tensor: SharedTensor, ranks: int, round_bytes: int) -> Iterator[Cut]:
                     parts_of.setdefault(request.rank, []).append((member, part))
                     wanted_bytes[request.rank] += volume(part)
             if parts_of:
-                yield Cut(box, parts_of, wanted_bytes)
+                takers = np.array(sorted(parts_of), np.int64)
+                yield Cut(box, volume(box), parts_of, takers, wanted_bytes, int(wanted_bytes.sum()))
 
 
 def _most_bytes(slab: Box, requests: list[Request], round_bytes: int) -> int:
@@ -223,20 +263,24 @@ def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
         yield from _divided((*box[:axis], (first, min(first + step, end)), *box[axis + 1 :]), most_bytes)
 
 
-def rounds(pieces: list[Piece], ranks: int, round_bytes: int) -> Iterator[list[Piece]]:
-    """Yields pieces that are read and sent before the next ones: as many as take no rank over `round_bytes`.
+def rounds(pieces: Iterable[Piece], ranks: int, round_bytes: int) -> list[Round]:
+    """Returns the rounds: as many shared pieces each as take no rank over `round_bytes`, and at least one.
 
-    What a rank has at a time is what it reads, sends and gets.
+    What a rank has at a time is what it reads, sends and gets. Pieces of one rank come one at a time, after
+    the shared ones that come before them.
     """
-    lot: list[Piece] = []
+    found = [Round([], [])]
     held_bytes = np.zeros(ranks, np.int64)
     for piece in pieces:
-        added = piece.cut.wanted_bytes.copy()
-        added[piece.reader] = volume(piece.cut.box) + added.sum() - added[piece.reader]
-        if lot and (held_bytes + added).max() > round_bytes:
-            yield lot
-            lot, held_bytes = [], np.zeros(ranks, np.int64)
-        lot.append(piece)
-        held_bytes += added
-    if lot:
-        yield lot
+        if not piece.is_shared:
+            found[-1].alone.append(piece)
+            continue
+        cut, reader = piece.cut, piece.reader
+        added_bytes = cut.wanted_bytes.copy()
+        added_bytes[reader] = cut.nbytes + cut.sent_bytes - cut.wanted_bytes[reader]
+        held_bytes += added_bytes
+        if found[-1].shared and held_bytes.max() > round_bytes:
+            found.append(Round([], []))
+            held_bytes = added_bytes
+        found[-1].shared.append(piece)
+    return found
