@@ -108,6 +108,35 @@ def test_a_rank_that_is_gone_is_named_within_ten_seconds(tmp_path, gone, signal_
             each.communicate()
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_ends_with_its_iterator_open_says_why(tmp_path, failing):
+    write_checkpoint(tmp_path)
+    ranks = started(tmp_path, program=PROGRAMS / "torch_ranks/ends.py", FAILING_RANK=str(failing))
+    found = [each.communicate()[0] for each in ranks]
+    assert [each.returncode for each in ranks] == [rank == failing for rank in range(3)]
+    for output in [*found[:failing], *found[failing + 1 :]]:
+        kind, message, seconds, _ = json.loads(output)
+        assert kind == "RankError"
+        assert message == f"rank {failing} of the process group: ZeroDivisionError: in the end"
+        assert seconds < 10
+
+
+def test_a_rank_that_does_not_begin_is_waited_for_as_long_as_the_group_says(tmp_path):
+    write_checkpoint(tmp_path)
+    program = PROGRAMS / "torch_ranks/ends.py"
+    ranks = started(tmp_path, program=program, ABSENT_RANK="1", TIMEOUT_SECONDS="3")
+    found = [ranks[rank].communicate()[0] for rank in (0, 2)]
+    ranks[1].communicate("\n")
+    errors = [json.loads(output) for output in found]
+    # The first one that gives up tells the others.
+    assert {kind for kind, *_ in errors} <= {"TimeoutError", "RankError"}
+    for _, message, seconds, logged in errors:
+        assert "process_group: rank 1 did not come within 3 s, the time-out of the group" in message
+        assert seconds >= 3
+        assert len(logged) == 1
+        assert "waits for rank 1;" in logged[0]
+
+
 def test_the_rank_with_the_store_waits_for_those_that_are_slow_to_leave(tmp_path):
     write_checkpoint(tmp_path)
     program = PROGRAMS / "torch_ranks/leaves.py"

@@ -13,15 +13,19 @@ none run into the collective's time-out.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
-import math
+import logging
+import os
+import sys
 import threading
 import time
 import zlib
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -29,10 +33,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pagestream.errors import RankError
-from pagestream.torch._store import Questions, connection
+from pagestream.torch._store import Questions, connection, keep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, Self, TypeAlias
 
     from torch.distributed.distributed_c10d import Store
@@ -43,8 +47,8 @@ BEAT_SECONDS = 0.5
 SILENT_SECONDS = 6.0
 # The store closes a connection on which 8 MiB come (MAX_PAYLOAD_LEN in torch's TCPStoreLibUvBackend.cpp).
 MESSAGE_BYTES = 4 << 20
-# For ranks that have not begun: they may have to import much, or to wait for their machine.
-ARRIVAL_SECONDS = 1800.0
+# After so long the log says which ranks are waited for.
+LATE_SECONDS = 10.0
 # Between two looks at the store, which is one process for all ranks.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.01
 _FAILURE, _HEARD, _DONE, _LEFT = "failure", "heard", "done", "left"
@@ -56,6 +60,8 @@ _SILENT_STORE = (
 _unfinished: list[object] = []
 # Names of the groups that load in this process.
 _loading: set[str] = set()
+_open: WeakSet[Meeting] = WeakSet()
+_log = logging.getLogger("pagestream.ranks")
 T = TypeVar("T")
 
 
@@ -76,6 +82,7 @@ class Meeting:
             message = "process_group: this process is not in it"
             raise ValueError(message)
         self.may_leave = False
+        self._process = os.getpid()
         self._is_second = group.group_name in _loading
         _loading.add(group.group_name)
         self._rounds = 0
@@ -83,6 +90,7 @@ class Meeting:
         self._said: list[str] = []
         self._device = _device_of(group)
         store = dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - torch has no public name
+        self._patience_seconds = store.timeout.total_seconds()  # type: ignore[attr-defined]
         self._is_silent = False
         self._questions = Questions(store, self.rank)
         self._beats = _Beats(self, store)
@@ -92,6 +100,7 @@ class Meeting:
         except BaseException:
             self._end()
             raise
+        _open.add(self)
         self._beats.start()
 
     def __enter__(self) -> Self:
@@ -122,7 +131,8 @@ class Meeting:
             raise RuntimeError(message)
 
     def _leave(self, error: BaseException | None) -> None:
-        if self._beats.has_ended():
+        # A forked child has neither the threads nor anything to tell.
+        if self._beats.has_ended() or os.getpid() != self._process:
             return
         is_done = error is None or (isinstance(error, GeneratorExit) and self.may_leave)
         # Where the store is gone there is nobody to tell.
@@ -131,10 +141,7 @@ class Meeting:
                 self._ask(self._arrive)
             elif error is not None:
                 if not isinstance(error, RankError) or error.rank is None:
-                    told = f"{type(error).__name__}: {error}"
-                    if isinstance(error, GeneratorExit):
-                        told = "it left before all was loaded: its consumer stopped, or has failed"
-                    self._ask(lambda store: _fail(store, self.rank, told))
+                    self._ask(lambda store: _fail(store, self.rank, _told_of(error)))
                 self._wait_until_told()
         self._beats.end(BEAT_SECONDS if self._is_silent else SILENT_SECONDS)
         with contextlib.suppress(dist.DistError, RuntimeError):
@@ -143,6 +150,7 @@ class Meeting:
         self._end()
 
     def _end(self) -> None:
+        _open.discard(self)
         self._beats.end(BEAT_SECONDS if self._is_silent else SILENT_SECONDS)
         self._questions.end()
         if not self._is_second:
@@ -186,7 +194,7 @@ class Meeting:
             self._ask(partial(_set, key=key, value=value))
         self._said += values
         keys = [f"{name}/{rank}" for rank in range(self.size)]
-        self._await(keys, ARRIVAL_SECONDS)
+        self._await_ranks(keys)
         told = self._ask(lambda store: [store.get(key).decode() for key in keys])
         said = {each: self._heard(each) for each in set(told)}
         return [said[each] for each in told]
@@ -214,7 +222,7 @@ class Meeting:
             RankError: One of them has failed.
         """
         self._ask(self._arrive)
-        self._await([f"go/{self._rounds}"])
+        self._await(f"go/{self._rounds}")
         # All have heard it: they came here afterwards.
         said, self._said = self._said, []
         if said:
@@ -261,14 +269,13 @@ class Meeting:
 
     def _await_end(self, work: dist.Work) -> None:
         """Waits for the end of a collective, unless a rank fails before."""
-        pause = _FIRST_PAUSE_SECONDS
-        while not work.is_completed():
+        for _ in _looks():
+            if work.is_completed():
+                break
             if self._beats.failure is not None and self._device.type != "cpu":
                 # What is queued on the device behind the collective would wait with it.
                 self.group.abort()
             self.check()
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         work.wait()
 
     def _await_failure(self) -> None:
@@ -278,18 +285,40 @@ class Meeting:
             self._look([_FAILURE])
             time.sleep(BEAT_SECONDS / 5)
 
-    def _await(self, keys: list[str], patience_seconds: float = math.inf) -> None:
-        """Waits until the store has all keys."""
-        pause, deadline = _FIRST_PAUSE_SECONDS, time.monotonic() + patience_seconds
-        while not self._look(keys):
-            if time.monotonic() > deadline:
-                missing = self._ask(lambda store: [key for key in keys if not store.check([key])])
+    def _await(self, key: str) -> None:
+        """Waits until the store has a key."""
+        for _ in _looks():
+            if self._look([key]):
+                return
+
+    def _await_ranks(self, keys: list[str]) -> None:
+        """Waits until each rank has set its key: some may have to import much, or to wait for a machine.
+
+        Raises:
+            TimeoutError: One has not within the time-out of the group.
+        """
+        begun, is_told = time.monotonic(), False
+        for _ in _looks():
+            if self._look(keys):
+                return
+            waited_seconds = time.monotonic() - begun
+            if waited_seconds > self._patience_seconds:
                 message = (
-                    f"not all ranks came within {patience_seconds:.0f} s: {', '.join(missing)} are missing"
+                    f"process_group: {self._missing(keys)} did not come within {self._patience_seconds:g} s, "
+                    "the time-out of the group; all its ranks have to begin the load"
                 )
                 raise TimeoutError(message)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if not is_told and waited_seconds > LATE_SECONDS:
+                is_told = True
+                _log.warning(
+                    "process_group: rank %d waits for %s; all ranks of the group have to begin the load",
+                    self.rank,
+                    self._missing(keys),
+                )
+
+    def _missing(self, keys: list[str]) -> str:
+        missing = self._ask(lambda store: [rank for rank, key in enumerate(keys) if not store.check([key])])
+        return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
 
     def _look(self, keys: list[str]) -> bool:
         """Returns whether the store has all keys. If not, it raises what has failed in another rank.
@@ -357,7 +386,9 @@ class _Beats(threading.Thread):
     def run(self) -> None:
         """Beats until the end."""
         try:
-            self._beat(PrefixStore(self.prefix, connection(self._group_store)))
+            own = connection(self._group_store)
+            self._beat(PrefixStore(self.prefix, own))
+            keep(self._group_store, own)
         except (dist.DistError, RuntimeError) as error:
             if self.failure is None:
                 self.failure = None, _out_of_reach(error), True
@@ -397,6 +428,35 @@ class _Beats(threading.Thread):
         self._ended.set()
         if self.ident is not None:
             self.join(patience_seconds)
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Tells the other ranks that this process ends, where iterators are still open."""
+    for meeting in list(_open):
+        # What has ended the process, if it was an exception.
+        meeting.__exit__(None, getattr(sys, "last_value", None) or GeneratorExit(), None)
+
+
+def _looks() -> Iterator[None]:
+    """Yields at each time to look at what is waited for: often at first."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _told_of(error: BaseException) -> str:
+    """Returns what the other ranks hear of an error."""
+    if not isinstance(error, GeneratorExit):
+        return f"{type(error).__name__}: {error}"
+    cause: BaseException | None = error
+    while isinstance(cause, GeneratorExit):
+        # One generator closes another. What `contextlib.closing` closes the first one for is behind them.
+        cause = cause.__context__
+    because = "" if cause is None else f" (it handles {type(cause).__name__}: {cause})"
+    return f"it left before all was loaded: its consumer stopped, or has failed{because}"
 
 
 def _set(store: Store, key: str, value: bytes) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._C._distributed_c10d import PrefixStore
@@ -15,6 +17,13 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
+
+
+# Connections that no load uses. For a new one torch asks for the name of the store's address, which takes
+# seconds where no name server answers.
+_idle: WeakKeyDictionary[Store, list[Store]] = WeakKeyDictionary()
+# A child of fork(2) has its parent's.
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 def connection(store: Store) -> Store:
@@ -29,7 +38,15 @@ def connection(store: Store) -> Store:
             f"this is {torch.__version__}"
         )
         raise RuntimeError(message)
-    return store.clone()
+    try:
+        return _idle[store].pop()
+    except (KeyError, IndexError):
+        return store.clone()
+
+
+def keep(store: Store, connected: Store) -> None:
+    """Keeps a connection to a store for later, on which nothing has failed."""
+    _idle.setdefault(store, []).append(connected)
 
 
 class Answer(Generic[T]):
@@ -41,13 +58,16 @@ class Answer(Generic[T]):
         self._value: T
         self._error: BaseException | None = None
 
-    def find(self, connected: Callable[[], Store]) -> None:
-        """Asks the question."""
+    def find(self, connected: Callable[[], Store]) -> bool:
+        """Asks the question, and returns whether the store has answered."""
         try:
             self._value = self._question(connected())
+            has_answered = True
         except BaseException as error:  # noqa: BLE001 - raised where the answer is taken
             self._error = error
+            has_answered = False
         self._is_there.set()
+        return has_answered
 
     def comes_within(self, seconds: float) -> bool:
         """Waits for the answer, and returns whether it is there."""
@@ -79,21 +99,25 @@ class Questions(threading.Thread):
     def __init__(self, store: Store, rank: int) -> None:
         super().__init__(name="pagestream-store", daemon=True)
         self._group_store, self._rank = store, rank
+        self._own: Store | None = None
         self._store: Store | None = None
         self._asked: queue.SimpleQueue[Answer[Any] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Asks until the end."""
+        is_sound = True
         while (answer := self._asked.get()) is not None:
-            answer.find(self._connected)
+            is_sound &= answer.find(self._connected)
             del answer
+        if self._own is not None and is_sound:
+            keep(self._group_store, self._own)
 
     def _connected(self) -> Store:
         if self._store is None:
-            own = connection(self._group_store)
+            self._own = connection(self._group_store)
             # All ranks begin the same loads in the same order.
-            self.prefix = f"pagestream/{own.add(f'pagestream/loads/{self._rank}', 1)}"
-            self._store = PrefixStore(self.prefix, own)
+            self.prefix = f"pagestream/{self._own.add(f'pagestream/loads/{self._rank}', 1)}"
+            self._store = PrefixStore(self.prefix, self._own)
         return self._store
 
     def ask(self, question: Callable[[Store], T]) -> Answer[T]:

@@ -135,9 +135,10 @@ def stream_checkpoint(
             that want it, and sent to the others (``torch.distributed.all_to_all_single``, in rounds), in the
             host's memory if the group can, and from there to the device tensor by tensor. Where
             all ranks have their files in the page cache, or on storage that answers at once, each reads for
-            itself. Tensors come in the order of rank 0, and as fast as the slowest consumer takes them. Ranks
-            that are slow make the others wait, without a time-out, and those that have not begun for half an
-            hour; one that fails, is killed, or leaves the iterator while others need what it reads makes all
+            itself. Tensors come in the order of rank 0; those of which ranks share the bytes come as fast as
+            the slowest consumer takes them. Ranks that are slow make the others wait without a time-out, and
+            those that have not begun for as long as the group's own time-out. One that fails, is killed,
+            ends, or leaves the iterator while others need what it reads makes all
             raise. A group has one load at a time. None reads all that this process wants.
         progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
@@ -154,7 +155,7 @@ def stream_checkpoint(
         MappedReadError: A file was cut or its storage failed; while it is streamed.
         FileChangedError: A file was rewritten meanwhile; while it is streamed.
         RankError: Another rank of `process_group` has failed.
-        TimeoutError: Another rank of `process_group` has not begun for half an hour.
+        TimeoutError: Another rank of `process_group` has not begun within the group's time-out.
         RuntimeError: Another load of this process uses `process_group`.
 
     Examples:

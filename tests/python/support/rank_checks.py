@@ -4,11 +4,14 @@
 ``source``, which has a checkpoint, and ``mount``, which shows it past the page cache.
 """
 
+import gc
 import json
 import os
 import sys
+import threading
 import time
 import traceback
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -32,6 +35,7 @@ from pagestream.errors import RankError
 from pagestream.torch import (
     HuggingFaceStorageReader,
     QuantizedHuggingFaceStorageReader,
+    _store,
     load_into,
     load_state_dict,
     modules,
@@ -440,6 +444,18 @@ def a_consumer_that_fails(folder):
     failure(begin, "ZeroDivisionError" if is_failing else "left before all was loaded")
 
 
+def a_consumer_that_fails_where_the_stream_is_closed(folder):
+    def begin(is_failing):
+        stream = stream_checkpoint(folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
+        with closing(stream):
+            for _ in stream:
+                if is_failing:
+                    raise ZeroDivisionError
+        assert not is_failing
+
+    failure(begin, "ZeroDivisionError")
+
+
 def a_stream_that_nobody_begins(folder):
     def begin(is_failing):
         stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
@@ -539,6 +555,26 @@ def nothing_stays_in_the_store(folder):
     after = store.num_keys()
     dist.barrier()
     assert after == before, (before, after)
+
+
+def connections_to_the_store_are_kept_as_long_as_the_group(folder):
+    """For a new one torch asks a name server, which may not answer for seconds."""
+    group = dist.new_group()
+    store = dist.distributed_c10d._get_process_group_store(group)
+    used = []
+    for _ in range(2):
+        load_state_dict(folder, process_group=group)
+        for thread in threading.enumerate():
+            if thread.name == "pagestream-store":
+                thread.join()
+        used.append(set(_store._idle[store]))
+    assert len(used[0]) == 2
+    assert used[0] == used[1]
+    kept = len(_store._idle)
+    dist.destroy_process_group(group)
+    del store, group
+    gc.collect()
+    assert len(_store._idle) == kept - 1
 
 
 def a_plan_of_many_tensors(folder):
@@ -669,6 +705,7 @@ CHECKS = {
         a_rank_without_files,
         a_bad_argument,
         a_consumer_that_fails,
+        a_consumer_that_fails_where_the_stream_is_closed,
         a_stream_that_nobody_begins,
         a_rank_that_needs_no_more,
         another_checkpoint,
@@ -676,6 +713,7 @@ CHECKS = {
         a_progress_that_fails,
         two_loads_at_once,
         nothing_stays_in_the_store,
+        connections_to_the_store_are_kept_as_long_as_the_group,
         a_plan_of_many_tensors,
         a_module_of_cached_files,
         a_module_that_fails,

@@ -1,0 +1,47 @@
+"""One rank that loads ``FOLDER`` with others.
+
+``FAILING_RANK`` ends its process by an exception, with the iterator open. ``ABSENT_RANK`` does not begin, and
+the group waits for it for ``TIMEOUT_SECONDS``. A rank prints what it raised, after how long, and what was
+logged.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from pagestream.torch import _meeting, stream_checkpoint
+
+dist.init_process_group("gloo")
+rank = os.environ["RANK"]
+logged = []
+_meeting.LATE_SECONDS = 1.0
+logging.getLogger("pagestream").setLevel(logging.WARNING)
+handler = logging.Handler()
+handler.emit = lambda record: logged.append(record.getMessage())
+logging.getLogger("pagestream.ranks").addHandler(handler)
+dist.barrier()
+if "TIMEOUT_SECONDS" in os.environ:
+    store = dist.distributed_c10d._get_process_group_store(dist.group.WORLD)
+    store.set_timeout(timedelta(seconds=float(os.environ["TIMEOUT_SECONDS"])))
+if rank == os.environ.get("ABSENT_RANK"):
+    sys.stdin.readline()
+    os._exit(0)
+begun = time.monotonic()
+stream = stream_checkpoint(sys.argv[1], device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
+try:
+    for _ in stream:
+        if rank == os.environ.get("FAILING_RANK"):
+            break
+    else:
+        sys.exit("all came")
+except (RuntimeError, TimeoutError) as error:
+    print(json.dumps([type(error).__name__, str(error), time.monotonic() - begun, logged]), flush=True)
+    # The store ends with rank 0.
+    time.sleep(2 if rank == "0" else 0)
+    os._exit(0)
+raise ZeroDivisionError("in the end")
