@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from contextlib import closing
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 
@@ -126,6 +127,27 @@ def some_tensors_on_each_rank(folder):
 
 def little_memory(folder):
     streamed(folder, None, memory_bytes=1 << 20)
+
+
+def rows_and_whole_tensors_with_little_memory(folder):
+    """Some of what a rank wants it reads for itself alone, between rounds of what all want."""
+    streamed(folder, plan_of(folder, lambda shape: np.s_[slice(*share(shape[0]))]), memory_bytes=1 << 20)
+
+
+def tensors_that_are_not_shared_come_without_waiting(folder):
+    """A consumer waits for the others, and those need nothing of it until the end."""
+    plan = plan_of(folder, lambda shape: np.s_[slice(*share(shape[0]))])
+    plan = {name: index for name, index in plan.items() if index is not None}
+    group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    last, begun = dist.get_world_size() - 1, time.monotonic()
+    keys = [f"all came to {rank}" for rank in range(last)]
+    stream = stream_checkpoint(folder, device="cpu", plan=plan, memory_bytes=1 << 20, process_group=group)
+    for number, _ in enumerate(stream, 1):
+        if dist.get_rank() == last and number == 1 and keys:
+            store.wait(keys, timedelta(seconds=60))
+        if dist.get_rank() != last and number == len(plan):
+            store.set(keys[dist.get_rank()], "")
+    assert time.monotonic() - begun < 60
 
 
 def another_memory_on_each_rank(folder):
@@ -684,6 +706,8 @@ CHECKS = {
         other_parts_on_each_rank,
         some_tensors_on_each_rank,
         little_memory,
+        rows_and_whole_tensors_with_little_memory,
+        tensors_that_are_not_shared_come_without_waiting,
         another_memory_on_each_rank,
         another_order,
         a_subgroup,
