@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
     _Integers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.intp]]
+    _Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 _SAMPLE_BYTES = 4096
 
@@ -82,8 +83,7 @@ def agreed(
     """
     # Ranks mostly want boxes of their own, of the same tensors: what many say is sent and parsed once.
     named, wants = told(wanted, boxes)
-    said = meeting.gather("tensors", named)
-    rows, wants_of = _parsed(said), [json.loads(each) for each in meeting.gather("wants", wants)]
+    rows, wants_of = _parsed(meeting.gather("tensors", named)), _parsed(meeting.gather("wants", wants))
     catalogs, facts = _numbered(rows)
     _check_files(meeting, files, wanted, _doubtful(rows, [each["stamps"] for each in wants_of]))
     shapes: dict[tuple[int, ...], int] = {}
@@ -106,19 +106,28 @@ def agreed(
             table[-1][numbers] = wanted_of[chosen]
         if rank == meeting.rank:
             own = list(zip(catalog.numbers.tolist(), members.tolist(), strict=True))
+    kinds, kind_of = _kinds(table, columns, list(shapes), list(places))
+    return Agreement(kinds, kind_of, own)
+
+
+def _kinds(
+    table: list[_Numbers], columns: list[int], shapes: list[tuple[int, ...]], boxes: list[Box]
+) -> tuple[list[SharedTensor], list[int]]:
+    """Returns the different rows of a table, as tensors, and for each row the number of its tensor.
+
+    The first column has the number of the shape. The others, each of a rank, have the number of the box, or
+    -1 where the rank does not want the tensor.
+    """
     numbers_of: dict[bytes, int] = {}
     kind_of = [numbers_of.setdefault(row.tobytes(), len(numbers_of)) for row in np.stack(table, axis=1)]
-    known_shapes, known_boxes = list(shapes), list(places)
     kinds = []
     for row in numbers_of:
         shape, *of_columns = np.frombuffer(row, np.int32).tolist()
         requests = [
-            Request(rank, known_boxes[place])
-            for rank, place in zip(columns, of_columns, strict=True)
-            if place >= 0
+            Request(rank, boxes[box]) for rank, box in zip(columns, of_columns, strict=True) if box >= 0
         ]
-        kinds.append(SharedTensor(known_shapes[shape], tuple(requests)))
-    return Agreement(kinds, kind_of, own)
+        kinds.append(SharedTensor(shapes[shape], tuple(requests)))
+    return kinds, kind_of
 
 
 def told(wanted: list[Wanted], boxes: list[tuple[tuple[int, ...], Box]]) -> tuple[str, str]:
