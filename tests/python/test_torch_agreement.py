@@ -1,6 +1,7 @@
 """What ranks find out of each other's plans, by threads that stand for the ranks."""
 
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -154,6 +155,14 @@ def test_copies_are_one_checkpoint_and_other_bytes_are_named(tmp_path, folder):
     # What only one of them wants may differ.
     apart = agree([folder, copy, other], [plan[:1], plan[:1], plan[1:]])
     assert [each.own for each in apart] == [[(0, 0)], [(0, 1)], [(number, 0) for number in range(1, 6)]]
+
+
+def test_one_file_of_several_that_differs_is_found(tmp_path, folder):
+    other = saved(tmp_path / "other", lambda name: name == "d")
+    shutil.copy2(folder / "abc.safetensors", other)
+    plan = [(name, None) for name in "abcdef"]
+    for error in agree([folder, other], [plan, plan]):
+        assert str(error) == "ranks 0 and 1 have different checkpoints: 'd' has other bytes"
 
 
 def test_what_all_say_is_said_in_the_same_words(folder):
