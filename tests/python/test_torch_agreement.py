@@ -1,6 +1,7 @@
 """What ranks find out of each other's plans, by threads that stand for the ranks."""
 
 import json
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -155,6 +156,18 @@ def test_copies_are_one_checkpoint_and_other_bytes_are_named(tmp_path, folder):
     # What only one of them wants may differ.
     apart = agree([folder, copy, other], [plan[:1], plan[:1], plan[1:]])
     assert [each.own for each in apart] == [[(0, 0)], [(0, 1)], [(number, 0) for number in range(1, 6)]]
+
+
+@pytest.mark.parametrize(("changed", "is_seen"), [(slice(9_998, 9_999), True), (slice(0, 7_000), False)])
+def test_bytes_in_the_middle_of_a_tensor_are_compared(tmp_path, changed, is_seen):
+    for number in range(2):
+        tensor = np.zeros(20_000, "u1")
+        tensor[changed] = number
+        (tmp_path / str(number)).mkdir()
+        save_file({"a": tensor}, tmp_path / str(number) / "model.safetensors")
+        os.utime(tmp_path / str(number) / "model.safetensors", ns=(number, number))
+    found = agree([tmp_path / "0", tmp_path / "1"], [[("a", None)]] * 2)
+    assert [isinstance(each, ValueError) for each in found] == [is_seen] * 2
 
 
 def test_one_file_of_several_that_differs_is_found(tmp_path, folder):

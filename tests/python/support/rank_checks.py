@@ -160,6 +160,13 @@ def another_order(folder):
     assert streamed(folder, dict.fromkeys(names), order="plan") == names
 
 
+def tensors_come_in_the_order_of_rank_0(folder):
+    names = list(everything(folder))
+    mine = names[dist.get_rank() :] + names[: dist.get_rank()]
+    assert streamed(folder, mine, order="plan") == names
+    assert streamed(folder, mine[::-1], order="plan") == names[::-1]
+
+
 def a_subgroup(folder):
     """As hybrid sharding has it: each group of replicas loads for itself."""
     size = dist.get_world_size()
@@ -710,6 +717,7 @@ CHECKS = {
         tensors_that_are_not_shared_come_without_waiting,
         another_memory_on_each_rank,
         another_order,
+        tensors_come_in_the_order_of_rank_0,
         a_subgroup,
         a_cast,
         a_module,
