@@ -181,7 +181,7 @@ def together(
         for number, lot in enumerate(lots, 1):
             if lot.shared:
                 _swap(meeting, lot.shared, targets, reading)
-            meeting.may_leave = number == len(lots)
+            meeting.is_needed = number < len(lots)
             yield from ready()
             for piece in lot.alone:
                 meeting.check()

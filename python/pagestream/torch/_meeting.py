@@ -72,7 +72,8 @@ class Meeting:
         group: The process group.
         rank: This process's rank in it.
         size: How many ranks it has.
-        may_leave: Whether no other rank needs anything of this one.
+        is_needed: Whether other ranks need anything of this one.
+        may_leave: Whether they do not, and this one has all that it wants.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -81,19 +82,27 @@ class Meeting:
         if self.rank < 0:
             message = "process_group: this process is not in it"
             raise ValueError(message)
-        self.may_leave = False
+        if group.group_name in _loading:
+            # The others are not told, nor is this load counted: theirs go on.
+            message = (
+                "process_group: another load of this process uses the group, and has not ended; "
+                "end it first, close its iterator, or give one of them a group of its own "
+                "(torch.distributed.new_group)"
+            )
+            raise RuntimeError(message)
+        self.is_needed, self.may_leave = True, False
         self._process = os.getpid()
-        self._is_second = group.group_name in _loading
-        _loading.add(group.group_name)
         self._rounds = 0
         # What this rank has said, until all have heard it.
         self._said: list[str] = []
         self._device = _device_of(group)
         store = dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - torch has no public name
-        self._patience_seconds = store.timeout.total_seconds()  # type: ignore[attr-defined]
+        self._patience_seconds = _timeout_seconds(group, self._device, store)
+        self._has_store = dist.get_rank() == 0
         self._is_silent = False
         self._questions = Questions(store, self.rank)
         self._beats = _Beats(self, store)
+        _loading.add(group.group_name)
         self._questions.start()
         try:
             self._beats.prefix = self._ask(lambda _: self._questions.prefix)
@@ -116,24 +125,16 @@ class Meeting:
         if hasattr(self, "_beats"):
             self._leave(GeneratorExit())
 
-    def check_alone(self) -> None:
-        """Checks that no other load of this process uses the group.
-
-        Raises:
-            RuntimeError: One does, and the collectives of both would mix.
-        """
-        if self._is_second:
-            message = (
-                "process_group: another load of this process uses the group, and has not ended; "
-                "end it first, close its iterator, or give one of them a group of its own "
-                "(torch.distributed.new_group)"
-            )
-            raise RuntimeError(message)
-
     def _leave(self, error: BaseException | None) -> None:
         # A forked child has neither the threads nor anything to tell.
         if self._beats.has_ended() or os.getpid() != self._process:
             return
+        try:
+            self._say_why(error)
+        finally:
+            self._end()
+
+    def _say_why(self, error: BaseException | None) -> None:
         is_done = error is None or (isinstance(error, GeneratorExit) and self.may_leave)
         # Where the store is gone there is nobody to tell.
         with contextlib.suppress(dist.DistError, RuntimeError):
@@ -147,14 +148,12 @@ class Meeting:
         with contextlib.suppress(dist.DistError, RuntimeError):
             if is_done:
                 self._part()
-        self._end()
 
     def _end(self) -> None:
         _open.discard(self)
         self._beats.end(BEAT_SECONDS if self._is_silent else SILENT_SECONDS)
         self._questions.end()
-        if not self._is_second:
-            _loading.discard(self.group.group_name)
+        _loading.discard(self.group.group_name)
 
     def _wait_until_told(self) -> None:
         """Waits a while until all living ranks have heard of the failure: with this one the store may end."""
@@ -178,7 +177,7 @@ class Meeting:
 
         self._ask(part)
         deadline = time.monotonic() + 4 * BEAT_SECONDS
-        while dist.get_rank() == 0 and self._ask(lambda store: store.check([_LEFT])):
+        while self._has_store and self._ask(lambda store: store.check([_LEFT])):
             if time.monotonic() > deadline:
                 return
             time.sleep(BEAT_SECONDS / 100)
@@ -483,6 +482,13 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
     if not devices or any(each.type == "cpu" for each in devices):
         return torch.device("cpu")
     return group.bound_device_id or torch.device(devices[0].type)
+
+
+def _timeout_seconds(group: dist.ProcessGroup, device: torch.device, store: Store) -> float:
+    """Returns the time-out of a group. A group of its own may have another one than the store of all."""
+    options = getattr(group._get_backend(device), "options", None)  # noqa: SLF001 - torch has no public name
+    timeout = getattr(options, "_timeout", None) or store.timeout  # type: ignore[attr-defined]
+    return float(timeout.total_seconds())
 
 
 def _out_of_reach(error: Exception) -> str:

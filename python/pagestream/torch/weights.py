@@ -138,8 +138,9 @@ def stream_checkpoint(
             itself. Tensors come in the order of rank 0; those of which ranks share the bytes come as fast as
             the slowest consumer takes them. Ranks that are slow make the others wait without a time-out, and
             those that have not begun for as long as the group's own time-out. One that fails, is killed,
-            ends, or leaves the iterator while others need what it reads makes all
-            raise. A group has one load at a time. None reads all that this process wants.
+            ends, or leaves the iterator before its last tensor makes all raise. Of parts with steps all rows
+            in between are read, sent and held. A group has one load at a time. None reads all that this
+            process wants.
         progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Yields:
@@ -265,9 +266,15 @@ def _of_ranks(
     """Yields what each rank reads for itself, if all have it at hand, or else what they share."""
     with meeting:
         means, _ = streaming.chosen(native_files(weights), wanted, strategy, is_limited=True)
-        meeting.may_leave = all(each == "mapped" for each in meeting.gather("means", means))
-        with closing(alone() if meeting.may_leave else shared()) as pairs:
-            yield from pairs
+        meeting.is_needed = any(each != "mapped" for each in meeting.gather("means", means))
+        with closing(shared() if meeting.is_needed else alone()) as pairs:
+            missing = len(wanted)
+            for each, tensor in pairs:
+                missing -= 1
+                # A consumer may leave with its last tensor. One that leaves before may have failed.
+                meeting.may_leave = not missing and not meeting.is_needed
+                yield each, tensor
+                del tensor
         weights.check()
         # What fails in one rank, or in its consumer, fails in all.
         meeting.meet()

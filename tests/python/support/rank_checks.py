@@ -36,6 +36,7 @@ from pagestream.errors import RankError
 from pagestream.torch import (
     HuggingFaceStorageReader,
     QuantizedHuggingFaceStorageReader,
+    _meeting,
     _store,
     load_into,
     load_state_dict,
@@ -485,6 +486,53 @@ def a_consumer_that_fails_where_the_stream_is_closed(folder):
     failure(begin, "ZeroDivisionError")
 
 
+def a_consumer_that_fails_where_nobody_needs_it(folder):
+    """All is in one round, or each rank reads for itself."""
+    names = list(everything(folder))
+    of_rank = names[dist.get_rank() :: dist.get_world_size()]
+    for path, plan in ((folder, names), (source_of(folder), names), (folder, of_rank)):
+
+        def begin(is_failing, path=path, plan=plan):
+            stream = stream_checkpoint(path, device="cpu", plan=plan, process_group=dist.group.WORLD)
+            with closing(stream):
+                for _ in stream:
+                    if is_failing:
+                        raise ZeroDivisionError
+
+        failure(begin, "ZeroDivisionError")
+
+
+def a_group_that_is_destroyed_meanwhile(folder):
+    group = dist.new_group()
+    stream = stream_checkpoint(folder, device="cpu", process_group=group)
+    assert len([next(stream)]) == 1
+    dist.barrier()
+    dist.destroy_process_group(group)
+    stream.close()
+    assert not _meeting._loading
+
+
+def a_refused_load(folder):
+    """One rank alone is refused a second load, and the next ones of all are none the worse."""
+    stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
+    first = [next(stream)]
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="another load of this process uses the group"):
+            load_state_dict(folder, process_group=dist.group.WORLD)
+    assert [name for name, _ in [*first, *stream]] == list(everything(folder))
+    load_state_dict(folder, process_group=dist.group.WORLD)
+
+
+def a_time_out_of_a_group_of_its_own(folder):
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    with joined(group) as meeting, meeting:
+        assert meeting._patience_seconds == 77
+        meeting.meet()
+    with joined(dist.group.WORLD) as meeting, meeting:
+        assert meeting._patience_seconds == 1800
+        meeting.meet()
+
+
 def a_stream_that_nobody_begins(folder):
     def begin(is_failing):
         stream = stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD)
@@ -674,8 +722,6 @@ def a_rank_without_a_module(folder):
 
 def a_slow_rank(folder):
     """A consumer that takes longer than the silence after which a rank counts as dead."""
-    from pagestream.torch import _meeting
-
     if dist.get_world_size() != 2:
         return  # it takes as long with others
     stream = stream_checkpoint(folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD)
@@ -738,6 +784,10 @@ CHECKS = {
         a_bad_argument,
         a_consumer_that_fails,
         a_consumer_that_fails_where_the_stream_is_closed,
+        a_consumer_that_fails_where_nobody_needs_it,
+        a_group_that_is_destroyed_meanwhile,
+        a_refused_load,
+        a_time_out_of_a_group_of_its_own,
         a_stream_that_nobody_begins,
         a_rank_that_needs_no_more,
         another_checkpoint,

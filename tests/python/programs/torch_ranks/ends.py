@@ -26,8 +26,8 @@ handler.emit = lambda record: logged.append(record.getMessage())
 logging.getLogger("pagestream.ranks").addHandler(handler)
 dist.barrier()
 if "TIMEOUT_SECONDS" in os.environ:
-    store = dist.distributed_c10d._get_process_group_store(dist.group.WORLD)
-    store.set_timeout(timedelta(seconds=float(os.environ["TIMEOUT_SECONDS"])))
+    timeout = timedelta(seconds=float(os.environ["TIMEOUT_SECONDS"]))
+    getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)(timeout, dist.group.WORLD)
 if rank == os.environ.get("ABSENT_RANK"):
     sys.stdin.readline()
     os._exit(0)
