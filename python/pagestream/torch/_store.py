@@ -22,8 +22,16 @@ T = TypeVar("T")
 # Connections that no load uses. For a new one torch asks for the name of the store's address, which takes
 # seconds where no name server answers.
 _idle: WeakKeyDictionary[Store, list[Store]] = WeakKeyDictionary()
-# A child of fork(2) has its parent's.
-os.register_at_fork(after_in_child=_idle.clear)
+# What a child of fork(2) has of its parent. It is not closed there: a store in a file counts its users.
+_inherited: list[dict[Store, list[Store]]] = []
+
+
+def _begin_anew() -> None:
+    _inherited.append(dict(_idle))
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def connection(store: Store) -> Store:
