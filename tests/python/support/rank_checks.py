@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from contextlib import closing
 from datetime import timedelta
 from itertools import islice
@@ -641,17 +642,21 @@ def connections_to_the_store_are_kept_as_long_as_the_group(folder):
     used = []
     for _ in range(2):
         load_state_dict(folder, process_group=group)
-        for thread in threading.enumerate():
-            if thread.name == "pagestream-store":
-                thread.join()
+        wait_for_threads("pagestream-store")
         used.append(set(_store._idle[store]))
     assert len(used[0]) == 2
     assert used[0] == used[1]
-    kept = len(_store._idle)
+    kept = [weakref.ref(each) for each in used[0]]
     dist.destroy_process_group(group)
-    del store, group
+    del store, group, used
     gc.collect()
-    assert len(_store._idle) == kept - 1
+    assert [each() for each in kept] == [None] * 2
+
+
+def wait_for_threads(name):
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
 
 
 def a_plan_of_many_tensors(folder):
