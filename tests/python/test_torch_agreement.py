@@ -87,7 +87,7 @@ def folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("agreement") / "model")
 
 
-PARTS = [None, slice(0, 2), slice(1, 3), slice(2, 2)]
+PARTS = [None, slice(0, 2), slice(1, 3), slice(2, 2), 1, -1]
 plans_of_ranks = st.lists(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.sampled_from(PARTS))
@@ -111,7 +111,9 @@ def test_each_rank_finds_what_all_want_in_the_order_of_their_plans(folder, plans
             box = [(0, length) for length in lengths]
             if index is not None:
                 unit = 4 if len(lengths) == 1 else 1
-                start, stop, _ = index.indices(SHAPES[name][0])
+                length = SHAPES[name][0]
+                chosen = index if isinstance(index, slice) else slice(index % length, index % length + 1)
+                start, stop, _ = chosen.indices(length)
                 box[0] = (start * unit, stop * unit) if start < stop else (0, 0)
             of_tensor = requests.setdefault(number, (tuple(lengths), []))[1]
             own[rank].append((number, len(of_tensor)))

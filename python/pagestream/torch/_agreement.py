@@ -168,10 +168,10 @@ def _numbered(rows: list[list[Any]]) -> tuple[list[_Catalog], list[tuple[str, tu
             if number == len(facts):
                 facts.append((dtype, shape))
             elif facts[number] != (dtype, shape):
-                there, here = ((each, list(of_each)) for each, of_each in ((dtype, shape), facts[number]))
+                known_dtype, known_shape = facts[number]
                 message = (
-                    f"rank {rank} has another checkpoint than ranks before it: there {name!r} has {there[0]} "
-                    f"elements in {there[1]} bytes, here {here[0]} in {here[1]}"
+                    f"rank {rank} has another checkpoint than ranks before it: there {name!r} has {dtype} "
+                    f"elements in {lengths} bytes, here {known_dtype} in {list(known_shape)}"
                 )
                 raise ValueError(message)
             found.append(number)
