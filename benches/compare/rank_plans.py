@@ -37,6 +37,11 @@ def columns(rank: int, ranks: int, number: int) -> Part:
     return slice(None), slice(rank * extent, (rank + 1) * extent)
 
 
+def rows_in_turn(rank: int, ranks: int, number: int) -> Part:
+    del number
+    return slice(rank, None, ranks)
+
+
 def experts(rank: int, ranks: int, number: int) -> Part:
     """Experts of its own whole, and of each layer one matrix that all want."""
     return None if number % EXPERTS == 0 or number % ranks == rank else False
@@ -50,6 +55,7 @@ def everything(rank: int, ranks: int, number: int) -> Part:
 WANTS: dict[str, Callable[[int, int, int], Part]] = {
     "rows of its own": rows,
     "columns of its own": columns,
+    "rows in turn": rows_in_turn,
     "experts of its own": experts,
     "everything": everything,
 }

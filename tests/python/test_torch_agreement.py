@@ -87,7 +87,7 @@ def folder(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("agreement") / "model")
 
 
-PARTS = [None, slice(0, 2), slice(1, 3), slice(2, 2), 1, -1]
+PARTS = [None, slice(0, 2), slice(1, 3), slice(2, 2), 1, -1, slice(1, None, 2), slice(None, None, -3)]
 plans_of_ranks = st.lists(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.sampled_from(PARTS))
@@ -99,6 +99,14 @@ plans_of_ranks = st.lists(
 )
 
 
+def rising(numbers):
+    """Returns numbers with one step between them as a range that stops after the last one."""
+    first, last = (numbers[0], numbers[-1]) if numbers else (0, -1)
+    found = next(each for step in range(1, 10) if [*(each := range(first, last + 1, step))] == numbers)
+    assert list(found) == numbers
+    return found
+
+
 @settings(deadline=None, max_examples=60)
 @given(plans_of_ranks)
 def test_each_rank_finds_what_all_want_in_the_order_of_their_plans(folder, plans):
@@ -108,13 +116,13 @@ def test_each_rank_finds_what_all_want_in_the_order_of_their_plans(folder, plans
         for name, index in plan:
             number = numbers.setdefault(name, len(numbers))
             lengths = [*SHAPES[name][:-1], 4 * SHAPES[name][-1]] if SHAPES[name] else [4]
-            box = [(0, length) for length in lengths]
+            box = [range(length) for length in lengths]
             if index is not None:
-                unit = 4 if len(lengths) == 1 else 1
-                length = SHAPES[name][0]
-                chosen = index if isinstance(index, slice) else slice(index % length, index % length + 1)
-                start, stop, _ = chosen.indices(length)
-                box[0] = (start * unit, stop * unit) if start < stop else (0, 0)
+                chosen = sorted(np.atleast_1d(np.arange(SHAPES[name][0])[index]).tolist())
+                box[0] = rising(chosen)
+                if len(lengths) == 1:
+                    # Bytes, with those between elements.
+                    box[0] = range(4 * chosen[0], 4 * chosen[-1] + 4) if chosen else range(0)
             of_tensor = requests.setdefault(number, (tuple(lengths), []))[1]
             own[rank].append((number, len(of_tensor)))
             of_tensor.append(Request(rank, tuple(box)))
@@ -200,5 +208,5 @@ def test_what_all_say_is_said_in_the_same_words(folder):
     Listening(3).results(work)
     assert len({payload for name, payload in said if name == "tensors"}) == 1
     boxes = [json.loads(payload)["boxes"] for name, payload in said if name == "wants"]
-    assert sorted(boxes) == [[[[rank, rank + 1], [0, 16]]] for rank in range(3)]
+    assert sorted(boxes) == [[[[rank, rank + 1, 1], [0, 16, 1]]] for rank in range(3)]
     weights.close()

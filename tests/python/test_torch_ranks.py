@@ -181,7 +181,7 @@ def test_a_rank_that_stops_in_an_exchange_is_named_within_ten_seconds(tmp_path, 
 @pytest.mark.parametrize(
     ("ways", "count", "launch"),
     [
-        (("whole", "rows", "columns", "readers"), 4, torchrun),
+        (("whole", "rows", "columns", "rows in turn", "readers"), 4, torchrun),
         (("whole",), 8, torchrun),
         (("whole",), 2, accelerate_launch),
     ],

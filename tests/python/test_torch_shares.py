@@ -30,7 +30,19 @@ def divided(tensors, ranks, round_bytes=ROUND_BYTES):
 
 
 def whole(shape):
-    return tuple((0, length) for length in shape)
+    return tuple(map(range, shape))
+
+
+@st.composite
+def places(draw, length):
+    """Some of the places along a dimension. The last one decides where they stop."""
+    start, stop = sorted(draw(st.lists(st.integers(0, length), min_size=2, max_size=2)))
+    found = range(start, stop, draw(st.sampled_from([1, 1, 2, 3, 7])))
+    return range(start, found[-1] + 1, found.step) if found else range(0)
+
+
+def index(box):
+    return np.ix_(*box)
 
 
 @st.composite
@@ -39,14 +51,11 @@ def shared_tensors(draw):
     tensors = []
     for _ in range(draw(st.integers(1, 4))):
         shape = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=3)))
-        requests = []
-        for rank in draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=6)):
-            bounds = [
-                sorted(draw(st.lists(st.integers(0, length), min_size=2, max_size=2))) for length in shape
-            ]
-            box = tuple((start, end) for start, end in bounds)
-            requests.append(Request(rank, box))
-        tensors.append(SharedTensor(shape, tuple(requests)))
+        requests = tuple(
+            Request(rank, tuple(draw(places(length)) for length in shape))
+            for rank in draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=6))
+        )
+        tensors.append(SharedTensor(shape, requests))
     return tensors, ranks
 
 
@@ -69,15 +78,14 @@ def test_each_request_gets_each_of_its_bytes_once(given_tensors, piece_bytes, ro
         assert piece.cut.wanted_bytes.tolist() == got_bytes
         for rank, number, part in flat(piece):
             assert requests[number].rank == rank
-            within(part, piece.cut.box)
-            assert all(
-                a <= start < end <= b for (start, end), (a, b) in zip(part, piece.cut.box, strict=True)
-            )
-            got[piece.tensor][number][tuple(slice(*bounds) for bounds in part)] += 1
+            numbers = np.arange(math.prod(tensors[piece.tensor].shape)).reshape(tensors[piece.tensor].shape)
+            found = numbers[index(piece.cut.box)][within(part, piece.cut.box)]
+            assert np.array_equal(found, numbers[index(part)])
+            got[piece.tensor][number][index(part)] += 1
     for tensor, arrays in zip(tensors, got, strict=True):
         for request, array in zip(tensor.requests, arrays, strict=True):
             expected = np.zeros(tensor.shape, int)
-            expected[tuple(slice(*bounds) for bounds in request.box)] = 1
+            expected[index(request.box)] = 1
             assert np.array_equal(array, expected)
     pieces = shared(tensors, range(len(tensors)), 0, ranks, round_bytes)
     lots = rounds(pieces, ranks, round_bytes)
@@ -123,7 +131,7 @@ def test_what_all_want_is_read_once_in_equal_shares():
 
 def test_rows_are_read_by_the_rank_that_wants_them():
     shape = (4096, 8192)
-    boxes = [((rank * 1024, (rank + 1) * 1024), (0, 8192)) for rank in range(4)]
+    boxes = [(range(rank * 1024, (rank + 1) * 1024), range(8192)) for rank in range(4)]
     tensors = [SharedTensor(shape, tuple(Request(rank, box) for rank, box in enumerate(boxes)))]
     pieces = divided(tensors, 4)
     assert read_bytes(pieces, 4) == [math.prod(shape) // 4] * 4
@@ -133,29 +141,50 @@ def test_rows_are_read_by_the_rank_that_wants_them():
 @pytest.mark.parametrize(("row_bytes", "is_swapped"), [(8192, True), (4 * 64 << 10, False)])
 def test_columns_are_sent_where_they_are_short(row_bytes, is_swapped):
     shape = (512, row_bytes)
-    boxes = [((0, 512), (rank * row_bytes // 4, (rank + 1) * row_bytes // 4)) for rank in range(4)]
+    boxes = [(range(512), range(rank * row_bytes // 4, (rank + 1) * row_bytes // 4)) for rank in range(4)]
     tensors = [SharedTensor(shape, tuple(Request(rank, box) for rank, box in enumerate(boxes)))] * 4
     pieces = divided(tensors, 4)
     assert sum(read_bytes(pieces, 4)) == 4 * math.prod(shape)
     assert all((len(piece.cut.parts_of) == 4) == is_swapped for piece in pieces)
-    assert all((piece.cut.box[1] == (0, row_bytes)) == is_swapped for piece in pieces)
+    assert all((piece.cut.box[1] == range(row_bytes)) == is_swapped for piece in pieces)
 
 
 def test_what_lies_between_columns_that_are_far_apart_is_not_read():
     shape = (512, 8192)
-    requests = (Request(0, ((0, 512), (0, 64))), Request(1, ((0, 512), (8128, 8192))))
+    requests = (Request(0, (range(512), range(64))), Request(1, (range(512), range(8128, 8192))))
     assert sum(read_bytes(divided([SharedTensor(shape, requests)], 2), 2)) == 2 * 512 * 64
+
+
+@pytest.mark.parametrize("are_same", [False, True])
+def test_rows_between_those_with_large_steps_are_not_read(are_same):
+    """Where several ranks want the same rows, one of them reads these."""
+    boxes = [(range(0 if are_same else rank, 4096, 64), range(8192)) for rank in range(4)]
+    tensors = [SharedTensor((4096, 8192), tuple(Request(rank, box) for rank, box in enumerate(boxes)))]
+    pieces = divided(tensors, 4)
+    assert read_bytes(pieces, 4) == ([64 * 8192, 0, 0, 0] if are_same else [64 * 8192] * 4)
+    assert len(pieces) == (1 if are_same else 4)
+
+
+@pytest.mark.parametrize(("row_bytes", "is_swapped"), [(8192, True), (64 << 10, False)])
+def test_rows_of_all_ranks_in_turn_are_sent_where_they_are_short(row_bytes, is_swapped):
+    """A long row comes from storage as fast alone as with its neighbours."""
+    requests = tuple(Request(rank, (range(rank, 4096, 4), range(row_bytes))) for rank in range(4))
+    pieces = divided([SharedTensor((4096, row_bytes), requests)], 4)
+    assert read_bytes(pieces, 4) == [1024 * row_bytes] * 4
+    assert all((len(piece.cut.parts_of) == 4) == is_swapped for piece in pieces)
+    sent = sum(volume(part) for piece in pieces for rank, _, part in flat(piece) if rank != piece.reader)
+    assert sent == (3 * 1024 * row_bytes if is_swapped else 0)
 
 
 def test_what_two_want_of_long_rows_is_read_once():
     shape = (16, 4 * MIB)
-    requests = (Request(0, ((0, 16), (0, 3 * MIB))), Request(1, ((0, 16), (MIB, 4 * MIB))))
+    requests = (Request(0, (range(16), range(3 * MIB))), Request(1, (range(16), range(MIB, 4 * MIB))))
     assert sum(read_bytes(divided([SharedTensor(shape, requests)], 2), 2)) == math.prod(shape)
 
 
 def test_other_columns_of_other_rows_are_read_alone():
     shape = (512, 8192)
-    requests = (Request(0, ((0, 256), (0, 4096))), Request(1, ((256, 512), (4096, 8192))))
+    requests = (Request(0, (range(256), range(4096))), Request(1, (range(256, 512), range(4096, 8192))))
     assert read_bytes(divided([SharedTensor(shape, requests)], 2), 2) == [256 * 4096] * 2
 
 

@@ -364,5 +364,5 @@ def test_ranks_agree_on_the_bytes_of_elements_that_share_them(every_type):
     """One wants all of the tensor, another one a part."""
     weights = open_checkpoint(every_type)
     [whole], [part] = (planned(weights, {"F4": index}, "plan") for index in (None, np.s_[1:, 1:3]))
-    assert byte_box(whole) == ((3, 4), ((0, 3), (0, 4)))
-    assert byte_box(part) == ((3, 4), ((1, 3), (1, 3)))
+    assert byte_box(whole) == ((3, 4), (range(3), range(4)))
+    assert byte_box(part) == ((3, 4), (range(1, 3), range(1, 3)))

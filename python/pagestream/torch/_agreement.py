@@ -92,7 +92,7 @@ def agreed(
     places: dict[Box, int] = {}
     own: list[tuple[int, int]] = []
     for rank, (catalog, of_rank) in enumerate(zip(catalogs, wants_of, strict=True)):
-        found = [tuple((start, end) for start, end in box) for box in of_rank["boxes"]]
+        found = [tuple(range(*places) for places in box) for box in of_rank["boxes"]]
         places_of = np.array([places.setdefault(box, len(places)) for box in found], np.int32)
         wanted_of = places_of[np.array(of_rank["box_of"], np.intp)]
         members = np.zeros(len(wanted), np.intp)
@@ -143,7 +143,8 @@ def told(wanted: list[Wanted], boxes: list[tuple[tuple[int, ...], Box]]) -> tupl
         for each, (shape, _) in zip(wanted, boxes, strict=True)
     ]
     box_of = [places.setdefault(box, len(places)) for _, box in boxes]
-    wants = {"stamps": list(map(_stamp, paths)), "boxes": list(places), "box_of": box_of}
+    told_boxes = [[(each.start, each.stop, each.step) for each in box] for box in places]
+    wants = {"stamps": list(map(_stamp, paths)), "boxes": told_boxes, "box_of": box_of}
     return json.dumps(named), json.dumps(wants)
 
 
@@ -183,7 +184,7 @@ def _numbered(rows: list[list[Any]]) -> tuple[list[_Catalog], list[tuple[str, tu
 
 def read_of(info: TensorInfo, shape: tuple[int, ...], box: Box) -> Wanted:
     """Returns what a box of a tensor is read as: bytes. `shape` is that of the tensor in bytes."""
-    index = tuple(slice(start, end) for start, end in box)
+    index = tuple(slice(places.start, places.stop, places.step) for places in box)
     return streaming.Wanted(info, index, "U8", shape, indexing.select(shape, index))
 
 
@@ -258,4 +259,4 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _sample(info: TensorInfo) -> Wanted:
     first = max(0, info.nbytes - _SAMPLE_BYTES) // 2
-    return read_of(info, (info.nbytes,), ((first, min(first + _SAMPLE_BYTES, info.nbytes)),))
+    return read_of(info, (info.nbytes,), (range(first, min(first + _SAMPLE_BYTES, info.nbytes)),))

@@ -58,7 +58,7 @@ class _Target:
         each: What is wanted.
         box: The box of it, in bytes, that has all that is wanted.
         missing_bytes: What is not there yet.
-        memory: Memory for the box, from its first byte on.
+        memory: Memory for the box.
     """
 
     each: Wanted
@@ -69,7 +69,7 @@ class _Target:
     def put(self, part: Box, data: _Bytes) -> None:
         """Copies a part to its place."""
         if self.memory is None:
-            self.memory = np.empty([end - start for start, end in self.box], np.uint8)
+            self.memory = np.empty(list(map(len, self.box)), np.uint8)
         self.memory[within(part, self.box)] = data
         self.missing_bytes -= volume(part)
 
@@ -89,7 +89,7 @@ class _Target:
         if memory is not None and each.part is not None:
             item_bytes = itemsize(each.dtype)
             elements = memory.reshape(*memory.shape[:-1], memory.shape[-1] // item_bytes, item_bytes)
-            memory = np.ascontiguousarray(elements[_inner(each, self.box)])
+            memory = np.ascontiguousarray(elements[_inner(each)])
         nbytes = 0 if memory is None else memory.nbytes
         buffer = None if memory is None else memory.reshape(-1).data
         tensor = framework.make(each.dtype, shape, nbytes, 0, buffer, _nothing)
@@ -97,48 +97,41 @@ class _Target:
 
 
 def byte_box(each: Wanted) -> tuple[tuple[int, ...], Box]:
-    """Returns the shape of a tensor in bytes, and the smallest box that has what is wanted of it."""
+    """Returns the shape of a tensor in bytes, and the smallest box that has what is wanted of it.
+
+    That is exactly what is wanted, unless the last dimension has steps: there all between is in the box.
+    """
     shape = raw_shape(each.dtype, each.shape, each.info.nbytes)
-    if each.part is None:
-        return shape, tuple((0, length) for length in shape)
+    if each.part is None or not each.shape:
+        return shape, tuple(map(range, shape))
     item_bytes = itemsize(each.dtype)
     parts = [part for part in indexing.parts(each.shape, each.index) if part is not None]
-    box = [_bounds(part, length) for part, length in zip(parts, each.shape, strict=True)]
-    if not box:
-        return shape, tuple((0, length) for length in shape)
-    start, end = box[-1]
-    return shape, (*box[:-1], (start * item_bytes, end * item_bytes))
+    *outer, last = [_places(part, length) for part, length in zip(parts, each.shape, strict=True)]
+    return shape, (*outer, range(last.start * item_bytes, last.stop * item_bytes))
 
 
-def _bounds(part: Any, length: int) -> tuple[int, int]:  # noqa: ANN401 - an int or a slice
+def _places(part: Any, length: int) -> range:  # noqa: ANN401 - an int or a slice
+    """Returns what a part of an index selects, in rising order."""
     if not isinstance(part, slice):
-        # NumPy's integers do not go into JSON.
         place = operator.index(part) % length
-        return place, place + 1
+        return range(place, place + 1)
     places = range(*part.indices(length))
-    return (min(places[0], places[-1]), max(places[0], places[-1]) + 1) if places else (0, 0)
+    places = places if places.step > 0 else places[::-1]
+    return range(places[0], places[-1] + 1, places.step) if places else range(0)
 
 
-def _inner(each: Wanted, box: Box) -> tuple[Any, ...]:
+def _inner(each: Wanted) -> tuple[Any, ...]:
     """Returns the index of what is wanted in its box of elements, which has one more dimension for bytes."""
     found: list[Any] = []
-    dimension = 0
+    missing = len(each.shape)
     for part in indexing.parts(each.shape, each.index):
-        if part is None:
-            found.append(None)
-            continue
-        start, _ = box[dimension]
-        length = each.shape[dimension]
-        last = dimension == len(each.shape) - 1
-        start //= itemsize(each.dtype) if last else 1
+        missing -= part is not None
         if isinstance(part, slice):
-            places = range(*part.indices(length))
-            first = places[0] - start if places else 0
-            end = first + len(places) * places.step
-            found.append(slice(first, end if end >= 0 else None, places.step))
+            step = part.step or 1
+            # Only the last dimension has what is between.
+            found.append(slice(None, None, step if not missing else (step > 0) - (step < 0)))
         else:
-            found.append((part if part >= 0 else part + length) - start)
-        dimension += 1
+            found.append(part if part is None else 0)
     return tuple(found)
 
 
@@ -265,8 +258,7 @@ def _swap(
     for buffer, from_rank in zip(came, incoming, strict=True):
         first = 0
         for target, part in from_rank:
-            shape = [end - start for start, end in part]
-            target.put(part, buffer[first : first + volume(part)].reshape(shape))
+            target.put(part, buffer[first : first + volume(part)].reshape(list(map(len, part))))
             first += volume(part)
 
 

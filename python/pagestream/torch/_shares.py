@@ -1,8 +1,8 @@
 """The bytes of a checkpoint that each rank reads, and the ranks that it sends them to. Arithmetic only.
 
-Each rank wants boxes of tensors. A tensor is cut into pieces such that each byte that anybody wants lies in
-one of them. One rank reads a piece, and sends to each other rank what that one wants of it. What one rank
-alone wants it reads beside the rounds, and the other ranks do not count it.
+Each rank wants boxes of tensors, maybe with steps. A tensor is cut into pieces such that each byte that
+anybody wants lies in one of them. One rank reads a piece, and sends to each other rank what that one wants of
+it. What one rank alone wants it reads beside the rounds, and the other ranks do not count it.
 
 ```text
   boxes that ranks want ──> slabs along the first dimension ──> pieces of at most PIECE_BYTES ──> rounds
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     _Integers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-# Start and end along each dimension.
-Box: TypeAlias = tuple[tuple[int, int], ...]
+# The places along each dimension, in rising order.
+Box: TypeAlias = tuple[range, ...]
 
 PIECE_BYTES, SMALL_PIECE_BYTES = 8 << 20, 256 << 10
 # Parts of rows that are at least as long come from storage as fast as whole rows.
@@ -115,14 +115,16 @@ class Round:
 
 def volume(box: Box) -> int:
     """Returns how many bytes a box has."""
-    return math.prod(end - start for start, end in box)
+    return math.prod(map(len, box))
 
 
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """Returns the place of a box in one that has all of it, as an index."""
-    return tuple(
-        slice(start - first, end - first) for (start, end), (first, _) in zip(box, outer, strict=True)
-    )
+    """Returns where a box that is not empty lies in one that has all of it, as an index."""
+    found = []
+    for places, of in zip(box, outer, strict=True):
+        first, last = of.index(places[0]), of.index(places[-1])
+        found.append(slice(first, last + 1, max(1, (last - first) // max(1, len(places) - 1))))
+    return tuple(found)
 
 
 def shared(
@@ -164,8 +166,6 @@ def _cuts(tensor: SharedTensor, ranks: int, round_bytes: int) -> Iterator[Cut]:
     """Yields the parts of a tensor that are to be read once."""
     requests = tensor.requests
     for slab, members in _slabs(tensor):
-        if not volume(slab):
-            continue
         for box in _divided(slab, _most_bytes(slab, [requests[member] for member in members], round_bytes)):
             common = {wanted: _common(wanted, box) for wanted in {requests[member].box for member in members}}
             parts_of: dict[int, list[tuple[int, Box]]] = {}
@@ -193,33 +193,36 @@ def _most_bytes(slab: Box, requests: list[Request], round_bytes: int) -> int:
 def _slabs(tensor: SharedTensor) -> Iterator[tuple[Box, list[int]]]:
     """Yields boxes that are to be read once, and the numbers of the requests that want some of each."""
     requests = tensor.requests
-    bounds = sorted({bound for request in requests for bound in request.box[0]})
+    rows_of = [_whole_steps(request.box[0]) for request in requests]
+    bounds = sorted({bound for rows in rows_of for bound in (rows.start, rows.stop)})
     begun: dict[int, list[int]] = {}
-    for number, request in enumerate(requests):
-        begun.setdefault(request.box[0][0], []).append(number)
+    for number, rows in enumerate(rows_of):
+        begun.setdefault(rows.start, []).append(number)
     members: list[int] = []
     for first, last in pairwise(bounds):
         members = sorted(
-            number for number in (*members, *begun.get(first, ())) if requests[number].box[0][1] > first
+            number for number in (*members, *begun.get(first, ())) if rows_of[number].stop > first
         )
-        by_rest: dict[Box, list[int]] = {}
+        by_box: dict[Box, list[int]] = {}
         for number in members:
-            by_rest.setdefault(requests[number].box[1:], []).append(number)
-        if _is_read_apart(tensor.shape, (first, last), list(by_rest)):
-            for rest, wanting in by_rest.items():
-                yield ((first, last), *rest), wanting
-        elif members:
-            yield ((first, last), *_hull(by_rest)), members
+            rows, *rest = requests[number].box
+            if volume(box := (_both(rows, range(first, last)), *rest)):
+                by_box.setdefault(box, []).append(number)
+        if _is_read_apart(tensor.shape, list(by_box)):
+            yield from by_box.items()
+        else:
+            yield _hull(by_box), members
 
 
-def _is_read_apart(shape: tuple[int, ...], rows: tuple[int, int], rests: list[Box]) -> bool:
+def _whole_steps(places: range) -> range:
+    """Returns a range around places with steps that is the same for those that begin within one step."""
+    step = places.step
+    return range(places.start // step * step, -(-places.stop // step) * step)
+
+
+def _is_read_apart(shape: tuple[int, ...], boxes: list[Box]) -> bool:
     """Returns whether parts of the same rows are better read one by one than with all that lies between."""
-    if len(rests) <= 1:
-        return True
-    boxes = [(rows, *rest) for rest in rests]
-    wanted_bytes = sum(map(volume, boxes))
-    hull_bytes = volume((rows, *_hull(rests)))
-    if hull_bytes > MOST_WASTE * wanted_bytes:
+    if len(boxes) <= 1 or volume(_hull(boxes)) > MOST_WASTE * sum(map(volume, boxes)):
         return True
     overlap = any(_common(box, other) for number, box in enumerate(boxes) for other in boxes[:number])
     return not overlap and min(_run_bytes(shape, box) for box in boxes) >= LONG_RUN_BYTES
@@ -228,39 +231,51 @@ def _is_read_apart(shape: tuple[int, ...], rows: tuple[int, int], rests: list[Bo
 def _run_bytes(shape: tuple[int, ...], box: Box) -> int:
     """Returns how many bytes of a box lie one after another in the file."""
     run = 1
-    for length, (start, end) in zip(reversed(shape), reversed(box), strict=True):
-        run *= end - start
-        if end - start < length:
+    for length, places in zip(reversed(shape), reversed(box), strict=True):
+        if places.step > 1:
+            break
+        run *= len(places)
+        if len(places) < length:
             break
     return run
 
 
 def _hull(boxes: Iterable[Box]) -> Box:
-    """Returns the smallest box that has all of some boxes."""
+    """Returns the smallest box without steps that has all of some boxes, which are not empty."""
     dimensions = zip(*boxes, strict=True)
     return tuple(
-        (min(start for start, _ in them), max(end for _, end in them)) for them in map(list, dimensions)
+        range(min(places[0] for places in them), max(places[-1] for places in them) + 1)
+        for them in map(list, dimensions)
     )
 
 
 def _common(box: Box, other: Box) -> Box | None:
     """Returns what two boxes have in common."""
-    found = tuple(
-        (max(start, first), min(end, last)) for (start, end), (first, last) in zip(box, other, strict=True)
-    )
-    return found if all(start < end for start, end in found) else None
+    found = tuple(map(_both, box, other))
+    return found if all(found) else None
+
+
+def _both(places: range, other: range) -> range:
+    """Returns the places that two ranges have in common."""
+    first = max(0, -((places.start - other.start) // places.step))
+    rest = places[first:]
+    rest = range(rest.start, min(rest.stop, other.stop), rest.step)
+    if other.step == 1:
+        return rest
+    # The places of one repeat, among those of the other, with the other's step.
+    start = next((place for place in rest[: other.step] if place in other), rest.stop)
+    return range(start, rest.stop, math.lcm(rest.step, other.step))
 
 
 def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
     """Yields parts of a box, in order, of at most so many bytes, or of one byte more than nothing fits."""
-    axis = next((axis for axis, (start, end) in enumerate(box) if end - start > 1), None)
+    axis = next((axis for axis, places in enumerate(box) if len(places) > 1), None)
     if axis is None or volume(box) <= most_bytes:
         yield box
         return
-    start, end = box[axis]
-    step = max(1, most_bytes * (end - start) // volume(box))
-    for first in range(start, end, step):
-        yield from _divided((*box[:axis], (first, min(first + step, end)), *box[axis + 1 :]), most_bytes)
+    count = max(1, most_bytes * len(box[axis]) // volume(box))
+    for first in range(0, len(box[axis]), count):
+        yield from _divided((*box[:axis], box[axis][first : first + count], *box[axis + 1 :]), most_bytes)
 
 
 def rounds(pieces: Iterable[Piece], ranks: int, round_bytes: int) -> list[Round]:

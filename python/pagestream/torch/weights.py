@@ -138,9 +138,9 @@ def stream_checkpoint(
             itself. Tensors come in the order of rank 0; those of which ranks share the bytes come as fast as
             the slowest consumer takes them. Ranks that are slow make the others wait without a time-out, and
             those that have not begun for as long as the group's own time-out. One that fails, is killed,
-            ends, or leaves the iterator before its last tensor makes all raise. Of parts with steps all rows
-            in between are read, sent and held. A group has one load at a time. None reads all that this
-            process wants.
+            ends, or leaves the iterator before its last tensor makes all raise. Of a part with steps in its
+            last dimension all elements in between are read, sent and held. A group has one load at a time.
+            None reads all that this process wants.
         progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Yields:

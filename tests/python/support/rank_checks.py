@@ -112,6 +112,14 @@ def columns(folder):
     streamed(folder, plan_of(folder, lambda shape: np.s_[:, slice(*share(shape[1]))]))
 
 
+def rows_in_turn(folder):
+    """Of four, of which each other rank has its own, and of many of which nobody has most."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    streamed(folder, plan_of(folder, lambda _: np.s_[rank::size]))
+    streamed(folder, plan_of(folder, lambda _: np.s_[rank::64, ::2]))
+    streamed(folder, plan_of(folder, lambda _: np.s_[-1 - rank :: -size]))
+
+
 def other_parts_on_each_rank(folder):
     indices = [np.s_[5::-2, None, np.int64(3)], np.s_[-3:, 7:9], None, np.s_[..., ::3]]
     streamed(folder, plan_of(folder, lambda _: indices[dist.get_rank() % len(indices)]))
@@ -761,6 +769,7 @@ CHECKS = {
         the_same_for_all,
         rows,
         columns,
+        rows_in_turn,
         other_parts_on_each_rank,
         some_tensors_on_each_rank,
         little_memory,

@@ -54,6 +54,7 @@ PLANS = {
     "whole": lambda info: None,
     "rows": lambda info: np.s_[share(info.shape[0])],
     "columns": lambda info: np.s_[:, share(info.shape[1])],
+    "rows in turn": lambda info: np.s_[rank::size],
 }
 for folder in map(Path, sys.argv[1:]):
     mine = folder / str(rank)
