@@ -17,6 +17,8 @@ from support.ranks import accelerate_launch, run_ranks, torchrun
 SIZES = (1, 2, 4)
 # Of the checkpoint that nodes load, in tensors of 1 MiB.
 NODE_MIB = 64
+WAYS_OF_ALL = ("whole", "rows", "columns", "rows in turn", "readers")
+WAYS_OF_HALF = ("half of the rows in turn", "columns with gaps")
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -181,7 +183,7 @@ def test_a_rank_that_stops_in_an_exchange_is_named_within_ten_seconds(tmp_path, 
 @pytest.mark.parametrize(
     ("ways", "count", "launch"),
     [
-        (("whole", "rows", "columns", "rows in turn", "readers"), 4, torchrun),
+        ((*WAYS_OF_ALL, *WAYS_OF_HALF), 4, torchrun),
         (("whole",), 8, torchrun),
         (("whole",), 2, accelerate_launch),
     ],
@@ -207,6 +209,6 @@ def test_each_byte_leaves_the_store_once(tmp_path, ways, count, launch):
     whole = NODE_MIB << 20
     for way, nodes_of_way in nodes.items():
         read_bytes = [node.counts["read_bytes"] for node in nodes_of_way]
-        # The header is read by all, and a page that two ranks have some of by both.
-        assert whole <= sum(read_bytes) <= 1.1 * whole, (way, read_bytes)
+        # The header is read by all, and a page that two ranks have some of by both. Short gaps are read, too.
+        assert whole // (1 + (way in WAYS_OF_HALF)) <= sum(read_bytes) <= 1.1 * whole, (way, read_bytes)
         assert max(read_bytes) <= 1.3 * whole / count, (way, read_bytes)

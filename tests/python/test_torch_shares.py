@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagestream.torch import _shares
-from pagestream.torch._shares import Request, SharedTensor, rounds, shared, volume, within
+from pagestream.torch._shares import Request, SharedTensor, rounds, shared, split, volume, within
 
 MIB = 1 << 20
 ROUND_BYTES = 256 * MIB
@@ -150,26 +150,113 @@ def test_columns_are_sent_where_they_are_short(row_bytes, is_swapped):
 
 
 def test_what_lies_between_columns_that_are_far_apart_is_not_read():
-    shape = (512, 8192)
-    requests = (Request(0, (range(512), range(64))), Request(1, (range(512), range(8128, 8192))))
-    assert sum(read_bytes(divided([SharedTensor(shape, requests)], 2), 2)) == 2 * 512 * 64
+    shape = (16, MIB)
+    requests = (Request(0, (range(16), range(64))), Request(1, (range(16), range(MIB - 64, MIB))))
+    assert read_bytes(divided([SharedTensor(shape, requests)], 2), 2) == [16 * 64] * 2
 
 
-@pytest.mark.parametrize("are_same", [False, True])
-def test_rows_between_those_with_large_steps_are_not_read(are_same):
-    """Where several ranks want the same rows, one of them reads these."""
-    boxes = [(range(0 if are_same else rank, 4096, 64), range(8192)) for rank in range(4)]
-    tensors = [SharedTensor((4096, 8192), tuple(Request(rank, box) for rank, box in enumerate(boxes)))]
-    pieces = divided(tensors, 4)
-    assert read_bytes(pieces, 4) == ([64 * 8192, 0, 0, 0] if are_same else [64 * 8192] * 4)
-    assert len(pieces) == (1 if are_same else 4)
+@settings(deadline=None)
+@given(shared_tensors())
+def test_dimensions_are_split_such_that_the_same_is_wanted(given_tensors):
+    for tensor in given_tensors[0]:
+        found = split(tensor)
+        numbers = np.arange(math.prod(tensor.shape))
+        for request, wanted in zip(found.requests, tensor.requests, strict=True):
+            assert request.rank == wanted.rank
+            part = numbers.reshape(found.shape)[index(request.box)]
+            assert np.array_equal(part.ravel(), numbers.reshape(tensor.shape)[index(wanted.box)].ravel())
+
+
+def test_steps_that_all_share_are_a_dimension():
+    requests = (Request(0, (range(1, 12, 4), range(8))), Request(1, (range(2, 3), range(8))))
+    assert split(SharedTensor((12, 8), requests)) == SharedTensor(
+        (3, 4, 8),
+        (
+            Request(0, (range(3), range(1, 2), range(8))),
+            Request(1, (range(1), range(2, 3), range(8))),
+        ),
+    )
+    # The last step is not whole, or steps differ.
+    assert split(SharedTensor((13, 8), requests)) == SharedTensor((13, 8), requests)
+    others = (requests[0], Request(1, (range(0, 12, 3), range(8))))
+    assert split(SharedTensor((12, 8), others)) == SharedTensor((12, 8), others)
+
+
+def in_turn(step, shape, ranks=4):
+    return tuple(Request(rank, (range(rank, shape[0], step), range(shape[1]))) for rank in range(ranks))
+
+
+def columns(bounds, shape):
+    return tuple(Request(rank, (range(shape[0]), range(*each))) for rank, each in enumerate(bounds))
+
+
+KIB = 1 << 10
+# Shape, what ranks want, and what all of them may read together.
+PARTS = {
+    "rows in turn": ((4096, KIB), in_turn(4, (4096, KIB)), 4 * MIB),
+    "rows of a part of the ranks": ((4096, KIB), in_turn(8, (4096, KIB)), 2 * MIB),
+    "rows of which few are wanted": ((4096, KIB), in_turn(64, (4096, KIB)), MIB // 4),
+    "rows in turn, the last turn is not whole": ((4093, KIB), in_turn(8, (4093, KIB)), 4093 * KIB),
+    "long rows in turn": ((64, 128 * KIB), in_turn(4, (64, 128 * KIB)), 8 * MIB),
+    "steps that differ": (
+        (4096, 4 * KIB),
+        tuple(Request(rank, (range(0, 4096, step), range(4 * KIB))) for rank, step in enumerate((4, 6, 10))),
+        16 * MIB,
+    ),
+    "a mesh with steps": (
+        (1024, 2 * KIB),
+        tuple(
+            Request(
+                2 * row + column,
+                (range(512 * row, 512 * row + 512, 2), range(KIB * column, KIB * column + KIB)),
+            )
+            for row in range(2)
+            for column in range(2)
+        ),
+        MIB,
+    ),
+    "columns with gaps": (
+        (512, 16 * KIB),
+        columns([(r * 4096, r * 4096 + 2048) for r in range(4)], (512, 0)),
+        7 * MIB,
+    ),
+    "columns and a far one": (
+        (512, 16 * KIB),
+        columns([(0, 4096), (0, 4160), (0, 4224), (16 * KIB - 64, 16 * KIB)], (512, 0)),
+        8 * MIB,
+    ),
+    "columns and a far one, in long rows": (
+        (512, 512 * KIB),
+        columns([(0, 4096), (0, 4160), (0, 4224), (512 * KIB - 64, 512 * KIB)], (512, 0)),
+        512 * (4224 + 64),
+    ),
+    "columns that overlap, of every eighth row": (
+        (4096, 4 * KIB),
+        tuple(Request(rank, (range(0, 4096, 8), range(rank, 4 * KIB))) for rank in range(4)),
+        2 * MIB,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_read_is_little_more_than_what_is_wanted(name):
+    """Gaps that would be read through all the same are read by one rank, and no byte is read by two."""
+    shape, requests, most_bytes = PARTS[name]
+    ranks = len(requests)
+    pieces = divided([split(SharedTensor(shape, requests))], ranks)
+    read = read_bytes(pieces, ranks)
+    assert sum(read) <= most_bytes
+    read_by = np.zeros(shape, np.uint8).reshape(split(SharedTensor(shape, requests)).shape)
+    for piece in pieces:
+        read_by[index(piece.cut.box)] += 1
+    assert read_by.max() == 1
 
 
 @pytest.mark.parametrize(("row_bytes", "is_swapped"), [(8192, True), (64 << 10, False)])
-def test_rows_of_all_ranks_in_turn_are_sent_where_they_are_short(row_bytes, is_swapped):
+def test_rows_in_turn_are_sent_where_they_are_short(row_bytes, is_swapped):
     """A long row comes from storage as fast alone as with its neighbours."""
-    requests = tuple(Request(rank, (range(rank, 4096, 4), range(row_bytes))) for rank in range(4))
-    pieces = divided([SharedTensor((4096, row_bytes), requests)], 4)
+    tensor = split(SharedTensor((4096, row_bytes), in_turn(4, (4096, row_bytes))))
+    pieces = divided([tensor], 4)
     assert read_bytes(pieces, 4) == [1024 * row_bytes] * 4
     assert all((len(piece.cut.parts_of) == 4) == is_swapped for piece in pieces)
     sent = sum(volume(part) for piece in pieces for rank, _, part in flat(piece) if rank != piece.reader)

@@ -25,7 +25,7 @@ from pagestream import _native
 from pagestream.devices.planned import finished
 from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.torch._agreement import agreed, bytes_of, read_of
-from pagestream.torch._shares import rounds, shared, volume, within
+from pagestream.torch._shares import rounds, shared, split, volume, within
 from pagestream.weights import arrays, indexing, streaming
 from pagestream.weights.dtypes import itemsize, raw_shape
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pagestream.torch._meeting import Meeting
     from pagestream.torch._shares import Box, Piece, Round
     from pagestream.weights.streaming import Strategy, Wanted
+    from pagestream.weights.tensor_info import TensorInfo
 
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -88,7 +89,8 @@ class _Target:
         shape = each.shape if each.part is None else each.part.shape
         if memory is not None and each.part is not None:
             item_bytes = itemsize(each.dtype)
-            elements = memory.reshape(*memory.shape[:-1], memory.shape[-1] // item_bytes, item_bytes)
+            *lengths, row_bytes = map(len, byte_box(each)[1])
+            elements = memory.reshape(*lengths, row_bytes // item_bytes, item_bytes)
             memory = np.ascontiguousarray(elements[_inner(each)])
         nbytes = 0 if memory is None else memory.nbytes
         buffer = None if memory is None else memory.reshape(-1).data
@@ -195,16 +197,16 @@ def work_of(
     """
     boxes = [byte_box(each) for each in wanted]
     agreement = agreed(meeting, files, wanted, boxes)
-    targets = {
-        key: _Target(each, box, volume(box))
-        for key, each, (_, box) in zip(agreement.own, wanted, boxes, strict=True)
-    }
-    pieces = shared(agreement.kinds, agreement.kind_of, meeting.rank, meeting.size, round_bytes)
+    kinds = [split(kind) for kind in agreement.kinds]
+    targets: dict[tuple[int, int], _Target] = {}
+    tensor_of: dict[int, tuple[TensorInfo, tuple[int, ...]]] = {}
+    for (tensor, number), each in zip(agreement.own, wanted, strict=True):
+        kind = kinds[agreement.kind_of[tensor]]
+        box = kind.requests[number].box
+        targets[tensor, number] = _Target(each, box, volume(box))
+        tensor_of[tensor] = each.info, kind.shape
+    pieces = shared(kinds, agreement.kind_of, meeting.rank, meeting.size, round_bytes)
     lots = rounds(pieces, meeting.size, round_bytes)
-    tensor_of = {
-        number: (each.info, shape)
-        for (number, _), each, (shape, _) in zip(agreement.own, wanted, boxes, strict=True)
-    }
     own = (piece for lot in lots for piece in (*lot.shared, *lot.alone) if piece.reader == meeting.rank)
     return targets, lots, [read_of(*tensor_of[piece.tensor], piece.cut.box) for piece in own]
 

@@ -170,10 +170,18 @@ class Meeting:
         """Leaves after the end. The last rank deletes the keys. Rank 0 waits for it, with the store."""
 
         def part(store: Store) -> None:
-            if store.add(_LEFT, 1) == self.size:
-                beats = [f"beat/{rank}" for rank in range(self.size)]
-                for key in (f"go/{self._rounds}", f"round/{self._rounds}", *beats, *self._said, _LEFT):
-                    store.delete_key(key)
+            if self._said:
+                # Another rank may not have heard it yet, and this one does not wait for it.
+                store.set(f"unheard/{self.rank}", "\n".join(self._said))
+            if store.add(_LEFT, 1) < self.size:
+                return
+            keys = [f"go/{self._rounds}", f"round/{self._rounds}", _LEFT]
+            for rank in range(self.size):
+                keys.append(f"beat/{rank}")
+                if store.check([unheard := f"unheard/{rank}"]):
+                    keys += [unheard, *store.get(unheard).decode().split("\n")]
+            for key in keys:
+                store.delete_key(key)
 
         self._ask(part)
         deadline = time.monotonic() + 4 * BEAT_SECONDS

@@ -6,8 +6,8 @@ it. What one rank alone wants it reads beside the rounds, and the other ranks do
 
 ```text
   boxes that ranks want ──> slabs along the first dimension ──> pieces of at most PIECE_BYTES ──> rounds
-                            of one rank: it reads its own       each to the rank, of those that   until a rank
-                            of several: read once, whole rows   want it, that reads least         has enough
+  (dimensions with steps    boxes that are close together       each to the rank, of those that   until a rank
+  split into two)           in it: read in one go               want it, that reads least         has enough
 ```
 
 Where many ranks want the same, pieces are smaller: the rank that reads one holds a copy for each of the
@@ -34,8 +34,9 @@ Box: TypeAlias = tuple[range, ...]
 PIECE_BYTES, SMALL_PIECE_BYTES = 8 << 20, 256 << 10
 # Parts of rows that are at least as long come from storage as fast as whole rows.
 LONG_RUN_BYTES = 64 << 10
-# Whole rows are read for several ranks as long as they are at most this many times what those want.
+# Rows are read for several ranks as long as they are at most this many times what those read one by one.
 MOST_WASTE = 1.2
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,21 @@ class Round:
     alone: list[Piece]
 
 
+@dataclass(slots=True)
+class _Reading:
+    """Boxes that are read in one go.
+
+    Attributes:
+        box: What is read.
+        boxes: What it is for.
+        least_bytes: What comes from storage if nothing is read that nobody wants.
+    """
+
+    box: Box
+    boxes: list[Box]
+    least_bytes: int
+
+
 def volume(box: Box) -> int:
     """Returns how many bytes a box has."""
     return math.prod(map(len, box))
@@ -162,6 +178,34 @@ def shared(
     return pieces
 
 
+def split(tensor: SharedTensor) -> SharedTensor:
+    """Returns a tensor with two dimensions for one of which each rank wants every n-th place.
+
+    The first one of these counts steps, and the second one places within a step. So boxes have no steps, and
+    what several ranks want of each step is one box. Where steps differ, or the last one is not whole, the
+    dimension stays.
+    """
+    shape: list[int] = []
+    boxes: list[list[range]] = [[] for _ in tensor.requests]
+    for axis, length in enumerate(tensor.shape):
+        of_axis = [request.box[axis] for request in tensor.requests]
+        steps = {places.step for places in of_axis if len(places) > 1} or {1}
+        step = steps.pop()
+        if steps or step == 1 or length % step:
+            shape.append(length)
+            for box, places in zip(boxes, of_axis, strict=True):
+                box.append(places)
+            continue
+        shape += (length // step, step)
+        for box, places in zip(boxes, of_axis, strict=True):
+            first, place = divmod(places.start, step)
+            box.extend((range(first, first + len(places)), range(place, place + 1)))
+    requests = (
+        Request(request.rank, tuple(box)) for request, box in zip(tensor.requests, boxes, strict=True)
+    )
+    return SharedTensor(tuple(shape), tuple(requests))
+
+
 def _cuts(tensor: SharedTensor, ranks: int, round_bytes: int) -> Iterator[Cut]:
     """Yields the parts of a tensor that are to be read once."""
     requests = tensor.requests
@@ -208,10 +252,8 @@ def _slabs(tensor: SharedTensor) -> Iterator[tuple[Box, list[int]]]:
             rows, *rest = requests[number].box
             if volume(box := (_both(rows, range(first, last)), *rest)):
                 by_box.setdefault(box, []).append(number)
-        if _is_read_apart(tensor.shape, list(by_box)):
-            yield from by_box.items()
-        else:
-            yield _hull(by_box), members
+        for reading in _joined(tensor.shape, by_box):
+            yield reading.box, sorted(number for box in reading.boxes for number in by_box[box])
 
 
 def _whole_steps(places: range) -> range:
@@ -220,12 +262,45 @@ def _whole_steps(places: range) -> range:
     return range(places.start // step * step, -(-places.stop // step) * step)
 
 
-def _is_read_apart(shape: tuple[int, ...], boxes: list[Box]) -> bool:
-    """Returns whether parts of the same rows are better read one by one than with all that lies between."""
-    if len(boxes) <= 1 or volume(_hull(boxes)) > MOST_WASTE * sum(map(volume, boxes)):
-        return True
-    overlap = any(_common(box, other) for number, box in enumerate(boxes) for other in boxes[:number])
-    return not overlap and min(_run_bytes(shape, box) for box in boxes) >= LONG_RUN_BYTES
+def _joined(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[_Reading]:
+    """Returns how boxes, of which none is empty, are read: each with the one before it, or by itself."""
+    found: list[_Reading] = []
+    for box in sorted(boxes, key=lambda box: [places.start for places in box]):
+        own = _Reading(box, [box], _read_bytes(shape, box))
+        if not found or not _join(shape, found[-1], own):
+            found.append(own)
+    return found
+
+
+def _join(shape: tuple[int, ...], reading: _Reading, other: _Reading) -> bool:
+    """Adds a box to others if that takes not much more bytes, and returns whether it did.
+
+    Boxes of long runs that have nothing in common are read as fast one by one.
+    """
+    hull = _hull((reading.box, other.box))
+    hull_bytes, apart_bytes = _read_bytes(shape, hull), reading.least_bytes + other.least_bytes
+    is_long = min(_run_bytes(shape, each.box) for each in (reading, other)) >= LONG_RUN_BYTES
+    if hull_bytes > MOST_WASTE * apart_bytes or (is_long and _are_apart(reading.box, other.box)):
+        return False
+    reading.box, reading.least_bytes = hull, min(hull_bytes, apart_bytes)
+    reading.boxes += other.boxes
+    return True
+
+
+def _read_bytes(shape: tuple[int, ...], box: Box) -> int:
+    """Returns how many bytes come from storage for a box: whole pages, and gaps that are read through.
+
+    Where requests take milliseconds gaps are, as long as they recur within `LONG_RUN_BYTES`.
+    """
+    runs, run_bytes, extent_bytes = 1, 1, 1
+    for length, places in zip(reversed(shape), reversed(box), strict=True):
+        from_start_to_start = extent_bytes * places.step
+        if runs == 1 and from_start_to_start <= max(LONG_RUN_BYTES, run_bytes):
+            run_bytes += (len(places) - 1) * from_start_to_start
+        else:
+            runs *= len(places)
+        extent_bytes *= length
+    return runs * (run_bytes + _PAGE_BYTES)
 
 
 def _run_bytes(shape: tuple[int, ...], box: Box) -> int:
@@ -246,6 +321,16 @@ def _hull(boxes: Iterable[Box]) -> Box:
     return tuple(
         range(min(places[0] for places in them), max(places[-1] for places in them) + 1)
         for them in map(list, dimensions)
+    )
+
+
+def _are_apart(box: Box, other: Box) -> bool:
+    """Returns whether two boxes, of which none is empty, have nothing in common."""
+    return any(
+        places[0] > others[-1]
+        or others[0] > places[-1]
+        or (places.start - others.start) % math.gcd(places.step, others.step)
+        for places, others in zip(box, other, strict=True)
     )
 
 

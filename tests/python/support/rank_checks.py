@@ -33,10 +33,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import empty as distributed_empty
 
-from pagestream.errors import RankError
+from pagestream.errors import FileChangedError, RankError
 from pagestream.torch import (
     HuggingFaceStorageReader,
     QuantizedHuggingFaceStorageReader,
+    _exchange,
     _meeting,
     _store,
     load_into,
@@ -46,6 +47,7 @@ from pagestream.torch import (
     stream_checkpoint,
     weights,
 )
+from pagestream.torch._exchange import together
 from pagestream.torch._joining import joined
 from pagestream.weights import streaming
 
@@ -175,6 +177,39 @@ def tensors_come_in_the_order_of_rank_0(folder):
     mine = names[dist.get_rank() :] + names[: dist.get_rank()]
     assert streamed(folder, mine, order="plan") == names
     assert streamed(folder, mine[::-1], order="plan") == names[::-1]
+
+
+def files_that_one_rank_has_cached(folder):
+    """It shares the reads of the others all the same."""
+    if dist.get_world_size() == 1:
+        return
+    path = source_of(folder) if dist.get_rank() == 0 else folder
+    shared = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            _exchange, "together", lambda *given, **options: shared.append(1) or together(*given, **options)
+        )
+        found = dict(stream_checkpoint(path, device="cpu", process_group=dist.group.WORLD))
+    assert shared == [1]
+    expected = everything(folder)
+    assert all(is_equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def a_tensor_at_an_odd_place(folder):
+    """Elements of tensors lie at multiples of their size, wherever those of the file do."""
+    odd = folder / f"odd-{dist.get_rank()}"
+    source_of(odd).mkdir()
+    data = {"byte": ("U8", 1, b"x"), "floats": ("F32", 1000, np.arange(1000, dtype="f4").tobytes())}
+    header, end = {}, 0
+    for name, (dtype, length, values) in data.items():
+        header[name] = {"dtype": dtype, "shape": [length], "data_offsets": [end, end := end + len(values)]}
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + b"".join(values for *_, values in data.values())
+    (source_of(odd) / "model.safetensors").write_bytes(content)
+    plan = ["floats"] if dist.get_rank() == 0 else ["byte"]
+    for name, tensor in stream_checkpoint(odd, device="cpu", plan=plan, process_group=dist.group.WORLD):
+        assert tensor.data_ptr() % tensor.itemsize == 0
+        assert tensor.tolist() == (list(range(1000)) if name == "floats" else [ord("x")])
 
 
 def a_subgroup(folder):
@@ -511,6 +546,43 @@ def a_consumer_that_fails_where_nobody_needs_it(folder):
         failure(begin, "ZeroDivisionError")
 
 
+def a_failure_is_heard_between_tensors_of_a_ranks_own(folder):
+    """A rank that needs nothing of the others does not load all that it wants first."""
+    names = [name for name, tensor in everything(folder).items() if tensor.numel()]
+    of_rank, seen = names[dist.get_rank() :: dist.get_world_size()], []
+
+    def begin(is_failing):
+        stream = stream_checkpoint(folder, device="cpu", plan=of_rank, process_group=dist.group.WORLD)
+        with closing(stream):
+            for name, _ in stream:
+                if is_failing:
+                    raise ZeroDivisionError
+                seen.append(name)
+                wait_until(lambda: any(each._beats.failure for each in _meeting._open))
+
+    failure(begin, "ZeroDivisionError")
+    assert len(seen) <= 1
+
+
+def a_file_that_is_rewritten_meanwhile(folder):
+    """In the end each rank looks, also where the bytes were in the page cache."""
+    changed = source_of(folder) / f"changed-{dist.get_world_size()}"
+    for path in (folder / changed.name, changed):
+        if dist.get_rank() == 0:
+            changed.mkdir(exist_ok=True)
+            save_file({"a": torch.zeros(10), "b": torch.ones(10)}, changed / "model.safetensors")
+        dist.barrier()
+        stream = stream_checkpoint(path, device="cpu", process_group=dist.group.WORLD)
+        assert [name for name, _ in islice(stream, 2)] == ["a", "b"]
+        dist.barrier()
+        if dist.get_rank() == 0:
+            os.utime(changed / "model.safetensors", ns=(1, 1))
+        dist.barrier()
+        with pytest.raises((FileChangedError, RankError), match=r"model\.safetensors"):
+            next(stream)
+        dist.barrier()
+
+
 def a_group_that_is_destroyed_meanwhile(folder):
     group = dist.new_group()
     stream = stream_checkpoint(folder, device="cpu", process_group=group)
@@ -630,13 +702,19 @@ def nothing_stays_in_the_store(folder):
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    load_state_dict(folder, process_group=dist.group.WORLD)
+    count = len(load_state_dict(folder, process_group=dist.group.WORLD))
     dist.barrier()
     before = store.num_keys()
     dist.barrier()
-    for _ in range(3):
+    for waiting in (0, 1, None):
         load_state_dict(folder, process_group=dist.group.WORLD)
         dict(stream_checkpoint(folder, device="cpu", process_group=dist.group.WORLD))
+        # Where each reads for itself, and leaves with its last tensor, ranks meet at no other place.
+        with closing(
+            stream_checkpoint(source_of(folder), device="cpu", process_group=dist.group.WORLD)
+        ) as stream:
+            # One rank waits for the others.
+            assert len(list(islice(stream, count + (dist.get_rank() == waiting)))) == count
     dist.barrier()
     after = store.num_keys()
     dist.barrier()
@@ -659,6 +737,13 @@ def connections_to_the_store_are_kept_as_long_as_the_group(folder):
     del store, group, used
     gc.collect()
     assert [each() for each in kept] == [None] * 2
+
+
+def wait_until(has_happened):
+    deadline = time.monotonic() + 20
+    while not has_happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def wait_for_threads(name):
@@ -778,6 +863,8 @@ CHECKS = {
         another_memory_on_each_rank,
         another_order,
         tensors_come_in_the_order_of_rank_0,
+        files_that_one_rank_has_cached,
+        a_tensor_at_an_odd_place,
         a_subgroup,
         a_cast,
         a_module,
@@ -799,6 +886,8 @@ CHECKS = {
         a_consumer_that_fails,
         a_consumer_that_fails_where_the_stream_is_closed,
         a_consumer_that_fails_where_nobody_needs_it,
+        a_failure_is_heard_between_tensors_of_a_ranks_own,
+        a_file_that_is_rewritten_meanwhile,
         a_group_that_is_destroyed_meanwhile,
         a_refused_load,
         a_time_out_of_a_group_of_its_own,

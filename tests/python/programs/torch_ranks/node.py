@@ -25,6 +25,10 @@ def share(length):
     return slice(length * rank // size, length * (rank + 1) // size)
 
 
+def half(part):
+    return slice(part.start, (part.start + part.stop) // 2)
+
+
 def is_right(name, tensor):
     """The tensors are full of their numbers."""
     return bool((tensor == int(name[1:])).all())
@@ -55,6 +59,8 @@ PLANS = {
     "rows": lambda info: np.s_[share(info.shape[0])],
     "columns": lambda info: np.s_[:, share(info.shape[1])],
     "rows in turn": lambda info: np.s_[rank::size],
+    "half of the rows in turn": lambda info: np.s_[rank :: 2 * size],
+    "columns with gaps": lambda info: np.s_[:, half(share(info.shape[1]))],
 }
 for folder in map(Path, sys.argv[1:]):
     mine = folder / str(rank)

@@ -1,0 +1,102 @@
+"""The store of a process group, asked by a thread of its own."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch.distributed as dist
+
+from pagestream.torch import _store
+from pagestream.torch._store import Answer, Questions
+
+
+@pytest.fixture
+def store():
+    return dist.HashStore()
+
+
+def failing(store):
+    raise ZeroDivisionError(store)
+
+
+def test_answers_come_in_the_order_of_the_questions(store):
+    questions = Questions(store, 0)
+    questions.start()
+    answers = [questions.ask(lambda store: store.add("count", 1)) for _ in range(5)]
+    assert all(answer.comes_within(10) for answer in answers)
+    assert [answer.value() for answer in answers] == [1, 2, 3, 4, 5]
+    questions.end()
+    questions.join(10)
+    assert not questions.is_alive()
+
+
+def test_each_load_has_keys_of_its_own(store):
+    prefixes = []
+    for _ in range(2):
+        questions = Questions(store, 3)
+        questions.start()
+        assert questions.ask(lambda store: store.set("a", "")).comes_within(10)
+        prefixes.append(questions.prefix)
+        questions.end()
+        questions.join(10)
+    assert prefixes == ["pagestream/1", "pagestream/2"]
+    assert store.check(["pagestream/1/a", "pagestream/2/a"])
+
+
+def test_an_error_is_raised_where_the_answer_is_taken(store):
+    questions = Questions(store, 0)
+    questions.start()
+    answer = questions.ask(failing)
+    assert answer.comes_within(10)
+    with pytest.raises(ZeroDivisionError):
+        answer.value()
+    # The thread goes on.
+    after = questions.ask(lambda _: 7)
+    assert after.comes_within(10)
+    assert after.value() == 7
+    questions.end()
+    questions.join(10)
+
+
+@pytest.mark.parametrize(("question", "is_kept"), [(lambda store: store.num_keys(), True), (failing, False)])
+def test_a_connection_on_which_nothing_has_failed_is_kept(store, question, is_kept):
+    questions = Questions(store, 0)
+    questions.start()
+    assert questions.ask(question).comes_within(10)
+    questions.end()
+    questions.join(10)
+    assert len(_store._idle.get(store, [])) == is_kept
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(store):
+    questions, goes_on = Questions(store, 0), threading.Event()
+    questions.start()
+    answer = questions.ask(lambda _: goes_on.wait(10))
+    assert not answer.comes_within(0.01)
+    goes_on.set()
+    assert answer.comes_within(10)
+    questions.end()
+    questions.join(10)
+
+
+def test_an_error_is_gone_with_its_answer(store):
+    """Its traceback has what the caller holds: an iterator that is to be closed."""
+
+    class Held:
+        pass
+
+    def take(held):
+        answer = Answer(failing)
+        answer.find(lambda: store)
+        with pytest.raises(ZeroDivisionError):
+            answer.value()
+        return weakref.ref(answer), weakref.ref(held)
+
+    gc.disable()
+    try:
+        answer, held = take(Held())
+        assert answer() is None
+        assert held() is None
+    finally:
+        gc.enable()
