@@ -36,6 +36,7 @@ import reopens
 import slices
 import staging
 import starts
+import token_ranks
 import verify
 import weights_ablation
 import windows
@@ -58,6 +59,7 @@ MODULES = {
     "processes": processes,
     "ranks": ranks,
     "rank_plans": rank_plans,
+    "token_ranks": token_ranks,
     "nfs": nfs,
     "starts": starts,
     "imports": imports,
