@@ -288,9 +288,9 @@ def _join(shape: tuple[int, ...], reading: _Reading, other: _Reading) -> bool:
 
 
 def _read_bytes(shape: tuple[int, ...], box: Box) -> int:
-    """Returns how many bytes come from storage for a box: whole pages, and gaps that are read through.
+    """Returns how many bytes come from storage for a box: whole pages, and the gaps that are read through.
 
-    Where requests take milliseconds gaps are, as long as they recur within `LONG_RUN_BYTES`.
+    Gaps are, where runs recur within `LONG_RUN_BYTES`: so reads `slicing` where requests take milliseconds.
     """
     runs, run_bytes, extent_bytes = 1, 1, 1
     for length, places in zip(reversed(shape), reversed(box), strict=True):
