@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from cold import touch_memory
 from load_weights import by_safe_open, shards, used
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -183,6 +184,7 @@ def main(way: str, results: Path, folders: list[Path]) -> None:
     dist.init_process_group("gloo")
     folder = folders[dist.get_rank()]
     load = WAYS[way](folder)
+    touch_memory()
     dist.barrier()
     begun, begun_cpu = time.perf_counter(), time.process_time()
     sums = {name: used(tensor) for name, tensor in load()}

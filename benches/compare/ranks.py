@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cold import ROOT, example, read_all
+from cold import ROOT, TOUCHED_BYTES, example, read_all
 from fresh import USUAL_REQUEST_BYTES, Load, alternate
 from harness import Row
 from load_weights import used
@@ -120,7 +120,8 @@ def load(way: str, case: Case, source: Path, sums: dict[str, int]) -> Load:
             for rank in range(case.ranks)
         ]
         program = Path(__file__).with_name("rank_weights.py")
-        run_ranks(case.ranks, program, way, results, *(node.path for node in nodes))
+        environment = {TOUCHED_BYTES: str(2 * WHOLE_BYTES)}
+        run_ranks(case.ranks, program, way, results, *(node.path for node in nodes), environment=environment)
         found = [json.loads((Path(results) / str(rank)).read_text()) for rank in range(case.ranks)]
         mounts.close()
     check(way, found, sums)
