@@ -244,12 +244,16 @@ def test_what_is_read_is_little_more_than_what_is_wanted(name):
     shape, requests, most_bytes = PARTS[name]
     ranks = len(requests)
     pieces = divided([split(SharedTensor(shape, requests))], ranks)
-    read = read_bytes(pieces, ranks)
-    assert sum(read) <= most_bytes
+    assert sum(read_bytes(pieces, ranks)) <= most_bytes
     read_by = np.zeros(shape, np.uint8).reshape(split(SharedTensor(shape, requests)).shape)
     for piece in pieces:
         read_by[index(piece.cut.box)] += 1
     assert read_by.max() == 1
+
+
+def test_rows_in_turn_are_read_in_one_go_where_the_last_turn_is_not_whole():
+    shape = (4093, KIB)
+    assert len(divided([split(SharedTensor(shape, in_turn(8, shape)))], 4)) == 1
 
 
 @pytest.mark.parametrize(("row_bytes", "is_swapped"), [(8192, True), (64 << 10, False)])

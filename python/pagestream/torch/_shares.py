@@ -115,7 +115,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _JointRead:
     """Boxes that are read in one go.
 
     Attributes:
@@ -137,9 +137,10 @@ def volume(box: Box) -> int:
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
     """Returns where a box that is not empty lies in one that has all of it, as an index."""
     found = []
-    for places, of in zip(box, outer, strict=True):
-        first, last = of.index(places[0]), of.index(places[-1])
-        found.append(slice(first, last + 1, max(1, (last - first) // max(1, len(places) - 1))))
+    for places, outer_places in zip(box, outer, strict=True):
+        first, last = outer_places.index(places[0]), outer_places.index(places[-1])
+        step = (last - first) // (len(places) - 1) if len(places) > 1 else 1
+        found.append(slice(first, last + 1, step))
     return tuple(found)
 
 
@@ -250,7 +251,7 @@ def _slabs(tensor: SharedTensor) -> Iterator[tuple[Box, list[int]]]:
         by_box: dict[Box, list[int]] = {}
         for number in members:
             rows, *rest = requests[number].box
-            if volume(box := (_both(rows, range(first, last)), *rest)):
+            if volume(box := (_bounded(rows, range(first, last)), *rest)):
                 by_box.setdefault(box, []).append(number)
         for reading in _joined(tensor.shape, by_box):
             yield reading.box, sorted(number for box in reading.boxes for number in by_box[box])
@@ -262,17 +263,17 @@ def _whole_steps(places: range) -> range:
     return range(places.start // step * step, -(-places.stop // step) * step)
 
 
-def _joined(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[_Reading]:
+def _joined(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[_JointRead]:
     """Returns how boxes, of which none is empty, are read: each with the one before it, or by itself."""
-    found: list[_Reading] = []
+    found: list[_JointRead] = []
     for box in sorted(boxes, key=lambda box: [places.start for places in box]):
-        own = _Reading(box, [box], _read_bytes(shape, box))
+        own = _JointRead(box, [box], _read_bytes(shape, box))
         if not found or not _join(shape, found[-1], own):
             found.append(own)
     return found
 
 
-def _join(shape: tuple[int, ...], reading: _Reading, other: _Reading) -> bool:
+def _join(shape: tuple[int, ...], reading: _JointRead, other: _JointRead) -> bool:
     """Adds a box to others if that takes not much more bytes, and returns whether it did.
 
     Boxes of long runs that have nothing in common are read as fast one by one.
@@ -290,7 +291,7 @@ def _join(shape: tuple[int, ...], reading: _Reading, other: _Reading) -> bool:
 def _read_bytes(shape: tuple[int, ...], box: Box) -> int:
     """Returns how many bytes come from storage for a box: whole pages, and the gaps that are read through.
 
-    Gaps are, where runs recur within `LONG_RUN_BYTES`: so reads `slicing` where requests take milliseconds.
+    Gaps are read where runs recur within `LONG_RUN_BYTES`, as by `slicing` where requests take milliseconds.
     """
     runs, run_bytes, extent_bytes = 1, 1, 1
     for length, places in zip(reversed(shape), reversed(box), strict=True):
@@ -335,21 +336,16 @@ def _are_apart(box: Box, other: Box) -> bool:
 
 
 def _common(box: Box, other: Box) -> Box | None:
-    """Returns what two boxes have in common."""
-    found = tuple(map(_both, box, other))
+    """Returns what two boxes have in common. The other one has no steps, or is a part of the first one."""
+    found = tuple(map(_bounded, box, other))
     return found if all(found) else None
 
 
-def _both(places: range, other: range) -> range:
-    """Returns the places that two ranges have in common."""
+def _bounded(places: range, other: range) -> range:
+    """Returns the places within the bounds of others."""
     first = max(0, -((places.start - other.start) // places.step))
     rest = places[first:]
-    rest = range(rest.start, min(rest.stop, other.stop), rest.step)
-    if other.step == 1:
-        return rest
-    # The places of one repeat, among those of the other, with the other's step.
-    start = next((place for place in rest[: other.step] if place in other), rest.stop)
-    return range(start, rest.stop, math.lcm(rest.step, other.step))
+    return range(rest.start, min(rest.stop, other.stop), rest.step)
 
 
 def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
