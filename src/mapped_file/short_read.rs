@@ -26,12 +26,12 @@ impl Opened {
             Short::Errno(errno) => {
                 if errno == Code::STALE {
                     // A server that no longer has the file says so of its attributes, too: then it has changed.
-                    self.identity_now()?;
+                    self.identity_of_server()?;
                 }
                 Ok(ReadCause::Io { errno: errno.raw_os_error(), advice: storage_advice(errno) })
             }
             Short::EndOfFile => {
-                let (size_at_open, size_now) = (self.size(), self.identity_now()?.size);
+                let (size_at_open, size_now) = (self.size(), self.identity_of_server()?.size);
                 Ok(if size_now < size_at_open {
                     ReadCause::Truncated { size_at_open, size_now }
                 } else {
