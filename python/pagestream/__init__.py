@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from pagestream.tokens.documents import Documents
     from pagestream.tokens.writing import write_tokens
     from pagestream.weights.checkpoint import Checkpoint, TensorInfo, VerifyReport, open_checkpoint
+    from pagestream.weights.warming import Lead
 
 __all__ = [
     "Batch",
     "Checkpoint",
     "Documents",
     "FileSystem",
+    "Lead",
     "LoaderMetrics",
     "MappedFile",
     "Mixture",
@@ -58,6 +60,7 @@ _HOMES = {
     "Checkpoint": "pagestream.weights.checkpoint",
     "Documents": "pagestream.tokens.documents",
     "FileSystem": "pagestream.files.mapped_file",
+    "Lead": "pagestream.weights.warming",
     "LoaderMetrics": "pagestream.loading.metrics",
     "MappedFile": "pagestream.files.mapped_file",
     "Mixture": "pagestream.loading.mixture",
