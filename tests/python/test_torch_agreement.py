@@ -141,7 +141,7 @@ def test_layers_of_which_ranks_want_the_same_are_of_one_kind(folder):
 
 
 @pytest.mark.parametrize(
-    ("shapes", "told"), [({**SHAPES, "c": (4, 6)}, "[4, 24] bytes, here F32"), (None, "F64")]
+    ("shapes", "told"), [({**SHAPES, "c": (4, 6)}, "F32 of 4 x 24 bytes, theirs F32 of 6 x 16 bytes"), (None, "F64")]
 )
 def test_another_type_or_shape_is_another_checkpoint(tmp_path, folder, shapes, told):
     if shapes is None:
@@ -152,7 +152,7 @@ def test_another_type_or_shape_is_another_checkpoint(tmp_path, folder, shapes, t
     errors = agree([folder, folder, tmp_path / "other"], [[("a", None)], [("c", None)], [("c", None)]])
     for error in errors:
         assert isinstance(error, ValueError)
-        assert "rank 2 has another checkpoint than ranks before it: there 'c' has" in str(error)
+        assert "rank 2 has another checkpoint than ranks before it: its 'c' is " in str(error)
         assert told in str(error)
 
 

@@ -176,7 +176,14 @@ def test_steps_that_all_share_are_a_dimension():
             Request(1, (range(1), range(2, 3), range(8))),
         ),
     )
-    # The last step is not whole, or steps differ.
+    # Where the last one is not whole, or steps differ, it is by what all are multiples of.
+    assert split(SharedTensor((14, 8), requests)) == SharedTensor(
+        (7, 2, 8),
+        (
+            Request(0, (range(0, 5, 2), range(1, 2), range(8))),
+            Request(1, (range(1, 2), range(1), range(8))),
+        ),
+    )
     assert split(SharedTensor((13, 8), requests)) == SharedTensor((13, 8), requests)
     others = (requests[0], Request(1, (range(0, 12, 3), range(8))))
     assert split(SharedTensor((12, 8), others)) == SharedTensor((12, 8), others)
@@ -202,6 +209,18 @@ PARTS = {
         (4096, 4 * KIB),
         tuple(Request(rank, (range(0, 4096, step), range(4 * KIB))) for rank, step in enumerate((4, 6, 10))),
         16 * MIB,
+    ),
+    "steps that are multiples of others": (
+        (512, 64 * KIB),
+        tuple(
+            Request(rank, (range(0, 512, step), range(64 * KIB))) for rank, step in enumerate((2, 4, 8, 6))
+        ),
+        16 * MIB,
+    ),
+    "boxes that overlap by halves": (
+        (512, 64 * KIB),
+        columns([(r * 16 * KIB, (r + 2) * 16 * KIB) for r in range(3)], (512, 0)),
+        32 * MIB,
     ),
     "a mesh with steps": (
         (1024, 2 * KIB),

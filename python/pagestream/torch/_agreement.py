@@ -171,8 +171,8 @@ def _numbered(rows: list[list[Any]]) -> tuple[list[_Catalog], list[tuple[str, tu
             elif facts[number] != (dtype, shape):
                 known_dtype, known_shape = facts[number]
                 message = (
-                    f"rank {rank} has another checkpoint than ranks before it: there {name!r} has {dtype} "
-                    f"elements in {lengths} bytes, here {known_dtype} in {list(known_shape)}"
+                    f"rank {rank} has another checkpoint than ranks before it: its {name!r} is {dtype} of "
+                    f"{_size(shape)}, theirs {known_dtype} of {_size(known_shape)}; all have to load the same"
                 )
                 raise ValueError(message)
             found.append(number)
@@ -180,6 +180,11 @@ def _numbered(rows: list[list[Any]]) -> tuple[list[_Catalog], list[tuple[str, tu
             often[number] = repeats[-1] + 1
         catalogs[id(of_rank)] = _Catalog(np.array(found, np.intp), np.array(repeats, np.intp))
     return [catalogs[id(of_rank)] for of_rank in rows], facts
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    """Returns the size of a tensor whose last dimension counts bytes."""
+    return f"{' x '.join(map(str, shape))} bytes"
 
 
 def read_of(info: TensorInfo, shape: tuple[int, ...], box: Box) -> Wanted:

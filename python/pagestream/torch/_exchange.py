@@ -45,10 +45,9 @@ if TYPE_CHECKING:
 # What a rank may hold at a time where the caller does not say: a share of the available memory.
 _AVAILABLE_SHARE, _MEMORY_BYTES = 8, 1 << 30
 # Shares of that: for a round, and for what is read ahead. The rest is for tensors that are not complete.
-_ROUND_SHARE = 4
-# What elements of every type lie at.
+_ROUND_SHARE, _READ_SHARE = 4, 2
+# Addresses at which elements of every type may lie are multiples of this.
 _ALIGN_BYTES = 16
-_READ_SHARE = 2
 
 
 @dataclass(slots=True)
@@ -149,6 +148,8 @@ def together(
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     """Yields the tensors of this rank's plan, in an order that all ranks share.
 
+    The last one comes once no other rank needs anything of this one, so that a consumer may leave with it.
+
     Args:
         meeting: The ranks.
         files: The files.
@@ -176,14 +177,14 @@ def together(
         for number, lot in enumerate(lots, 1):
             if lot.shared:
                 _swap(meeting, lot.shared, targets, reading)
-            meeting.is_needed = number < len(lots)
-            yield from ready()
+            is_needed = number < len(lots)
+            yield from ready(is_needed)
             for piece in lot.alone:
                 meeting.check()
                 _, data = next(reading)
                 _keep(piece, piece.cut.parts_of[meeting.rank], targets, data)
                 del data
-                yield from ready()
+                yield from ready(is_needed)
 
 
 def work_of(
@@ -217,9 +218,13 @@ def _ready(
     framework: arrays.Framework,
     cast_of: CastOf,
     device: torch.device,
+    is_needed: bool,  # noqa: FBT001 - `partial` gives the others
 ) -> Iterator[tuple[Wanted, torch.Tensor]]:
-    """Yields the tensors that are complete, up to the first one that is not, and forgets them."""
-    while waiting and not targets[waiting[0]].missing_bytes:
+    """Yields the tensors that are complete, up to the first one that is not, and forgets them.
+
+    A rank that is needed keeps its last one.
+    """
+    while len(waiting) > is_needed and not targets[waiting[0]].missing_bytes:
         target = targets.pop(waiting.popleft())
         each, tensor = target.each, target.made(framework, cast_of).to(device)
         del target

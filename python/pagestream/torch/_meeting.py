@@ -72,8 +72,7 @@ class Meeting:
         group: The process group.
         rank: This process's rank in it.
         size: How many ranks it has.
-        is_needed: Whether other ranks need anything of this one.
-        may_leave: Whether they do not, and this one has all that it wants.
+        may_leave: Whether this rank has all that it wants, and the others need nothing of it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -90,7 +89,7 @@ class Meeting:
                 "(torch.distributed.new_group)"
             )
             raise RuntimeError(message)
-        self.is_needed, self.may_leave = True, False
+        self.may_leave = False
         self._process = os.getpid()
         self._rounds = 0
         # What this rank has said, until all have heard it.

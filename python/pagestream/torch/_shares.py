@@ -182,17 +182,16 @@ def shared(
 def split(tensor: SharedTensor) -> SharedTensor:
     """Returns a tensor with two dimensions for one of which each rank wants every n-th place.
 
-    The first one of these counts steps, and the second one places within a step. So boxes have no steps, and
-    what several ranks want of each step is one box. Where steps differ, or the last one is not whole, the
-    dimension stays.
+    The first one of these counts steps, and the second one places within a step. So what several ranks want
+    of each step is one box. The step is what all steps, and the length, are multiples of.
     """
     shape: list[int] = []
     boxes: list[list[range]] = [[] for _ in tensor.requests]
     for axis, length in enumerate(tensor.shape):
         of_axis = [request.box[axis] for request in tensor.requests]
         steps = {places.step for places in of_axis if len(places) > 1} or {1}
-        step = steps.pop()
-        if steps or step == 1 or length % step:
+        step = math.gcd(length, *steps)
+        if step == 1:
             shape.append(length)
             for box, places in zip(boxes, of_axis, strict=True):
                 box.append(places)
@@ -200,7 +199,10 @@ def split(tensor: SharedTensor) -> SharedTensor:
         shape += (length // step, step)
         for box, places in zip(boxes, of_axis, strict=True):
             first, place = divmod(places.start, step)
-            box.extend((range(first, first + len(places)), range(place, place + 1)))
+            steps_between = max(1, places.step // step)
+            box.extend(
+                (range(first, (places.stop - 1) // step + 1, steps_between), range(place, place + 1))
+            )
     requests = (
         Request(request.rank, tuple(box)) for request, box in zip(tensor.requests, boxes, strict=True)
     )
@@ -264,12 +266,18 @@ def _whole_steps(places: range) -> range:
 
 
 def _joined(shape: tuple[int, ...], boxes: Iterable[Box]) -> list[_JointRead]:
-    """Returns how boxes, of which none is empty, are read: each with the one before it, or by itself."""
+    """Returns how boxes, of which none is empty, are read: each with the one before it, or by itself.
+
+    Boxes are in order of where they begin, so that those close together are neighbours. Where they overlap so
+    much that all of them are less in one go, they are read in one.
+    """
     found: list[_JointRead] = []
     for box in sorted(boxes, key=lambda box: [places.start for places in box]):
         own = _JointRead(box, [box], _read_bytes(shape, box))
         if not found or not _join(shape, found[-1], own):
             found.append(own)
+    if found and volume(hull := _hull(each.box for each in found)) < sum(volume(each.box) for each in found):
+        found = [_JointRead(hull, [box for each in found for box in each.boxes], _read_bytes(shape, hull))]
     return found
 
 
@@ -349,7 +357,7 @@ def _bounded(places: range, other: range) -> range:
 
 
 def _divided(box: Box, most_bytes: int) -> Iterator[Box]:
-    """Yields parts of a box, in order, of at most so many bytes, or of one byte more than nothing fits."""
+    """Yields parts of a box, in order, of at most so many bytes each, but at least of one."""
     axis = next((axis for axis, places in enumerate(box) if len(places) > 1), None)
     if axis is None or volume(box) <= most_bytes:
         yield box

@@ -90,7 +90,8 @@ def load_state_dict(
         cast_of, where = cast_to(dtype), usable(device)
         wanted = planned(weights, plan, "file")
         pairs = tensors_on(where, weights, wanted, cast_of=cast_of, meeting=meeting)
-        return {each.info.name: made for each, made in pairs}
+        made = {each.info.name: tensor for each, tensor in pairs}
+        return {each.info.name: made[each.info.name] for each in wanted}  # ranks have another order
 
 
 def stream_checkpoint(
@@ -133,14 +134,15 @@ def stream_checkpoint(
         process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a
             plan of its own, and share the reads: each byte that any of them wants is read by one of those
             that want it, and sent to the others (``torch.distributed.all_to_all_single``, in rounds), in the
-            host's memory if the group can, and from there to the device tensor by tensor. Where
-            all ranks have their files in the page cache, or on storage that answers at once, each reads for
-            itself. Tensors come in the order of rank 0; those of which ranks share the bytes come as fast as
-            the slowest consumer takes them. Ranks that are slow make the others wait without a time-out, and
-            those that have not begun for as long as the group's own time-out. One that fails, is killed,
-            ends, or leaves the iterator before its last tensor makes all raise. Of a part with steps in its
-            last dimension all elements in between are read, sent and held. A group has one load at a time.
-            None reads all that this process wants.
+            host's memory if the group can, and from there to the device tensor by tensor. Tensors come in
+            the order of rank 0, and the last one of a rank once no other rank needs it; those of which ranks
+            share the bytes come as fast as the slowest consumer takes them. Where all ranks have their files
+            in the page cache, or on storage that answers at once, each reads for itself, in its own order.
+            Ranks that are slow make the others wait without a time-out, and those that have not begun for as
+            long as the group's own time-out. One that fails, is killed, ends, or leaves the iterator before
+            its last tensor makes all raise. Of a part with steps in its last dimension all elements in
+            between are read, sent and held. A group has one load at a time. None reads all that this process
+            wants.
         progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Yields:
@@ -179,7 +181,7 @@ def stream_checkpoint(
             cast_of=cast_of,
             meeting=meeting,
         )
-    return streaming.reported(pairs, wanted, progress)
+        return streaming.reported(pairs, wanted, progress)
 
 
 def usable(device: torch.device | str | int) -> torch.device:
@@ -266,13 +268,13 @@ def _of_ranks(
     """Yields what each rank reads for itself, if all have it at hand, or else what they share."""
     with meeting:
         means, _ = streaming.chosen(native_files(weights), wanted, strategy, is_limited=True)
-        meeting.is_needed = any(each != "mapped" for each in meeting.gather("means", means))
-        with closing(shared() if meeting.is_needed else alone()) as pairs:
+        is_shared = any(each != "mapped" for each in meeting.gather("means", means))
+        with closing(shared() if is_shared else alone()) as pairs:
             missing = len(wanted)
             for each, tensor in pairs:
                 missing -= 1
                 # A consumer may leave with its last tensor. One that leaves before may have failed.
-                meeting.may_leave = not missing and not meeting.is_needed
+                meeting.may_leave = not missing
                 yield each, tensor
                 del tensor
         weights.check()

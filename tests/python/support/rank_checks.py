@@ -503,6 +503,12 @@ def a_bad_argument(folder):
 
     failure(begin, "nobody")
 
+    def begin_with_progress(is_failing):
+        options = {"process_group": dist.group.WORLD, "progress": 5 if is_failing else False}
+        dict(stream_checkpoint(folder, device="cpu", **options))
+
+    failure(begin_with_progress, "progress must be")
+
 
 def a_consumer_that_fails(folder):
     def begin(is_failing):
@@ -634,6 +640,16 @@ def a_rank_that_needs_no_more(folder):
     found = [name for name, _ in (islice(stream, len(names)) if is_first else stream)]
     stream.close()
     assert found == names
+
+
+def a_rank_that_wants_little_and_leaves_with_it(folder):
+    """What it wants comes in the first of many rounds, in the others of which it is needed."""
+    names = list(everything(folder))
+    wants_little = dist.get_rank() == dist.get_world_size() - 1
+    plan = names[:2] if wants_little else names
+    options = {"plan": plan, "memory_bytes": 1 << 20, "process_group": dist.group.WORLD}
+    with closing(stream_checkpoint(folder, device="cpu", **options)) as stream:
+        assert [name for name, _ in (islice(stream, 2) if wants_little else stream)] == plan
 
 
 def another_checkpoint(folder):
@@ -846,6 +862,9 @@ def a_state_dict(folder):
     expected = everything(folder)
     assert list(found) == list(load_state_dict(folder))
     assert all(is_equal(found[name], tensor) for name, tensor in expected.items())
+    # Whatever comes first for rank 0.
+    plan = list(found)[-1:] if dist.get_rank() == 0 else list(found)
+    assert list(load_state_dict(folder, plan=plan, process_group=dist.group.WORLD)) == plan
 
 
 CHECKS = {
@@ -893,6 +912,7 @@ CHECKS = {
         a_time_out_of_a_group_of_its_own,
         a_stream_that_nobody_begins,
         a_rank_that_needs_no_more,
+        a_rank_that_wants_little_and_leaves_with_it,
         another_checkpoint,
         copies_of_a_checkpoint,
         a_progress_that_fails,
