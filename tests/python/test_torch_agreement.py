@@ -141,7 +141,8 @@ def test_layers_of_which_ranks_want_the_same_are_of_one_kind(folder):
 
 
 @pytest.mark.parametrize(
-    ("shapes", "told"), [({**SHAPES, "c": (4, 6)}, "F32 of 4 x 24 bytes, theirs F32 of 6 x 16 bytes"), (None, "F64")]
+    ("shapes", "told"),
+    [({**SHAPES, "c": (4, 6)}, "F32 of 4 x 24 bytes, theirs F32 of 6 x 16 bytes"), (None, "F64")],
 )
 def test_another_type_or_shape_is_another_checkpoint(tmp_path, folder, shapes, told):
     if shapes is None:

@@ -200,9 +200,7 @@ def split(tensor: SharedTensor) -> SharedTensor:
         for box, places in zip(boxes, of_axis, strict=True):
             first, place = divmod(places.start, step)
             steps_between = max(1, places.step // step)
-            box.extend(
-                (range(first, (places.stop - 1) // step + 1, steps_between), range(place, place + 1))
-            )
+            box.extend((range(first, (places.stop - 1) // step + 1, steps_between), range(place, place + 1)))
     requests = (
         Request(request.rank, tuple(box)) for request, box in zip(tensor.requests, boxes, strict=True)
     )
