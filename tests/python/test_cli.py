@@ -136,6 +136,41 @@ class TestCodes:
         assert found.exit_code == BAD
         assert "header too large" in found.output
 
+    @pytest.mark.parametrize("command", ["info", "check", "residency", "warm", "evict"])
+    def test_what_goes_wrong_is_json_too(self, command, tmp_path):
+        found = pagestream_command(command, tmp_path / "nothing", "--json")
+        assert found.exit_code == WRONG_USE
+        error = json.loads(found.stdout)["error"]
+        assert error["type"] == "FileNotFoundError"
+        assert error["path"] == str(tmp_path / "nothing")
+        assert found.stderr == f"pagestream: {error['message']}\n"
+        assert error["message"].startswith(f"{tmp_path}/nothing: ")
+
+    def test_a_bad_file_is_json_too(self, tmp_path):
+        (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+        found = pagestream_command("info", tmp_path / "model.safetensors", "--json")
+        assert found.exit_code == BAD
+        assert json.loads(found.stdout)["error"]["type"] == "SafetensorError"
+
+    def test_options_of_other_files(self, weights, tokens):
+        found = pagestream_command("info", weights, "--dtype", "uint32")
+        assert found.exit_code == WRONG_USE
+        assert "--dtype is for raw tokens" in found.stderr
+        found = pagestream_command("info", tokens, "--dtype", "foo")
+        assert found.exit_code == WRONG_USE
+        assert "--dtype is 'foo'" in found.stderr
+        found = pagestream_command("info", tokens, "--format", "llmc")
+        assert found.exit_code == BAD
+        assert "20240520" in found.stderr
+        assert facts("info", weights, "--format", "raw")["kind"] == "tokens"
+
+    @pytest.mark.parametrize("command", ["info", "verify", "residency"])
+    def test_a_model_of_the_hugging_face_cache(self, command, tmp_path):
+        (tmp_path / "models--m/snapshots/abc123").mkdir(parents=True)
+        found = pagestream_command(command, tmp_path / "models--m")
+        assert found.exit_code == WRONG_USE
+        assert "snapshots/: name one of abc123" in found.output
+
     def test_a_token_file_with_half_a_token(self, tmp_path):
         (tmp_path / "train.bin").write_bytes(b"\0" * 7)
         assert pagestream_command("info", tmp_path / "train.bin").exit_code == BAD
@@ -162,14 +197,47 @@ class TestPageCache:
             assert file.residency().fraction == 0
         assert [row["fraction"] for row in facts("residency", path)] == [0.0]
         found = facts("warm", path)
+        assert found.pop("seconds") > 0
         assert found == {
             "nbytes": path.stat().st_size,
             "warmed_bytes": path.stat().st_size,
+            "cached_bytes": path.stat().st_size,
             "memory_is_full": False,
+            "interrupted": False,
         }
         assert [row["fraction"] for row in facts("residency", path)] == [1.0]
         [row] = facts("evict", path)
         assert (row["before"], row["after"]) == (1.0, 0.0)
+
+    def test_warm_of_a_mount_that_keeps_no_pages(self, tokens, tmp_path):
+        mount = tmp_path / "mount"
+        with real.bindfs(tokens.parent, mount, "direct_io"):
+            found = pagestream_command("warm", mount / tokens.name)
+            assert found.exit_code == GOOD
+            assert "only 0 bytes are in the page cache now" in found.stdout
+            assert facts("warm", mount / tokens.name)["cached_bytes"] == 0
+
+    def test_ctrl_c_tells_how_much_is_warm(self, tmp_path):
+        source = tmp_path / "source"
+        source.mkdir()
+        np.zeros(256 * MIB, "u1").tofile(source / "train.bin")
+        with real.slow_fuse(source, tmp_path / "mount", bandwidth_bytes=8 * MIB) as slow:
+            command = [sys.executable, "-m", "pagestream", "warm", "--json", slow.path / "train.bin"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                assert until(lambda: len(thread_names(process.pid)) > 16)  # all that read
+                process.send_signal(signal.SIGINT)
+                found = json.loads(process.communicate(timeout=60)[0])
+                assert process.returncode == 130
+        assert found["interrupted"]
+        assert found["warmed_bytes"] < found["nbytes"]
+
+    @pytest.mark.parametrize("name", ["corpus", "corpus.idx", "corpus.bin", "corp*.bin", "."])
+    def test_both_files_of_a_megatron_pair(self, name, tmp_path):
+        write_tokens(tmp_path / "corpus", [np.arange(3000)], dtype="u2", format="megatron")
+        rows = facts("residency", tmp_path / name)
+        assert [row["name"] for row in rows] == [
+            str(tmp_path / f"corpus{suffix}") for suffix in (".idx", ".bin")
+        ]
 
     def test_warm_has_a_limit(self, tmp_path):
         paths = [tmp_path / f"{number}.bin" for number in range(4)]
@@ -229,7 +297,23 @@ class TestVerify:
     def test_without_checksums(self, weights, tokens):
         found = pagestream_command("verify", weights, tokens)
         assert found.exit_code == GOOD
-        assert found.stdout.count("no checksums to compare bytes with") == 2
+        assert f"{weights}: good. 1 file of safetensors" in found.stdout
+        assert "no checksums to compare bytes with" in found.stdout
+        assert f"{tokens}: not verified. raw tokens have neither header nor checksum" in found.stdout
+        write_tokens(tokens.with_name("corpus"), [np.arange(9)], dtype="u2", format="megatron")
+        assert "good. 1 file of tokens" in pagestream_command("verify", tokens.with_name("corpus")).stdout
+
+    def test_checksums_are_written(self, weights, tokens):
+        first, second = facts("verify", "--write", weights, tokens)
+        assert first["written"] == [f"{weights}.xxh3.json"]
+        assert second["written"] == []
+        assert facts("verify", weights)[0]["checked"] == 1
+
+    def test_a_path_that_cannot_be_read_leaves_the_others(self, weights, tokens):
+        os.mkfifo(weights.with_name("fifo"))
+        found = pagestream_command("verify", weights, weights.with_name("fifo"), tokens, "--json")
+        assert found.exit_code == WRONG_USE
+        assert [bool(each["error"]) for each in json.loads(found.stdout)] == [False, True, False]
 
     def test_with_checksums(self, weights):
         with open_checkpoint(weights) as checkpoint:
@@ -246,7 +330,7 @@ class TestVerify:
         found = pagestream_command("verify", weights, tokens)
         assert found.exit_code == BAD
         assert '"layers.9"' in found.stdout
-        assert f"{tokens}: good" in found.stdout
+        assert f"{tokens}: not verified" in found.stdout
 
     def test_several_paths_in_their_order(self, weights, tokens, tmp_path):
         bad = tmp_path / "bad.safetensors"
@@ -364,8 +448,32 @@ class TestRun:
         (tmp_path / "ends.py").write_text("raise SystemExit(7)\n")
         assert program("run", tmp_path / "ends.py").returncode == 7
         (tmp_path / "raises.py").write_text("1 / 0\n")
-        assert "ZeroDivisionError" in program("run", tmp_path / "raises.py").stderr
-        assert program("run", tmp_path / "nothing.py").returncode == WRONG_USE
+        found = program("run", tmp_path / "raises.py")
+        assert found.returncode == 1
+        assert re.fullmatch(
+            r'Traceback .*\n  File ".*/raises.py", line 1, in <module>\n[^"]*ZeroDivisionError: .*\n',
+            found.stderr,
+        )
+        for missing in (["nothing.py"], ["-m", "nothing"], ["-m", "json.nothing"]):
+            found = program("run", *missing, cwd=tmp_path)
+            assert (found.returncode, found.stderr.count("\n")) == (WRONG_USE, 1), found.stderr
+
+    def test_processes_that_the_program_starts(self, tmp_path):
+        """Spawned ones and Pythons of their own get ours, too, and the `sitecustomize` that they have."""
+        (tmp_path / "sitecustomize.py").write_text("import sys; sys.was_customized = True\n")
+        (tmp_path / "starts.py").write_text(
+            "import multiprocessing, subprocess, sys\n"
+            "CODE = 'import sys, safetensors.torch as s; print(s.load_file.__module__, sys.was_customized)'\n"
+            "def show():\n"
+            "    exec(CODE)\n"
+            "if __name__ == '__main__':\n"
+            "    child = multiprocessing.get_context('spawn').Process(target=show)\n"
+            "    child.start()\n"
+            "    child.join()\n"
+            "    subprocess.run([sys.executable, '-c', CODE], check=True)\n"
+        )
+        found = program("run", tmp_path / "starts.py", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+        assert found.stdout == "pagestream.safetensors.torch True\n" * 2, found.stderr
 
 
 class TestBench:
@@ -407,6 +515,16 @@ def test_a_reader_that_goes_away(weights):
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == "{\n"
     assert "Traceback" not in found.stderr
+
+
+def test_a_reader_that_is_not_there(weights):
+    """Neither that of a pipe nor any output at all: no traceback, and not the code of a bad file."""
+    command = f"{sys.executable} -m pagestream info {weights}"
+    for redirected, code in ((f"({command}; echo $? >&2) | true", 141), (f"{command} >&-; echo $? >&2", 0)):
+        found = subprocess.run(
+            ["bash", "-c", redirected], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert found.stderr == f"{code}\n"
 
 
 def test_without_the_extra_a_line_says_what_to_install():

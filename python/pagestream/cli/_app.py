@@ -42,7 +42,7 @@ def _version(
 def _ending(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def ended(**options: Any) -> None:  # noqa: ANN401 - those of the command
-        with _output.ending():
+        with _output.ending(as_json=options.get("as_json", False)):
             command(**options)
 
     return ended

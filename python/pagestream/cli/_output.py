@@ -19,19 +19,29 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError, Sa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BAD, WRONG_USE = 1, 2
+BAD, WRONG_USE, INTERRUPTED = 1, 2, 130
+# As if SIGPIPE had ended the program: https://man7.org/linux/man-pages/man7/signal.7.html
+_NO_READER = 141
 # Programs that read a pipe want a line in one piece.
 _PIPE_COLUMNS = 10_000
 # What says that a file is not what it should be. All else that a system call refuses is about the path.
 BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
 
 
+class _Console(Console):
+    """A console that lets the caller say how it ends when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises the error that rich takes for the end of the program."""
+        raise BrokenPipeError
+
+
 def console(*, to_errors: bool = False) -> Console:
     """Returns where to print: in colour on a terminal, plain and without line breaks in a pipe."""
     stream = sys.stderr if to_errors else sys.stdout
-    width = None if stream.isatty() else _PIPE_COLUMNS
+    width = None if stream and stream.isatty() else _PIPE_COLUMNS
     # Names and messages are text, whatever brackets they have.
-    return Console(stderr=to_errors, highlight=False, markup=False, width=width)
+    return _Console(stderr=to_errors, highlight=False, markup=False, width=width)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
@@ -44,8 +54,7 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - whatever JSON has
     """Prints facts for other programs. Dataclasses become objects."""
-    json.dump(facts, sys.stdout, indent=2, default=_plain, ensure_ascii=False)
-    print()
+    print(json.dumps(facts, indent=2, default=_plain, ensure_ascii=False))
 
 
 def _plain(value: object) -> object:
@@ -55,18 +64,30 @@ def _plain(value: object) -> object:
 
 
 @contextmanager
-def ending() -> Iterator[None]:
-    """Ends the program with the code of what goes wrong, and says it on standard error."""
+def ending(*, as_json: bool) -> Iterator[None]:
+    """Ends the program with the code of what goes wrong, and says it on standard error, or also as JSON."""
     try:
         yield
+        if sys.stdout:
+            sys.stdout.flush()
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except BAD_FILE as error:
-        fail(str(error), BAD)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # What Python still holds goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(_NO_READER) from None
     except (OSError, ValueError, ImportError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        fail(str(error), WRONG_USE)
+        if as_json:
+            path = getattr(error, "filename", None)
+            print_json({"error": {"type": type(error).__name__, "message": told(error), "path": path}})
+        fail(told(error), BAD if isinstance(error, BAD_FILE) else WRONG_USE)
+
+
+def told(error: BaseException) -> str:
+    """Returns what is said of an error: of one of the system, its file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename and error.strerror and error.filename2 is None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 def fail(message: str, code: int) -> None:
@@ -92,7 +113,7 @@ def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installe
 def percent(share: float) -> str:
     """Returns a share in percent. 0 % and 100 % mean nothing and all; NaN is what is not known."""
     if math.isnan(share):
-        return "not told"
+        return "unknown"
     return f"{share if share in (0, 1) else min(max(share, 0.01), 0.99):.0%}"
 
 

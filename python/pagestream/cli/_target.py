@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pagestream.tokens.corpus import TokenCorpus, open_tokens
 from pagestream.weights.checkpoint import Checkpoint, open_checkpoint
 
+if TYPE_CHECKING:
+    from pagestream.tokens.corpus import Format, TokenShard
+
 Opened: TypeAlias = Checkpoint | TokenCorpus
 
 _WEIGHTS, _INDEX = ".safetensors", ".safetensors.index.json"
+# Of a Megatron corpus: where its documents are, and their tokens.
+_PAIR = (".idx", ".bin")
 # The length of a header that a JSON object follows.
 _BEGINNING_BYTES = 9
 
 
-def opened(path: str, dtype: str | None = None, *, ahead: bool | None = None) -> Opened:
-    """Opens what lies at a path.
+def opened(
+    path: str, dtype: str | None = None, format: Format | None = None, *, ahead: bool | None = None
+) -> Opened:
+    """Opens what lies at a path. `dtype` and `format` are those of token files.
 
     Raises:
         OSError: There is nothing, or it cannot be opened.
+        ValueError: There are weights, and `dtype` or `format` is given.
         FormatError: It is a token file and bad.
         SafetensorError: It is a safetensors file and bad.
     """
-    if has_weights(path):
+    if has_weights(path) and format is None:
+        if dtype is not None:
+            message = f"{path}: it has safetensors weights, which say their types; --dtype is for raw tokens"
+            raise ValueError(message)
         return open_checkpoint(path, ahead=ahead)
     try:
-        return open_tokens(path, dtype=dtype)
+        return open_tokens(path, dtype=dtype, format=format)
     except FileNotFoundError as error:
         if os.path.isdir(path):
             error.strerror = f"no names that end in {_WEIGHTS}, and {error.strerror}"
+            if os.path.isdir(snapshots := os.path.join(path, "snapshots")):
+                found = ", ".join(sorted(os.listdir(snapshots)))
+                error.strerror += f"; the Hugging Face cache has them in snapshots/: name one of {found}"
         raise
 
 
@@ -49,17 +63,31 @@ def has_weights(path: str) -> bool:
 
 
 def files_of(path: str) -> list[str]:
-    """Returns the regular files at a path, whatever they hold: of a folder those that `opened` takes.
+    """Returns the regular files at a path, whatever they hold.
+
+    Of a folder, a pattern or an index they are those that `opened` takes; of a Megatron pair, both.
 
     Raises:
         OSError: There is nothing at the path.
     """
-    if os.path.isfile(path) and not path.endswith(_INDEX):
+    stem, suffix = os.path.splitext(path)
+    is_file = os.path.isfile(path)
+    if is_file and suffix in _PAIR and all(os.path.isfile(stem + other) for other in _PAIR):
+        return [stem + other for other in _PAIR]
+    if is_file and not path.endswith(_INDEX):
         return [path]
-    if not os.path.lexists(path):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    if not os.path.isdir(path) and not os.path.isfile(path):
+    if os.path.lexists(path) and not is_file and not os.path.isdir(path):
         message = "not a regular file; pipes and devices have no pages"
         raise OSError(errno.EINVAL, message, path)
-    found = opened(path, ahead=False)
-    return list(found.files) if isinstance(found, Checkpoint) else [shard.path for shard in found.shards]
+    with opened(path, ahead=False) as found:
+        if isinstance(found, Checkpoint):
+            return list(found.files)
+        return [file for shard in found.shards for file in _with_index(shard)]
+
+
+def _with_index(shard: TokenShard) -> list[str]:
+    """Returns the files of a shard."""
+    if shard.format != "megatron":
+        return [shard.path]
+    stem, _ = os.path.splitext(shard.path)
+    return [stem + suffix for suffix in _PAIR]

@@ -14,7 +14,7 @@ def evict(
     paths: Paths,
     as_json: AsJson = False,
 ) -> None:
-    """Drop files from the page cache, for a measurement or for room. Pages that a program maps stay.
+    """Drop files from the page cache, to measure cold reads or to make room. Pages that a program maps stay.
 
     Example: pagestream evict train.bin
     """

@@ -12,6 +12,7 @@ from pagestream.cli import _output
 from pagestream.cli._arguments import All, AsJson
 from pagestream.cli._target import opened
 from pagestream.files.mapped_file import MappedFile
+from pagestream.tokens.corpus import Format
 from pagestream.weights import summary
 from pagestream.weights.checkpoint import Checkpoint
 
@@ -29,6 +30,7 @@ _LONGEST = 200
 def info(
     path: Annotated[str, typer.Argument(help="A file, a folder, an index, or a pattern.")],
     dtype: Annotated[str | None, typer.Option(help="The type of raw tokens, which do not say it.")] = None,
+    format: Annotated[Format | None, typer.Option(help="The format of token files.")] = None,
     all_: All = False,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +38,7 @@ def info(
 
     Example: pagestream info model.safetensors
     """
-    found = opened(path, dtype, ahead=False)
+    found = opened(path, _checked(dtype), format, ahead=False)
     facts = _of_weights(found) if isinstance(found, Checkpoint) else _of_tokens(found)
     if as_json:
         _output.print_json(facts)
@@ -46,6 +48,20 @@ def info(
         _print_weights(console, found, all_=all_)
     else:
         _print_tokens(console, found, facts, all_=all_)
+
+
+def _checked(dtype: str | None) -> str | None:
+    """Returns the type.
+
+    Raises:
+        ValueError: NumPy has no such type.
+    """
+    try:
+        np.dtype(dtype)
+    except TypeError as error:
+        message = f"--dtype is {dtype!r}; it must be a type of NumPy, such as uint16 or uint32"
+        raise ValueError(message) from error
+    return dtype
 
 
 def _of_weights(weights: Checkpoint) -> dict[str, Any]:
@@ -110,7 +126,7 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
         f"{size(facts['nbytes'])}, in {count(len(shards), 'file')}"
     )
     if facts["format"] == "raw":
-        console.print("  raw files do not say their type: --dtype names another one")
+        console.print("  raw files do not say their type: use --dtype to name another one")
     documents = tokens.documents
     if documents is not None and len(documents):
         lengths = np.diff(documents.starts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -31,6 +33,9 @@ class Verdict:
         files: How many files.
         checked: How many of them were compared with checksums, byte by byte.
         bad: What is wrong.
+        written: Files of checksums that were written.
+        note: What could not be verified.
+        error: Why the path could not be read.
     """
 
     path: str
@@ -38,36 +43,47 @@ class Verdict:
     files: int = 0
     checked: int = 0
     bad: list[str] = field(default_factory=list)
+    written: tuple[str, ...] = ()
+    note: str | None = None
+    error: str | None = None
 
 
 def verify(
     paths: Paths,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that read and hash.")] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the checksums of safetensors files beside them.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate headers, indices and sizes, and compare bytes with checksums where there are any.
 
-    Checksums are those of `write_checksums`, and the SHA-256 in the names of the Hugging Face cache. Paths
-    are verified side by side.
+    Checksums are those that --write has written, and the SHA-256 in the names of the Hugging Face cache.
+
+    Paths are verified side by side.
 
     Example: pagestream verify ~/.cache/huggingface/hub/models--gpt2/snapshots/*
     """
     for path in paths:
-        os.stat(path)  # what is missing is told before hours of work
-    verdicts = _verdicts(paths, threads)
+        # What is missing is told before hours of work. The stem of a Megatron pair has no file of its own.
+        if not (os.path.lexists(path) or os.path.lexists(f"{path}.idx") or glob.has_magic(path)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    verdicts = _verdicts(paths, threads, write=write)
     if as_json:
         _output.print_json(verdicts)
     else:
         _print(verdicts)
     if any(verdict.bad for verdict in verdicts):
         raise typer.Exit(_output.BAD)
+    if any(verdict.error for verdict in verdicts):
+        raise typer.Exit(_output.WRONG_USE)
 
 
 class _Stopped(Exception):  # noqa: N818 - it is no error
     """Ends the work at a path."""
 
 
-def _verdicts(paths: list[str], threads: int | None) -> list[Verdict]:
+def _verdicts(paths: list[str], threads: int | None, *, write: bool) -> list[Verdict]:
     """Verifies paths side by side, and shows how far that is."""
     most = threads or len(os.sched_getaffinity(0))
     workers = min(len(paths), most)
@@ -75,7 +91,7 @@ def _verdicts(paths: list[str], threads: int | None) -> list[Verdict]:
     # Bytes done, and bytes in all, of each path.
     amounts = [(0, 0)] * len(paths)
     with bar_of_bytes() as bar, ThreadPoolExecutor(workers) as pool:
-        task = bar.add_task("verify", total=None)
+        task = bar.add_task("verify", total=None, visible=False)
 
         def verdict(number: int) -> Verdict:
             def report(done_bytes: int, total_bytes: int) -> None:
@@ -83,9 +99,9 @@ def _verdicts(paths: list[str], threads: int | None) -> list[Verdict]:
                     raise _Stopped
                 amounts[number] = (done_bytes, total_bytes)
                 done, total = map(sum, zip(*amounts, strict=True))
-                bar.update(task, completed=done, total=total)
+                bar.update(task, completed=done, total=total, visible=bool(total))
 
-            return _verdict(paths[number], threads and max(1, threads // workers), report)
+            return _verdict(paths[number], threads and max(1, threads // workers), report, write=write)
 
         futures = [pool.submit(verdict, number) for number in range(len(paths))]
         try:
@@ -96,19 +112,26 @@ def _verdicts(paths: list[str], threads: int | None) -> list[Verdict]:
         return [future.result() for future in futures]
 
 
-def _verdict(path: str, threads: int | None, report: Callable[[int, int], None]) -> Verdict:
+def _verdict(path: str, threads: int | None, report: Callable[[int, int], None], *, write: bool) -> Verdict:
     found = Verdict(path)
     try:
         with opened(path, ahead=False) as files:
             if isinstance(files, Checkpoint):
                 found.kind, found.files = "safetensors", len(files.files)
-                verified = files.verify(threads=threads, progress=report)
-                found.checked = len(verified.checked)
-                found.bad = list(map(str, verified.bad))
+                if write:
+                    found.written = files.write_checksums(threads=threads, progress=report)
+                else:
+                    verified = files.verify(threads=threads, progress=report)
+                    found.checked = len(verified.checked)
+                    found.bad = list(map(str, verified.bad))
             else:
                 found.kind, found.files = "tokens", len(files.shards)
+                if files.shards[0].format == "raw":
+                    found.note = "raw tokens have neither header nor checksum"
     except _output.BAD_FILE as error:
-        found.bad = [str(error)]
+        found.bad = [_output.told(error)]
+    except (OSError, ValueError) as error:
+        found.error = _output.told(error)
     return found
 
 
@@ -120,11 +143,20 @@ def _print(verdicts: list[Verdict]) -> None:
             for line in verdict.bad:
                 console.print(f"  {line}")
             continue
-        compared = (
-            "headers and sizes are right; no checksums to compare bytes with"
-            if not verdict.checked
-            else f"every byte of {count(verdict.checked, 'file')} of {verdict.files} has its checksum"
-        )
+        if verdict.error:
+            console.print(f"{verdict.path}: not verified", style="red")
+            console.print(f"  {verdict.error}")
+            continue
+        if verdict.note:
+            console.print(f"{verdict.path}: not verified. {verdict.note}")
+            continue
+        if verdict.written:
+            written = count(len(verdict.written), "file")
+            compared = f"headers and sizes are right; {written} of checksums written"
+        elif verdict.checked:
+            compared = f"every byte of {count(verdict.checked, 'file')} of {verdict.files} has its checksum"
+        else:
+            compared = "headers and sizes are right; no checksums to compare bytes with"
         console.print(
             f"{verdict.path}: good. {count(verdict.files, 'file')} of {verdict.kind}: {compared}",
             markup=False,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 _THREADS, _CHUNK_BYTES = 16, 8 << 20
 # Of the memory that is available: the rest is for the program that is to use the files.
 _MEMORY_SHARE = 2
+# A mount that keeps less of what was read than this has not warmed it.
+_KEPT_SHARE = 0.5
 
 
 def warm(
     paths: Paths,
     limit: Annotated[
         str | None,
-        typer.Option(help="Read at most so many bytes, e.g. 20GiB. Never more than half of the memory."),
+        typer.Option(help="Bytes to read at most, e.g. 20GiB. Never more than half of the free memory."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, max=_native.MAX_THREADS, help="Reads at a time.")] = _THREADS,
     as_json: AsJson = False,
@@ -39,24 +42,62 @@ def warm(
     Example: pagestream warm /mnt/models/llama --limit 20GiB
     """
     files = list(dict.fromkeys(file for path in paths for file in files_of(path)))
-    total_bytes = sum(map(os.path.getsize, files))
+    sizes = {path: _size(path) for path in files}
+    total_bytes = sum(sizes.values())
+    wanted_bytes = total_bytes if limit is None else min(total_bytes, _parsed(limit))
     room_bytes = _native.available_memory_bytes() // _MEMORY_SHARE
-    most_bytes = min(total_bytes, room_bytes, total_bytes if limit is None else _parsed(limit))
-    done_bytes = _read(_chunks(files, most_bytes), most_bytes, threads)
-    is_full = done_bytes < min(total_bytes, total_bytes if limit is None else _parsed(limit))
+    most_bytes = min(wanted_bytes, room_bytes)
+    begun = time.monotonic()
+    done_bytes, is_interrupted = _read(_chunks(sizes, most_bytes), most_bytes, threads)
+    seconds = time.monotonic() - begun
+    is_full = done_bytes < wanted_bytes and not is_interrupted
+    cached_bytes = _cached_bytes(sizes)
     if as_json:
-        _output.print_json({"nbytes": total_bytes, "warmed_bytes": done_bytes, "memory_is_full": is_full})
-        return
-    console = _output.console()
-    console.print(f"{size(done_bytes)} of {size(total_bytes)} were read or found in the page cache")
-    if is_full:
-        console.print(f"  the page cache gets half of the available memory, {size(room_bytes)}")
+        _output.print_json(
+            {
+                "nbytes": total_bytes,
+                "warmed_bytes": done_bytes,
+                "cached_bytes": cached_bytes,
+                "seconds": seconds,
+                "memory_is_full": is_full,
+                "interrupted": is_interrupted,
+            }
+        )
+    else:
+        console = _output.console()
+        console.print(
+            f"{size(done_bytes)} of {size(total_bytes)} were read or found in the page cache, "
+            f"in {seconds:.1f} s ({size(int(done_bytes / seconds))} a second)"
+        )
+        if is_full:
+            console.print(f"  the page cache gets half of the available memory, {size(room_bytes)}")
+        if cached_bytes is not None and cached_bytes < done_bytes * _KEPT_SHARE:
+            console.print(
+                f"  only {size(cached_bytes)} are in the page cache now: the mount keeps no pages, or memory "
+                f"is short; pagestream check {paths[0]} tells"
+            )
+    if is_interrupted:
+        raise typer.Exit(_output.INTERRUPTED)
 
 
-def _chunks(files: list[str], most_bytes: int) -> Iterator[tuple[str, int, int]]:
+def _size(path: str) -> int:
+    """Returns the size of a file. What has none and can be read all the same, as in /proc, is refused."""
+    with MappedFile(path) as file:
+        return file.size
+
+
+def _cached_bytes(sizes: dict[str, int]) -> int | None:
+    """Returns how many bytes of files are in the page cache, or None if the kernel does not tell."""
+    found = 0.0
+    for path, size_bytes in sizes.items():
+        with MappedFile(path) as file:
+            found += file.residency().fraction * size_bytes
+    return None if math.isnan(found) else round(found)
+
+
+def _chunks(sizes: dict[str, int], most_bytes: int) -> Iterator[tuple[str, int, int]]:
     """Yields ranges of files, in order, until they have so many bytes."""
-    for path in files:
-        size_bytes = os.path.getsize(path)
+    for path, size_bytes in sizes.items():
         for start in range(0, size_bytes, _CHUNK_BYTES):
             length = min(_CHUNK_BYTES, size_bytes - start, most_bytes)
             if length <= 0:
@@ -65,10 +106,10 @@ def _chunks(files: list[str], most_bytes: int) -> Iterator[tuple[str, int, int]]
             yield path, start, length
 
 
-def _read(chunks: Iterator[tuple[str, int, int]], total_bytes: int, threads: int) -> int:
-    """Reads ranges of files, and returns how many bytes that are."""
+def _read(chunks: Iterator[tuple[str, int, int]], total_bytes: int, threads: int) -> tuple[int, bool]:
+    """Reads ranges of files, and returns how many bytes that are, and whether Ctrl-C ended it."""
     stops = threading.Event()
-    done_bytes = 0
+    done_bytes, is_interrupted = 0, False
     with bar_of_bytes() as progress, ThreadPoolExecutor(threads) as pool:
         task = progress.add_task("warm", total=total_bytes)
 
@@ -84,9 +125,11 @@ def _read(chunks: Iterator[tuple[str, int, int]], total_bytes: int, threads: int
         try:
             for length in pool.map(read, chunks):
                 done_bytes += length
+        except KeyboardInterrupt:
+            is_interrupted = True
         finally:
             stops.set()
-    return done_bytes
+    return done_bytes, is_interrupted
 
 
 def _parsed(text: str) -> int:
