@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,10 @@ _PATIENCE_SECONDS = 120.0
 # What torch takes by itself, and what a loader may have beside it.
 _CAP_BYTES = 640 << 20
 _CGROUPS = "/sys/fs/cgroup"
+# Characters of an error in the tables.
+_TOLD = 40
+# A figure that is at least this share of ours is no better.
+_SAME = 0.995
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Finding:
         p50_seconds: Median of the time that a batch or a tensor took.
         p99_seconds: 99th percentile.
         read_per_byte: Bytes that came from the disk, or the daemon of a mount, for each that was used.
-        cpu_seconds_per_gb: Seconds of processors for a gigabyte, worker processes included.
+        cpu_seconds_per_gb: CPU seconds per gigabyte, worker processes included.
         anonymous_bytes: Growth of anonymous memory.
     """
 
@@ -198,12 +203,12 @@ def losses(findings: list[Finding]) -> list[str]:
             figures = {
                 "99th percentile": "p99_seconds",
                 "bytes read": "read_per_byte",
-                "processor time": "cpu_seconds_per_gb",
+                "CPU time": "cpu_seconds_per_gb",
                 "anonymous memory": "anonymous_bytes",
             }
             for what, name in figures.items():
                 least, theirs = min(getattr(each, name) for each in ours), getattr(other, name)
-                if theirs < least:
+                if theirs < _SAME * least:
                     lines.append(f"{case}: {other.loader} has {theirs / least:.2f} of our {what}")
     return lines
 
@@ -304,7 +309,8 @@ def _conversation(
     if not is_right:
         found["outcome"] = "wrong bytes"
     elif found["error"] is not None:
-        found["outcome"] = f"raised {found['error'][:100]}"
+        told, *_ = found["error"].splitlines()
+        found["outcome"] = f"raised {textwrap.shorten(told, _TOLD, placeholder='…')}"
     elif is_whole:
         found["outcome"] = "right"
     else:
