@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -15,17 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 from pagestream import open_tokens
-from pagestream.cli import _texts
+from pagestream.cli import _encoding, _texts, _tokenizer
 from pagestream.cli._app import app
+from pagestream.cli._encoding import Job, encode_part
 from pagestream.cli._texts import Part, documents, parts_of
+from pagestream.cli._tokenizer import cuts_between_words, pieces
+from pagestream.errors import FormatError
 
 from support.process import until
 
-GOOD, BAD, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+GOOD, BAD, WRONG_USE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 END = "<|endoftext|>"
 STORIES = ["a cat sat", "on a mat", "", "the dog: ran — far", "a a a"]
 
@@ -139,7 +141,16 @@ def test_each_line_is_in_one_part(tmp_path_factory, texts, part_bytes):
     [
         (b'{"text": "a"}\n{"text": 7}\n', "the line at byte 14 has no text in the field 'text'"),
         (b'{"text": "a"}\n[]\n', "the line at byte 14 has no text"),
-        (b'{"text": "a"}\n{"text": \n', "the line at byte 14 is no JSON"),
+        (b'{"text": "a"}\n{"text": \n', "the line at byte 14 is not JSON"),
+        (
+            b'{"text": "a"}\n' + b"[" * 100_000 + b"\n",
+            "the line at byte 14 is JSON that is nested too deeply",
+        ),
+        (b'{"text": "a"}\n{"text": ' + b"1" * 5000 + b"}\n", "the line at byte 14 is not JSON"),
+        (
+            b'{"text": "a"}\n{"text": "ab\\ud800"}\n',
+            r"the line at byte 14 has half of a surrogate pair, \ud800",
+        ),
         (b'{"text": "\xff"}\n', "byte 10 is not UTF-8"),
     ],
 )
@@ -149,27 +160,142 @@ def test_bad_lines(tmp_path, tokenizer, content, told):
     assert found.exit_code == BAD
     assert told in found.stderr
     assert str(tmp_path / "bad.jsonl") in found.stderr
+    assert found.stderr.count("\n") == 1
     assert not (tmp_path / "out.bin").exists()
+    assert not (tmp_path / "out.bin.parts").exists(), "no part is done"
 
 
 def test_wrong_use(tmp_path, tokenizer):
     path = json_lines(tmp_path / "texts.jsonl", STORIES)
     out = tmp_path / "out.bin"
     for arguments, told in (
-        ((out, "--tokenizer", tokenizer), "at last, the token file"),
+        ((out, "--tokenizer", tokenizer), "then the token file to write"),
         ((tmp_path / "nothing.jsonl", out, "--tokenizer", tokenizer), os.strerror(2)),
         ((path, out, "--tokenizer", tmp_path / "nothing.json"), "no such tokenizer"),
         ((path, out, "--tokenizer", path), "not a tokenizer.json"),
         ((path, out, "--tokenizer", tokenizer, "--end-token", "<nope>"), "no token '<nope>'"),
         (
             (path, out, "--tokenizer", tokenizer, "--dtype", "uint8", "--end-token", END),
-            "does not fit in uint8",
+            "the vocabulary goes up to 256, which does not fit in uint8",
         ),
+        (
+            (path, out, "--tokenizer", tokenizer, "--dtype", "foo"),
+            "--dtype foo: tokens of the format raw are of type uint8",
+        ),
+        (
+            (path, out, "--tokenizer", tokenizer, "--format", "llmc", "--dtype", "int64"),
+            "--dtype int64: tokens of the format llmc are of type uint16, uint32",
+        ),
+        ((path, tmp_path / "none" / "x.bin", "--tokenizer", tokenizer), "no such folder"),
+        ((path, f"{tmp_path}/none/", "--tokenizer", tokenizer), "no such folder"),
+        ((path, "/dev/null", "--tokenizer", tokenizer), "not to a device"),
+        ((path, tmp_path, "--tokenizer", tokenizer), "this is a directory"),
+        ((tmp_path, out, "--tokenizer", tokenizer), "a directory; name the files in it"),
         ((path, out), "--tokenizer"),
     ):
         found = tokenize(*arguments)
         assert found.exit_code == WRONG_USE, found.output
         assert told in found.stderr
+        # All of this is found before anything is made.
+        assert sorted(made.name for made in tmp_path.iterdir()) == ["texts.jsonl", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "out", "told"),
+    [
+        (["1.jsonl"], "2.jsonl", "the last argument is the token file to write"),
+        (["1.txt"], "new.md", "the last argument is the token file to write"),
+        (["1.log"], "new.log", "the last argument is the token file to write"),
+        (["1.txt"], "2", "it is text"),
+        (["1.txt"], "2.dat", "its suffix is not that of a token file"),
+        (["1.txt", "2"], "link.bin", "which the tokens would replace"),
+        (["1.txt", "2"], "./2", "which the tokens would replace"),
+        (["1.txt", "x.bin"], "x.idx", "which the tokens would replace"),
+    ],
+)
+def test_what_is_not_a_token_file_is_not_replaced(tmp_path, tokenizer, sources, out, told):
+    for name in ("1.jsonl", "2.jsonl"):
+        json_lines(tmp_path / name, STORIES)
+    for name in ("1.txt", "1.log", "2", "2.dat", "x.bin"):
+        (tmp_path / name).write_text("a text — of someone\n" * 9)
+    (tmp_path / "link.bin").hardlink_to(tmp_path / "2")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    found = tokenize(*(tmp_path / name for name in sources), f"{tmp_path}/{out}", "--tokenizer", tokenizer)
+    assert found.exit_code == WRONG_USE, found.output
+    assert told in found.stderr
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("out", ["train", "train.bin", "train.npy", "train.idx", "train.tokens"])
+def test_a_token_file_is_replaced_and_its_suffix_is_its_format(tmp_path, tokenizer, out):
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+    for end in (), ("--end-token", END):
+        assert tokenize(path, tmp_path / out, "--tokenizer", tokenizer, *end).exit_code == GOOD
+    assert open_tokens(tmp_path / out)[:].tolist() == expected(tokenizer, STORIES)
+    head = (tmp_path / out).read_bytes()[:6]
+    assert (head == b"\x93NUMPY", head == b"MMIDID") == (out == "train.npy", out == "train.idx")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.bz2", "a.parquet.xz"])
+def test_compressed_files_are_refused_by_name(tmp_path, tokenizer, name):
+    (tmp_path / name).write_bytes(b"\x1f\x8b\x08")
+    found = tokenize(tmp_path / name, tmp_path / "out.bin", "--tokenizer", tokenizer)
+    assert found.exit_code == WRONG_USE
+    assert f"{tmp_path / name}: compressed files are not read; unpack it first" in found.stderr
+
+
+def test_pipes_are_refused(tmp_path, tokenizer):
+    os.mkfifo(tmp_path / "pipe")
+    for path in tmp_path / "pipe", "/dev/zero":
+        found = tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer)
+        assert found.exit_code == WRONG_USE
+        assert f"{path}: not a regular file, but a pipe or a device; write the text to a file" in found.stderr
+
+
+def test_bad_parquet(tmp_path, tokenizer):
+    path = tmp_path / "stories.parquet"
+    path.write_text("not Parquet at all")
+    found = tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer)
+    assert (found.exit_code, found.stderr.count("\n")) == (BAD, 1)
+    assert f"{path}: not a Parquet file, or a damaged one" in found.stderr
+    # The pages of the only column.
+    parquet.write_table(pa.table({"text": ["a story of nobody"] * 999}), path, compression="gzip")
+    content = bytearray(path.read_bytes())
+    content[4:60] = b"\xff" * 56
+    path.write_bytes(content)
+    found = tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer)
+    assert (found.exit_code, found.stderr.count("\n")) == (BAD, 1)
+    assert f"{path}: not a Parquet file, or a damaged one" in found.stderr
+
+
+def test_rows_have_numbers_in_their_group(tmp_path):
+    path = tmp_path / "stories.parquet"
+    parquet.write_table(pa.table({"text": ["a"] * 700 + [None]}), path, row_group_size=400)
+    first, second = parts_of(str(path), "text", lines=False)
+    assert len(list(documents(first))) == 400
+    with pytest.raises(FormatError, match="row 300 of row group 1 has no text"):
+        list(documents(second))
+
+
+def test_truncation_and_padding_of_the_tokenizer_are_left_out(tmp_path, tokenizer):
+    before = expected(tokenizer, STORIES)
+    loaded = Tokenizer.from_file(str(tokenizer))
+    loaded.enable_truncation(3)
+    loaded.enable_padding(length=5)
+    loaded.save(str(tokenizer))
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+    found = tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer, "--end-token", END)
+    assert found.exit_code == GOOD, found.output
+    assert open_tokens(tmp_path / "out.bin")[:].tolist() == before
+
+
+def test_a_text_that_has_no_tokens(tmp_path):
+    made = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    path = json_lines(tmp_path / "texts.jsonl", ["b"])
+    found = tokenize(path, tmp_path / "out.bin", "--tokenizer", tmp_path / "tokenizer.json")
+    assert (found.exit_code, found.stderr.count("\n")) == (WRONG_USE, 1)
+    assert f"tokenizer.json: a text of {path} cannot be encoded" in found.stderr
 
 
 def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
@@ -177,8 +303,15 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
     paths = [json_lines(tmp_path / f"{number}.jsonl", STORIES) for number in range(3)]
     bad = tmp_path / "3.jsonl"
     bad.write_text("no JSON\n")
+    kept = f"pagestream: {tmp_path / 'out.bin.parts'} keeps 3 of 4 parts; the same command resumes there\n"
     command = (*paths, bad, tmp_path / "out.bin", "--tokenizer", tokenizer, "--processes", 1, "--json")
-    assert tokenize(*command).exit_code == BAD
+    found = tokenize(*command)
+    assert found.exit_code == BAD
+    assert found.stderr.startswith(kept)
+    assert sorted(path.suffix for path in (tmp_path / "out.bin.parts").iterdir()) == [
+        *[".lengths"] * 3,
+        *[".tokens"] * 3,
+    ]
     json_lines(bad, STORIES)
     # The bad file is another one now.
     found = json.loads(tokenize(*command).stdout)
@@ -188,41 +321,104 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
     assert json.loads(tokenize(*command).stdout)["parts_made_before"] == 0
 
 
+def made(tmp_path):
+    return len(list((tmp_path / "out.bin.parts").glob("*.lengths")))
+
+
+def started(tmp_path, tokenizer, processes, **options):
+    """A run of ten parts, which goes on when the first is done."""
+    path = json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 8000)
+    command = [sys.executable, "-m", "pagestream", "tokenize", path, tmp_path / "out.bin"]
+    command += ["--tokenizer", tokenizer, "--processes", processes]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(list(map(str, command)), stdout=pipe, stderr=pipe, text=True, **options)
+
+
+def children_of(running):
+    return Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+
+
+def are_gone(processes):
+    def state(process):
+        try:
+            return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+
+    return until(lambda: all(state(process) in ("gone", "Z") for process in processes))
+
+
+def told(tmp_path, done):
+    """What an interrupted run says."""
+    if not done:
+        return ""
+    total = len(parts_of(str(tmp_path / "texts.jsonl"), "text", lines=False))
+    folder = tmp_path / "out.bin.parts"
+    return f"pagestream: {folder} keeps {done} of {total} parts; the same command resumes there\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("processes", "seconds"), [(1, 1), (2, 1), (2, 0)], ids=["one", "two", "two that begin"]
+    ("processes", "parts"), [(1, 1), (2, 1), (2, 0)], ids=["one", "two", "two that begin"]
 )
-def test_ctrl_c(tmp_path, tokenizer, processes, seconds):
+def test_an_interruption(tmp_path, tokenizer, processes, parts, number):
     """It ends at once with all processes, and leaves no file with half of the tokens."""
-    path = json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 20_000)
-
-    def made():
-        return len(list((tmp_path / "out.bin.parts").glob("*.lengths")))
-
-    command = [
-        sys.executable,
-        "-m",
-        "pagestream",
-        "tokenize",
-        path,
-        tmp_path / "out.bin",
-        "--tokenizer",
-        tokenizer,
-        "--processes",
-        processes,
-    ]
-    with subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    ) as running:
-        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    with started(tmp_path, tokenizer, processes, start_new_session=True) as running:
         # One more: Python's own, which looks after resources.
-        assert until(lambda: len(children.read_text().split()) > processes)
-        time.sleep(seconds)
-        before = made()
-        os.killpg(running.pid, signal.SIGINT)
-        assert running.wait(60) == INTERRUPTED
-        assert running.stderr.read() == b""
-    assert made() == before, "what was begun or queued is not waited for"
+        assert until(lambda: len(children_of(running)) > processes)
+        assert until(lambda: made(tmp_path) >= parts)
+        children = children_of(running)
+        os.killpg(running.pid, number)
+        assert running.wait(60) == 128 + number
+        done = made(tmp_path)
+        # The pipes end, too.
+        assert running.communicate(timeout=60) == ("", told(tmp_path, done))
+    assert are_gone(children)
+    assert made(tmp_path) == done, "what was begun or queued is not waited for"
+    assert (tmp_path / "out.bin.parts").exists() == bool(done)
     assert not (tmp_path / "out.bin").exists()
+
+
+def test_sigterm_to_the_first_process_alone_ends_all(tmp_path, tokenizer):
+    with started(tmp_path, tokenizer, 2) as running:
+        assert until(lambda: made(tmp_path) > 0)
+        children = children_of(running)
+        running.terminate()
+        assert running.wait(60) == TERMINATED
+        assert running.communicate(timeout=60) == ("", told(tmp_path, made(tmp_path)))
+    assert are_gone(children)
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+def test_processes_end_with_a_killed_parent(tmp_path, tokenizer, parts):
+    with started(tmp_path, tokenizer, 2) as running:
+        assert until(lambda: len(children_of(running)) > 2)
+        assert until(lambda: made(tmp_path) >= parts)
+        children = children_of(running)
+        running.kill()
+        # That is, until nobody has the pipes open. Python itself says what it removed.
+        output, _ = running.communicate(timeout=60)
+        assert output == ""
+    assert are_gone(children)
+
+
+def test_a_process_that_is_killed(tmp_path, tokenizer):
+    with started(tmp_path, tokenizer, 2) as running:
+        assert until(lambda: made(tmp_path) > 0)
+        workers = [
+            process
+            for process in children_of(running)
+            if b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
+        ]
+        assert len(workers) == 2
+        os.kill(int(workers[0]), signal.SIGKILL)
+        assert running.wait(60) == WRONG_USE
+        _, errors = running.communicate(timeout=60)
+    assert errors.splitlines() == [
+        told(tmp_path, made(tmp_path)).strip(),
+        "pagestream: a process that encoded was killed, maybe for want of memory: use fewer --processes",
+    ]
+    assert are_gone(workers)
 
 
 def test_ctrl_c_while_parts_are_queued_waits_for_none(tmp_path, tokenizer, monkeypatch):
@@ -259,3 +455,160 @@ def test_large_vocabularies_take_larger_tokens(tmp_path):
     )
     assert json.loads(found.stdout)["dtype"] == "uint32"
     assert np.array_equal(open_tokens(tmp_path / "out.bin", dtype="uint32")[:], [1, 69_999])
+
+
+def test_types_fit_the_format(tmp_path):
+    words = {f"w{number}": number for number in range(70_000)}
+    made = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("w1 w69999")
+    arguments = (tmp_path / "text.txt", tmp_path / "out.idx", "--tokenizer", tmp_path / "tokenizer.json")
+    # Megatron has no uint32.
+    assert json.loads(tokenize(*arguments, "--json").stdout)["dtype"] == "int32"
+    assert open_tokens(tmp_path / "out.idx")[:].tolist() == [1, 69_999]
+    found = tokenize(*arguments, "--dtype", "uint16")
+    assert found.exit_code == WRONG_USE
+    assert "the vocabulary goes up to 69999, which does not fit in uint16 (up to 65535)" in found.stderr
+
+
+def test_files_of_others_in_the_folder_of_parts_stay(tmp_path, tokenizer):
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+    (tmp_path / "out.bin.parts").mkdir()
+    (tmp_path / "out.bin.parts" / "part-1.tokens").write_text("of someone")
+    assert tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer).exit_code == GOOD
+    assert [left.name for left in (tmp_path / "out.bin.parts").iterdir()] == ["part-1.tokens"]
+
+
+def of_words(pre_tokenizer, **parts):
+    """A tokenizer that has learnt words, spaces and ends of lines that follow one another."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizer
+    for name, part in parts.items():
+        setattr(made, name, part)
+    texts = ["the cat's on the mat\n\nit'll  sit\n there 1234 times; a-b, a b", "été ça  va?\r\n été"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        texts * 9, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.add_special_tokens([END])
+    return made
+
+
+def split_by(pattern):
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+GPT_2 = of_words(pre_tokenizers.ByteLevel(add_prefix_space=False))
+LLAMA_3, QWEN = (of_words(split_by(pattern), normalizer=normalizers.NFC()) for pattern in _tokenizer._WORDS)
+
+
+@pytest.mark.parametrize("made", [GPT_2, LLAMA_3, QWEN], ids=["gpt-2", "llama-3", "qwen"])
+@settings(deadline=None, max_examples=300)
+@given(
+    text=st.lists(
+        st.sampled_from(
+            [
+                "the",
+                "cat",
+                "'s",
+                "'ll",
+                " ",
+                " ",
+                " ",
+                "\n",
+                "\r\n",
+                "1234",
+                "é",
+                "e\u0301",
+                "мир",
+                "猫。",
+                "\n猫",
+                "²",
+                "\n",
+                END,
+                ";",
+            ]
+        )
+        | st.text(st.characters(codec="utf-8"), max_size=2),
+        max_size=60,
+    ).map("".join),
+    piece_chars=st.integers(1, 12),
+)
+def test_pieces_have_the_tokens_of_the_text(made, text, piece_chars):
+    assert cuts_between_words(made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tokenizer, "PIECE_CHARS", piece_chars)
+        cut = list(pieces(text))
+    assert "".join(cut) == text
+    assert [token for piece in cut for token in made.encode(piece).ids] == made.encode(text).ids
+
+
+def test_the_pattern_of_llama_3_is_known():
+    assert _tokenizer._WORDS[0] == (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+def test_texts_are_cut_for_no_other_tokenizer():
+    def with_token(**options):
+        made = of_words(pre_tokenizers.ByteLevel(add_prefix_space=False))
+        made.add_tokens([AddedToken(**options)])
+        return made
+
+    assert cuts_between_words(with_token(content="<mask>"))
+    for made in (
+        with_token(content="<mask>", lstrip=True),
+        with_token(content="<mask>", rstrip=True),
+        with_token(content="the cat"),
+        with_token(content="\n\n"),
+        of_words(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        of_words(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+        of_words(pre_tokenizers.Whitespace()),
+        of_words(split_by(r"\s+|\S+")),
+        of_words(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer=normalizers.Prepend("x")),
+        Tokenizer(models.BPE()),
+    ):
+        assert not cuts_between_words(made), made.to_str()
+
+
+def test_a_text_in_pieces_is_one_document(tmp_path):
+    GPT_2.save(str(tmp_path / "tokenizer.json"))
+    texts = [" ".join(["the cat sat"] * 100_000), "", "the mat"]
+    path = json_lines(tmp_path / "texts.jsonl", texts)
+    out = tmp_path / "out.idx"
+    found = tokenize(path, out, "--tokenizer", tmp_path / "tokenizer.json", "--end-token", END)
+    assert found.exit_code == GOOD, found.output
+    whole = [expected(tmp_path / "tokenizer.json", [text]) for text in texts]
+    assert [document.tolist() for document in open_tokens(out).documents] == whole
+
+
+def test_a_large_text_that_cannot_be_cut_is_refused(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(sys.modules["pagestream.cli.tokenize"], "LARGEST_PIECE_CHARS", 10)
+    path, out = tmp_path / "book.txt", tmp_path / "out.bin"
+    path.write_text("one two\nthree\n")
+    found = tokenize(path, out, "--tokenizer", tokenizer)
+    assert found.exit_code == WRONG_USE
+    assert f"{path}: one document of 14 bytes; at most 10 bytes are encoded" in found.stderr
+    assert "use --lines if each line is a document" in found.stderr
+    assert not (tmp_path / "out.bin.parts").exists()
+    assert tokenize(path, out, "--tokenizer", tokenizer, "--lines").exit_code == GOOD
+    GPT_2.save(str(tokenizer))
+    assert tokenize(path, out, "--tokenizer", tokenizer).exit_code == GOOD
+
+
+def test_a_document_without_a_place_to_cut_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_encoding, "LARGEST_PIECE_CHARS", 10)
+    path = json_lines(tmp_path / "texts.jsonl", ["a cat", "cats" * 3])
+    GPT_2.save(str(tmp_path / "tokenizer.json"))
+    job = Job(str(tmp_path / "tokenizer.json"), "uint16", None, str(tmp_path))
+    (part,) = parts_of(str(path), "text", lines=False)
+    with pytest.raises(FormatError, match=r"texts.jsonl: a document has 12 characters that cannot be cut"):
+        encode_part(part, str(tmp_path / "part"), job)
+    assert not (tmp_path / "part.lengths").exists()

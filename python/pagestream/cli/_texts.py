@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Files of lines are cut into parts of about so many bytes.
-PART_BYTES = 32 << 20
+PART_BYTES = 4 << 20
+# Rows of Parquet that are in memory at a time.
+_ROWS = 256
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+# What text is called. A file with another suffix may be text, too.
+TEXT_SUFFIXES = (*_JSON_LINES, _PARQUET, *COMPRESSED, ".txt", ".text", ".md", ".csv", ".tsv", ".html", ".xml")
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,25 @@ def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
 
     Raises:
         OSError: There is no such file.
+        ValueError: It is compressed, or not a regular file.
+        FormatError: It should be a Parquet file, and is not.
         ImportError: It is a Parquet file, and pyarrow is not installed.
     """
-    size_bytes = os.stat(path).st_size
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        message = f"{path}: a directory; name the files in it"
+        raise ValueError(message)
+    if not stat.S_ISREG(found.st_mode):
+        message = f"{path}: not a regular file, but a pipe or a device; write the text to a file first"
+        raise ValueError(message)
+    size_bytes = found.st_size
     lower = path.lower()
+    if lower.endswith(COMPRESSED):
+        message = f"{path}: compressed files are not read; unpack it first"
+        raise ValueError(message)
     if lower.endswith(_PARQUET):
-        groups = _parquet(path).metadata
+        with _parquet_errors(path):
+            groups = _parquet(path).metadata
         return [
             Part(path, "parquet", number, number + 1, field, groups.row_group(number).total_byte_size)
             for number in range(groups.num_row_groups)
@@ -67,7 +87,7 @@ def documents(part: Part) -> Iterator[str]:
     """Yields the documents of a part.
 
     Raises:
-        FormatError: A line is no JSON object with the field, a row lacks it, or text is not UTF-8.
+        FormatError: A line is not a JSON object with the field, a row lacks it, or text is not UTF-8.
         OSError: The file cannot be read.
     """
     if part.kind == "parquet":
@@ -95,21 +115,35 @@ def _text(part: Part, offset: int, data: bytes) -> str:
 
 
 def _field(part: Part, offset: int, line: bytes) -> str:
+    place = f"the line at byte {offset}"
+    text = _text(part, offset, line)
     try:
-        found = json.loads(_text(part, offset, line))
-    except json.JSONDecodeError as error:
-        message = f"{part.path}: the line at byte {offset} is no JSON: {error}"
+        found = json.loads(text)
+    except RecursionError as error:
+        message = f"{part.path}: {place} is JSON that is nested too deeply"
         raise FormatError(message) from error
-    return _string(
-        part, f"the line at byte {offset}", found.get(part.field) if isinstance(found, dict) else None
-    )
+    except ValueError as error:
+        # Also a number of more digits than Python reads.
+        message = f"{part.path}: {place} is not JSON: {error}"
+        raise FormatError(message) from error
+    return _string(part, place, found.get(part.field) if isinstance(found, dict) else None)
 
 
 def _string(part: Part, place: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    message = f"{part.path}: {place} has no text in the field {part.field!r}; --field names another one"
-    raise FormatError(message)
+    if not isinstance(value, str):
+        message = (
+            f"{part.path}: {place} has no text in the field {part.field!r}; use --field to name another one"
+        )
+        raise FormatError(message)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        message = (
+            f"{part.path}: {place} has half of a surrogate pair, \\u{ord(value[error.start]):04x}, "
+            f"as character {error.start} of the field {part.field!r}; expected Unicode text"
+        )
+        raise FormatError(message) from error
+    return value
 
 
 def _parquet(path: str) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -121,11 +155,29 @@ def _parquet(path: str) -> Any:  # noqa: ANN401 - pyarrow has no types
     return parquet.ParquetFile(path)
 
 
+@contextmanager
+def _parquet_errors(path: str) -> Iterator[None]:
+    """Has errors of pyarrow name the file."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except (OSError, ValueError) as error:
+        # Those of the system have a number. A damaged page is an OSError without one.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        message = f"{path}: not a Parquet file, or a damaged one: {' '.join(str(error).split())}"
+        raise FormatError(message) from error
+
+
 def _rows(part: Part) -> Iterator[str]:
-    file = _parquet(part.path)
-    if part.field not in file.schema_arrow.names:
-        message = f"{part.path}: no column {part.field!r}; found {', '.join(file.schema_arrow.names)}"
-        raise FormatError(message)
-    column = file.read_row_group(part.start, columns=[part.field]).column(0)
-    for number, value in enumerate(column.to_pylist()):
-        yield _string(part, f"row {number} of row group {part.start}", value)
+    number = 0
+    with _parquet_errors(part.path):
+        file = _parquet(part.path)
+        if part.field not in file.schema_arrow.names:
+            message = f"{part.path}: no column {part.field!r}; found {', '.join(file.schema_arrow.names)}"
+            raise FormatError(message)
+        for batch in file.iter_batches(_ROWS, row_groups=[part.start], columns=[part.field]):
+            for value in batch.column(0).to_pylist():
+                yield _string(part, f"row {number} of row group {part.start}", value)
+                number += 1

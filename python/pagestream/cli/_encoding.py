@@ -1,0 +1,231 @@
+"""The parts of ``pagestream tokenize``: processes make the tokens of each, in ``OUT.parts``.
+
+```text
+part ──process──> OUT.parts/<key>.tokens, then <key>.lengths: where these are, all is
+                            └── made of all that the tokens depend on: a part that is there is not made again
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagestream._common.atomic_write import Replacement
+from pagestream.cli._progress import bar_of_bytes
+from pagestream.cli._texts import Part, documents
+from pagestream.cli._tokenizer import LARGEST_PIECE_CHARS, cuts_between_words, load, pieces
+from pagestream.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+# What is encoded at a time ends with the piece that reaches one of these.
+_BATCH_PIECES, _BATCH_CHARS = 256, 1 << 20
+# What the command and `Replacement` call files in the folder of parts.
+_OURS = re.compile(r"\d{6,}-[0-9a-f]{32}\.(tokens|lengths)|\.\d{6,}-[0-9a-f]+\..*(tmp|lock)")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all parts have in common.
+
+    Attributes:
+        tokenizer: The path of the tokenizer.
+        dtype: The type of tokens, which has room for all of the vocabulary.
+        end_token: What ends each document; None for nothing.
+        folder: Where the parts go.
+    """
+
+    tokenizer: str
+    dtype: str
+    end_token: int | None
+    folder: str
+
+
+def names_of(parts: list[Part], job: Job) -> list[str]:
+    """Returns where the tokens of each part are, once they are made."""
+    with open(job.tokenizer, "rb") as file:
+        common = [hashlib.file_digest(file, "sha256").hexdigest(), job.dtype, job.end_token]
+    stats = {path: os.stat(path) for path in {part.path for part in parts}}
+    names = []
+    for number, part in enumerate(parts):
+        stat = stats[part.path]
+        facts = [
+            *common,
+            os.path.abspath(part.path),
+            stat.st_size,
+            stat.st_mtime_ns,
+            number,
+            *asdict(part).values(),
+        ]
+        key = hashlib.blake2b(repr(facts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        names.append(os.path.join(job.folder, f"{number:06}-{key}"))
+    return names
+
+
+def is_made(name: str) -> bool:
+    """Returns whether the tokens of a part are there."""
+    return os.path.exists(f"{name}.lengths")
+
+
+def encode(parts: list[Part], names: list[str], job: Job, processes: int) -> int:
+    """Makes the tokens of the parts that have none yet, and returns how many these are.
+
+    Raises:
+        ChildProcessError: A process was killed.
+        FormatError: A file is bad.
+    """
+    missing = [(part, name) for part, name in zip(parts, names, strict=True) if not is_made(name)]
+    total_bytes = sum(part.nbytes for part in parts)
+    with bar_of_bytes() as bar:
+        task = bar.add_task("tokenize", total=total_bytes)
+        bar.update(task, advance=total_bytes - sum(part.nbytes for part, _ in missing))
+        # No thread of this process is left in the middle of something. No native code keeps it from Ctrl-C.
+        context = multiprocessing.get_context("spawn")
+        workers = min(processes, max(1, len(missing)))
+        with ProcessPoolExecutor(workers, context, _prepare, (workers > 1,)) as pool:
+            try:
+                # A Ctrl-C meanwhile is raised at the end of the block.
+                with _signals_blocked():
+                    waiting = {pool.submit(encode_part, part, name, job): part for part, name in missing}
+                for each in as_completed(waiting):
+                    each.result()
+                    bar.update(task, advance=waiting[each].nbytes)
+            except BaseException as error:
+                # Nothing that is encoded or queued is waited for.
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.kill()
+                    process.join()
+                if isinstance(error, BrokenProcessPool):
+                    message = (
+                        "a process that encoded was killed, maybe for want of memory: use fewer --processes"
+                    )
+                    raise ChildProcessError(message) from error
+                raise
+    return len(missing)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Blocks Ctrl-C and SIGTERM for a moment, and also in the processes that begin meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare(is_one_of_several: bool) -> None:
+    """Has a process use one thread if there are several processes, and end with the one that began it."""
+    if is_one_of_several:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Ctrl-C stays blocked: the first process ends the others.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@cache
+def _tokenizer(path: str) -> tuple[Any, bool]:
+    """Returns the tokenizer of this process, and whether texts may be cut for it."""
+    loaded = load(path)
+    return loaded, cuts_between_words(loaded)
+
+
+def encode_part(part: Part, name: str, job: Job) -> None:
+    """Writes the tokens of a part, and the lengths of its documents."""
+    tokenizer, may_cut = _tokenizer(job.tokenizer)
+    # It leaves out the places in the text. Not all versions have it.
+    encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+    lengths, length = [], 0
+    with Replacement() as replacement:
+        # The lengths come last: where they are, all is.
+        tokens = replacement.open(f"{name}.tokens", "tokens")
+        for batch in _batches(part, may_cut=may_cut):
+            try:
+                encodings = encode_batch([text for text, _ in batch], add_special_tokens=False)
+            except Exception as error:
+                # It raises no other class: a word without a token, for example.
+                message = f"{job.tokenizer}: a text of {part.path} cannot be encoded: {error}"
+                raise ValueError(message) from error
+            for encoding, (_, is_end) in zip(encodings, batch, strict=True):
+                ids = encoding.ids
+                if is_end and job.end_token is not None:
+                    ids.append(job.end_token)
+                tokens.write(np.array(ids, _stored(job.dtype)).tobytes())
+                length += len(ids)
+                if is_end:
+                    lengths.append(length)
+                    length = 0
+        replacement.open(f"{name}.lengths", "tokens").write(np.array(lengths, "<i8").tobytes())
+
+
+def _batches(part: Part, *, may_cut: bool) -> Iterator[list[tuple[str, bool]]]:
+    """Yields the documents of a part, or pieces of them, each with whether it ends a document."""
+    batch: list[tuple[str, bool]] = []
+    chars = 0
+    for text in documents(part):
+        left = len(text)
+        for piece in pieces(text) if may_cut else (text,):
+            if len(piece) > LARGEST_PIECE_CHARS:
+                message = (
+                    f"{part.path}: a document has {len(piece):,} characters that cannot be cut; at most "
+                    f"{LARGEST_PIECE_CHARS:,} are encoded in one go; divide it, or use --lines for text"
+                )
+                raise FormatError(message)
+            left -= len(piece)
+            batch.append((piece, left == 0))
+            chars += len(piece)
+            if len(batch) == _BATCH_PIECES or chars >= _BATCH_CHARS:
+                yield batch
+                batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _stored(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def tokens_of(name: str, job: Job) -> npt.NDArray[Any]:
+    """Returns the tokens of a part."""
+    path = f"{name}.tokens"
+    if not os.path.getsize(path):
+        return np.zeros(0, job.dtype)
+    return np.memmap(path, _stored(job.dtype), "r")
+
+
+def lengths_of(name: str) -> npt.NDArray[np.int64]:
+    """Returns how many tokens each document of a part has."""
+    return np.fromfile(f"{name}.lengths", "<i8")
+
+
+def remove(folder: str) -> None:
+    """Removes the files of all parts, and the folder if it has nothing else."""
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name):
+            os.unlink(os.path.join(folder, name))
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)

@@ -1,0 +1,99 @@
+"""The tokenizer of ``pagestream tokenize``, and where a text can be cut without a change of its tokens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# The tokenizer takes more than a hundred times the memory of the text that it encodes in one go.
+PIECE_CHARS = 32 << 10
+LARGEST_PIECE_CHARS = 64 << 20
+# How Llama 3 and others (with numbers of three digits) and Qwen (of one) cut text into words.
+_WORDS = tuple(
+    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in (r"\p{N}{1,3}", r"\p{N}")
+)
+# What every version of Unicode calls a letter: Latin, Greek, Cyrillic, Hebrew, Arabic, Devanagari, kana,
+# Chinese, Hangul.
+_LETTER = (
+    r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u0391-\u03a1\u03a3-\u03c9\u0410-\u044f\u05d0-\u05ea\u0621-\u063a"
+    r"\u0641-\u064a\u0905-\u0939\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+)
+# Between a letter and a space before another, and after a line that ends in no space, before a letter.
+_CUT = re.compile(
+    f"[{_LETTER}](?= [{_LETTER}])|[!-~{_LETTER}\u3001\u3002\u300d\u300f\uff01\uff1f]\n(?=[{_LETTER}])"
+)
+
+
+def load(path: str) -> Any:  # noqa: ANN401 - tokenizers has no types
+    """Returns the tokenizer of a file, which encodes texts as they are: neither cut off nor padded.
+
+    Raises:
+        ImportError: tokenizers is not installed.
+        OSError: There is no such file.
+        ValueError: The file is not a ``tokenizer.json``.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        message = "tokenize needs tokenizers: pip install 'pagestream[tokenize]'"
+        raise ImportError(message) from error
+    if not os.path.isfile(path):
+        raise FileNotFoundError(errno.ENOENT, "no such tokenizer", path)
+    try:
+        loaded = Tokenizer.from_file(path)
+    except Exception as error:
+        # It raises no other class.
+        message = f"{path}: not a tokenizer.json: {error}"
+        raise ValueError(message) from error
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
+
+
+def cuts_between_words(tokenizer: Any) -> bool:  # noqa: ANN401 - tokenizers has no types
+    """Returns whether a text has the same tokens when it is cut as `pieces` does.
+
+    That holds for the patterns of GPT-2, Llama 3 and Qwen, whatever is around: the letters before the space
+    end one word, and the space begins the next; a single end of a line is never one word with the letter
+    after it; and each word is encoded by itself. It does not hold if a token that was added to the vocabulary
+    has a space in it or takes in those around it.
+    """
+    facts = json.loads(tokenizer.to_str())
+    # NFC changes nothing before a space and after the end of a line.
+    if facts["normalizer"] not in (None, {"type": "NFC"}):
+        return False
+    for token in facts["added_tokens"]:
+        if re.search(r"\s", token["content"]) or token["lstrip"] or token["rstrip"]:
+            return False
+    return _splits_words(facts["pre_tokenizer"])
+
+
+def _splits_words(step: dict[str, Any] | None) -> bool:
+    if step is None:
+        return False
+    if step["type"] == "ByteLevel":
+        return step["use_regex"] and not step["add_prefix_space"]
+    match step.get("pretokenizers"):
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            return pattern in _WORDS
+    return False
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yields a text in pieces of `PIECE_CHARS` or more, up to a space between letters or an end of a line."""
+    start = 0
+    while found := _CUT.search(text, start + PIECE_CHARS - 1):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
