@@ -1,8 +1,8 @@
 """Draws the terminal pictures of the documentation, from what the commands print.
 
-    python docs/figures/terminal.py
+    python docs/figures/terminal.py [info residency bench check]
 
-The commands run on a pseudo-terminal; rich makes SVG of what came.
+Without names it draws all of them. The commands run on a pseudo-terminal; rich makes SVG of what they print.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ sys.path.append(str(HERE.parents[1] / "tests/python"))  # the tests mount the sa
 from support import real
 
 COLUMNS = 96
+PICTURES = ("info", "residency", "bench", "check")
 
 
 def printed(*command: str, cwd: Path) -> str:
@@ -77,23 +78,34 @@ def write_model(folder: Path) -> None:
         save_file(tensors, folder / f"model-{shard:05}-of-00002.safetensors", {"format": "pt"})
 
 
+def draw_residency(work: Path) -> None:
+    """Draws a checkpoint of which a part is in the page cache."""
+    subprocess.run([sys.executable, "-m", "pagestream", "evict", "llama"], cwd=work, check=True)
+    file = work / "llama/model-00001-of-00002.safetensors"
+    with open(file, "rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        opened.read(file.stat().st_size * 6 // 10)
+    picture("residency", "residency", "llama", cwd=work)
+    printed("residency", "llama", "--png", str(HERE / "residency.png"), cwd=work)
+
+
 def main() -> None:
-    """Draws all of them."""
+    """Draws the pictures that are named, or all of them."""
+    names = set(sys.argv[1:] or PICTURES)
+    if not names <= set(PICTURES):
+        sys.exit(f"usage: {sys.argv[0]} [{' '.join(PICTURES)}]")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as inner:
         work = Path(inner)
         write_model(work / "llama")
-        picture("info", "info", "llama", cwd=work)
-        subprocess.run([sys.executable, "-m", "pagestream", "evict", "llama"], cwd=work, check=True)
-        file = work / "llama/model-00001-of-00002.safetensors"
-        with open(file, "rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            opened.read(file.stat().st_size * 6 // 10)
-        picture("residency", "residency", "llama", cwd=work)
-        printed("residency", "llama", "--png", str(HERE / "residency.png"), cwd=work)
-        picture("bench", "bench", "--quick", cwd=work)
-
-        with real.slow_fuse(work / "llama", work / "mnt", delay_ms=10, request_bytes=128 << 10):
-            picture("check", "check", "mnt", cwd=work)
+        if "info" in names:
+            picture("info", "info", "llama", cwd=work)
+        if "residency" in names:
+            draw_residency(work)
+        if "bench" in names:
+            picture("bench", "bench", "--quick", cwd=work)
+        if "check" in names:
+            with real.slow_fuse(work / "llama", work / "mnt", delay_ms=10, request_bytes=128 << 10):
+                picture("check", "check", "mnt", cwd=work)
 
 
 if __name__ == "__main__":

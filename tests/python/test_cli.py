@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 import pagestream
 from pagestream import MappedFile, open_checkpoint, write_tokens
-from pagestream.cli import _contests, bench
 from pagestream.cli._app import app
 from pagestream.cli._output import percent
 from pagestream.cli.residency import _bar, _parts
@@ -474,34 +473,6 @@ class TestRun:
         )
         found = program("run", tmp_path / "starts.py", env={**os.environ, "PYTHONPATH": str(tmp_path)})
         assert found.stdout == "pagestream.safetensors.torch True\n" * 2, found.stderr
-
-
-class TestBench:
-    @pytest.fixture(autouse=True)
-    def scale(self, monkeypatch):
-        monkeypatch.setattr(bench, "_QUICK", bench._Scale(rounds=1, seconds=0.05, nbytes=8 * MIB))
-
-    def test_results(self, tmp_path):
-        results = facts("bench", "--quick", "--folder", tmp_path, "--png", tmp_path / "picture.png")
-        assert [result["is_ours"] for result in results] == [True, False, False] * 2 + [True, True, False] * 2
-        assert all(result["low"] <= result["rate"] <= result["high"] for result in results)
-        assert {result["unit"] for result in results} == {"windows", "bytes"}
-        assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
-        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-
-    def test_a_file_system_in_memory_cannot_be_cold(self):
-        found = pagestream_command("bench", "--quick", "--folder", "/dev/shm")
-        assert found.exit_code == GOOD
-        assert "cold files were not measured: what /dev/shm holds stays in memory" in found.stdout
-        assert "times as fast" in found.stdout
-
-    def test_other_tokens_are_noticed(self):
-        x = (np.arange(1024) * 40_503 % 65_536)[None].repeat(64, 0)
-        y = (np.arange(1, 1025) * 40_503 % 65_536)[None].repeat(64, 0)
-        _contests.prove(x, y)
-        y[3, 7] += 1
-        with pytest.raises(RuntimeError, match="other tokens"):
-            _contests.prove(x, y)
 
 
 def test_a_pipe_gets_plain_lines(weights):

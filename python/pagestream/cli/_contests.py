@@ -38,7 +38,7 @@ class WrongBytesError(RuntimeError):
 
 @dataclass(frozen=True)
 class Contest:
-    """The same work, done in several ways. The first one is ours.
+    """The same work, done in several ways: ours and those of others.
 
     Attributes:
         title: What it is.
@@ -80,7 +80,7 @@ def of_tokens(path: str, *, is_cold: bool) -> Contest:
     """Returns the contest of batches of random windows."""
     makers = {"TokenLoader": by_loader, "np.memmap": by_memmap}
     if find_spec("torch") is not None:
-        makers["torch's DataLoader, 2 workers"] = by_data_loader
+        makers[f"torch's DataLoader ({_WORKERS} workers)"] = by_data_loader
     measured = _from_cold if is_cold else _timed
     ways = {name: _turn(measured, make, path) for name, make in makers.items()}
     if not is_cold:
@@ -117,9 +117,9 @@ def of_weights(path: str, *, is_cold: bool) -> Contest:
         return turn
 
     ways = {
-        "pagestream, load_file": load(lambda: _load_file("pagestream.safetensors.numpy", path)),
-        "pagestream, stream": load(lambda: open_checkpoint(path).stream()),
-        "safetensors, load_file": load(lambda: _load_file("safetensors.numpy", path)),
+        "pagestream load_file": load(lambda: _load_file("pagestream.safetensors.numpy", path)),
+        "pagestream stream": load(lambda: open_checkpoint(path).stream()),
+        "safetensors load_file": load(lambda: _load_file("safetensors.numpy", path)),
     }
     title = f"a safetensors file, {'cold' if is_cold else 'in the page cache'}"
     return Contest(title, "bytes", ways, (path,) if is_cold else ())

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
+from rich.text import Text
 
+from pagestream._common.amounts import size
 from pagestream.cli import _output
+
+if TYPE_CHECKING:
+    from rich.progress import Task
+
+
+class _RateColumn(ProgressColumn):
+    """Bytes a second, in binary units as all other sizes; rich's own column has decimal ones alone."""
+
+    def render(self, task: Task) -> Text:
+        """Returns the rate; nothing until two updates have shown it."""
+        rate = task.finished_speed or task.speed
+        return Text(f"{size(rate)}/s" if rate else "", style="progress.data.speed")
 
 
 def bar_of_bytes() -> Progress:
@@ -22,7 +37,7 @@ def bar_of_bytes() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        _RateColumn(),
         TimeRemainingColumn(),
     )
     # In a pipe the result alone is of use.

@@ -1,4 +1,4 @@
-"""``pagestream bench``: this machine against what else reads the same files."""
+"""``pagestream bench``: pagestream against other readers of the same files, on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,9 @@ from pagestream.cli._contests import (
 )
 from pagestream.cli.field import suite as field
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 @dataclass(frozen=True)
 class _Scale:
@@ -35,16 +38,22 @@ class _Scale:
 
 
 _QUICK, _FULL = _Scale(3, 0.4, 128 << 20), _Scale(5, 1.5, 512 << 20)
+_COLUMNS = ("median", "lowest", "highest")
+# The longest name of a way, and a rate of seven digits.
+_WAY_COLUMNS, _RATE_COLUMNS = 32, 9
+_MEBIBYTE, _TWO_DIGITS = 1 << 20, 10
+# Ratios that are 1.00 when they are rounded.
+_EQUAL = 0.005
 _QUICK_FIELD, _FIELD = field.Scale(1, 128 << 20), field.Scale(3, 1 << 30)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a way reached.
+    """How fast a way was.
 
     Attributes:
         contest: The work.
-        way: Who did it.
+        way: How it was done, and by which library.
         unit: What is counted.
         rate: Units a second, the median of the rounds.
         low: The lowest of the rounds.
@@ -63,11 +72,11 @@ class Result:
 
 def bench(
     folder: Annotated[
-        str | None, typer.Option(help="Where the files are written, on the disk to be measured.")
+        str | None, typer.Option(help="Write the files here, on the disk to be measured.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="In half a minute instead of two.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Take half a minute instead of two.")] = False,
     suite: Annotated[
-        str, typer.Option(help='"usual"; or "field": all loaders that are installed, in up to 30 minutes.')
+        str, typer.Option(help='"usual", or "field": all installed loaders, in up to 30 minutes.')
     ] = "usual",
     png: Annotated[
         str | None, typer.Option(help="Draw the results into this file (needs matplotlib).")
@@ -92,22 +101,49 @@ def bench(
         _output.print_json(results)
         return
     console = _output.console()
-    made = _output.table("", "rate", "span", "pagestream is", right=("rate", "span", "pagestream is"))
     for contest in contests:
-        of_contest = [result for result in results if result.contest == contest.title]
-        ours, *others = of_contest
-        made.add_row(contest.title)
-        for result in of_contest:
-            times = (
-                f"{ours.rate / result.rate:.2f} times as fast"
-                if result in others and not result.is_ours
-                else ""
-            )
-            span = f"{_rate(result.low, result.unit)} to {_rate(result.high, result.unit)}"
-            made.add_row(f"  {result.way}", _rate(result.rate, result.unit), span, times)
-    console.print(made)
+        _print_contest(console, [result for result in results if result.contest == contest.title])
     if remark:
         console.print(remark)
+
+
+def _print_contest(console: Console, results: list[Result]) -> None:
+    """Prints a table that fits 80 columns, and how each of our ways compares with the best rival."""
+    unit = "MiB" if results[0].unit == "bytes" else results[0].unit
+    console.print(f"{results[0].contest} ({unit} a second)", style="bold")
+    made = _output.table("", *_COLUMNS, right=_COLUMNS)
+    # The tables of all contests stand below one another.
+    made.columns[0].min_width = _WAY_COLUMNS
+    for column in made.columns[1:]:
+        column.min_width = _RATE_COLUMNS
+    for result in results:
+        rates = (result.rate, result.low, result.high)
+        made.add_row(f"  {result.way}", *(_figure(rate, result.unit) for rate in rates))
+    console.print(made)
+    for verdict in _verdicts(results):
+        console.print(f"→ {verdict}")
+    console.print()
+
+
+def _figure(rate: float, unit: str) -> str:
+    """Returns a rate without its unit: bytes as MiB."""
+    amount = rate / _MEBIBYTE if unit == "bytes" else rate
+    return f"{amount:,.0f}" if amount >= _TWO_DIGITS else f"{amount:.2g}"
+
+
+def _verdicts(results: list[Result]) -> list[str]:
+    """Returns for each of our ways a sentence about how it compares with the best of the others."""
+    best = max((result for result in results if not result.is_ours), key=lambda result: result.rate)
+    return [_verdict(result, best) for result in results if result.is_ours]
+
+
+def _verdict(ours: Result, best: Result) -> str:
+    ratio = ours.rate / best.rate
+    if abs(ratio - 1) < _EQUAL:
+        return f"{ours.way} is as fast as {best.way}"
+    if ratio < 1:
+        return f"{ours.way} is slower than {best.way}, at {ratio:.0%} of its rate"
+    return f"{ours.way} is {ratio:.2f} times as fast as {best.way}"
 
 
 def _field(folder: str | None, scale: field.Scale, png: str | None, *, as_json: bool) -> None:
@@ -125,13 +161,18 @@ def _field(folder: str | None, scale: field.Scale, png: str | None, *, as_json: 
         _output.print_json(facts)
         return
     console = _output.console()
-    columns = ("rate", "p50 / p99", "read", "CPU s/GB", "memory", "outcome")
+    columns = ("MiB/s", "p50 ms", "p99 ms", "read", "CPU/GB", "memory")
     for case in dict.fromkeys(found.case for found in findings):
-        made = _output.table(case, *columns, right=columns[:-1])
-        for found in findings:
-            if found.case == case:
-                made.add_row(found.loader, *_row(found))
-        console.print(made, "")
+        here = [found for found in findings if found.case == case]
+        made = _output.table("", *columns, right=columns)
+        for found in here:
+            made.add_row(found.loader, *_row(found))
+        console.print(case, style="bold")
+        console.print(made)
+        for found in here:
+            if found.outcome != "right":
+                console.print(f"  {found.loader}: {found.outcome}")
+        console.print()
     console.print("Where pagestream loses:" if losses else "pagestream loses nowhere.")
     for line in [*losses, "", *remarks]:
         console.print(f"  {line}" if line in losses else line)
@@ -139,14 +180,14 @@ def _field(folder: str | None, scale: field.Scale, png: str | None, *, as_json: 
 
 def _row(found: field.Finding) -> tuple[str, ...]:
     if not found.rates:
-        return ("", "", "", "", "", found.outcome)
+        return ("",) * 6
     return (
-        f"{size(found.rate)}/s",
-        f"{found.p50_seconds * 1000:.3g} / {found.p99_seconds * 1000:.3g} ms",
+        _figure(found.rate, "bytes"),
+        f"{found.p50_seconds * 1000:.3g}",
+        f"{found.p99_seconds * 1000:.3g}",
         f"{found.read_per_byte:.2f}",
         f"{found.cpu_seconds_per_gb:.2f}",
         size(found.anonymous_bytes),
-        found.outcome,
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from rich.cells import cell_len
 
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
@@ -17,8 +20,12 @@ from pagestream.weights.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from rich.console import Console
 
-_CELLS, _PNG_CELLS = 40, 400
+# Cells of a bar in a pipe; the fewest on a terminal, where names are shortened first; those of a picture.
+_PIPE_CELLS, _LEAST_CELLS, _PNG_CELLS = 40, 16, 400
+# Spaces between the columns of a table.
+_GAP = 2
 # From nothing to all of a cell's pages.
 _SHADES = " ░▒▓█"
 _SHOWN = 40
@@ -31,9 +38,9 @@ class Row:
     Attributes:
         name: Its path, or the tensor's name.
         nbytes: Its size.
-        fraction: The share of its pages that is cached; NaN where the kernel does not tell.
+        fraction: The share of its pages that is cached; NaN where the kernel does not say.
         method: How the kernel was asked; see `Residency`.
-        pages: Whether each page is cached; None where only a sample was asked.
+        pages: Whether each page is cached; None where only a sample was checked.
     """
 
     name: str
@@ -46,7 +53,7 @@ class Row:
 def residency(
     paths: Paths,
     tensors: Annotated[
-        bool, typer.Option("--tensors", help="A row for each tensor of safetensors files.")
+        bool, typer.Option("--tensors", help="Show a row for each tensor of safetensors files.")
     ] = False,
     png: Annotated[
         str | None, typer.Option(help="Draw the picture into this file (needs matplotlib).")
@@ -54,7 +61,7 @@ def residency(
     all_: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which pages are in the page cache: for each file a bar from its beginning to its end.
+    """Show which pages are in the page cache, as a bar for each file, from its beginning to its end.
 
     Example: pagestream residency /mnt/models/llama --tensors
     """
@@ -66,16 +73,52 @@ def residency(
         return
     console = _output.console()
     shown = rows if all_ else rows[:_SHOWN]
-    made = _output.table("tensor" if tensors else "file", "size", "cached", "pages", right=("size", "cached"))
-    for row in shown:
-        bar = "a sample" if row.pages is None else _bar(_parts(row.pages, _CELLS))
-        made.add_row(row.name, size(row.nbytes), _output.percent(row.fraction), bar)
-    console.print(made)
+    _print_bars(console, shown, "tensor" if tensors else "file")
     if len(shown) < len(rows):
         console.print(f"… and {count(len(rows) - len(shown), 'row')} more: --all shows them")
     known = [row for row in rows if not np.isnan(row.fraction)]
     cached_bytes = sum(row.fraction * row.nbytes for row in known)
     console.print(f"{size(cached_bytes)} of {size(sum(row.nbytes for row in known))} in the page cache")
+
+
+def _print_bars(console: Console, rows: list[Row], kind: str) -> None:
+    """Prints a line for each row. On a terminal no line is wider than that."""
+    sizes = [size(row.nbytes) for row in rows]
+    shares = [_output.percent(row.fraction) for row in rows]
+    names, cells = [row.name for row in rows], _PIPE_CELLS
+    if sys.stdout.isatty():
+        figures = _widest(["size", *sizes]) + _widest(["cached", *shares]) + 3 * _GAP
+        folder, names, cells = _fitted(names, console.width - figures)
+        if folder:
+            console.print(f"in {folder}", soft_wrap=True)
+    made = _output.table(kind, "size", "cached", "pages", right=("size", "cached"))
+    for row, name, nbytes, share in zip(rows, names, sizes, shares, strict=True):
+        bar = "a sample" if row.pages is None else _bar(_parts(row.pages, cells))
+        made.add_row(name, nbytes, share, bar)
+    console.print(made)
+
+
+def _fitted(names: list[str], room: int) -> tuple[str, list[str], int]:
+    """Shares the columns of a terminal between names and bars.
+
+    Returns:
+        The folder that is left out of the names, or nothing; the names; and the cells of a bar.
+    """
+    most, folder = max(room - _LEAST_CELLS, _LEAST_CELLS), ""
+    if _widest(names) > most:
+        common = os.path.commonprefix(names)  # noqa: RUF071 - what is after its last slash is left
+        folder = common[: common.rfind("/") + 1]
+        names = [name.removeprefix(folder) for name in names]
+    half = most // 2
+    # The middle tells least: numbers of shards and of layers are on both sides of it.
+    names = [
+        name if cell_len(name) <= most else f"{name[: most - half - 1]}…{name[-half:]}" for name in names
+    ]
+    return folder, names, max(room - _widest(names), _LEAST_CELLS)
+
+
+def _widest(texts: list[str]) -> int:
+    return max(map(cell_len, texts), default=0)
 
 
 def _rows(path: str, *, tensors: bool) -> list[Row]:

@@ -56,7 +56,7 @@ class Finding:
         case: The case.
         loader: The loader.
         outcome: ``"right"``, ``"wrong bytes"``, ``"killed by SIGBUS"`` or its like, ``"no end"``, an error;
-            ``"stopped after 20 s"`` for one that was too slow, whose figures are of what it gave until then.
+            ``"stopped after 20 s"`` for one that was too slow, whose figures cover what it delivered.
         is_ours: Whether the loader is pagestream's.
         rates: Bytes a second, of each round.
         p50_seconds: Median of the time that a batch or a tensor took.
