@@ -1,48 +1,63 @@
-"""A checkpoint of Hugging Face's form, loaded by `torch.distributed.checkpoint` into an FSDP2 model.
+"""A checkpoint of Hugging Face's form, loaded by `torch.distributed.checkpoint` into shards.
 
     torchrun --nproc-per-node=2 dcp_load.py folder-of-safetensors
 
 The only change to a program is the reader: each byte that any rank needs is read by one of them, and sent to
-the others.
+the others. Here each tensor of the folder becomes a DTensor whose rows are divided among the ranks, as FSDP2
+divides a model's; a program that has a model takes `model.state_dict()` instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import empty as empty_dtensor
 
-from pagestream import open_checkpoint
+from pagestream.errors import SafetensorError
 from pagestream.torch import HuggingFaceStorageReader
 
 
 def main() -> None:
     """Loads into shards, and prints what each rank holds."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", help="a folder of .safetensors files")
     folder = parser.parse_args().folder
+    reader = HuggingFaceStorageReader(folder)
+    try:
+        facts = reader.read_metadata().state_dict_metadata
+    except (OSError, SafetensorError) as error:
+        parser.error(str(error))
+    if not facts:
+        parser.error(f"{folder} has no .safetensors files")
+    if "RANK" not in os.environ:
+        parser.error(f"it runs on ranks: torchrun --nproc-per-node=2 dcp_load.py {folder}")
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    with open_checkpoint(folder) as weights:
-        # A stack of linear layers of the checkpoint's shapes: `0.weight`, `1.weight`, …
-        shapes = [weights.info(f"{number}.weight").shape for number in range(len(weights))]
-    model = nn.Sequential(*(nn.Linear(columns, rows, bias=False) for rows, columns in shapes))
-    fully_shard(model, mesh=mesh)
+    state: dict[str, torch.Tensor] = {}
+    for name, fact in facts.items():
+        assert isinstance(fact, TensorStorageMetadata)
+        shape, dtype = fact.size, fact.properties.dtype
+        # What has no rows cannot be divided: each rank has all of it.
+        state[name] = (
+            empty_dtensor(shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
+            if shape
+            else torch.empty(shape, dtype=dtype)
+        )
+    load(state, storage_reader=reader)
 
-    state = model.state_dict()
-    load(state, storage_reader=HuggingFaceStorageReader(folder))
-    model.load_state_dict(state)
-
-    shards = [parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    shards = [tensor.to_local() for tensor in state.values() if isinstance(tensor, DTensor)]
     held = sum(shard.numel() for shard in shards)
-    total = torch.stack([shard.double().sum() for shard in shards]).sum()
+    total = sum((shard.double().sum() for shard in shards), torch.zeros((), dtype=torch.float64))
     dist.all_reduce(total)
     print(f"rank {dist.get_rank()} holds {held:,} elements; the sum of all is {total.item():.6g}")
     dist.barrier()  # none leaves while another still talks to it

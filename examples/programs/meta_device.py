@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from pagestream import open_checkpoint
+from pagestream.errors import SafetensorError
 from pagestream.torch import load_into
 
 
@@ -37,13 +38,19 @@ class Bare(nn.Module):
 
 def main() -> None:
     """Loads a checkpoint, and prints what came."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint")
-    parser.add_argument("--device", default="cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", help="a safetensors file, a folder of them, or an index")
+    parser.add_argument("--device", default="cpu", help="where the module goes (cpu)")
     arguments = parser.parse_args()
-    with torch.device("meta"):
-        model = Bare(arguments.checkpoint)
-    with torch.device(arguments.device):
+    try:
+        with torch.device("meta"):
+            model = Bare(arguments.checkpoint)
+        device = torch.device(arguments.device)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch raises the last for an unknown device
+        parser.error(str(error))
+    with device:
         report = load_into(model, arguments.checkpoint, progress=True)
     count = sum(math.prod(parameter.shape) for parameter in model.parameters())
     print(f"{count:,} parameters; missing {list(report.missing)}, unexpected {list(report.unexpected)}")

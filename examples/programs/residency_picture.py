@@ -5,6 +5,7 @@ python residency_picture.py model.safetensors residency.png
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import numpy as np
@@ -17,9 +18,18 @@ COLUMNS = 256
 
 def main() -> None:
     """Draws one square for each page, row after row."""
-    path, picture = sys.argv[1:]
-    with MappedFile(path) as file:
-        residency = file.residency()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", help="any file")
+    parser.add_argument("picture", help="the picture to draw, such as residency.png")
+    arguments = parser.parse_args()
+    path = arguments.file
+    try:
+        with MappedFile(path) as file:
+            residency = file.residency()
+    except OSError as error:
+        parser.error(str(error))
     if residency.pages is None:
         sys.exit(f"which pages of {path} are in the page cache cannot be told: {residency.method}")
     pages = np.zeros(-(-len(residency.pages) // COLUMNS) * COLUMNS)
@@ -29,7 +39,13 @@ def main() -> None:
     axes.imshow(pages.reshape(-1, COLUMNS), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="none")
     axes.set_title(f"{residency.fraction:.0%} of {path} is in the page cache ({residency.method})")
     axes.set_ylabel(f"rows of {COLUMNS} pages")
-    figure.savefig(picture)
+    try:
+        figure.savefig(arguments.picture)
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # no such folder, or a kind of picture that matplotlib does not draw
+        parser.error(str(error))
     print(f"{residency.fraction:.0%} of {len(residency.pages):,} pages are in the page cache")
 
 

@@ -5,6 +5,7 @@ python transformers_install.py
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 
 import torch
@@ -15,6 +16,9 @@ import pagestream.safetensors
 
 def main() -> None:
     """Loads a model with and without pagestream, and compares."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=512)).save_pretrained(folder)
         theirs = GPT2LMHeadModel.from_pretrained(folder)

@@ -46,7 +46,7 @@ def test_each_program_is_in_the_list_and_tested():
 
 
 def test_training_goes_on_with_another_number_of_ranks(tmp_path):
-    np.random.default_rng(0).integers(0, 256, 50_000, "u2").tofile(tmp_path / "tokens.bin")
+    np.random.default_rng(0).integers(0, 50_257, 50_000, "u2").tofile(tmp_path / "tokens.bin")
     program = PROGRAMS / "train_ranks.py"
     arguments = (tmp_path / "tokens.bin", "--steps", 5, "--checkpoint", tmp_path / "checkpoint")
     assert "2 ranks: samples 0 to 40" in run_ranks(2, program, *arguments)
@@ -63,12 +63,18 @@ def test_a_checkpoint_fills_a_module_without_memory(tmp_path):
 def test_shards_load_by_distributed_checkpoint(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
-    weights = {f"{number}.weight": torch.arange(60.0).reshape(6, 10) + number for number in range(2)}
+    weights = {
+        "model.embed_tokens.weight": torch.arange(60.0).reshape(6, 10),
+        "model.layers.0.norm.weight": torch.ones(4, dtype=torch.bfloat16),
+        "position_ids": torch.arange(10)[None],
+        "scale": torch.tensor(3.0),
+    }
     save_file(weights, folder / "model.safetensors")
     printed = run_ranks(2, PROGRAMS / "dcp_load.py", folder)
-    total = sum(weight.double().sum().item() for weight in weights.values())
-    for rank in range(2):
-        assert f"rank {rank} holds 60 elements; the sum of all is {total:.6g}" in printed
+    total = 1770 + 4 + 45
+    # The one row of the last matrix is the first rank's, and nobody shares the scalar.
+    for rank, held in enumerate((30 + 2 + 10, 30 + 2)):
+        assert f"rank {rank} holds {held} elements; the sum of all is {total:.6g}" in printed
 
 
 def test_transformers_loads_by_ours(tmp_path):
@@ -82,6 +88,53 @@ def test_a_picture_of_the_page_cache(tmp_path):
     printed = output_of(tmp_path, PROGRAMS / "residency_picture.py", "tokens.bin", "picture.png")
     assert "100% of 512 pages" in printed
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+ALL = sorted(PROGRAMS.glob("*.py"))
+
+
+def refusal_of(folder, *command):
+    """What a program says on standard error that ends with 2 for wrong use."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "RANK"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
+def test_each_program_has_help(tmp_path, program):
+    assert output_of(tmp_path, program, "--help").startswith(f"usage: {program.name}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("residency_picture.py",), "the following arguments are required: file, picture"),
+        (("residency_picture.py", "nothing", "a.png"), "No such file or directory"),
+        (("residency_picture.py", "tokens.bin", "a.nonsense"), "Format 'nonsense' is not supported"),
+        (("meta_device.py", "nothing"), "No such file or directory"),
+        (("meta_device.py", "tokens.bin"), "header"),
+        (("dcp_load.py", "nothing"), "No such file or directory"),
+        (("dcp_load.py", "."), ". has no .safetensors files"),
+        (("train_ranks.py", "nothing"), "No such file or directory"),
+        (("train_ranks.py", "tokens.bin"), "it runs on ranks: torchrun "),
+        (("train_ranks.py", "wide.npy"), "the tokens are uint32: --vocabulary has to say"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_use_of_a_program_is_told_without_a_traceback(tmp_path, arguments, expected):
+    np.zeros(1 << 12, "u2").tofile(tmp_path / "tokens.bin")
+    np.save(tmp_path / "wide.npy", np.zeros(1 << 12, "u4"))
+    program, *others = arguments
+    assert expected in refusal_of(tmp_path, PROGRAMS / program, *others)
 
 
 # --- nanoGPT --------------------------------------------------------------------------------------
