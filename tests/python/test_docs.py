@@ -128,6 +128,10 @@ def code_blocks(document):
 def _uninstalled():
     """What a document installs is gone afterwards."""
     yield
+    uninstall_all()
+
+
+def uninstall_all():
     with contextlib.suppress(RuntimeError):
         while True:
             pagestream.safetensors.uninstall()
@@ -144,9 +148,10 @@ DOCUMENTS = [
 @pytest.mark.usefixtures("_example_files", "_uninstalled")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_code_in_the_document_runs(document):
-    names = {"__name__": "example"}
+    """Each snippet has what it needs but files, as a reader copies one of them."""
     for block in code_blocks(document):
-        exec(compile(block, document, "exec"), names)
+        exec(compile(block, document, "exec"), {"__name__": "example"})
+        uninstall_all()
 
 
 def test_the_documents_with_code_are_found():
