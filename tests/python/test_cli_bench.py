@@ -96,3 +96,15 @@ def test_other_tokens_are_noticed():
     y[3, 7] += 1
     with pytest.raises(RuntimeError, match="other tokens"):
         _contests.prove(x, y)
+
+
+def test_a_file_that_stays_in_the_page_cache_is_not_measured_as_cold(tmp_path, monkeypatch):
+    monkeypatch.setattr(_contests, "_PATIENCE_SECONDS", 0.0)
+    path = tmp_path / "tokens.bin"
+    np.ones(MIB, "u2").tofile(path)
+    contest = _contests.Contest("a file", "bytes", {"ours": lambda *_: (1, 1)}, (str(path),))
+    assert contest.turn("ours", 0.0, 0) == 1
+    kept = np.memmap(path, np.uint16, "r")
+    assert kept.sum() == MIB
+    with pytest.raises(OSError, match="its pages stay in the page cache"):
+        contest.turn("ours", 0.0, 0)

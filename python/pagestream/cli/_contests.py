@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,6 +29,8 @@ _MEBIBYTE = 1 << 20
 _COLD_BATCHES = 32
 # More than this share of a file in the page cache is not cold.
 _COLD = 0.01
+# What a turn waits for, until the pages of the one before are gone.
+_PATIENCE_SECONDS = 10.0
 _WORKERS = 2
 _ENDLESS = 1 << 40
 
@@ -55,8 +58,7 @@ class Contest:
     def turn(self, way: str, seconds: float, seed: int) -> float:
         """Returns the rate of one way, in units a second."""
         for path in self.files:
-            with MappedFile(path) as file:
-                file.evict()
+            _make_cold(path)
         amount, spent = self.ways[way](seconds, seed)
         return amount / spent
 
@@ -67,6 +69,20 @@ def write_token_file(path: str, nbytes: int) -> None:
         for first in range(0, nbytes // 2, _CHUNK_TOKENS):
             places = np.arange(first, min(first + _CHUNK_TOKENS, nbytes // 2), dtype=np.uint64)
             file.write((places * _STEP).astype("<u2").tobytes())
+
+
+def _make_cold(path: str) -> None:
+    """Evicts a file. Pages stay while they are mapped, and mappings of the turn before go a moment later.
+
+    Raises:
+        OSError: The pages stay.
+    """
+    begun = time.monotonic()
+    while not can_be_cold(path):
+        if time.monotonic() - begun > _PATIENCE_SECONDS:
+            message = "its pages stay in the page cache: another program may have mapped it"
+            raise OSError(errno.EBUSY, message, path)
+        time.sleep(0.01)
 
 
 def can_be_cold(path: str) -> bool:
