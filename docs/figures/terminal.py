@@ -8,7 +8,6 @@ Without names it draws all of them. The commands run on a pseudo-terminal; rich 
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pagestream.safetensors.numpy import save_file
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parents[1] / "tests/python"))  # the tests mount the same file system
 from support import real
+from support.process import printed_on_terminal
 
 COLUMNS = 96
 PICTURES = ("info", "residency", "bench", "check")
@@ -30,24 +30,7 @@ PICTURES = ("info", "residency", "bench", "check")
 
 def printed(*command: str, cwd: Path) -> str:
     """Returns what a command prints on a terminal."""
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(cwd)
-        os.execve(sys.executable, [sys.executable, "-m", "pagestream", *command], environment)
-    found = b""
-    while True:
-        try:
-            piece = os.read(terminal, 1 << 16)
-        except OSError:  # Linux ends a pseudo-terminal with EIO
-            break
-        found += piece
-    os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    if os.waitstatus_to_exitcode(status):
-        sys.exit(f"{command} failed: {found.decode()}")
-    # For rich a carriage return wipes out what is before it on the line.
-    return found.decode().replace("\r\n", "\n")
+    return printed_on_terminal([sys.executable, "-m", "pagestream", *command], COLUMNS, cwd=cwd)
 
 
 def picture(name: str, *command: str, cwd: Path) -> None:

@@ -41,10 +41,7 @@ def main() -> None:
     axes.set_ylabel(f"rows of {COLUMNS} pages")
     try:
         figure.savefig(arguments.picture)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # no such folder, or a kind of picture that matplotlib does not draw
+    except (OSError, ValueError) as error:  # no such folder, or no such kind of picture
         parser.error(str(error))
     print(f"{residency.fraction:.0%} of {len(residency.pages):,} pages are in the page cache")
 

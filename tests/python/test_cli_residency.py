@@ -1,7 +1,5 @@
 """``pagestream residency`` on terminals and in pipes, and the bar of ``warm`` and ``verify``."""
 
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -14,6 +12,8 @@ from rich.progress import Task, TaskID
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli.residency import _fitted
 from pagestream.safetensors.numpy import save_file
+
+from support.process import printed_on_terminal
 
 MIB = 1 << 20
 SHARDS = [f"ckpt/model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -30,20 +30,8 @@ def folder(tmp_path):
 
 def on_a_terminal(columns, folder, *arguments):
     """The lines that the command prints on a terminal so wide, without colours."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    command = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=theirs, env=environment)
-    os.close(theirs)
-    found = b""
-    while True:
-        try:
-            piece = os.read(ours, 1 << 16)
-        except OSError:  # Linux ends a pseudo-terminal with EIO
-            break
-        found += piece
-    os.close(ours)
-    assert command.wait(60) == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", found.decode()).splitlines()
+    found = printed_on_terminal([*COMMAND, *arguments], columns, cwd=folder)
+    return re.sub(r"\x1b\[[0-9;]*m", "", found).splitlines()
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pty
 import subprocess
 import sys
 import textwrap
@@ -26,6 +27,22 @@ def run_python(
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=timeout_seconds, env=variables
     )
+
+
+def printed_on_terminal(command, columns, *, cwd):
+    """Returns what a command, which must end well, prints on a terminal so wide."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
+    with subprocess.Popen(command, cwd=cwd, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        found = b""
+        # Linux ends a pseudo-terminal with EIO.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 1 << 16):
+                found += piece
+        os.close(ours)
+    assert process.returncode == 0, found.decode()
+    return found.decode().replace("\r\n", "\n")
 
 
 def output_of(
