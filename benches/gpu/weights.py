@@ -2,7 +2,7 @@
 
     python benches/gpu/weights.py [--folder DIR] [--gib 4] [--rounds 5]
 
-Without a GPU it says so, and takes the CPU in the place of one: bytes go through staging all the same.
+Without a GPU it says so, and takes the CPU in place of one: bytes go through staging all the same.
 Prints Markdown.
 """
 

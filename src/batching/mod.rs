@@ -29,7 +29,7 @@
 //! start anew once the cache is warm. The number of gatherers follows [`crate::fetch::crew`].
 //!
 //! What the room promises: no batch changes under its user; a batch whose file was cut or rewritten is an
-//! error; an error comes in the place of its batch, and after it the caller starts another pipeline; closing ends all threads, but
+//! error; an error comes in place of its batch, and after it the caller starts another pipeline; closing ends all threads, but
 //! for one that hangs in a read; a fork touches no lock of its parent. No thread of a pipeline knows Python.
 //!
 //! The files, in reading order: `options`, `sizes` and `layout` (what is set and worked out once), `plan`

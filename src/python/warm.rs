@@ -29,7 +29,7 @@ impl PyWarmLead {
 
 #[pymethods]
 impl PyWarmLead {
-    /// Starts to read, in the place of the checkpoint's lead before.
+    /// Starts to read, in place of the checkpoint's lead before.
     #[new]
     fn new(
         py: Python<'_>,

@@ -89,7 +89,7 @@ def _print(facts: dict[str, Any]) -> None:
     made.add_row("mount", f"{system.mount_point} ({system.type}, {system.source})")
     made.add_row("options", system.options)
     window = system.read_ahead_bytes
-    made.add_row("read-ahead", "not told" if window is None else size(window))
+    made.add_row("read-ahead", "unknown" if window is None else size(window))
     for word, answer in facts["modes"].items():
         chosen = " <- in use" if word == facts["mode"] else ""
         made.add_row(f"mode {word}", f"{answer}{chosen}")

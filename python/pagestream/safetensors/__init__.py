@@ -4,7 +4,7 @@ Reading is ours: files open where mapping is refused, headers are checked strict
 not copied. They can be written, as upstream's can: a page is copied when it is first written, so that neither
 the file nor another load of it changes. Upstream's own code writes files, guarded against its open defects.
 
-`install` puts this package in the place of ``safetensors`` for code that is not yours.
+`install` puts this package in place of ``safetensors`` for code that is not yours.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Installed:
 
 
 def install(*, strict: bool = True, ahead: int | None = None) -> Installed:
-    """Puts `pagestream.safetensors` in the place of ``safetensors`` for the whole process.
+    """Puts `pagestream.safetensors` in place of ``safetensors`` for the whole process.
 
     ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
     have bound upstream's functions or classes before (``from safetensors import safe_open``) get ours under
@@ -126,7 +126,7 @@ def _take_away(installed: Installed | None) -> None:
     with _upstream.lock.lock:
         in_effect = _defaults.installed
         if not in_effect:
-            message = "pagestream.safetensors is not installed in the place of safetensors"
+            message = "pagestream.safetensors is not installed in place of safetensors"
             raise RuntimeError(message)
         in_effect.remove(installed if installed in in_effect else in_effect[-1])
         if not in_effect:
@@ -149,7 +149,9 @@ class _Finder(MetaPathFinder, Loader):
         except ModuleNotFoundError as error:
             if error.name != _our_name(spec.name):
                 raise
-            message = f"No module named {spec.name!r} (pagestream.safetensors is in the place of {NAME})"
+            message = (
+                f"No module named {spec.name!r} (pagestream.safetensors is installed in place of {NAME})"
+            )
             raise ModuleNotFoundError(message, name=spec.name) from None
         # The import system sets this to the spec of the other name. Ours must stay: reload and pickle use it.
         spec.loader_state = found.__spec__

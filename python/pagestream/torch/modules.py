@@ -1,4 +1,4 @@
-"""Weights in the place of a module's parameters: `load_into`."""
+"""Weights in place of a module's parameters: `load_into`."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def load_into(
         plan: Which tensors to load, and which parts of them, by the names of the checkpoint; see
             `Checkpoint.stream`.
         rename: The module's name for a checkpoint's name: a mapping, which changes only the names that it
-            has, or a function of every name. None in the place of a name leaves that tensor out.
+            has, or a function of every name. None in place of a name leaves that tensor out.
         strict: Whether it is an error if a name is missing in the checkpoint, or unexpected. With False the
             report lists such names, and what is missing stays as it is.
         assign: Whether the module gets the loaded tensors themselves, of the types in the files, on the

@@ -1,4 +1,4 @@
-"""Readers for ``torch.distributed.checkpoint.load``, in the place of torch's own for safetensors files."""
+"""Readers for ``torch.distributed.checkpoint.load``, in place of torch's own for safetensors files."""
 
 from __future__ import annotations
 

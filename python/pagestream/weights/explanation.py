@@ -63,7 +63,7 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
         f"{system['mount_point']} ({system['type']}, {system['source']}; {system['options']})",
         f"mode: {file.mode}" + (f", because {file.reason}" if file.reason else ""),
         through[file.reads_from_cache],
-        "the kernel's read-ahead: " + ("not told" if window is None else size(window)),
+        "the kernel's read-ahead: " + ("unknown" if window is None else size(window)),
     )
 
 
