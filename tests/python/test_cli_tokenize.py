@@ -444,12 +444,17 @@ def test_a_line_that_spans_parts(tmp_path):
         assert [text for part in parts for text in documents(part)] == ["aaaa", "bb", "cccccccc"]
 
 
-def test_large_vocabularies_take_larger_tokens(tmp_path):
+def save_large_vocabulary(folder):
+    """Writes a tokenizer with tokens that 16 bits do not hold, and a text with one of them."""
     words = {f"w{number}": number for number in range(70_000)}
     made = Tokenizer(models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "text.txt").write_text("w1 w69999")
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "text.txt").write_text("w1 w69999")
+
+
+def test_large_vocabularies_take_larger_tokens(tmp_path):
+    save_large_vocabulary(tmp_path)
     found = tokenize(
         tmp_path / "text.txt", tmp_path / "out.bin", "--tokenizer", tmp_path / "tokenizer.json", "--json"
     )
@@ -458,11 +463,7 @@ def test_large_vocabularies_take_larger_tokens(tmp_path):
 
 
 def test_types_fit_the_format(tmp_path):
-    words = {f"w{number}": number for number in range(70_000)}
-    made = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "text.txt").write_text("w1 w69999")
+    save_large_vocabulary(tmp_path)
     arguments = (tmp_path / "text.txt", tmp_path / "out.idx", "--tokenizer", tmp_path / "tokenizer.json")
     # Megatron has no uint32.
     assert json.loads(tokenize(*arguments, "--json").stdout)["dtype"] == "int32"

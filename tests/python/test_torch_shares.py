@@ -217,6 +217,16 @@ PARTS = {
         ),
         16 * MIB,
     ),
+    "rows in several steps, some of all, and columns of all": (
+        (120, 64 * KIB),
+        (
+            Request(0, (range(120), range(56 * KIB, 57 * KIB))),
+            Request(1, (range(1, 120, 2), range(64 * KIB))),
+            Request(2, (range(3, 118, 6), range(64 * KIB))),
+            Request(3, (range(23, 27), range(64 * KIB))),
+        ),
+        120 * 64 * KIB,
+    ),
     "boxes that overlap by halves": (
         (512, 64 * KIB),
         columns([(r * 16 * KIB, (r + 2) * 16 * KIB) for r in range(3)], (512, 0)),
