@@ -9,6 +9,8 @@ import textwrap
 import time
 from pathlib import Path
 
+from support.torch_process import TorchProcess
+
 # Programs that tests run, one a file.
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
@@ -18,15 +20,32 @@ def run_python(
     *arguments,
     wrapper=(),
     timeout_seconds=90,
+    with_torch=False,
     **environment,
 ):
-    """Runs a program, or a few lines of code; its `sys.argv[1:]` are `arguments`."""
-    program = [str(code)] if isinstance(code, Path) else ["-c", textwrap.dedent(code)]
-    command = [*wrapper, sys.executable, *program, *map(str, arguments)]
+    """Runs a program, or a few lines of code; its `sys.argv[1:]` are `arguments`.
+
+    With `with_torch` it is a fork of a process that has imported torch: see `support.torch_process`.
+    """
+    code = code if isinstance(code, Path) else textwrap.dedent(code)
     variables = {**os.environ, **environment}
+    if with_torch:
+        return _run_with_torch(code, *arguments, timeout_seconds=timeout_seconds, env=variables)
+    program = [str(code)] if isinstance(code, Path) else ["-c", code]
+    command = [*wrapper, sys.executable, *program, *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=timeout_seconds, env=variables
     )
+
+
+def _run_with_torch(code, *arguments, timeout_seconds, **options):
+    pipe = subprocess.PIPE
+    with TorchProcess(code, *arguments, stdout=pipe, stderr=pipe, text=True, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_seconds)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def printed_on_terminal(command, columns, *, cwd):
@@ -48,21 +67,21 @@ def printed_on_terminal(command, columns, *, cwd):
 def output_of(
     code,
     *arguments,
-    wrapper=(),
-    timeout_seconds=90,
-    **environment,
+    **options,
 ):
-    """Returns the output of a program, which must end well."""
-    done = run_python(code, *arguments, wrapper=wrapper, timeout_seconds=timeout_seconds, **environment)
+    """Returns the output of a program, which must end well. Options are those of `run_python`."""
+    done = run_python(code, *arguments, **options)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
-def start_python(program, *arguments, wrapper=(), **environment):
-    """Starts a program whose standard streams are pipes."""
-    command = [*wrapper, sys.executable, str(program), *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})
+def start_python(program, *arguments, wrapper=(), with_torch=False, **environment):
+    """Starts a program whose standard input and output are pipes. `with_torch` is that of `run_python`."""
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    options["env"] = {**os.environ, **environment}
+    if with_torch:
+        return TorchProcess(program, *arguments, **options)
+    return subprocess.Popen([*wrapper, sys.executable, str(program), *map(str, arguments)], **options)
 
 
 def until(condition):

@@ -1,10 +1,17 @@
-"""Ranks of a real process group, started by torchrun or by accelerate."""
+"""Ranks of a real process group: forks of a process that has torch, or started by torchrun or accelerate."""
 
 import os
 import subprocess
 import sys
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
 
-TRIES = 3
+from torch.distributed import TCPStore
+
+from support.torch_process import TorchProcess
+
+# The loopback device: gloo would look the machine's name up, and connect to where that leads.
+GLOO = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def torchrun(world_size):
@@ -23,23 +30,57 @@ def accelerate_launch(world_size):
     ]
 
 
-def run_ranks(world_size, *command, environment=None, launch=torchrun):
+def run_ranks(world_size, program, *arguments, environment=None, launch=None):
     """Runs a Python file with its arguments on so many ranks, and returns what they print.
 
-    One that fails is a failed assertion.
+    One that fails is a failed assertion. Without a launcher they are forks, in the environment that torchrun
+    makes: the store of their group is the launcher's, which is this process.
     """
-    launcher = launch(world_size)
-    for _ in range(TRIES):
-        done = subprocess.run(
-            [sys.executable, *launcher, *map(str, command)],
-            env={**os.environ, **(environment or {})},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=280,
-        )
-        # On a busy machine gloo's own connections between the ranks break now and then, before any of ours.
-        if "connectFullMesh failed" not in done.stderr:
-            break
+    variables = {**os.environ, **GLOO, **(environment or {})}
+    if launch is None:
+        return _run_forks(world_size, program, *arguments, environment=variables)
+    done = subprocess.run(
+        [sys.executable, *launch(world_size), str(program), *map(str, arguments)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _run_forks(world_size, program, *arguments, environment):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+    }
+    pipe, ranks = subprocess.PIPE, []
+
+    def finished(rank):
+        output, errors = rank.communicate(timeout=280)
+        assert rank.returncode == 0, f"exit code {rank.returncode}\n{output}\n{errors}"
+        return output
+
+    try:
+        for number in range(world_size):
+            place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
+            ranks.append(TorchProcess(Path(program), *arguments, env={**environment, **place}, **options))
+        with ThreadPoolExecutor(world_size) as pool:
+            ends = [pool.submit(finished, rank) for rank in ranks]
+            # The others of one that has failed may wait for it for long.
+            failed = [end for end in wait(ends, return_when=FIRST_EXCEPTION).done if end.exception()]
+            for rank in ranks if failed else ():
+                rank.kill()
+            return "".join(end.result() for end in failed or ends)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -1,0 +1,92 @@
+"""A process that has imported torch, and forks a child for each program it is asked to run.
+
+``torch_server.py DESCRIPTOR``: the socket on which requests come. A request is JSON and four descriptors: the
+standard streams of the child, and a socket that gets its number and, once it has ended, its status. The
+server ends when nobody holds the other end of its socket. Beside torch it imports nothing that a test is
+about: pagestream is imported by each child.
+"""
+
+import gc
+import json
+import os
+import selectors
+import socket
+import sys
+import types
+
+import numpy  # noqa: F401 - for the children, as is all below
+import safetensors.torch  # noqa: F401
+import torch
+import torch.distributed.checkpoint
+import torch.distributed.checkpoint.quantized_hf_storage
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.utils.data
+
+
+def next_program(requests):
+    """Forks children. Returns, in each of them, what it is to run."""
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is not requests:
+                status_to, number = key.data
+                status_to.send(os.waitpid(number, 0)[1].to_bytes(4, "little"))
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                status_to.close()
+                continue
+            message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
+            if not message:
+                sys.exit()
+            *streams, status_to = descriptors
+            number = os.fork()
+            if not number:
+                for other in list(selector.get_map().values()):
+                    os.close(other.fd)
+                    if other.data:
+                        other.data[0].close()
+                requests.detach()
+                selector.close()
+                os.close(status_to)
+                for place, stream in enumerate(streams):
+                    os.dup2(stream, place)
+                    os.close(stream)
+                return json.loads(message)
+            for stream in streams:
+                os.close(stream)
+            status_to = socket.socket(fileno=status_to)
+            status_to.send(number.to_bytes(4, "little"))
+            selector.register(os.pidfd_open(number), selectors.EVENT_READ, (status_to, number))
+
+
+def become(program):
+    """Makes this process what it would be if Python had been started with a program. Returns its code."""
+    if program["new_session"]:
+        os.setsid()
+    os.chdir(program["folder"])
+    os.environ.clear()
+    os.environ.update(program["environment"])
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    sys.argv = program["arguments"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    path, code = sys.argv[0], program["code"]
+    sys.path[0] = "" if path == "-c" else os.path.dirname(os.path.abspath(path))
+    paths = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    sys.path[1:1] = [each for each in paths if each not in sys.path]
+    module = types.ModuleType("__main__")
+    if path != "-c":
+        module.__file__ = path
+        with open(path, "rb") as file:
+            code = file.read()
+    module.__builtins__ = __builtins__
+    sys.modules["__main__"] = module
+    return compile(code, "<string>" if path == "-c" else path, "exec", dont_inherit=True), module.__dict__
+
+
+# What is there now is for ever: children do not copy it to count it.
+gc.collect()
+gc.freeze()
+exec(*become(next_program(socket.socket(fileno=int(sys.argv[1])))))

@@ -1,0 +1,130 @@
+"""Programs that need torch, each in a fork of a process that has imported it.
+
+To import torch takes two seconds of a processor, and to fork a hundredth of that. Such a program finds all
+else as if Python had been started with it: `__main__`, arguments, folder, environment, streams; and what
+ends it ends this process only. It is no measure of what is imported, of memory, or of what Python does as it
+starts: those need a Python of their own.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+SERVER = Path(__file__).parents[1] / "programs/torch_server.py"
+
+_requests = None
+_lock = threading.Lock()
+
+
+def _server():
+    """Returns the socket of this process's server, which is started when the first program needs it."""
+    global _requests
+    if _requests is None:
+        _requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # Variables that libraries read as they are loaded: a thread of theirs would be lost in a fork.
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+            server = subprocess.Popen(
+                [sys.executable, str(SERVER), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+            )
+        atexit.register(_end, _requests, server)
+    return _requests
+
+
+def _end(requests, server):
+    with contextlib.suppress(OSError):
+        requests.shutdown(socket.SHUT_RDWR)
+    server.wait()
+
+
+def _python_variables(environment):
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("PYTHON", "LD_")) and name != "PYTHONPATH"
+    }
+
+
+class TorchProcess(subprocess.Popen):
+    """`subprocess.Popen` of Python with a program, as a fork of the server."""
+
+    def __init__(self, code, *arguments, **options):
+        self._code = None if isinstance(code, Path) else code
+        program = "-c" if self._code is not None else str(code)
+        super().__init__([program, *map(str, arguments)], **options)
+
+    def _execute_child(
+        self,
+        args,
+        executable,
+        preexec_fn,
+        close_fds,
+        pass_fds,
+        cwd,
+        env,
+        startupinfo,
+        creationflags,
+        shell,
+        p2cread,
+        p2cwrite,
+        c2pread,
+        c2pwrite,
+        errread,
+        errwrite,
+        restore_signals,
+        gid,
+        gids,
+        uid,
+        umask,
+        start_new_session,
+        *process_group,
+    ):
+        environment = dict(os.environ if env is None else env)
+        assert _python_variables(environment) == _python_variables(os.environ), (
+            "Python reads them as it starts"
+        )
+        request = {
+            "arguments": args,
+            "code": self._code,
+            "folder": os.path.abspath(cwd or "."),
+            "environment": environment,
+            "new_session": start_new_session,
+        }
+        self._status, theirs = socket.socketpair()
+        streams = [place if end == -1 else end for place, end in enumerate((p2cread, c2pwrite, errwrite))]
+        with theirs, _lock:
+            socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+        self.pid = int.from_bytes(self._status.recv(4), "little")
+        assert self.pid, "the server has ended"
+        self._child_created = True
+
+    def _try_wait(self, wait_flags):
+        try:
+            status = self._status.recv(4, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
+        except BlockingIOError:
+            return 0, 0
+        assert status, "the server has ended"
+        self._status.close()
+        return self.pid, int.from_bytes(status, "little")
+
+    def _internal_poll(self, _deadstate=None, **_):
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    number, status = self._try_wait(os.WNOHANG)
+                    if number:
+                        self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
