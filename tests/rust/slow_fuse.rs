@@ -5,10 +5,12 @@
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
 //!           [--keep-cache] [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
 //!           [--background N] [--refuse-direct open|read] [--attributes-hold-ms 1000] [--whole-seconds]
-//!           [--open-delay-ms 0]
+//!           [--open-delay-ms 0] [--gather N] [--undelayed-bytes 0]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
+//! * `--gather`: no read is delayed any more once this many delayed ones were waiting at the same time.
+//! * `--undelayed-bytes`: nor are reads that begin in so many first bytes of a file.
 //! * `--bandwidth-bytes`: all read requests together get this many bytes a second at most. Time in which there is no
 //!   request is lost.
 //! * `--request-bytes`: the kernel asks for this many bytes at a time at most: whole pages, and no more than 1 MiB,
@@ -26,21 +28,30 @@
 //! * `--short-reads`: each read gives half of what is asked for. Without `--direct-io` the kernel takes that for
 //!   the end of the file.
 //!
-//! Prints "ready" once it is mounted. Ends, and unmounts, with SIGTERM, SIGINT or the end of its input, and
-//! then prints one line of JSON: how many read requests it got, the size of the largest, how many bytes it gave, and more.
+//! Prints "ready" once it is mounted. Then it answers each line of its input with a line of its output:
+//!
+//! * `hold reads`, `hold openings`: those that arrive from now on wait until they are let go.
+//! * `wait N`: answered once at least N requests wait.
+//! * `held`: the reads that wait, as a JSON list of offsets and lengths, in the order of their arrival.
+//! * `release N`: lets go of the N that have waited longest. `fail N ERRNO` lets them fail.
+//! * `open`: lets go of all, and holds no others.
+//! * `counts`: the counts so far, as at the end.
+//!
+//! Ends, and unmounts, with SIGTERM, SIGINT or the end of its input, and then prints one line of JSON: how many read
+//! requests it got, the size of the largest, how many bytes it gave, and more.
 #![allow(unsafe_code)] // Signals: the standard library has none.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use fuser::{
@@ -75,6 +86,8 @@ struct Options {
     /// Times are multiples of so many nanoseconds.
     time_step: i64,
     open_delay: Duration,
+    gather: Option<usize>,
+    undelayed_bytes: u64,
 }
 
 /// The call that fails for direct I/O.
@@ -104,6 +117,8 @@ fn options() -> Outcome<Options> {
         attributes_hold: Duration::from_secs(1),
         time_step: 1,
         open_delay: Duration::ZERO,
+        gather: None,
+        undelayed_bytes: 0,
     };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
@@ -127,6 +142,8 @@ fn options() -> Outcome<Options> {
             "--attributes-hold-ms" => options.attributes_hold = Duration::from_millis(value()?.parse()?),
             "--whole-seconds" => options.time_step = 1_000_000_000,
             "--open-delay-ms" => options.open_delay = Duration::from_millis(value()?.parse()?),
+            "--gather" => options.gather = Some(value()?.parse()?),
+            "--undelayed-bytes" => options.undelayed_bytes = value()?.parse()?,
             "--direct-io" => options.direct_io = true,
             "--keep-cache" => options.keep_cache = true,
             "--fail-after" => options.fail_after = value()?.parse()?,
@@ -170,6 +187,128 @@ struct Counts {
     most_in_flight: AtomicU64,
 }
 
+impl Counts {
+    fn json(&self) -> String {
+        let listed = [
+            ("read_requests", &self.requests),
+            ("largest_request_bytes", &self.largest_request_bytes),
+            ("read_bytes", &self.bytes),
+            ("attribute_requests", &self.attributes),
+            ("openings", &self.openings),
+            ("most_in_flight", &self.most_in_flight),
+        ]
+        .map(|(name, count)| format!("\"{name}\": {}", count.load(Ordering::Relaxed)));
+        let by_size = self.bytes_by_size.each_ref().map(|count| count.load(Ordering::Relaxed));
+        format!("{{{}, \"read_bytes_by_size\": {by_size:?}}}", listed.join(", "))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Opening,
+    Read { offset: u64, len: u32 },
+}
+
+/// Where requests wait until they are let go.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    moved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    holds_reads: bool,
+    holds_openings: bool,
+    /// Requests that wait, by the order of their arrival.
+    held: BTreeMap<u64, Asked>,
+    /// Requests that were let go to fail.
+    failing: HashMap<u64, i32>,
+    arrived: u64,
+    /// Reads that are delayed at the moment.
+    delayed: usize,
+    has_gathered: bool,
+}
+
+impl Gate {
+    /// Waits until the request is let go.
+    fn pass(&self, asked: Asked) -> Result<(), Errno> {
+        let mut state = locked(&self.state);
+        let is_held = if asked == Asked::Opening { state.holds_openings } else { state.holds_reads };
+        if !is_held {
+            return Ok(());
+        }
+        let ticket = state.arrived;
+        state.arrived += 1;
+        state.held.insert(ticket, asked);
+        self.moved.notify_all();
+        while state.held.contains_key(&ticket) {
+            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.failing.remove(&ticket).map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
+    }
+
+    /// Lets the time of a delay pass, or less: until so many reads wait here together.
+    fn delay(&self, delay: Duration, gather: Option<usize>) {
+        let Some(gather) = gather else { return std::thread::sleep(delay) };
+        let mut state = locked(&self.state);
+        state.delayed += 1;
+        state.has_gathered |= state.delayed >= gather;
+        self.moved.notify_all();
+        let waits = |state: &mut GateState| !state.has_gathered;
+        let waited = self.moved.wait_timeout_while(state, delay, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.delayed -= 1;
+    }
+
+    fn let_go(&self, count: usize, errno: Option<i32>) {
+        let mut state = locked(&self.state);
+        for _ in 0..count {
+            let Some((ticket, _)) = state.held.pop_first() else { break };
+            if let Some(errno) = errno {
+                state.failing.insert(ticket, errno);
+            }
+        }
+        self.moved.notify_all();
+    }
+
+    fn open(&self) {
+        let mut state = locked(&self.state);
+        (state.holds_reads, state.holds_openings) = (false, false);
+        drop(state);
+        self.let_go(usize::MAX, None);
+    }
+
+    /// Returns the reads that wait, as JSON.
+    fn held(&self) -> String {
+        let state = locked(&self.state);
+        let reads = state.held.values().filter_map(|asked| match asked {
+            Asked::Read { offset, len } => Some(format!("[{offset}, {len}]")),
+            Asked::Opening => None,
+        });
+        format!("[{}]", reads.collect::<Vec<_>>().join(", "))
+    }
+
+    /// Does what a line of the input says. Returns the answer.
+    fn obey(&self, line: &str, counts: &Counts) -> Outcome<String> {
+        match *line.split_whitespace().collect::<Vec<_>>() {
+            ["hold", "reads"] => locked(&self.state).holds_reads = true,
+            ["hold", "openings"] => locked(&self.state).holds_openings = true,
+            ["wait", count] => {
+                let count: usize = count.parse()?;
+                let waits = |state: &mut GateState| state.held.len() < count;
+                drop(self.moved.wait_while(locked(&self.state), waits));
+            }
+            ["held"] => return Ok(self.held()),
+            ["release", count] => self.let_go(count.parse()?, None),
+            ["fail", count, errno] => self.let_go(count.parse()?, Some(errno.parse()?)),
+            ["open"] => self.open(),
+            ["counts"] => return Ok(counts.json()),
+            _ => return Err(format!("{line:?} is not known").into()),
+        }
+        Ok("null".into())
+    }
+}
+
 /// Numbers are given out and never taken back: sources are small.
 #[derive(Debug, Default)]
 struct Numbers {
@@ -181,6 +320,7 @@ struct Numbers {
 struct Mirror {
     options: Arc<Options>,
     counts: Arc<Counts>,
+    gate: Arc<Gate>,
     /// When the bytes that were given out have passed, at the bandwidth.
     passed: Mutex<Instant>,
     numbers: Mutex<Numbers>,
@@ -193,10 +333,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mirror {
-    fn new(options: Arc<Options>, counts: Arc<Counts>) -> Self {
+    fn new(options: Arc<Options>, counts: Arc<Counts>, gate: Arc<Gate>) -> Self {
         let mirror = Self {
             options,
             counts,
+            gate,
             passed: Mutex::new(Instant::now()),
             numbers: Mutex::default(),
             open: Mutex::default(),
@@ -260,8 +401,11 @@ impl Mirror {
         if let Some(power) = size.checked_ilog2() {
             self.counts.bytes_by_size[power as usize].fetch_add(u64::from(size), Ordering::Relaxed);
         }
-        std::thread::sleep(self.options.delay);
-        let answer = self.answer(number, handle, offset, size);
+        if offset >= self.options.undelayed_bytes {
+            self.gate.delay(self.options.delay, self.options.gather);
+        }
+        let passed = self.gate.pass(Asked::Read { offset, len: size });
+        let answer = passed.and_then(|()| self.answer(number, handle, offset, size));
         if let Ok(bytes) = &answer {
             self.wait_for_bandwidth(bytes.len() as u64);
         }
@@ -338,6 +482,9 @@ impl Filesystem for Mirror {
             return reply.error(Errno::EINVAL);
         }
         std::thread::sleep(self.options.open_delay);
+        if let Err(errno) = self.gate.pass(Asked::Opening) {
+            return reply.error(errno);
+        }
         let file = self.path(number).and_then(|path| File::open(path).map_err(Errno::from));
         match file {
             Ok(file) => {
@@ -425,8 +572,8 @@ fn block_signals() -> libc::sigset_t {
     signals
 }
 
-/// Waits for a signal or the end of the input.
-fn wait_for_the_end(signals: libc::sigset_t) {
+/// Waits for a signal or the end of the input, and does until then what the input says.
+fn wait_for_the_end(signals: libc::sigset_t, gate: Arc<Gate>, counts: Arc<Counts>) {
     let (stop, stopped) = mpsc::channel();
     let also_stop = stop.clone();
     std::thread::spawn(move || {
@@ -436,7 +583,10 @@ fn wait_for_the_end(signals: libc::sigset_t) {
         let _ = stop.send(());
     });
     std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            println!("{}", gate.obey(&line, &counts).unwrap_or_else(|error| format!("\"{error}\"")));
+            let _ = std::io::stdout().flush();
+        }
         let _ = also_stop.send(());
     });
     let _ = stopped.recv();
@@ -452,24 +602,17 @@ fn main() -> Outcome<()> {
         config.mount_options.push(MountOption::CUSTOM(format!("max_read={bytes}")));
     }
     config.n_threads = Some(usize::from(options.threads));
-    let session = fuser::spawn_mount(Mirror::new(options.clone(), counts.clone()), &options.mount, &config)?;
+    let gate = Arc::new(Gate::default());
+    let mirror = Mirror::new(options.clone(), counts.clone(), gate.clone());
+    let session = fuser::spawn_mount(mirror, &options.mount, &config)?;
     println!("ready");
     std::io::stdout().flush()?;
-    wait_for_the_end(signals);
-    let listed = [
-        ("read_requests", &counts.requests),
-        ("largest_request_bytes", &counts.largest_request_bytes),
-        ("read_bytes", &counts.bytes),
-        ("attribute_requests", &counts.attributes),
-        ("openings", &counts.openings),
-        ("most_in_flight", &counts.most_in_flight),
-    ]
-    .map(|(name, count)| format!("\"{name}\": {}", count.load(Ordering::Relaxed)));
-    let by_size = counts.bytes_by_size.each_ref().map(|count| count.load(Ordering::Relaxed));
-    println!("{{{}, \"read_bytes_by_size\": {by_size:?}}}", listed.join(", "));
+    wait_for_the_end(signals, gate.clone(), counts.clone());
+    println!("{}", counts.json());
     std::io::stdout().flush()?;
     // Detached first: a file that is still open would keep it.
     Command::new("fusermount3").arg("-uz").arg(&options.mount).status()?;
+    gate.open();
     drop(session);
     Ok(())
 }

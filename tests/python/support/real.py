@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +122,54 @@ class SlowMount:
     """A mount by `slow_fuse`; the counts are there once it is gone."""
 
     path: Path
+    gate: "Gate"
     counts: dict[str, Any] = field(default_factory=dict)
+
+
+class Gate:
+    """Where requests of a mount wait until the test lets them go.
+
+    A thread that waits for a page keeps the interpreter's lock. What runs into the gate must not use mapped memory
+    in Python, but in a call that gives the lock up, or in another process.
+    """
+
+    def __init__(self, daemon):
+        self._daemon = daemon
+        self._lock = threading.Lock()
+
+    def _tell(self, line):
+        with self._lock:
+            self._daemon.stdin.write(f"{line}\n")
+            self._daemon.stdin.flush()
+            return json.loads(self._daemon.stdout.readline())
+
+    def hold(self, what="reads"):
+        """Holds the reads, or the openings, that arrive from now on."""
+        self._tell(f"hold {what}")
+
+    def wait_for(self, count):
+        """Waits until at least so many requests are held."""
+        self._tell(f"wait {count}")
+
+    def held(self):
+        """Returns the offset and the length of each read that is held, the first one first."""
+        return [tuple(each) for each in self._tell("held")]
+
+    def release(self, count):
+        """Lets go of the requests that were held first."""
+        self._tell(f"release {count}")
+
+    def fail(self, count, errno):
+        """Has the requests fail that were held first."""
+        self._tell(f"fail {count} {errno}")
+
+    def open(self):
+        """Lets go of all requests, and holds no others."""
+        self._tell("open")
+
+    def counts(self):
+        """Returns the counts so far."""
+        return self._tell("counts")
 
 
 def set_read_ahead(mount, read_ahead_bytes):
@@ -153,6 +201,8 @@ def slow_fuse(
     attributes_hold_ms=None,
     whole_seconds=False,
     open_delay_ms=0,
+    gather=None,
+    undelayed_bytes=0,
     program=None,
 ):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
@@ -164,6 +214,8 @@ def slow_fuse(
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     The kernel may believe attributes for `attributes_hold_ms`, a second unless told. With `whole_seconds`
     times have no fractions. Opening a file takes `open_delay_ms` longer.
+    Once `gather` delayed reads waited at the same time, no read is delayed any more. Nor are those that begin in
+    the first `undelayed_bytes` of a file. `.gate` holds requests as the test says.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,
@@ -188,10 +240,12 @@ def slow_fuse(
     command += ["--whole-seconds"] if whole_seconds else []
     command += ["--open-delay-ms", str(open_delay_ms)] if open_delay_ms else []
     command += [] if errno is None else ["--errno", str(errno)]
+    command += [] if gather is None else ["--gather", str(gather)]
+    command += ["--undelayed-bytes", str(undelayed_bytes)] if undelayed_bytes else []
     mount.mkdir(exist_ok=True)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as daemon:
-        found = SlowMount(mount)
+        found = SlowMount(mount, Gate(daemon))
         try:
             assert daemon.stdout is not None
             if daemon.stdout.readline() != "ready\n":
