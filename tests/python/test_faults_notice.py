@@ -64,7 +64,7 @@ def test_each_call_on_a_file_passes_a_handler_that_came_later(big_file, tmp_path
 
     save_file({"x": np.ones(10, "f4")}, tmp_path / "x.safetensors")
     code = PROGRAMS / "faults_notice/a_call_passes_a_handler_that_came_later.py"
-    assert output_of(code, big_file, tmp_path / "x.safetensors", call, handler, timeout_seconds=30) == "True"
+    assert output_of(code, big_file, tmp_path / "x.safetensors", call, handler) == "True"
 
 
 def test_the_guard_says_when_it_is_off(big_file):

@@ -41,7 +41,7 @@ def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path, 
     save_file({"x": np.ones(1 << 18, "f4")}, source / "f")
     code = PROGRAMS / "faults_views/a_tensor_used_in_one_expression_raises.py"
     with real.slow_fuse(source, tmp_path / "mount", fail_range=(400 << 10, 500 << 10)) as slow:
-        assert output_of(code, slow.path / "f", use) == "True True"
+        assert output_of(code, slow.path / "f", use, with_torch=use == "clone") == "True True"
 
 
 def test_on_tmpfs_and_fuse_as_well(big_file, cached_mount, mode):
@@ -83,9 +83,7 @@ def test_a_cut_costs_few_mappings_where_the_kernel_does_not_tell_what_is_in_memo
         file.truncate(1 << 30)
         code = PROGRAMS / "faults_views/a_cut_costs_few_mappings_for_another_user.py"
         command = [sys.executable, str(code), str(big_file), "shared", str(file.fileno())]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=90, pass_fds=[file.fileno()]
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[file.fileno()])
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= 500
 
@@ -106,7 +104,7 @@ def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(tmp_path,
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/a_tensor_of_a_cut_file_raises.py"
-    assert output_of(code, path, way, end) == "True 4096"
+    assert output_of(code, path, way, end, with_torch="torch" in way) == "True 4096"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -115,7 +113,7 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/no_more_is_handed_out_of_a_cut_file.py"
-    assert output_of(code, path, way) == "2"
+    assert output_of(code, path, way, with_torch="torch" in way) == "2"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -124,7 +122,7 @@ def test_zeros_of_the_last_page_are_not_handed_out(tmp_path, way):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(64, "f4")}, path)
     code = PROGRAMS / "faults_views/zeros_of_the_last_page_are_not_handed_out.py"
-    assert str(path) in output_of(code, path, way)
+    assert str(path) in output_of(code, path, way, with_torch="torch" in way)
 
 
 def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
@@ -162,7 +160,7 @@ def test_torch_workers_survive_a_cut_file(tmp_path):
     path = tmp_path / "w.safetensors"
     save_file({f"x{number}": np.ones(1 << 18, "f4") for number in range(8)}, path)
     code = PROGRAMS / "faults_views/torch_workers_survive_a_cut_file.py"
-    assert output_of(code, path) == "MappedReadError True"
+    assert output_of(code, path, with_torch=True) == "MappedReadError True"
 
 
 def test_a_forked_child_survives_and_its_parent_is_not_touched(big_file, mode):
@@ -226,7 +224,7 @@ def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
                 Path("/proc/sys/vm/drop_caches").write_text("1")
                 daemon.kill()
                 daemon.wait()
-                output, _ = process.communicate("\n", timeout=90)
+                output, _ = process.communicate("\n")
         finally:
             subprocess.run(["umount", "-l", mount], check=True)
     assert (process.returncode, output.split()) == (0, ["1", "True"])

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
@@ -15,7 +14,7 @@ from pagestream import MappedFile, StagingBuffer
 
 from support import real
 from support.mappings import mappings_of
-from support.process import PROGRAMS, output_of
+from support.process import PROGRAMS, output_of, until
 
 
 def first_tokens(f):
@@ -54,7 +53,7 @@ def test_another_process_reads_it(token_file, method):
     f = MappedFile(token_file)
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, context) as pool:
-        tokens, mode, process = pool.submit(first_tokens, f).result(timeout=60)
+        tokens, mode, process = pool.submit(first_tokens, f).result()
     assert (tokens, mode) == ([0, 1, 2, 3], "shared")
     assert process != os.getpid()
 
@@ -112,8 +111,7 @@ def test_reading_lets_other_threads_run(tmp_path):
         assert reader.is_alive()
         assert turns == 100_000
         daemon.send_signal(signal.SIGCONT)
-        reader.join(30)
-        assert not reader.is_alive()
+        reader.join()
         f.close()
 
 
@@ -124,12 +122,11 @@ def test_letting_go_of_the_last_reference_lets_other_threads_run(tmp_path):
         daemon.send_signal(signal.SIGSTOP)
         dropper = threading.Thread(target=held.clear)
         dropper.start()
-        # Were the interpreter's lock held, this thread could not get here to wake the daemon.
-        time.sleep(0.05)
+        # The list is empty before its file is closed. If the closing thread held the interpreter's lock, this
+        # thread would never see that, and nobody would wake the daemon.
+        assert until(lambda: not held)
         daemon.send_signal(signal.SIGCONT)
-        dropper.join(30)
-        assert not dropper.is_alive()
-        assert held == []
+        dropper.join()
 
 
 def test_ten_thousand_opens_leak_neither_descriptors_nor_mappings(token_file):
@@ -151,7 +148,7 @@ def test_a_shared_buffer_reaches_another_process_by_descriptor(method):
     buffer = StagingBuffer(1 << 20, shared=True)
     process = multiprocessing.get_context(method).Process(target=fill, args=(buffer,))
     process.start()
-    process.join(60)
+    process.join()
     assert process.exitcode == 0
     assert (np.frombuffer(buffer, "u1") == 9).all()
 

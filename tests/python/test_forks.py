@@ -27,7 +27,7 @@ def shards(tmp_path):
 @pytest.mark.parametrize("program", ["batches", "close", "tensors", "staging"])
 @pytest.mark.stress
 def test_a_child_can_go_on_with_what_its_parents_threads_use(shards, program):
-    output = output_of(PROGRAMS / f"forks/{program}.py", shards, timeout_seconds=200)
+    output = output_of(PROGRAMS / f"forks/{program}.py", shards)
     found, count = output.splitlines()[-1].split()
     assert found == count, output
 
@@ -40,7 +40,7 @@ def test_a_child_keeps_nothing_of_what_its_parents_threads_unmap(tmp_path):
         path.write_bytes(weight_file({"t": entry("U8", [size], 0, size)}))
         with open(path, "r+b") as file:
             file.truncate(path.stat().st_size + size)
-    output = output_of(PROGRAMS / "forks/unmapping.py", tmp_path, timeout_seconds=200)
+    output = output_of(PROGRAMS / "forks/unmapping.py", tmp_path)
     found, count = output.splitlines()[-1].split()
     assert found == count
 
@@ -51,4 +51,4 @@ def test_a_child_with_the_id_of_its_parent_is_no_less_a_child(shards):
     unshare = real.need_tool("unshare")
     code = PROGRAMS / "forks/namespaces.py"
     wrapper = (unshare, "--pid", "--fork", "--kill-child")
-    assert output_of(code, shards, wrapper=wrapper, timeout_seconds=120) == "0"
+    assert output_of(code, shards, wrapper=wrapper) == "0"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import numpy as np
@@ -21,7 +20,7 @@ import pagestream
 from pagestream import Mixture, TokenLoader, open_tokens, write_tokens
 from pagestream.errors import FileChangedError, MappedReadError, StateMismatchError
 
-from support.process import PROGRAMS, run_python, thread_names
+from support.process import PROGRAMS, run_python, thread_names, until
 
 TOKENS = np.arange(4096, dtype="u2")
 
@@ -372,11 +371,8 @@ def test_closing_ends_the_threads_and_leaves_batches_and_corpus(token_file):
     assert native_threads()
     loader.close()
     loader.close()
-    # A thread has its last sign behind it a moment before the kernel has let go of it.
-    deadline = time.monotonic() + 30
-    while native_threads() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert native_threads() == []
+    # The kernel lists a thread for a moment after its last instruction.
+    assert until(lambda: native_threads() == [])
     assert np.array_equal(x, copy)
     assert corpus[5] == 5
     with pytest.raises(ValueError, match="closed"):
@@ -406,7 +402,7 @@ def test_a_loader_goes_on_in_a_fork_of_its_process(token_file):
         child = context.Process(target=lambda: queue.put(firsts([next(loader) for _ in range(3)])))
         child.start()
         found = queue.get()
-        child.join(30)
+        child.join()
         assert child.exitcode == 0
         assert found == firsts([next(loader) for _ in range(3)])
 
@@ -419,7 +415,7 @@ def test_ctrl_c_is_heard_and_the_loader_goes_on(token_file):
         assert child.stdout.readline() == "ready\n"
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "interrupted (4, 16)\n"
-        assert child.wait(30) == 0
+        assert child.wait() == 0
 
 
 def test_the_interpreter_ends_with_a_loader_running(token_file):
@@ -443,7 +439,7 @@ def test_threads_may_share_a_loader(token_file):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
     assert sorted(seen) == sorted(list(range(0, 4080, 16)) * 4)
 
 
@@ -506,10 +502,7 @@ def test_drop_behind_keeps_the_resident_set_small(tmp_path):
 def test_a_slow_consumer_finds_full_batches(token_file):
     with loader_of(token_file) as loader:
         next(loader)
-        for _ in range(200):
-            if loader.metrics().bytes_asked >= 5 * 4 * 17 * 2:
-                break
-            time.sleep(0.01)
+        assert until(lambda: loader.metrics().bytes_asked >= 5 * 4 * 17 * 2)
         stalls = loader.metrics().stalls
         next(loader)
         assert loader.metrics().stalls == stalls

@@ -174,7 +174,6 @@ def host_batches(loader):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.timeout(30)
 def test_a_loader_is_closed_by_a_handler_that_interrupts_next(path, kind):
     loader = sequential(kind, path)
     next(loader)
@@ -190,7 +189,6 @@ def test_a_loader_is_closed_by_a_handler_that_interrupts_next(path, kind):
 
 
 @pytest.mark.stress
-@pytest.mark.timeout(30)
 def test_a_loader_is_closed_by_a_real_signal_in_its_loop(path):
     with handler_of(signal.SIGUSR1, lambda *_: loader.close()):
         for _ in range(20):
@@ -205,7 +203,6 @@ def test_a_loader_is_closed_by_a_real_signal_in_its_loop(path):
             assert host_batches(loader)._pipeline is None
 
 
-@pytest.mark.timeout(30)
 def test_a_handler_cannot_go_on_with_what_it_interrupts(path):
     with sequential(TokenLoader, path) as loader:
         next(loader)

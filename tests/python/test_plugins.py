@@ -20,7 +20,7 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     made = PROGRAMS / "safetensors_slow_clients/made.py"
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return folder, output_of(made, "llama", folder, timeout_seconds=280, **environment).splitlines()[-1]
+    return folder, output_of(made, "llama", folder, **environment).splitlines()[-1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -28,7 +28,7 @@ def test_a_host_loads_from_a_slow_mount(way, llama, tmp_path):
     folder, digest = llama
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
         paths = [slow.path for slow in mounts]
-        assert output_of(SERVING, way, *paths, timeout_seconds=280).splitlines()[-2:] == [digest] * 2
+        assert output_of(SERVING, way, *paths).splitlines()[-2:] == [digest] * 2
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
         assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes

@@ -18,7 +18,7 @@ def run(program, *arguments, order="first"):
     """
     path = PROGRAMS / f"safetensors_clients/{program}.py"
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return output_of(path, *arguments, order, timeout_seconds=280, **environment).splitlines()[-1]
+    return output_of(path, *arguments, order, **environment).splitlines()[-1]
 
 
 @every_order

@@ -278,7 +278,6 @@ def test_the_files_of_a_living_writer_stay(tmp_path, kind):
 
 
 @pytest.mark.parametrize("what", ["folder", "data", "index"])
-@pytest.mark.timeout(30)
 def test_a_reader_that_holds_a_lock_holds_up_no_writer(tmp_path, what):
     write_tokens(tmp_path / "t.bin", [[1]], dtype="u2", format="megatron")
     path = {"folder": tmp_path, "data": tmp_path / "t.bin", "index": tmp_path / "t.idx"}[what]

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,37 +16,41 @@ from support.torch_process import TorchProcess
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
-def run_python(
-    code,
-    *arguments,
-    wrapper=(),
-    timeout_seconds=90,
-    with_torch=False,
-    **environment,
-):
+def run_python(code, *arguments, wrapper=(), with_torch=False, **environment):
     """Runs a program, or a few lines of code; its `sys.argv[1:]` are `arguments`.
 
-    With `with_torch` it is a fork of a process that has imported torch: see `support.torch_process`.
+    With `with_torch` it is a fork of a process that has imported torch: see `support.torch_process`. The only
+    deadline is the time-out of the test, which prints the stacks of the program and kills it.
     """
     code = code if isinstance(code, Path) else textwrap.dedent(code)
-    variables = {**os.environ, **environment}
-    if with_torch:
-        return _run_with_torch(code, *arguments, timeout_seconds=timeout_seconds, env=variables)
-    program = [str(code)] if isinstance(code, Path) else ["-c", code]
-    command = [*wrapper, sys.executable, *program, *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=timeout_seconds, env=variables
-    )
-
-
-def _run_with_torch(code, *arguments, timeout_seconds, **options):
     pipe = subprocess.PIPE
-    with TorchProcess(code, *arguments, stdout=pipe, stderr=pipe, text=True, **options) as process:
+    options = {"stdout": pipe, "stderr": pipe, "text": True, "env": {**os.environ, **environment}}
+    if with_torch:
+        process = TorchProcess(code, *arguments, **options)
+    else:
+        program = [str(code)] if isinstance(code, Path) else ["-c", code]
+        process = subprocess.Popen([*wrapper, sys.executable, *program, *map(str, arguments)], **options)
+    with process:
         try:
-            output, errors = process.communicate(timeout=timeout_seconds)
-        finally:
+            output, errors = process.communicate()
+        except BaseException:
+            print_stacks(process.pid)
             process.kill()
+            raise
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def print_stacks(process):
+    """Prints where each thread of a process and of its children is, in Python and in the kernel."""
+    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if py_spy is not None:
+        command = [py_spy, "dump", "--nonblocking", "--pid", str(process)]
+        print(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            print(process, (task / "comm").read_text().strip(), (task / "stack").read_text(), sep="\n")
+            for child in (task / "children").read_text().split():
+                print_stacks(child)
 
 
 def printed_on_terminal(command, columns, *, cwd):
@@ -85,11 +90,11 @@ def start_python(program, *arguments, wrapper=(), with_torch=False, **environmen
 
 
 def until(condition):
-    """Waits for something that happens by itself."""
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
+    """Waits for something that happens by itself. Returns false if it has not happened after two minutes."""
+    deadline = time.monotonic() + 120
+    while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return condition()
+    return found
 
 
 def threads(process="self"):
@@ -111,7 +116,7 @@ def threads_end(name):
 
     Prints where in the kernel those that do not end wait.
     """
-    deadline, missed = time.monotonic() + 60, 0
+    deadline, missed = time.monotonic() + 120, 0
     # A look at the threads may miss one while another ends.
     while missed < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
