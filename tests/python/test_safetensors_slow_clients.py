@@ -1,8 +1,14 @@
 """Unmodified programs on a slow mount: many requests are on their way, and each byte is read once."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
-from support.process import PROGRAMS, output_of
+from support.process import PROGRAMS
 from support.slow_mounts import slow_mounts
 
 pytestmark = pytest.mark.timeout(300)
@@ -20,35 +26,74 @@ LLAMA = [
 ]
 
 
-def output(program, *arguments):
-    """Returns the lines that a program prints. The last ones are digests, one for each mount."""
-    environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return output_of(FOLDER / program, *arguments, timeout_seconds=280, **environment).splitlines()
+class Programs:
+    """Runs programs in forks of one process, which has imported what they need: that takes longer than they do."""
+
+    def __init__(self, *arguments):
+        # A thread of a library is lost in a fork.
+        variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self._server = subprocess.Popen(
+            [sys.executable, str(FOLDER / "forks.py"), *arguments],
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+
+    def lines(self, program, *arguments):
+        """Returns the lines that a program prints. The last ones are digests, one for each mount."""
+        print(json.dumps([program, *map(str, arguments)]), file=self._server.stdin, flush=True)
+        printed, status = json.loads(self._server.stdout.readline())
+        assert status == 0, printed
+        return printed.splitlines()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        # With a child that hangs.
+        os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.communicate()
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory):
+def programs():
+    with Programs() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """Programs in which `install` was called before they imported anything else."""
+    with Programs("install") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def llama(programs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
-    return folder, output("made.py", "llama", folder)[-1]
+    return folder, programs.lines("made.py", "llama", folder)[-1]
 
 
 @pytest.fixture(scope="module")
-def unet(tmp_path_factory):
+def unet(programs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unet")
-    return folder, output("made.py", "unet", folder)[-1]
+    return folder, programs.lines("made.py", "unet", folder)[-1]
 
 
-def loaded(way, made, tmp_path):
+def loaded(programs, way, made, tmp_path):
     """Loads a model from the slow mounts. Returns these, and the bytes of the files."""
     folder, digest = made
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
-        assert output("loading.py", way, *[slow.path for slow in mounts])[-2:] == [digest] * 2
+        assert programs.lines("loading.py", way, *[slow.path for slow in mounts])[-2:] == [digest] * 2
     return mounts, total_bytes
 
 
 @pytest.mark.parametrize("way", LLAMA)
-def test_a_language_model(way, llama, tmp_path):
-    mounts, total_bytes = loaded(way, llama, tmp_path)
+def test_a_language_model(way, installed, llama, tmp_path):
+    mounts, total_bytes = loaded(installed, way, llama, tmp_path)
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
         assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes
@@ -58,11 +103,11 @@ def test_a_language_model(way, llama, tmp_path):
             assert slow.counts["openings"] < 2 * len(list(llama[0].glob("*.safetensors")))
 
 
-def test_ranks_of_tensor_parallelism(llama, tmp_path):
+def test_ranks_of_tensor_parallelism(installed, llama, tmp_path):
     folder, digest = llama
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
         paths = [slow.path for slow in mounts]
-        assert output("tensor_parallel.py", tmp_path / "rendezvous", *paths)[-2:] == [digest] * 2
+        assert installed.lines("tensor_parallel.py", tmp_path / "rendezvous", *paths)[-2:] == [digest] * 2
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
         # What is split is half of all. Two ranks that open a FUSE file drop each other's pages.
@@ -70,11 +115,11 @@ def test_ranks_of_tensor_parallelism(llama, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["accelerate", "transformers"])
-def test_layers_that_stay_on_disk(kind, llama, tmp_path):
+def test_layers_that_stay_on_disk(kind, programs, llama, tmp_path):
     folder, _ = llama
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
         paths = [slow.path for slow in mounts]
-        expected, *found = output("offloading.py", kind, tmp_path / "offloaded", folder, *paths)[-3:]
+        expected, *found = programs.lines("offloading.py", kind, tmp_path / "offloaded", folder, *paths)[-3:]
     assert found == [expected] * 2
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
@@ -83,18 +128,18 @@ def test_layers_that_stay_on_disk(kind, llama, tmp_path):
         assert total_bytes <= slow.counts["read_bytes"] <= 2.2 * total_bytes
 
 
-def test_diffusers(unet, tmp_path):
-    mounts, total_bytes = loaded("diffusers_from_pretrained", unet, tmp_path)
+def test_diffusers(installed, unet, tmp_path):
+    mounts, total_bytes = loaded(installed, "diffusers_from_pretrained", unet, tmp_path)
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 10
         assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes
 
 
-def test_peft(tmp_path):
+def test_peft(programs, installed, tmp_path):
     folder = tmp_path / "adapter"
     folder.mkdir()
-    digest = output("made_adapter.py", folder)[-1]
-    mounts, total_bytes = loaded("peft_loads_an_adapter", (folder, digest), tmp_path)
+    digest = programs.lines("made_adapter.py", folder)[-1]
+    mounts, total_bytes = loaded(installed, "peft_loads_an_adapter", (folder, digest), tmp_path)
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 10
         assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes

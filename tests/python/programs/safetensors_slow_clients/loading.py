@@ -1,4 +1,7 @@
-"""How programs load weights: each by its own code, which has never heard of pagestream."""
+"""How programs load weights: each by its own code, which has never heard of pagestream.
+
+``loading.py WAY FOLDER...``, run by ``forks.py install``.
+"""
 
 import hashlib
 import os
@@ -131,11 +134,5 @@ def as_a_rank_of_transformers(folder):
 
 if __name__ == "__main__":
     way, *folders = sys.argv[1:]
-    import warnings
-
-    warnings.simplefilter("ignore")
-    import pagestream.safetensors
-
-    pagestream.safetensors.install()
     for each in folders:
         print(digest(globals()[way](each)))

@@ -1,4 +1,7 @@
-"""Two ranks of transformers' tensor parallelism, each of which loads its parts. Prints digests."""
+"""Two ranks of transformers' tensor parallelism, each of which loads its parts. Prints digests.
+
+``tensor_parallel.py RENDEZVOUS FOLDER...``, run by ``forks.py install``.
+"""
 
 import os
 import sys
@@ -11,9 +14,6 @@ def load(rank, rendezvous, *folders):
     warnings.simplefilter("ignore")
     import torch.distributed
 
-    import pagestream.safetensors
-
-    pagestream.safetensors.install()
     import transformers
     from torch.distributed.tensor import DTensor
     from transformers.distributed import DistributedConfig
@@ -37,4 +37,4 @@ def load(rank, rendezvous, *folders):
 if __name__ == "__main__":
     import torch.multiprocessing
 
-    torch.multiprocessing.spawn(load, sys.argv[1:], nprocs=2)
+    torch.multiprocessing.start_processes(load, sys.argv[1:], nprocs=2, start_method="fork")
