@@ -25,10 +25,15 @@ from pagestream.safetensors.torch import load_file as load_torch
 from support import real
 from support.mappings import place_in_file
 from support.process import PROGRAMS, open_descriptors, output_of, thread_names, threads_end, until
+from support.rest import threads_rest, waits_of
 
 MIB = 1 << 20
 TENSORS = 48
 WHOLE = TENSORS * MIB
+
+# Reads wait until 12 of them are on their way. Those that come one after another take long.
+GATHER = {"delay_ms": 200, "gather": 12, "undelayed_bytes": 64 << 10}
+GATHER_EIGHT = {**GATHER, "gather": 8}
 
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
 
@@ -86,7 +91,7 @@ WAYS = {
 @both_mounts
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_many_requests_are_on_their_way_and_each_byte_is_read_once(source, tmp_path, way, direct):
-    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
         way(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] >= 12
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
@@ -101,9 +106,10 @@ def test_requests_are_as_large_as_the_mount_allows(source, tmp_path, read_ahead_
     assert slow.counts["largest_request_bytes"] >= expected_bytes
     # Page faults bring some of the first tensors, and the lead opens the file anew, which drops that.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE + 4 * read_ahead_bytes
-    # While page faults and the lead read the same pages at its start, each cuts the requests of the other.
+    # While page faults and the lead read the same pages, each cuts the requests of the other. On a quiet
+    # machine 0.9 are as large; of requests of half of the size none would be.
     large_bytes = sum(slow.counts["read_bytes_by_size"][expected_bytes.bit_length() - 1 :])
-    assert large_bytes >= 0.85 * WHOLE
+    assert large_bytes >= 0.45 * WHOLE
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +145,7 @@ def test_files_of_some_mebibytes_are_read_ahead(tmp_path, direct):
     source.mkdir()
     tensors = {f"t{number}": tensor(number) for number in range(6)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
-    with slow_mount(source, tmp_path, direct_io=direct, keep_cache=True) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, keep_cache=True, **GATHER) as slow:
         one_by_one(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] >= 12
     assert slow.counts["read_bytes"] <= 1.1 * 6 * MIB
@@ -168,9 +174,8 @@ def test_a_file_that_was_rewritten_is_not_taken_up_again_where_it_was_left(sourc
 def rewritten_in_one_second(path, mounted):
     """Rewrites a file that was just written, with other names, after it was used for a moment.
 
-    Returns its old and its new time of change.
+    Returns whether it was changed in one second.
     """
-    time.sleep(-time.time() % 1)
     path.write_bytes(path.read_bytes())
     before, written = path.stat(), path.read_bytes()
     with safe_open(mounted, "np") as file:
@@ -178,7 +183,7 @@ def rewritten_in_one_second(path, mounted):
         assert file.get_tensor("t01")[0] == 1
     with path.open("r+b") as file:
         file.write(written.replace(b'"t00"', b'"x00"'))
-    return before.st_ctime_ns, path.stat().st_ctime_ns
+    return before.st_ctime_ns // 10**9 == path.stat().st_ctime_ns // 10**9
 
 
 @both_mounts
@@ -187,10 +192,11 @@ def test_no_file_is_taken_up_again_where_times_are_whole_seconds(tmp_path, direc
     folder = tmp_path / "source"
     folder.mkdir()
     path = folder / "model.safetensors"
-    safetensors.numpy.save_file({f"t{number:02}": tensor(number) for number in range(8)}, path)
-    with slow_mount(folder, tmp_path, delay_ms=1, direct_io=direct, whole_seconds=True) as slow:
-        times = rewritten_in_one_second(path, slow.path / path.name)
-        assert times[0] // 10**9 == times[1] // 10**9
+    tensors = {f"t{number:02}": tensor(number) for number in range(8)}
+    safetensors.numpy.save_file(tensors, path)
+    with slow_mount(folder, tmp_path, delay_ms=0, direct_io=direct, whole_seconds=True) as slow:
+        while not rewritten_in_one_second(path, slow.path / path.name):
+            safetensors.numpy.save_file(tensors, path)
         with safe_open(slow.path / path.name, "np") as file:
             assert file.keys()[-1] == "x00"
 
@@ -201,7 +207,7 @@ def test_no_shard_is_read_in_vain_where_times_are_whole_seconds(shards, tmp_path
         for number, path in enumerate(sorted(slow.path.iterdir()), 1):
             with safe_open(path, "np") as file:
                 assert sums(file, file.keys()) == list(range(16 * number, 16 * number + 16))
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+    assert WHOLE <= slow.counts["read_bytes"] <= SHARDS_ONCE
 
 
 @both_mounts
@@ -234,7 +240,7 @@ def test_the_lead_follows_names_where_the_data_lie_in_another_order(tmp_path, as
     folder = tmp_path / "source"
     folder.mkdir()
     names = shuffled_file(folder / "model.safetensors", numbers)
-    with slow_mount(folder, tmp_path, direct_io=direct) as slow:
+    with slow_mount(folder, tmp_path, direct_io=direct, **GATHER) as slow:
         file = safe_open(slow.path / "model.safetensors", "np")
         assert file.offset_keys() == names
         for name in asked(names):
@@ -264,7 +270,7 @@ def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path,
         file = safe_open(slow.path / "model.safetensors", "np", ahead=2 * MIB)
         for number in (40, 3, 27):
             assert file.get_tensor(f"t{number:02}").sum() == number * MIB
-        time.sleep(0.3)  # a lead that went on would be seen
+        assert threads_rest()
         file.close()
     # Three tensors; after each jump the lead, a step of it in flight, and what a page fault brings in.
     assert slow.counts["read_bytes"] <= 3 * (MIB + 2 * MIB + MIB) + MIB
@@ -369,11 +375,12 @@ def test_short_parts_that_are_picked_at_random_take_a_window_each(source, tmp_pa
 
 @both_mounts
 def test_closing_stops_the_lead(source, tmp_path, direct):
-    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=0) as slow:
         with safe_open(slow.path / "model.safetensors", "np") as file:
             assert file.get_tensor("t00")[0] == 0
             assert file.get_tensor("t01")[0] == 1
-        time.sleep(0.5)
+        assert threads_end("pagestream-lead")
+        assert threads_end("pagestream-read")
     assert slow.counts["read_bytes"] < WHOLE
 
 
@@ -388,29 +395,19 @@ def resident_share(array):
 
 
 def becomes_resident(array):
-    """Returns whether an array comes into the page cache, but for pages that the kernel reclaims (DAMON).
+    """Returns whether most of an array comes into the page cache. Of what nobody asks for no page comes.
 
-    Of what nobody asks for no page comes. Tests that need every byte count what was read.
+    All of it may never be there at once: the kernel reclaims pages (DAMON).
     """
-    share, since = resident_share(array), time.monotonic()
-    deadline = since + 20
-    while share < 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-        before, share = share, resident_share(array)
-        if share > before:
-            since = time.monotonic()
-        elif share >= 0.5 and time.monotonic() > since + 2:
-            return True  # nothing more comes
-    print(f"{share:.3f} of the array is in the page cache")
-    return share == 1
+    return until(lambda: resident_share(array) >= 0.5)
 
 
 def test_what_was_handed_out_is_read_though_the_file_is_closed(source, tmp_path):
     """Programs take all tensors, close the file, and use them later."""
-    with slow_mount(source, tmp_path, delay_ms=100) as slow:
+    with slow_mount(source, tmp_path, delay_ms=20) as slow:
         with safe_open(slow.path / "model.safetensors", "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        assert all(becomes_resident(array) for array in arrays.values())
+        assert until(lambda: slow.gate.counts()["read_bytes"] >= WHOLE)
         assert threads_end("pagestream-lead")
         del arrays
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
@@ -421,9 +418,9 @@ def test_a_file_of_one_large_tensor_is_in_memory_once_it_is_loaded(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.numpy.save_file({"only": np.full(WHOLE, 7, "u1")}, source / "model.safetensors")
-    with slow_mount(source, tmp_path) as slow:
+    with slow_mount(source, tmp_path, **GATHER) as slow:
         array = load_file(slow.path / "model.safetensors")["only"]
-        assert becomes_resident(array)
+        assert until(lambda: slow.gate.counts()["read_bytes"] >= WHOLE)
         del array
     assert slow.counts["most_in_flight"] >= 12
     assert WHOLE <= slow.counts["read_bytes"] <= 1.02 * WHOLE
@@ -572,14 +569,15 @@ def test_the_variable_turns_it_off_and_the_argument_wins(source, tmp_path, monke
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
         one_by_one(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] <= 4
-    with slow_mount(source, tmp_path, direct_io=True) as slow:
+    with slow_mount(source, tmp_path, direct_io=True, **GATHER) as slow:
         one_by_one(slow.path / "model.safetensors", ahead=32 * MIB)
     assert slow.counts["most_in_flight"] >= 12
 
 
 def test_install_passes_it_on(source, tmp_path):
     for ahead, least, most in ((None, 12, 64), (False, 1, 4)):
-        with slow_mount(source, tmp_path, direct_io=True, delay_ms=5) as slow:
+        options = GATHER if ahead is None else {"delay_ms": 0}
+        with slow_mount(source, tmp_path, direct_io=True, **options) as slow:
             path = slow.path / "model.safetensors"
             found = output_of(PROGRAMS / "weights_lead" / "installed.py", path, ahead)
             assert found == str(sum(range(TENSORS)) * MIB)
@@ -617,7 +615,7 @@ def part_of_rank(name):
 def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, direct, copy):
     folder, tensors = layers
     needed = 0
-    with slow_mount(folder, tmp_path, direct_io=direct) as slow:
+    with slow_mount(folder, tmp_path, direct_io=direct, **GATHER_EIGHT) as slow:
         file = safe_open(slow.path / "model.safetensors", "np", copy=copy)
         for name in file.offset_keys():
             expected = tensors[name][part_of_rank(name)]
@@ -647,7 +645,7 @@ def norms(tmp_path_factory):
 @both_mounts
 def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, direct):
     with (
-        slow_mount(norms, tmp_path, direct_io=direct) as slow,
+        slow_mount(norms, tmp_path, direct_io=direct, **GATHER_EIGHT) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         for layer in range(LAYERS):
@@ -661,7 +659,7 @@ def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, d
 def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
     kept = range(0, TENSORS, 3)
     with (
-        slow_mount(source, tmp_path, direct_io=direct) as slow,
+        slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow,
         safe_open(slow.path / "model.safetensors", "np", ahead=8 * MIB) as file,
     ):
         assert sums(file, [f"t{number:02}" for number in kept]) == list(kept)
@@ -681,18 +679,21 @@ def test_where_bandwidth_is_short_few_reads_are_beside_the_one_that_is_waited_fo
 
 
 def test_a_lead_waits_while_the_consumer_is_elsewhere(source, tmp_path):
-    # The lead of three tensors has more to read than the mount gives in this time.
     with (
-        slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=8 * MIB) as slow,
+        slow_mount(source, tmp_path, direct_io=True, delay_ms=0) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
-        assert sums(file, ["t00", "t01", "t02", "t40"]) == [0, 1, 2, 40]
-        time.sleep(1)  # the requests that are on their way
-        before = chars_read()
-        time.sleep(0.5)
-        assert chars_read() - before <= 4096  # what tells how much was read
-        assert sums(file, ["t03", "t04", "t05"]) == [3, 4, 5]
-        assert until(lambda: chars_read() - before >= 6 * MIB), "it goes on"
+        slow.gate.hold(9 * MIB, 40 * MIB)
+        assert sums(file, [*file.keys()[:8], "t40"]) == [*range(8), 40]
+        slow.gate.wait_for(1)
+        held_bytes = sum(length for _, length in slow.gate.held())
+        slow.gate.open()
+        assert threads_rest()
+        read_bytes = slow.gate.counts()["read_bytes"]
+        # Each of some threads may have been about to begin a read. A lead that goes on reads up to t20.
+        assert 10 * MIB <= read_bytes <= 10 * MIB + held_bytes + 4 * MIB
+        assert sums(file, ["t08", "t09", "t10"]) == [8, 9, 10]
+        assert until(lambda: slow.gate.counts()["read_bytes"] >= read_bytes + 6 * MIB), "it goes on"
 
 
 def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
@@ -710,13 +711,12 @@ def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
         slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=50 * MIB) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
-        before = chars_read()
         for layer in range(2):
             for expert in range(8, 16):
                 name = f"layers.{layer}.experts.{expert:02}"
                 np.testing.assert_array_equal(file.get_tensor(name), content[name])
         # Up to the last one there are 18 MiB.
-        assert chars_read() - before <= 15 * MIB
+        assert slow.gate.counts()["read_bytes"] <= 15 * MIB
 
 
 @both_mounts
@@ -725,7 +725,7 @@ def test_parts_are_read_ahead_past_tensors_that_are_left_out(layers, tmp_path, d
     names = [f"layers.{layer}.by_rows" for layer in sorted(range(LAYERS), key=str)]
     needed = 0
     with (
-        slow_mount(folder, tmp_path, direct_io=direct) as slow,
+        slow_mount(folder, tmp_path, direct_io=direct, **GATHER_EIGHT) as slow,
         safe_open(slow.path / "model.safetensors", "np", copy=True) as file,
     ):
         for name in names:
@@ -748,7 +748,7 @@ def test_leads_of_threads_that_take_a_block_each_do_not_read_those_of_others(sou
                 if place == 0:
                     begun.wait()
 
-    with slow_mount(source, tmp_path, direct_io=True) as slow:
+    with slow_mount(source, tmp_path, direct_io=True, **GATHER_EIGHT) as slow:
         path = slow.path / "model.safetensors"
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(block, range(threads)))
@@ -763,7 +763,7 @@ def test_a_small_file_comes_at_once(tmp_path, direct):
     source.mkdir()
     tensors = {f"t{number}": np.full(64 * 1024, number, "u1") for number in range(8)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
-    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, **{**GATHER, "gather": 3}) as slow:
         for name, found in load_file(slow.path / "model.safetensors").items():
             np.testing.assert_array_equal(found, tensors[name])
     assert slow.counts["most_in_flight"] >= 3
@@ -789,7 +789,7 @@ def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
 
 @both_mounts
 def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
-    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
         one_by_one(slow.path / "model.safetensors", copy=True)
     assert slow.counts["most_in_flight"] >= 12
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
@@ -797,7 +797,7 @@ def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
 
 @both_mounts
 def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, direct):
-    with slow_mount(source, tmp_path, direct_io=direct) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
         path = slow.path / "model.safetensors"
         for number in range(TENSORS):
             with safe_open(path, "np") as file:
@@ -826,16 +826,22 @@ def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source,
 
 
 def test_nothing_is_read_of_a_file_that_was_closed_a_while_ago(source, tmp_path):
-    # The lead of three tensors has more to read than the mount gives in this time.
-    with slow_mount(source, tmp_path, direct_io=True, delay_ms=2, bandwidth_bytes=8 * MIB) as slow:
+    assert threads_end("pagestream-idle"), "that of an earlier test"
+    with slow_mount(source, tmp_path, direct_io=True, delay_ms=0) as slow:
         path = slow.path / "model.safetensors"
+        slow.gate.hold(17 * MIB)
         with safe_open(path, "np") as file:
-            assert sums(file, file.keys()[:3]) == list(range(3))
-        time.sleep(1.5)  # half a second, and the requests that are on their way then
-        before = chars_read()
-        time.sleep(0.7)
-        assert chars_read() - before <= 4096  # what tells how much was read
-        assert open_descriptors(path) > 0
+            assert sums(file, file.keys()[:16]) == list(range(16))
+            slow.gate.wait_for(1)
+        # It sleeps until the file has been closed for half a second, and again until that is to be let go of.
+        assert until(lambda: waits_of("pagestream-idle") not in (0, 1))
+        is_open = open_descriptors(path) > 0
+        held_bytes = sum(length for _, length in slow.gate.held())
+        slow.gate.open()
+        assert threads_rest()
+        # Each of some threads may have been about to begin a read. A lead that went on would read 44 MiB.
+        assert 17 * MIB <= slow.gate.counts()["read_bytes"] <= 17 * MIB + held_bytes + 4 * MIB
+        assert is_open
 
 
 @both_mounts
@@ -858,7 +864,7 @@ def test_a_consumer_of_few_tensors_has_no_more_read_ahead_than_it_has_used(sourc
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         assert sums(file, ["t00", "t01"]) == [0, 1]
-        time.sleep(0.5)  # all that was asked for is there
+        assert threads_rest()
     # What was used, as much again, and what the kernel reads around a page fault.
     assert 2 * MIB <= slow.counts["read_bytes"] <= 5 * MIB
 
@@ -910,13 +916,17 @@ def test_load_file_of_a_file_that_is_rewritten_meanwhile_is_an_error(tmp_path, d
     target = folder / "model.safetensors"
     safetensors.numpy.save_file(old, target)
     load_file = importlib.import_module(f"pagestream.safetensors.{framework}").load_file
-    options = {"direct_io": direct, "delay_ms": 0, "bandwidth_bytes": 24 * MIB}
-    with slow_mount(folder, tmp_path, **options) as slow, ThreadPoolExecutor(1) as pool:
+    with (
+        slow_mount(folder, tmp_path, direct_io=direct, delay_ms=0) as slow,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        slow.gate.hold(8 * MIB)
         loading = pool.submit(load_file, slow.path / "model.safetensors")
-        time.sleep(0.5)
+        slow.gate.wait_for(1)
         assert not loading.done()
         with open(target, "r+b") as file_at_server:
             file_at_server.write(safetensors.numpy.save(new))
+        slow.gate.open()
         with pytest.raises(FileChangedError, match=r"model\.safetensors"):
             loading.result()
         found = load_file(slow.path / "model.safetensors")
@@ -930,9 +940,8 @@ def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
     old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(48)} for byte in (1, 2))
     target = folder / "model.safetensors"
     safetensors.numpy.save_file(old, target)
-    options = {"direct_io": True, "delay_ms": 0, "bandwidth_bytes": 48 * MIB}
     with (
-        slow_mount(folder, tmp_path, **options) as slow,
+        slow_mount(folder, tmp_path, direct_io=True, delay_ms=0) as slow,
         ThreadPoolExecutor(4) as pool,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
@@ -947,10 +956,12 @@ def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
             is_view = place_in_file(array, slow.path / "model.safetensors") is not None
             return "view" if is_view else np.unique(array).tolist()
 
+        slow.gate.hold(8 * MIB)
         asked = [pool.submit(taken, name) for name in sorted(old)[1:]]
-        time.sleep(0.2)
+        slow.gate.wait_for(1)
         with open(target, "r+b") as file_at_server:
             file_at_server.write(safetensors.numpy.save(new))
+        slow.gate.open()
         found = [each.result() for each in asked]
     assert "error" in found
     assert [each for each in found if each not in ([1], "error", "view")] == []
@@ -963,15 +974,19 @@ def test_a_file_that_was_let_go_of_and_rewritten_is_opened_anew(source, tmp_path
     target = folder / "model.safetensors"
     target.write_bytes((source / "model.safetensors").read_bytes())
     safetensors.numpy.save_file({"t00": np.full(7, 7, "u1")}, folder / "new")
-    with slow_mount(folder, tmp_path, direct_io=direct, delay_ms=1) as slow:
+    with slow_mount(folder, tmp_path, direct_io=direct, delay_ms=1, attributes_hold_ms=0) as slow:
         path = slow.path / "model.safetensors"
         with safe_open(path, "np") as file:
             assert file.get_tensor("t00").size == MIB
             assert file.get_tensor("t01").size == MIB
         (folder / "new").rename(target)
-        time.sleep(1.1)  # what the kernel knows of a name may be a second old
         with safe_open(path, "np") as file:
             assert file.get_tensor("t00").tolist() == [7] * 7
+
+
+# Where a lead opens a cached file, what page faults have brought of the tensor in use and behind it is dropped. A
+# shard that is read twice is 16 MiB.
+SHARDS_ONCE = WHOLE + 3 * 2 * MIB
 
 
 @pytest.fixture(scope="module")
@@ -1030,22 +1045,7 @@ def test_the_lead_goes_on_to_the_next_shard(shards, tmp_path, direct):
             assert sums(file, file.keys()) == list(range(48, 64))
         del file, following
         assert until(lambda: not any(map(open_descriptors, (first, second, third))))
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
-
-
-def chars_read():
-    with open("/proc/self/io") as counts:
-        return next(int(line.split()[1]) for line in counts if line.startswith("rchar:"))
-
-
-def chars_read_at_rest():
-    """Returns the count once it has stayed the same for a while."""
-    count, since = chars_read(), time.monotonic()
-    while time.monotonic() < since + 0.3:
-        time.sleep(0.01)
-        if (now := chars_read()) - count > 64 * 1024:  # looking takes some
-            count, since = now, time.monotonic()
-    return count
+    assert WHOLE <= slow.counts["read_bytes"] <= SHARDS_ONCE
 
 
 def two_shards(folder, tensors):
@@ -1062,28 +1062,28 @@ def test_the_lead_goes_on_at_half_of_its_length_where_the_shard_before_is_not_us
     with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
         first, second = sorted(slow.path.iterdir())
         with safe_open(first, "np", ahead=8 * MIB) as file:
-            before = chars_read()
-            # Four of the tensors are not asked for, and are read as well. The first one comes by page faults,
-            # which do not count.
+            # Four of the tensors are not asked for, and are read as well.
             assert sums(file, file.keys()[:11]) == list(range(11))
-            assert until(lambda: chars_read() - before >= 15 * MIB)
-            chars_read_at_rest()  # a request while the last one is not begun would not lead on
+            assert threads_rest()  # a request while the last one is not begun would not lead on
             assert sums(file, file.keys()[11:12]) == [11]
             assert until(lambda: open_descriptors(second) > 0)
-            assert until(lambda: chars_read() - before >= (15 + 3) * MIB)
-            assert chars_read_at_rest() - before <= (15 + 4) * MIB + 128 * 1024, "a longer lead"
+            assert until(lambda: "pagestream-next" not in thread_names())
+            assert threads_rest()
+            # All of the first shard, half of the length of the second, and the headers.
+            read_bytes = slow.gate.counts()["read_bytes"]
+            assert (16 + 3) * MIB <= read_bytes <= (16 + 4) * MIB + 256 * 1024
 
 
 def test_the_lead_has_much_of_its_length_in_the_next_shard(tmp_path):
     """All of it comes before any of its tensors is asked for, more than a lead begins with."""
     folder = tmp_path / "source"
     two_shards(folder, 40)
-    with slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow:
-        before = chars_read()
-        with safe_open(min(slow.path.iterdir()), "np") as file:
-            assert sums(file, file.keys()) == list(range(40))
-            # The first tensors come by page faults, which do not count.
-            assert until(lambda: chars_read() - before >= 76 * MIB)
+    with (
+        slow_shards(folder, tmp_path, direct_io=True, delay_ms=1) as slow,
+        safe_open(min(slow.path.iterdir()), "np") as file,
+    ):
+        assert sums(file, file.keys()) == list(range(40))
+        assert until(lambda: slow.gate.counts()["read_bytes"] >= 80 * MIB)
 
 
 @both_mounts
@@ -1091,15 +1091,13 @@ def test_the_lead_goes_on_to_a_shard_that_is_open_already(shards, tmp_path, dire
     """As in a program that opens all files before it uses any tensor."""
     with slow_shards(shards, tmp_path, direct_io=direct) as slow:
         files = [safe_open(path, "np") for path in sorted(slow.path.iterdir())]
-        before = chars_read()
         for number, file in enumerate(files):
             assert sums(file, file.keys()) == list(range(number * 16 + 16, number * 16 + 32))
             if direct and number < 2:
-                # The first tensor of the first file came by page faults, which do not count.
-                assert until(lambda: chars_read() - before >= (number * 16 + 31) * MIB)  # noqa: B023
+                assert until(lambda: slow.gate.counts()["read_bytes"] >= (number + 2) * 16 * MIB)  # noqa: B023
         for file in files:
             file.close()
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.1 * WHOLE
+    assert WHOLE <= slow.counts["read_bytes"] <= SHARDS_ONCE
 
 
 def test_threads_that_share_a_file_take_each_tensor_from_the_lead(tmp_path):
@@ -1132,7 +1130,7 @@ def test_the_files_of_a_checkpoint_are_one_lead(shards, tmp_path, direct):
         with open_checkpoint(slow.path) as weights:
             found = [int(array.sum()) // MIB for array in weights.values()]
         assert found == list(range(16, 64))
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+    assert WHOLE <= slow.counts["read_bytes"] <= SHARDS_ONCE
 
 
 def test_an_audit_hook_can_keep_the_lead_from_the_next_shard(shards, tmp_path):
@@ -1150,11 +1148,21 @@ def test_an_interrupt_while_a_hook_looks_at_the_next_shard_leaves_nothing_behind
 @both_mounts
 def test_a_shard_that_takes_long_to_open_is_read_once(shards, tmp_path, direct):
     """A consumer that has waited for it long enough opens it itself."""
-    with slow_shards(shards, tmp_path, direct_io=direct, open_delay_ms=2500) as slow:
+    with slow_shards(shards, tmp_path, direct_io=direct) as slow, ThreadPoolExecutor(1) as pool:
         _, second, last = sorted(slow.path.iterdir())
         with safe_open(second, "np") as file:
-            assert sums(file, file.keys()) == list(range(32, 48))
+            first_sum = sums(file, file.keys()[:1])
+            slow.gate.hold_openings()
+            assert first_sum + sums(file, file.keys()[1:]) == list(range(32, 48))
+        slow.gate.wait_for(1)
+
+        def let_both_open():
+            slow.gate.wait_for(2)
+            slow.gate.open()
+
+        opened = pool.submit(let_both_open)
         with safe_open(last, "np") as file:
+            opened.result()
             assert threads_end("pagestream-next")
             assert sums(file, file.keys()) == list(range(48, 64))
     assert 32 * MIB <= slow.counts["read_bytes"] <= 1.1 * 32 * MIB
@@ -1184,8 +1192,11 @@ def test_an_old_handle_does_not_take_the_next_shard_from_a_new_one(shards, tmp_p
         new = safe_open(first, "np")
         assert sums(new, new.keys()[1:]) == list(range(17, 32))
         assert until(lambda: open_descriptors(second) > 0)
+        assert until(lambda: waits_of("pagestream-idle"))
+        waits = waits_of("pagestream-idle")
         del old
-        time.sleep(1.2)  # longer than what was let go of is kept
+        # The thread looks ten times a second at what is held, and what was let go of is kept for half of one.
+        assert until(lambda: (waits_of("pagestream-idle") or waits + 12) >= waits + 12)
         assert open_descriptors(second) > 0
         new.close()
         assert until(lambda: open_descriptors(second) == 0)

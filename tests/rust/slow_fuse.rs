@@ -30,7 +30,8 @@
 //!
 //! Prints "ready" once it is mounted. Then it answers each line of its input with a line of its output:
 //!
-//! * `hold reads`, `hold openings`: those that arrive from now on wait until they are let go.
+//! * `hold reads FROM TO`: reads that arrive from now on wait until they are let go, where they begin at these bytes of
+//!   a file. `hold openings`: so do openings.
 //! * `wait N`: answered once at least N requests wait.
 //! * `held`: the reads that wait, as a JSON list of offsets and lengths, in the order of their arrival.
 //! * `release N`: lets go of the N that have waited longest. `fail N ERRNO` lets them fail.
@@ -218,7 +219,8 @@ struct Gate {
 
 #[derive(Debug, Default)]
 struct GateState {
-    holds_reads: bool,
+    /// Where reads begin that wait.
+    holds_reads: Range<u64>,
     holds_openings: bool,
     /// Requests that wait, by the order of their arrival.
     held: BTreeMap<u64, Asked>,
@@ -234,7 +236,10 @@ impl Gate {
     /// Waits until the request is let go.
     fn pass(&self, asked: Asked) -> Result<(), Errno> {
         let mut state = locked(&self.state);
-        let is_held = if asked == Asked::Opening { state.holds_openings } else { state.holds_reads };
+        let is_held = match &asked {
+            Asked::Opening => state.holds_openings,
+            Asked::Read { offset, .. } => state.holds_reads.contains(offset),
+        };
         if !is_held {
             return Ok(());
         }
@@ -273,7 +278,7 @@ impl Gate {
 
     fn open(&self) {
         let mut state = locked(&self.state);
-        (state.holds_reads, state.holds_openings) = (false, false);
+        (state.holds_reads, state.holds_openings) = (0..0, false);
         drop(state);
         self.let_go(usize::MAX, None);
     }
@@ -291,7 +296,10 @@ impl Gate {
     /// Does what a line of the input says. Returns the answer.
     fn obey(&self, line: &str, counts: &Counts) -> Outcome<String> {
         match *line.split_whitespace().collect::<Vec<_>>() {
-            ["hold", "reads"] => locked(&self.state).holds_reads = true,
+            ["hold", "reads", from, to] => {
+                let range = from.parse()?..to.parse()?;
+                locked(&self.state).holds_reads = range;
+            }
             ["hold", "openings"] => locked(&self.state).holds_openings = true,
             ["wait", count] => {
                 let count: usize = count.parse()?;

@@ -143,9 +143,12 @@ class Gate:
             self._daemon.stdin.flush()
             return json.loads(self._daemon.stdout.readline())
 
-    def hold(self, what="reads"):
-        """Holds the reads, or the openings, that arrive from now on."""
-        self._tell(f"hold {what}")
+    def hold(self, start=0, stop=1 << 62):
+        """Holds the reads that arrive from now on and begin at these bytes of a file."""
+        self._tell(f"hold reads {start} {stop}")
+
+    def hold_openings(self):
+        self._tell("hold openings")
 
     def wait_for(self, count):
         """Waits until at least so many requests are held."""
