@@ -10,9 +10,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # maturin installs into the environment that is activated, which may be another one.
 export VIRTUAL_ENV := $(abspath $(VENV))
 unexport CONDA_PREFIX
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hosts bench lint docs audit build clean
+.PHONY: help demo quick test stress hosts bench lint docs audit build clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -20,9 +21,17 @@ help: ## List the targets
 demo: $(VENV)/.demo build ## The main job on real input: train, save, reopen, compare (about 6 minutes, output in demo-output/)
 	$(BIN)/python -B examples/demo --output demo-output
 
-test: $(VENV)/.test build ## All tests, Rust and Python
+quick: $(VENV)/.quick build ## The tests that need neither torch nor other frameworks (under two minutes after the build)
 	cargo test --quiet
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --quick
+
+test: $(VENV)/.test build ## All tests, Rust and Python, but those of stress
+	cargo test --quiet
+	$(PYTEST) -m 'not stress' --durations 20
+
+stress: $(VENV)/.test build ## Tests that provoke races with random timing; another run takes another course
+	cargo test --quiet -- --ignored stress
+	$(PYTEST) -m stress
 
 hosts: $(VENV)/.test build ## The tests of the plug-ins with vLLM and SGLang themselves (downloads 0.4 GB, unpacks 1.5 GB)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target target/hosts --group hosts
@@ -74,7 +83,7 @@ $(VENV)/.build: pyproject.toml
 
 # uv unpacks the frameworks in a minute, and pip in seven. uv does not read the configuration of pip.
 $(VENV)/.%: $(VENV)/.build
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --group $* || $(BIN)/python -m pip install --quiet --group $*
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --group $* || $(BIN)/python -m pip install --quiet --group $*
 	touch $@
 
 clean: ## Remove what was built, the demo's output included

@@ -1,5 +1,6 @@
 """Fixtures: a token file, a weight file, and real mounts."""
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -28,7 +29,31 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items):
+# With `--quick` these are left out.
+LONG_MARKS = {"demo", "frameworks", "slow", "stress"}
+IMPORTS_FRAMEWORK = re.compile(
+    r"^(import|from) ([\w.]*\btorch\b|transformers|support\.(torch_tensors|late_device))", re.MULTILINE
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--quick", action="store_true", help="leave out tests that are long or need torch or other frameworks"
+    )
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `--quick` a file that imports torch is not even imported: torch need not be installed."""
+    if config.option.quick and collection_path.suffix == ".py":
+        return IMPORTS_FRAMEWORK.search(collection_path.read_text()) is not None or None
+    return None
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.quick:
+        items[:] = [
+            item for item in items if LONG_MARKS.isdisjoint(mark.name for mark in item.iter_markers())
+        ]
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 

@@ -220,6 +220,7 @@ def test_the_version_stands_in_one_place():
     assert cargo["package"]["license"] == project["license"] == "MIT OR Apache-2.0"
 
 
+@pytest.mark.frameworks
 def test_all_names_that_are_exported_exist_and_are_documented():
     import pagestream
     import pagestream.torch

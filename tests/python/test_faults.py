@@ -92,7 +92,13 @@ HANDLERS = {
 }
 
 
-@pytest.mark.parametrize("order", HANDLERS)
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(order, marks=[pytest.mark.frameworks] * ("torch" in str(HANDLERS[order])))
+        for order in HANDLERS
+    ],
+)
 def test_a_cut_file_raises_whatever_other_handlers_there_are(big_file, order):
     before, after = HANDLERS[order]
     code = PROGRAMS / "faults/a_cut_file_raises.py"

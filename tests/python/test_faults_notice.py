@@ -73,6 +73,7 @@ def test_the_guard_says_when_it_is_off(big_file):
     assert output_of(code) == "True"
 
 
+@pytest.mark.frameworks
 def test_a_worker_of_a_data_loader_that_only_slices_arrays_is_guarded(tmp_path):
     """torch puts a handler of its own into each worker, after the fork."""
     program = Path(__file__).parent / "support/guarded_workers.py"

@@ -33,7 +33,9 @@ def test_an_array_that_is_gone_when_its_use_is_over_raises_as_well(big_file, mod
     assert output_of(code, big_file, mode) == "raised"
 
 
-@pytest.mark.parametrize("use", ["numpy", "copyto", "checkpoint", "clone"])
+@pytest.mark.parametrize(
+    "use", ["numpy", "copyto", "checkpoint", pytest.param("clone", marks=pytest.mark.frameworks)]
+)
 def test_a_tensor_that_is_used_and_dropped_where_storage_fails_raises(tmp_path, use):
     """The mapping is gone by the time that Python raises."""
     source = tmp_path / "source"
@@ -95,7 +97,13 @@ def test_what_replaces_a_page_has_its_protection(tmp_path):
     assert output_of(code, path) == "read-only"
 
 
-WAYS = ["numpy", "torch", "load_file", "checkpoint", "slice", "torch slice"]
+TORCH_WAYS = ("torch", "load_file", "torch slice")
+WAYS = [
+    "numpy",
+    "checkpoint",
+    "slice",
+    *(pytest.param(way, marks=pytest.mark.frameworks) for way in TORCH_WAYS),
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -104,7 +112,7 @@ def test_a_tensor_of_a_cut_file_raises_whether_the_file_is_open_or_not(tmp_path,
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/a_tensor_of_a_cut_file_raises.py"
-    assert output_of(code, path, way, end, with_torch="torch" in way) == "True 4096"
+    assert output_of(code, path, way, end, with_torch=way in TORCH_WAYS) == "True 4096"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -113,7 +121,7 @@ def test_no_more_is_handed_out_of_a_file_that_was_cut(tmp_path, way):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(1 << 20, "f4")}, path)
     code = PROGRAMS / "faults_views/no_more_is_handed_out_of_a_cut_file.py"
-    assert output_of(code, path, way, with_torch="torch" in way) == "2"
+    assert output_of(code, path, way, with_torch=way in TORCH_WAYS) == "2"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -122,7 +130,7 @@ def test_zeros_of_the_last_page_are_not_handed_out(tmp_path, way):
     path = tmp_path / "w.safetensors"
     save_file({"x": np.ones(64, "f4")}, path)
     code = PROGRAMS / "faults_views/zeros_of_the_last_page_are_not_handed_out.py"
-    assert str(path) in output_of(code, path, way, with_torch="torch" in way)
+    assert str(path) in output_of(code, path, way, with_torch=way in TORCH_WAYS)
 
 
 def test_no_other_array_is_made_of_memory_that_was_handed_out_before(tmp_path):
@@ -138,7 +146,12 @@ def test_threads_that_use_a_cut_file_go_on_and_the_main_thread_hears_of_it(big_f
     assert output_of(code, big_file, mode) == "4"
 
 
-HANDLERS = ["faulthandler", "a Python handler", "the default", "torch's worker handler"]
+HANDLERS = [
+    "faulthandler",
+    "a Python handler",
+    "the default",
+    pytest.param("torch's worker handler", marks=pytest.mark.frameworks),
+]
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
@@ -155,6 +168,7 @@ def test_such_a_handler_is_passed_when_a_writable_tensor_is_taken_from_a_new_fil
     assert output_of(code, tmp_path, handler) == "True"
 
 
+@pytest.mark.frameworks
 def test_torch_workers_survive_a_cut_file(tmp_path):
     """A worker installs a handler of its own when it begins."""
     path = tmp_path / "w.safetensors"

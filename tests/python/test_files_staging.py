@@ -274,6 +274,7 @@ def test_a_seal_that_fails_for_want_of_a_descriptor_has_changed_nothing():
     assert (first, second) == ("EMFILE False False b'\\x03\\x03'", "True b'\\x04\\x03'")
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("verb", ["resize", "protect", "seal"])
 def test_nothing_moves_under_a_tensor(verb):
     """`torch.frombuffer` releases its view at once, and keeps the object that exported it."""

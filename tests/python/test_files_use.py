@@ -432,6 +432,7 @@ def test_its_text_tells_path_size_and_mode(token_file):
     assert repr(f).endswith("closed>")
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("maker", ["ndarray", "ndarray of a memoryview", "torch", "frombuffer", "view"])
 @pytest.mark.parametrize("end", ["close", "refresh", "close after refresh", "with", "delete"])
 def test_what_was_made_of_the_file_stays_valid_until_it_dies(random_file, tmp_path, maker, end):

@@ -8,7 +8,7 @@ from support import nfs_checks
 from support.nfs_guest import GUEST, boot
 
 # The first test waits for the guest, which takes four minutes.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 700
 # A check needs a mount of its kind.
 CASES = [(name, mount) for name in nfs_checks.CHECKS for mount in nfs_checks.mounts_of(name)]

@@ -13,6 +13,8 @@ from pagestream import open_tokens, write_tokens
 from support.process import PROGRAMS, output_of, run_python
 from support.token_files import tokens_of
 
+pytestmark = pytest.mark.frameworks
+
 # Of the sequences or documents, an empty one among them.
 LENGTHS = [4, 0, 7, 1, 300]
 

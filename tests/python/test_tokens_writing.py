@@ -418,6 +418,7 @@ def test_memory_does_not_grow_with_the_tokens(tmp_path):
     assert peak(24) < peak(4) + (1 << 20)
 
 
+@pytest.mark.frameworks
 def test_a_torch_tensor_is_one_array(tmp_path):
     import torch
 
