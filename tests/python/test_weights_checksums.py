@@ -20,7 +20,7 @@ from pagestream.errors import ChecksumError, FileChangedError, FormatError, Mapp
 
 from support import real
 from support.checkpoints import contents, hub_cache, sharded
-from support.process import PROGRAMS, output_of, threads_end
+from support.process import PROGRAMS, output_of, start_python, threads_end
 
 MIB = 1 << 20
 MODES = ["shared", "private", "read"]
@@ -643,9 +643,15 @@ def test_ctrl_c_is_heard_while_reads_hang(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.numpy.save_file({"t": np.ones(8 * MIB, "u1")}, source / "m.safetensors")
-    with real.slow_fuse(source, tmp_path / "slow", delay_ms=1000, direct_io=True) as slow:
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True) as slow:
+        slow.gate.hold(4096)
         program = PROGRAMS / "weights_checksums" / "interrupted.py"
-        assert output_of(program, slow.path / "m.safetensors") == "heard after 0 bytes"
+        with start_python(program, slow.path / "m.safetensors") as process:
+            slow.gate.wait_for(1)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "heard after 0 bytes\n"
+            slow.gate.open()
 
 
 def test_a_child_of_a_fork_is_told_and_verifies_by_itself(path):

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -23,7 +22,8 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError
 from pagestream.weights import dtypes
 
 from support import real
-from support.process import PROGRAMS, output_of, threads_end
+from support.process import PROGRAMS, output_of, start_python, threads_end
+from support.rest import threads_rest
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
 
 MIB = 1 << 20
@@ -279,7 +279,7 @@ def test_the_lead_stays_within_the_budget_until_the_consumer_goes_on(tmp_path):
         stream = weights.stream(memory_bytes=4 * MIB, threads=8, strategy="pread")
         name, array = next(stream)
         assert (name, array[0]) == ("t00", 0)
-        time.sleep(0.5)  # readers have long done what they may
+        assert threads_rest()
         stream.close()
         weights.close()
     # Four tensors and the header.
@@ -298,7 +298,9 @@ def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
     source.mkdir()
     tensors = {f"t{number:02}": np.full(MIB, number, "u1") for number in range(64)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
-    with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, direct_io=direct) as slow:
+    # The reads that show how slow the mount is are fewer.
+    gather = {"delay_ms": 200, "gather": 24 if direct else 10, "undelayed_bytes": 64 << 10}
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=direct, **gather) as slow:
         with open_checkpoint(slow.path / "model.safetensors") as weights:
             for name, array in weights.stream():
                 equal(array, tensors[name])
@@ -514,9 +516,15 @@ def test_ctrl_c_is_heard_while_a_read_hangs(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.numpy.save_file({"t": np.ones(8 * MIB, "u1")}, source / "m.safetensors")
-    with real.slow_fuse(source, tmp_path / "slow", delay_ms=3000, direct_io=True) as slow:
-        path = slow.path / "m.safetensors"
-        assert output_of(PROGRAMS / "weights_streaming" / "interrupted.py", path) == "heard after 0 tensors"
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True) as slow:
+        slow.gate.hold(4096)
+        program = PROGRAMS / "weights_streaming" / "interrupted.py"
+        with start_python(program, slow.path / "m.safetensors") as process:
+            slow.gate.wait_for(1)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "heard after 0 tensors\n"
+            slow.gate.open()
 
 
 def test_progress_counts_the_bytes_of_the_plan(folder):
@@ -557,7 +565,8 @@ def test_ahead_fills_the_page_cache_and_yields_views(tmp_path):
     source.mkdir()
     mebibyte_tensors(source / "model.safetensors", 32)
     evict(source)
-    with real.slow_fuse(source, tmp_path / "slow", delay_ms=20) as slow:
+    gather = {"delay_ms": 200, "gather": 10, "undelayed_bytes": 64 << 10}
+    with real.slow_fuse(source, tmp_path / "slow", **gather) as slow:
         with open_checkpoint(slow.path / "model.safetensors") as weights:
             found = dict(weights.stream(strategy="ahead"))
         for name, array in found.items():
@@ -708,7 +717,7 @@ def test_direct_reads_ask_for_whole_pages_once(tmp_path):
     source.mkdir()
     mebibyte_tensors(source / "model.safetensors", 32)
     with (
-        real.slow_fuse(source, tmp_path / "slow", delay_ms=10) as slow,
+        real.slow_fuse(source, tmp_path / "slow", delay_ms=200, gather=10, undelayed_bytes=64 << 10) as slow,
         open_checkpoint(slow.path / "model.safetensors") as weights,
     ):
         for name, array in weights.stream(strategy="direct"):

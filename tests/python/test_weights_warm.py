@@ -8,6 +8,7 @@ import random
 import re
 import threading
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,15 @@ from pagestream.weights.warming import Lead
 
 from support import real
 from support.control_groups import memory_limit
-from support.process import PROGRAMS, output_of, thread_names, threads, threads_end, until
+from support.process import (
+    PROGRAMS,
+    output_of,
+    start_python,
+    thread_names,
+    threads,
+    threads_end,
+    until,
+)
 from support.weight_files import entry, weight_file, write
 
 MIB = 1 << 20
@@ -29,6 +38,9 @@ WHOLE = TENSORS * MIB
 AMPLE = 2 * WHOLE
 # Room for eight tensors, whose memory begins where a page does.
 LITTLE = 8 * (MIB + 4096)
+
+# Reads wait until 10 of them are on their way. Those that come one after another take long.
+GATHER = {"delay_ms": 200, "gather": 10, "undelayed_bytes": 64 << 10}
 
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
 
@@ -134,7 +146,7 @@ every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
 @both_mounts
 @every_use
 def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
-    with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
+    with slow_weights(source, tmp_path, direct_io=direct, **GATHER) as (slow, weights):
         lead = weights.warm(memory_bytes=AMPLE)
         assert lead.wait()
         assert lead.fraction == 1.0
@@ -147,7 +159,7 @@ def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
 @both_mounts
 @every_use
 def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
-    with slow_weights(source, tmp_path, direct_io=direct) as (slow, weights):
+    with slow_weights(source, tmp_path, direct_io=direct, **GATHER) as (slow, weights):
         weights.warm(memory_bytes=AMPLE)
         use(weights)
     assert slow.counts["most_in_flight"] >= 10
@@ -162,11 +174,14 @@ def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch
     # Of the two kinds one has nothing to do, and a thread to notice that.
     kinds = ("pagestream-warm", "pagestream-read")
 
-    with slow_weights(source, tmp_path, direct_io=direct) as (_, weights):
+    with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
         assert until(lambda: not {*kinds} & {*thread_names()}), "those of an earlier test"
+        slow.gate.hold(64 << 10)
         lead = weights.warm(memory_bytes=AMPLE)
         seen, most, stayed = deque(maxlen=5), 0, 0
-        while not lead.wait(timeout=0.005):
+        slow.gate.wait_for(3)
+        while not lead.wait(timeout=0):
+            slow.gate.release(1)
             seen.append(threads())
             for kind in kinds:
                 numbers = [{number for number, name in each.items() if name == kind} for each in seen]
@@ -234,13 +249,15 @@ def test_small_neighbours_share_memory_and_each_is_taken_once(tmp_path):
 def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path, monkeypatch):
     # What many threads have asked for would come before the tensor that is brought forward.
     monkeypatch.setenv("PAGESTREAM_THREADS", "4")
-    with slow_weights(source, tmp_path, threads=2, delay_ms=40) as (_, weights):
+    with slow_weights(source, tmp_path, delay_ms=0) as (slow, weights):
+        slow.gate.hold(6 * MIB, 46 * MIB)
         lead = weights.warm(memory_bytes=AMPLE)
         assert one_by_one(weights, ["t00", "t01", "t02", "t03"])
         assert lead.wait(0) is False
         assert "pagestream-lead" not in thread_names()
         assert is_right("t47", weights["t47"])  # is read next
         assert lead.wait(0) is False
+        slow.gate.open()
 
 
 def test_each_file_goes_where_its_reads_come_from(source, tmp_path):
@@ -425,11 +442,14 @@ def test_a_control_group_keeps_what_was_read(source):
 
 @both_mounts
 def test_cancelling_stops_the_lead_and_keeps_what_was_read(source, tmp_path, monkeypatch, direct):
-    # A tensor is complete once the server was asked about its file, here behind so many reads.
+    # The lead's threads wait for these tensors, and the others are not begun.
     monkeypatch.setenv("PAGESTREAM_THREADS", "8")
-    with slow_weights(source, tmp_path, direct_io=direct, threads=1) as (slow, weights):
+    with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
+        slow.gate.hold(4 * MIB)
         with weights.warm(memory_bytes=AMPLE) as lead:
             assert is_right("t00", weights["t00"])
+            slow.gate.wait_for(1)
+        slow.gate.open()
         assert lead.wait()
         assert repr(lead).endswith(", cancelled>")
         assert 0 < lead.fraction < 1
@@ -438,10 +458,14 @@ def test_cancelling_stops_the_lead_and_keeps_what_was_read(source, tmp_path, mon
 
 
 @both_mounts
-def test_closing_ends_the_lead(source, tmp_path, direct):
-    with slow_weights(source, tmp_path, direct_io=direct, threads=1) as (slow, weights):
+def test_closing_ends_the_lead(source, tmp_path, monkeypatch, direct):
+    monkeypatch.setenv("PAGESTREAM_THREADS", "8")
+    with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
+        slow.gate.hold(4 * MIB)
         lead = weights.warm()
+        slow.gate.wait_for(1)
         weights.close()
+        slow.gate.open()
         assert lead.wait()
         assert repr(lead).endswith(", cancelled>")
         assert threads_end("pagestream-read")
@@ -457,10 +481,14 @@ def test_a_handle_keeps_its_checkpoint_open(source):
 
 
 @both_mounts
-def test_a_second_lead_takes_the_place_of_the_first(source, tmp_path, direct):
-    with slow_weights(source, tmp_path, direct_io=direct, threads=1) as (slow, weights):
+def test_a_second_lead_takes_the_place_of_the_first(source, tmp_path, monkeypatch, direct):
+    monkeypatch.setenv("PAGESTREAM_THREADS", "8")
+    with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
+        slow.gate.hold(4 * MIB)
         first = weights.warm()
+        slow.gate.wait_for(1)
         second = weights.warm(["t47"])
+        slow.gate.open()
         assert repr(first).endswith(", cancelled>")
         assert second.wait()
         assert second.fraction == 1.0
@@ -523,13 +551,15 @@ def test_a_file_that_was_rewritten_is_an_error(tmp_path, mode):
 
 
 def test_a_stream_reads_what_a_cancelled_lead_did_not(source, tmp_path):
-    with slow_weights(source, tmp_path, direct_io=True, delay_ms=200, threads=16) as (_, weights):
+    with slow_weights(source, tmp_path, direct_io=True, delay_ms=0) as (slow, weights):
+        slow.gate.hold(64 << 10)
         lead = weights.warm(memory_bytes=LITTLE)
         # No request: it comes while the lead has only begun to read.
         plan = {"t47": np.s_[:0], **dict.fromkeys(list(weights)[:40])}
         stream = weights.stream(plan, order="plan", strategy="pread")
         assert next(stream)[1].size == 0
         lead.cancel()
+        slow.gate.open()
         assert sum(is_right(name, array) for name, array in stream) == 40
 
 
@@ -554,27 +584,47 @@ def test_a_child_of_a_fork_reads_by_itself(source, tmp_path, direct):
 
 @both_mounts
 def test_ctrl_c_is_heard_while_reads_hang(source, tmp_path, direct):
-    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=3000) as slow:
-        path = slow.path / "model.safetensors"
-        found = output_of(PROGRAMS / "weights_warm" / "interrupted.py", path)
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=0) as slow:
+        slow.gate.hold(4 * MIB)
+        program = PROGRAMS / "weights_warm" / "interrupted.py"
+        with start_python(program, slow.path / "model.safetensors") as process:
+            slow.gate.wait_for(1)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            found = process.stdout.readline().strip()
+            slow.gate.open()
+        assert process.returncode == 0
         assert re.fullmatch(r"heard, \d+ bytes read", found)
         assert int(found.split()[1]) < WHOLE
 
 
 @both_mounts
 def test_a_program_may_end_in_the_middle(source, tmp_path, direct):
-    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
-        path = slow.path / "model.safetensors"
-        assert output_of(PROGRAMS / "weights_warm" / "left.py", path) == "True"
+    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=0) as slow:
+        slow.gate.hold(4 * MIB)
+        program = PROGRAMS / "weights_warm" / "left.py"
+        with start_python(program, slow.path / "model.safetensors") as process:
+            assert process.stdout.readline() == "True\n"
+            # The process is there until its reads are answered.
+            assert until(lambda: has_left(process))
+            slow.gate.open()
+        assert process.returncode == 0
     assert slow.counts["read_bytes"] < WHOLE
 
 
+def has_left(process):
+    """Returns whether the first thread of a process has ended."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
 def test_waiting_ends_with_its_timeout(source, tmp_path):
-    with slow_weights(source, tmp_path, direct_io=True, delay_ms=200, threads=2) as (_, weights):
+    with slow_weights(source, tmp_path, direct_io=True, delay_ms=0) as (slow, weights):
+        slow.gate.hold(4 * MIB)
         lead = weights.warm()
         assert lead.wait(0) is False
         assert lead.wait(0.01) is False
         assert repr(lead).endswith(", reading>")
+        slow.gate.open()
         with pytest.raises(ValueError, match="timeout must be seconds, at least 0, or None"):
             lead.wait(-1)
 

@@ -49,7 +49,7 @@ def evict(folder):
     for path in folder.iterdir():
         with MappedFile(path) as file:
             # A thread may be unmapping what was used before, and mapped pages stay.
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 100
             file.evict()
             while file.residency().fraction > 0.0:
                 assert time.monotonic() < deadline

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 from pagestream import open_checkpoint
 
@@ -14,12 +13,13 @@ done_bytes = [0]
 
 
 def interrupt():
-    time.sleep(0.3)
+    # It is said once the first reads hang.
+    sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 
 
-threading.Thread(target=interrupt).start()
 try:
+    threading.Thread(target=interrupt).start()
     weights.write_checksums(progress=lambda done, _total: done_bytes.append(done))
 except KeyboardInterrupt:
     print(f"heard after {done_bytes[-1]} bytes", flush=True)

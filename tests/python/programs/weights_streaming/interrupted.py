@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 from pagestream import open_checkpoint
 
@@ -14,12 +13,13 @@ landed = 0
 
 
 def interrupt():
-    time.sleep(0.3)
+    # It is said once the first reads hang.
+    sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 
 
-threading.Thread(target=interrupt).start()
 try:
+    threading.Thread(target=interrupt).start()
     for _ in weights.stream(strategy="pread"):
         landed += 1
 except KeyboardInterrupt:

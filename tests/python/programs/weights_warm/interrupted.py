@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 from pagestream import open_checkpoint
 
@@ -13,12 +12,13 @@ lead = open_checkpoint(sys.argv[1]).warm()
 
 
 def interrupt():
-    time.sleep(0.3)
+    # It is said once the first reads hang.
+    sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 
 
-threading.Thread(target=interrupt).start()
 try:
+    threading.Thread(target=interrupt).start()
     lead.wait()
 except KeyboardInterrupt:
     print(f"heard, {lead.bytes_read} bytes read", flush=True)
