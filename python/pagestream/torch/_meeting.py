@@ -1,7 +1,8 @@
 """The ranks of a process group while they load together: whether all are there, and what has failed.
 
 ```text
-  a beat of each rank, in the group's store ──> the rank before it ──(none for SILENT_SECONDS)──┐
+  a connection to each rank ──> the rank before it ──(closed, and no beat for CUT_SECONDS)──────┐
+  a beat of each rank, in the group's store ──> the same ──(none for SILENT_SECONDS)────────────┤
   an exception in a rank ───────────────────────────────────────────────────────────────────────┤
                                               RankError in each rank <── the failure, in the store
 ```
@@ -33,6 +34,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pagestream.errors import RankError
+from pagestream.torch._lifelines import Lifeline, Watch
 from pagestream.torch._store import Questions, connection, keep
 
 if TYPE_CHECKING:
@@ -44,18 +46,16 @@ if TYPE_CHECKING:
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 BEAT_SECONDS = 0.5
-SILENT_SECONDS = 6.0
+# A rank counts as gone after so long without a beat: while its connection stands, its machine may be busy.
+SILENT_SECONDS = 60.0
+CUT_SECONDS = 2.0
 # The store closes a connection on which 8 MiB come (MAX_PAYLOAD_LEN in torch's TCPStoreLibUvBackend.cpp).
 MESSAGE_BYTES = 4 << 20
 # After so long the log says which ranks are waited for.
 LATE_SECONDS = 10.0
 # Between two looks at the store, which is one process for all ranks.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.01
-_FAILURE, _HEARD, _DONE, _LEFT = "failure", "heard", "done", "left"
-_SILENT_STORE = (
-    f"the process group's store has not answered for {SILENT_SECONDS:.0f} s: the process that has it, "
-    "which is rank 0 or the launcher, is stopped"
-)
+_FAILURE, _BEGUN, _HEARD, _DONE, _LEFT = "failure", "begun", "heard", "done", "left"
 # Collectives that were left before their end, with their memory, which they may still read and write.
 _unfinished: list[object] = []
 # Names of the groups that load in this process.
@@ -155,13 +155,19 @@ class Meeting:
         _loading.discard(self.group.group_name)
 
     def _wait_until_told(self) -> None:
-        """Waits a while until all living ranks have heard of the failure: with this one the store may end."""
+        """Waits until all living ranks have heard of the failure: with this one the store may end.
+
+        It waits a while for those that have not begun, and as long as a rank may be silent for the others.
+        """
         if not self._ask(lambda store: store.check([_FAILURE])):
             return
         _, _, is_gone = self._ask(_failure_in)
-        deadline = time.monotonic() + 4 * BEAT_SECONDS
-        while self._ask(lambda store: store.add(_HEARD, 0)) < self.size - is_gone:
-            if time.monotonic() > deadline:
+        begun = time.monotonic()
+        while True:
+            heard, started = self._ask(lambda store: (store.add(_HEARD, 0), store.add(_BEGUN, 0)))
+            waited_seconds = time.monotonic() - begun
+            awaited = self.size if waited_seconds < 4 * BEAT_SECONDS else started
+            if heard >= awaited - is_gone or waited_seconds > SILENT_SECONDS:
                 return
             time.sleep(BEAT_SECONDS / 20)
 
@@ -174,7 +180,7 @@ class Meeting:
                 store.set(f"unheard/{self.rank}", "\n".join(self._said))
             if store.add(_LEFT, 1) < self.size:
                 return
-            keys = [f"go/{self._rounds}", f"round/{self._rounds}", _LEFT]
+            keys = [f"go/{self._rounds}", f"round/{self._rounds}", _BEGUN, _LEFT]
             for rank in range(self.size):
                 keys.append(f"beat/{rank}")
                 if store.check([unheard := f"unheard/{rank}"]):
@@ -183,7 +189,7 @@ class Meeting:
                 store.delete_key(key)
 
         self._ask(part)
-        deadline = time.monotonic() + 4 * BEAT_SECONDS
+        deadline = time.monotonic() + SILENT_SECONDS
         while self._has_store and self._ask(lambda store: store.check([_LEFT])):
             if time.monotonic() > deadline:
                 return
@@ -351,7 +357,7 @@ class Meeting:
             RankError: It cannot be reached, or does not answer.
         """
         if self._is_silent:
-            raise RankError(None, _SILENT_STORE, is_gone=True)
+            raise RankError(None, _silent_store(), is_gone=True)
         answer = self._questions.ask(question)
         # The store does large and small things for many ranks: it is silent if it answers nothing at all.
         # Looks are counted, not seconds: this rank may have stood still.
@@ -360,7 +366,7 @@ class Meeting:
             seen, looks = self._beats.number, looks + 1 if self._beats.number == seen else 0
             if looks * BEAT_SECONDS > SILENT_SECONDS:
                 self._is_silent = True
-                raise RankError(None, _SILENT_STORE, is_gone=True)
+                raise RankError(None, _silent_store(), is_gone=True)
         try:
             return answer.value()
         except (dist.DistError, RuntimeError) as error:
@@ -376,6 +382,7 @@ class _Beats(threading.Thread):
     Attributes:
         prefix: What the keys of the load begin with.
         number: How often it has beaten, and had answers from the store.
+        watch: The connection to the next rank, if that is there and not done.
         failure: Which rank has failed, None where that is not known; what happened there; and whether it
             takes part in nothing any more. None as long as no failure is known.
     """
@@ -386,6 +393,8 @@ class _Beats(threading.Thread):
         super().__init__(name="pagestream-beats", daemon=True)
         self.number = 0
         self.failure: tuple[int | None, str, bool] | None = None
+        self.watch: Watch | None = None
+        self._seen, self._looks = "", 0
         self._rank, self._size, self._group_store = meeting.rank, meeting.size, store
         self._ended, self._hearing = threading.Event(), threading.Lock()
 
@@ -393,30 +402,56 @@ class _Beats(threading.Thread):
         """Beats until the end."""
         try:
             own = connection(self._group_store)
-            self._beat(PrefixStore(self.prefix, own))
+            with Lifeline(self._group_store) as lifeline:
+                self._beat(PrefixStore(self.prefix, own), lifeline.address)
             keep(self._group_store, own)
         except (dist.DistError, RuntimeError) as error:
             if self.failure is None:
                 self.failure = None, _out_of_reach(error), True
 
-    def _beat(self, store: Store) -> None:
-        # Looks are counted, not seconds: this rank, or the store, may have stood still.
-        watched, seen, looks = (self._rank + 1) % self._size, b"", 0
+    def _beat(self, store: Store, address: str) -> None:
+        store.add(_BEGUN, 1)
+        watched = (self._rank + 1) % self._size
         while not self._ended.wait(BEAT_SECONDS if self.number else 0):
-            store.set(f"beat/{self._rank}", str(self.number))
+            store.set(f"beat/{self._rank}", f"{self.number} {address}")
             self.hear(store)
             self.number += 1
             if watched == self._rank or not store.check([f"beat/{watched}"]):
                 continue
-            beat = store.get(f"beat/{watched}")
-            if beat == _DONE.encode():
-                watched, seen = (watched + 1) % self._size, b""
-            elif beat != seen:
-                seen, looks = beat, 0
-            elif (looks := looks + 1) * BEAT_SECONDS > SILENT_SECONDS:
-                told = f"no sign of life for {SILENT_SECONDS:.0f} s: it was killed, or is stopped"
+            beat = store.get(f"beat/{watched}").decode()
+            if beat == _DONE:
+                watched = (watched + 1) % self._size
+                self._let_go()
+            elif told := self._is_gone(beat):
                 _fail(store, watched, told, is_gone=True)
+        self._let_go()
+        if self.failure is None:
+            store.add(_BEGUN, -1)
         store.set(f"beat/{self._rank}", _DONE)
+        # Once that is there, the connection to this rank may be closed.
+        store.check([_DONE])
+
+    def _is_gone(self, beat: str) -> str | None:
+        """Returns what the others hear if the rank that is watched has stopped beating for too long."""
+        # Looks are counted, not seconds: this rank, or the store, may have stood still.
+        if beat != self._seen:
+            self._seen, self._looks = beat, 0
+        if self.watch is None:
+            self.watch = Watch(beat.partition(" ")[2])
+        is_cut = self.watch.is_cut()
+        silent_seconds = self._looks * BEAT_SECONDS
+        self._looks += 1
+        if is_cut and silent_seconds > CUT_SECONDS:
+            return "its process has ended"
+        if silent_seconds > SILENT_SECONDS:
+            return f"no sign of life for {SILENT_SECONDS:.0f} s: it is stopped, or its machine is gone"
+        return None
+
+    def _let_go(self) -> None:
+        """Ends the watch of a rank."""
+        if self.watch is not None:
+            self.watch.close()
+        self.watch, self._seen = None, ""
 
     def hear(self, store: Store) -> None:
         """Looks whether a rank has failed, and says that this one knows."""
@@ -496,6 +531,13 @@ def _timeout_seconds(group: dist.ProcessGroup, device: torch.device, store: Stor
     options = getattr(group._get_backend(device), "options", None)  # noqa: SLF001 - torch has no public name
     timeout = getattr(options, "_timeout", None) or store.timeout  # type: ignore[attr-defined]
     return float(timeout.total_seconds())
+
+
+def _silent_store() -> str:
+    return (
+        f"the process group's store has not answered for {SILENT_SECONDS:.0f} s: the process that has it, "
+        "which is rank 0 or the launcher, is stopped"
+    )
 
 
 def _out_of_reach(error: Exception) -> str:
