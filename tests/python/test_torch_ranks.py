@@ -2,17 +2,22 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from pagestream.torch import _meeting
+from pagestream.torch._lifelines import Lifeline, Watch
+
 from support import rank_checks, real
 from support.process import PROGRAMS, start_python
-from support.ranks import accelerate_launch, run_ranks, torchrun
+from support.ranks import GLOO, accelerate_launch, run_ranks, torchrun
 
 SIZES = (1, 2, 4)
 # Of the checkpoint that nodes load, in tensors of 1 MiB.
@@ -72,79 +77,90 @@ def test_ranks(outcomes, size, name):
     assert outcomes[size, name] == [None] * size, "\n".join(filter(None, outcomes[size, name]))
 
 
-def started(folder, *, program=PROGRAMS / "torch_ranks/loads.py", **environment):
-    """Starts three ranks that load a folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", **environment}
-    return [start_python(program, folder, RANK=str(rank), **place) for rank in range(3)]
+@contextlib.contextmanager
+def started(folder, *, program=PROGRAMS / "torch_ranks/loads.py", by_rank=None, **environment):
+    """Starts three ranks that load a folder. `by_rank` has variables that some have of their own."""
+    # Bound by both, as both may reuse it, and listened to by the store alone: nobody else gets this port.
+    with socket.socket() as place, contextlib.ExitStack() as ends:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", **GLOO}
+        ranks = []
+        for rank in range(3):
+            own = {"RANK": str(rank), **(by_rank or {}).get(rank, {})}
+            ranks.append(start_python(program, folder, with_torch=True, **environment, **own))
+            ends.callback(ranks[-1].communicate)
+            ends.callback(ranks[-1].kill)
+        yield ranks
+
+
+def last_words(ranks):
+    """Returns the last lines that ranks print, who have an input until all have printed theirs."""
+    for each in ranks:
+        each.stdin.write("\n" * 100)
+        each.stdin.flush()
+    # They are lists. All other lines are names.
+    found = [next(line for line in each.stdout if line.startswith("[")) for each in ranks]
+    for each in ranks:
+        each.communicate()
+    return [json.loads(line) for line in found]
 
 
 @pytest.mark.parametrize(
-    ("gone", "signal_name", "told"),
+    ("gone", "signal_name", "hurrying", "told"),
     [
-        (0, "SIGKILL", "store cannot be reached"),
-        (0, "SIGSTOP", "store has not answered"),
-        (2, "SIGKILL", "no sign of life"),
+        (0, "SIGKILL", {}, "store cannot be reached"),
+        (0, "SIGSTOP", {1: "store", 2: "store"}, "store has not answered"),
+        (2, "SIGKILL", {}, "its process has ended"),
+        (2, "SIGSTOP", {1: "rank"}, "no sign of life"),
     ],
 )
-def test_a_rank_that_is_gone_is_named_within_ten_seconds(tmp_path, gone, signal_name, told):
+def test_a_rank_that_is_gone_is_named(tmp_path, gone, signal_name, hurrying, told):
     """Rank 0 has the store of the group: without it nobody knows what became of the others."""
     write_checkpoint(tmp_path)
-    ranks = started(tmp_path)
-    try:
+    by_rank = {rank: {"HURRIES": what} for rank, what in hurrying.items()}
+    with started(tmp_path, by_rank=by_rank, HURRY=str(tmp_path / "hurry")) as ranks:
         assert len({each.stdout.readline() for each in ranks}) == 1
         ranks[gone].send_signal(signal.Signals[signal_name])
-        for rank, each in enumerate(ranks):
-            if rank == gone:
-                continue
-            output = each.communicate("\n" * 100)[0]
-            found, message, seconds = json.loads(output.splitlines()[-1])
+        (tmp_path / "hurry").touch()
+        for found, message in last_words([*ranks[:gone], *ranks[gone + 1 :]]):
             assert found == (None if gone == 0 else gone), message
             assert told in message
-            assert seconds < 10
-    finally:
-        for each in ranks:
-            each.kill()
-            each.communicate()
 
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_ends_with_its_iterator_open_says_why(tmp_path, failing):
     write_checkpoint(tmp_path)
-    ranks = started(tmp_path, program=PROGRAMS / "torch_ranks/ends.py", FAILING_RANK=str(failing))
-    found = [each.communicate()[0] for each in ranks]
-    assert [each.returncode for each in ranks] == [rank == failing for rank in range(3)]
-    for output in [*found[:failing], *found[failing + 1 :]]:
-        kind, message, seconds, _ = json.loads(output)
-        assert kind == "RankError"
-        assert message == f"rank {failing} of the process group: ZeroDivisionError: in the end"
-        assert seconds < 10
+    program = PROGRAMS / "torch_ranks/ends.py"
+    with started(tmp_path, program=program, FAILING_RANK=str(failing)) as ranks:
+        ranks[failing].communicate()
+        assert ranks[failing].returncode == 1
+        for kind, message, _, _ in last_words([*ranks[:failing], *ranks[failing + 1 :]]):
+            assert kind == "RankError"
+            assert message == f"rank {failing} of the process group: ZeroDivisionError: in the end"
+        assert [each.returncode for each in ranks] == [rank == failing for rank in range(3)]
 
 
 def test_a_rank_that_does_not_begin_is_waited_for_as_long_as_the_group_says(tmp_path):
     write_checkpoint(tmp_path)
     program = PROGRAMS / "torch_ranks/ends.py"
-    ranks = started(tmp_path, program=program, ABSENT_RANK="1", TIMEOUT_SECONDS="3")
-    found = [ranks[rank].communicate()[0] for rank in (0, 2)]
-    ranks[1].communicate("\n")
-    errors = [json.loads(output) for output in found]
+    with started(tmp_path, program=program, ABSENT_RANK="1", TIMEOUT_SECONDS="3") as ranks:
+        errors = last_words([ranks[0], ranks[2]])
     # The first one that gives up tells the others.
     assert {kind for kind, *_ in errors} <= {"TimeoutError", "RankError"}
     for _, message, seconds, logged in errors:
         assert "process_group: rank 1 did not come within 3 s, the time-out of the group" in message
         assert seconds >= 3
         assert len(logged) == 1
-        assert "waits for rank 1;" in logged[0]
+        assert "waits for rank" in logged[0]
 
 
 def test_the_rank_with_the_store_waits_for_those_that_are_slow_to_leave(tmp_path):
     write_checkpoint(tmp_path)
-    program = PROGRAMS / "torch_ranks/leaves.py"
-    ranks = started(tmp_path, program=program)
-    assert [each.communicate()[0] for each in ranks] == ["done\n"] * 3
-    assert [each.returncode for each in ranks] == [0] * 3
+    with started(tmp_path, program=PROGRAMS / "torch_ranks/leaves.py") as ranks:
+        assert [each.communicate()[0] for each in ranks] == ["done\n"] * 3
+        assert [each.returncode for each in ranks] == [0] * 3
 
 
 def test_a_store_in_a_file_is_gone_with_the_last_rank(tmp_path):
@@ -152,42 +168,102 @@ def test_a_store_in_a_file_is_gone_with_the_last_rank(tmp_path):
     write_checkpoint(tmp_path / "weights")
     store = tmp_path / "store"
     program = PROGRAMS / "torch_ranks/leaves.py"
-    ranks = started(tmp_path / "weights", program=program, STORE=f"file://{store}")
-    assert [each.communicate()[0] for each in ranks] == ["done\n"] * 3
+    with started(tmp_path / "weights", program=program, STORE=f"file://{store}") as ranks:
+        assert [each.communicate()[0] for each in ranks] == ["done\n"] * 3
     assert not store.exists()
 
 
-@pytest.mark.parametrize(("signal_name", "by_reader"), [("SIGSTOP", ""), ("SIGKILL", "yes")])
-def test_a_rank_that_stops_in_an_exchange_is_named_within_ten_seconds(tmp_path, signal_name, by_reader):
+@pytest.mark.parametrize(
+    ("signal_name", "by_reader", "told"),
+    [("SIGSTOP", "", "no sign of life"), ("SIGKILL", "yes", "its process has ended")],
+)
+def test_a_rank_that_stops_in_an_exchange_is_named(tmp_path, signal_name, by_reader, told):
     """The others are in a collective, which alone would wait for half an hour."""
     (tmp_path / "source").mkdir()
     write_checkpoint(tmp_path / "source")
-    with real.slow_fuse(tmp_path / "source", tmp_path / "mount", direct_io=True) as mount:
-        ranks = started(mount.path, STOPPED_RANK="1", STOPPED_BY=signal_name, BY_READER=by_reader)
+    stopped = {"STOPPED_RANK": "1", "STOPPED_BY": signal_name, "BY_READER": by_reader}
+    hurry = {"HURRY": str(tmp_path / "hurry")}
+    by_rank = {0: {"HURRIES": "rank" if signal_name == "SIGSTOP" else ""}}
+    with (
+        real.slow_fuse(tmp_path / "source", tmp_path / "mount", direct_io=True) as mount,
+        started(mount.path, by_rank=by_rank, **stopped, **hurry) as ranks,
+    ):
+        ranks[1].stdin.write("\n" * 100)
+        ranks[1].stdin.flush()
+        for found, message in last_words([ranks[0], ranks[2]]):
+            assert found == 1, message
+            assert told in message
+
+
+@pytest.fixture
+def store():
+    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+class Group:
+    rank, size = 0, 2
+
+
+@pytest.mark.parametrize(("is_cut", "looks", "told"), [(True, 5, "has ended"), (False, 121, "no sign")])
+def test_a_rank_has_a_minute_while_its_connection_stands(store, is_cut, looks, told):
+    beats = _meeting._Beats(Group, store)
+    with Lifeline(store) as lifeline:
+        first, second = (f"{number} {lifeline.address}" for number in range(2))
+        assert beats._is_gone(first) is None
+        if is_cut:
+            lifeline.close()
+        # The second beat begins the count anew.
+        assert {beats._is_gone(each) for each in [first] * (looks - 1) + [second] * looks} == {None}
+        assert told in beats._is_gone(second)
+    beats._let_go()
+
+
+def test_a_connection_that_never_stood_is_not_cut(store):
+    with Lifeline(store) as lifeline:
+        address = lifeline.address
+    for nowhere in (address, ""):
+        watch = Watch(nowhere)
+        assert [watch.is_cut() for _ in range(3)] == [False] * 3
+        assert not watch.stands
+        watch.close()
+
+
+def test_a_store_in_a_file_has_no_connections(tmp_path):
+    with Lifeline(torch.distributed.FileStore(str(tmp_path / "store"), 1)) as lifeline:
+        assert lifeline.address == ""
+
+
+def test_a_child_of_fork_does_not_keep_the_connections_of_its_parent(store):
+    ends, theirs = socket.socketpair()
+    with Lifeline(store) as lifeline, ends, theirs:
+        watch = Watch(lifeline.address)
+        assert not watch.is_cut()
+        with warnings.catch_warnings(action="ignore"):
+            child = os.fork()
+        if not child:
+            ends.close()
+            theirs.send(b"-")
+            theirs.recv(1)
+            os._exit(0)
         try:
-            for each in ranks:
-                each.stdin.write("\n" * 100)
-                each.stdin.flush()
-            for rank in (0, 2):
-                output = ranks[rank].communicate()[0]
-                found, message, seconds = json.loads(output.splitlines()[-1])
-                assert found == 1, message
-                assert "no sign of life" in message
-                assert seconds < 10
+            ends.recv(1)
+            lifeline.close()
+            assert watch.is_cut()
         finally:
-            for each in ranks:
-                each.kill()
-                each.communicate()
+            ends.close()
+            os.waitpid(child, 0)
+            watch.close()
 
 
 @pytest.mark.parametrize(
     ("ways", "count", "launch"),
     [
-        ((*WAYS_OF_ALL, *WAYS_OF_HALF), 4, torchrun),
-        (("whole",), 8, torchrun),
+        ((*WAYS_OF_ALL, *WAYS_OF_HALF), 4, None),
+        (("whole",), 8, None),
+        (("whole",), 2, torchrun),
         (("whole",), 2, accelerate_launch),
     ],
-    ids=["four", "eight", "by accelerate"],
+    ids=["four", "eight", "by torchrun", "by accelerate"],
 )
 def test_each_byte_leaves_the_store_once(tmp_path, ways, count, launch):
     """Each rank is a node with mounts of its own, one for each way, whose reads are counted."""
