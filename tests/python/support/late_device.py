@@ -29,7 +29,7 @@ class LateEvent:
         return self._done.is_set()
 
     def synchronize(self):
-        assert self._done.wait(30)
+        assert self._done.wait(120)
 
 
 class LateDevice:

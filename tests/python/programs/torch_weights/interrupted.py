@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -20,7 +19,8 @@ copy_device.staged_for = lambda _: late
 
 
 def interrupt():
-    time.sleep(0.3)
+    # It is said once the first reads hang.
+    sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGINT)
 
 
