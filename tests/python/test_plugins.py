@@ -20,7 +20,7 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     made = PROGRAMS / "safetensors_slow_clients/made.py"
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return folder, output_of(made, "llama", folder, **environment).splitlines()[-1]
+    return folder, output_of(made, "llama", folder, with_torch=True, **environment).splitlines()[-1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -28,7 +28,7 @@ def test_a_host_loads_from_a_slow_mount(way, llama, tmp_path):
     folder, digest = llama
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
         paths = [slow.path for slow in mounts]
-        assert output_of(SERVING, way, *paths).splitlines()[-2:] == [digest] * 2
+        assert output_of(SERVING, way, *paths, with_torch=True).splitlines()[-2:] == [digest] * 2
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
         assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes
@@ -36,7 +36,7 @@ def test_a_host_loads_from_a_slow_mount(way, llama, tmp_path):
 
 @pytest.mark.parametrize("name", ["hosts_find_it", "vllm_options", "vllm_experts", "vllm_is_left_alone"])
 def test_in_a_process_of_its_own(name, llama):
-    assert output_of(PROGRAMS / f"plugins/{name}.py", llama[0]) == "ok"
+    assert output_of(PROGRAMS / f"plugins/{name}.py", llama[0], with_torch=True) == "ok"
 
 
 def test_nothing_is_imported_before_a_host_asks():
@@ -45,7 +45,7 @@ def test_nothing_is_imported_before_a_host_asks():
     import pagestream, pagestream.torch, pagestream.safetensors
     print([name for name in sys.modules if name.startswith("pagestream.plugins")])
     """
-    assert output_of(code) == "[]"
+    assert output_of(code, with_torch=True) == "[]"
 
 
 @pytest.mark.parametrize("group", ["vllm.general_plugins", "sglang.srt.plugins"])

@@ -13,6 +13,7 @@ import pytest
 
 from support import real
 from support.process import PROGRAMS
+from support.torch_process import run_torch
 
 ROOT = Path(__file__).parents[2]
 VERSION = version("safetensors")
@@ -81,13 +82,8 @@ def test_every_file_of_upstreams_is_run(sources):
 def test_upstreams_tests_pass_with_ours_but_for_those_that_are_listed(sources, tmp_path, name):
     (tmp_path / "tests").symlink_to(sources / "tests")
     report = tmp_path / "report.xml"
-    command = [
-        sys.executable,
-        PROGRAMS / "safetensors_upstream/upstreams_tests.py",
-        f"tests/{name}.py",
-        report,
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    program = PROGRAMS / "safetensors_upstream/upstreams_tests.py"
+    done = run_torch(program, f"tests/{name}.py", report, cwd=tmp_path)
     assert report.exists(), done.stdout + done.stderr
     failed, skipped, count = set(), set(), 0
     for case in ET.parse(report).iter("testcase"):

@@ -15,7 +15,6 @@ import sys
 import types
 
 import numpy  # noqa: F401 - for the children, as is all below
-import safetensors.torch  # noqa: F401
 import torch
 import torch.distributed.checkpoint
 import torch.distributed.checkpoint.quantized_hf_storage

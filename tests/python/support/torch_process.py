@@ -55,6 +55,18 @@ def _python_variables(environment):
     }
 
 
+def run_torch(code, *arguments, **options):
+    """`subprocess.run` of a program that needs torch. It captures what it prints as text."""
+    pipe = subprocess.PIPE
+    with TorchProcess(code, *arguments, stdout=pipe, stderr=pipe, text=True, **options) as process:
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
 class TorchProcess(subprocess.Popen):
     """`subprocess.Popen` of Python with a program, as a fork of the server."""
 
