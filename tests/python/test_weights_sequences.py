@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from pagestream.errors import FileChangedError
 from pagestream.safetensors import safe_open
 
 from support import real
+from support.weight_files import changed_in_place
 
 MIB = 1 << 20
 LAYERS, EXPERTS, EXPERT_BYTES = 24, 16, 64 << 10
@@ -105,10 +105,13 @@ def test_a_file_that_is_rewritten_meanwhile_is_an_error(tmp_path):
         rows = ((name, expert) for name in file.keys() for expert in range(EXPERTS))  # noqa: SIM118
         for name, expert in itertools.islice(rows, 5):
             assert np.array_equal(file.get_slice(name)[expert], old[name][expert])
-        time.sleep(0.02)  # longer than the clock's step
-        with path.open("r+b") as written:
-            written.seek(path.stat().st_size - WHOLE)
-            written.write(b"".join(each.tobytes() for each in weights(1).values()))
+
+        def rewrite():
+            with path.open("r+b") as written:
+                written.seek(path.stat().st_size - WHOLE)
+                written.write(b"".join(each.tobytes() for each in weights(1).values()))
+
+        changed_in_place(path, rewrite)
 
         def go_on():
             for name, expert in rows:

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -31,7 +30,7 @@ from pagestream.weights.indexing import is_advanced, select
 from support import real
 from support.mappings import mappings_of, place_in_file
 from support.process import PROGRAMS, output_of
-from support.weight_files import ELEMENT_TYPES, entry, odd_file, weight_file, write
+from support.weight_files import ELEMENT_TYPES, changed_in_place, entry, odd_file, weight_file, write
 
 MODES = ["shared", "private", "read"]
 FRAMEWORKS = ["np", "pt"]
@@ -576,8 +575,7 @@ def test_a_file_that_is_cut_or_rewritten_raises(path, tmp_path, mode, framework)
             weights.read("matrix", index)
     rewritten = write(tmp_path / "rewritten", content)
     part = safe_open(rewritten, framework, mmap_mode=mode).get_slice("matrix")
-    time.sleep(0.02)
-    write(rewritten, content)
+    changed_in_place(rewritten, lambda: write(rewritten, content))
     with pytest.raises(FileChangedError):
         part[:, 1]
 

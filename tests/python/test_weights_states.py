@@ -1,8 +1,8 @@
 """Files that are rewritten or cut in place while they are used, where nothing tells the kernel so."""
 
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -70,12 +70,18 @@ every_way = pytest.mark.parametrize(
 
 @every_way
 def test_a_copy_is_of_one_state_of_its_file(folder, way):
-    with mount_of(folder, bandwidth_bytes=24 * MIB) as slow:
-        later = threading.Timer(0.5, rewrite, [folder])
-        later.start()
+    with mount_of(folder) as slow, ThreadPoolExecutor(1) as pool:
+        slow.gate.hold(12 * MIB)
+
+        def rewrite_in_the_middle():
+            slow.gate.wait_for(1)
+            rewrite(folder)
+            slow.gate.open()
+
+        rewritten = pool.submit(rewrite_in_the_middle)
         with pytest.raises(FileChangedError, match="written to"):
             print(np.unique(way(slow.path / "model.safetensors")))
-        later.join()
+        rewritten.result()
 
 
 @every_way
@@ -106,11 +112,11 @@ def test_no_view_shows_zeros_for_what_was_cut(folder, framework, get):
     size_bytes = (folder / "model.safetensors").stat().st_size
     cut_bytes = size_bytes // 2 // 4096 * 4096 + 100
     behind_the_cut = cut_bytes + 10 - size_bytes
-    with real.slow_fuse(folder, folder.parent / "slow") as slow:
+    with real.slow_fuse(folder, folder.parent / "slow", attributes_hold_ms=0) as slow:
         file = safe_open(slow.path / "model.safetensors", framework, ahead=False)
         assert int(get(file)[0, 0]) == 1
         os.truncate(folder / "model.safetensors", cut_bytes)
-        time.sleep(1.1)  # what the kernel knows may be a second old
+        time.sleep(1.1)  # it is asked about once a second at most
         with pytest.raises((FileChangedError, MappedReadError), match="truncated"):
             print(get(file).reshape(-1)[behind_the_cut])
         file.close()

@@ -731,9 +731,10 @@ def test_auto_goes_past_a_page_cache_that_is_much_slower(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     sparse_checkpoint(source / "model.safetensors", tensors=16, tensor_bytes=128 * MIB)
-    # Where other programs take the processors for a moment, the ways do not differ by as much.
-    for _ in range(4):
-        with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, threads=12) as slow:
+    # Where other programs take the processors for a moment, the ways do not differ by as much. A way that is
+    # not tried, or not found to be faster, is never taken.
+    for _ in range(20):
+        with real.slow_fuse(source, tmp_path / "slow", delay_ms=40, threads=12) as slow:
             printed = json.loads(output_of(PROGRAMS / "weights_streaming/chosen.py", slow.path))
         if printed["first"][0] == "direct":
             break

@@ -129,8 +129,8 @@ class SlowMount:
 class Gate:
     """Where requests of a mount wait until the test lets them go.
 
-    A thread that waits for a page keeps the interpreter's lock. What runs into the gate must not use mapped memory
-    in Python, but in a call that gives the lock up, or in another process.
+    A thread that waits for a page keeps the interpreter's lock, which the test needs to open the gate: no held
+    bytes may be used by way of a mapping in Python.
     """
 
     def __init__(self, daemon):
@@ -217,8 +217,8 @@ def slow_fuse(
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     The kernel may believe attributes for `attributes_hold_ms`, a second unless told. With `whole_seconds`
     times have no fractions. Opening a file takes `open_delay_ms` longer.
-    Once `gather` delayed reads waited at the same time, no read is delayed any more. Nor are those that begin in
-    the first `undelayed_bytes` of a file. `.gate` holds requests as the test says.
+    Once `gather` delayed reads waited at the same time, no read is delayed any more. Nor are those that begin
+    in the first `undelayed_bytes` of a file. `.gate` holds requests as the test says.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,

@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+from support.process import until
+
 # System calls in which a thread waits for another one, or for another process: futex, poll, ppoll, select,
 # pselect6, epoll_wait, epoll_pwait, accept, accept4, recvfrom, recvmsg, rt_sigtimedwait; and clock_nanosleep.
 WAITS = {
@@ -14,6 +16,7 @@ WAITS = {
     "aarch64": {98, 73, 72, 22, 202, 242, 207, 212, 137, 115},
 }[os.uname().machine]
 READ = {"x86_64": 0, "aarch64": 63}[os.uname().machine]
+SLEEP = {"x86_64": 230, "aarch64": 115}[os.uname().machine]
 
 
 def _waits(task):
@@ -57,11 +60,33 @@ def threads_rest():
     return False
 
 
-def waits_of(name):
-    """Returns how often a thread of this name has waited, or None if there is none."""
+def _task(name):
+    """Returns the folder of a thread, or None if there is none of this name."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             if (task / "comm").read_text().strip() == name:
-                lines = (task / "status").read_text().splitlines()
-                return next(int(line.split()[1]) for line in lines if line.startswith("voluntary"))
+                return task
     return None
+
+
+def waits_of(name):
+    """Returns how often a thread of this name has waited, or None if there is none."""
+    with contextlib.suppress(OSError):
+        if task := _task(name):
+            lines = (task / "status").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("voluntary"))
+    return None
+
+
+def sleep_ends(name, is_over):
+    """Waits until a thread of this name has slept and sleeps anew, or until all is over that it is there for."""
+
+    def sleeping():
+        with contextlib.suppress(OSError):
+            task = _task(name)
+            if task and (task / "syscall").read_text().split()[0] == str(SLEEP):
+                return waits_of(name)
+        return None
+
+    first = until(lambda: sleeping() or is_over())
+    return until(lambda: sleeping() not in (None, first) or is_over())

@@ -6,6 +6,9 @@ from pagestream import MappedFile
 
 from support import real
 
+# Reads wait until so many of them are on their way. Those that come one after another take long.
+GATHER = {"delay_ms": 200, "gather": 10, "undelayed_bytes": 64 << 10}
+
 
 @contextlib.contextmanager
 def slow_mounts(folder, tmp_path):
@@ -17,7 +20,7 @@ def slow_mounts(folder, tmp_path):
             total_bytes += file.size
     with contextlib.ExitStack() as stack:
         mounts = [
-            stack.enter_context(real.slow_fuse(folder, tmp_path / name, delay_ms=10, direct_io=direct))
+            stack.enter_context(real.slow_fuse(folder, tmp_path / name, direct_io=direct, **GATHER))
             for name, direct in (("cached", False), ("direct_io", True))
         ]
         yield mounts, total_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import ml_dtypes
 import numpy as np
@@ -60,3 +61,10 @@ def odd_file(path, remainder=1):
     header = json.dumps({"byte": entry("U8", [1], 0, 1), "floats": entry("F32", [5], 1, 21)})
     header += " " * ((remainder - len(header)) % 8)
     return write(path, weight_file(header, b"\x07" + FLOATS.tobytes()))
+
+
+def changed_in_place(path, change):
+    """Changes a file until its time of change is another one: a file system may have a coarse clock."""
+    before = os.stat(path).st_ctime_ns
+    while os.stat(path).st_ctime_ns == before:
+        change()
