@@ -103,13 +103,14 @@ def _verdicts(paths: list[str], threads: int | None, *, write: bool) -> list[Ver
 
             return _verdict(paths[number], threads and max(1, threads // workers), report, write=write)
 
-        futures = [pool.submit(verdict, number) for number in range(len(paths))]
         try:
+            futures = [pool.submit(verdict, number) for number in range(len(paths))]
             for future in as_completed(futures):
                 future.result()  # raises the first error, whichever path it is of
+            return [future.result() for future in futures]
         finally:
+            # Also after a Ctrl-C between two submissions: the pool waits for each path that has begun.
             stops.set()
-        return [future.result() for future in futures]
 
 
 def _verdict(path: str, threads: int | None, report: Callable[[int, int], None], *, write: bool) -> Verdict:
