@@ -29,9 +29,10 @@ test: $(VENV)/.test build ## All tests, Rust and Python, but those of stress
 	cargo test --quiet
 	$(PYTEST) -m 'not stress' --durations 20
 
-stress: $(VENV)/.test build ## Tests that provoke races with random timing; another run takes another course
+stress: $(VENV)/.test build ## Races with random timing, properties with random examples: another run takes another course
 	cargo test --quiet -- --ignored stress
 	$(PYTEST) -m stress
+	$(PYTEST) -m hypothesis --hypothesis-profile default
 
 hosts: $(VENV)/.test build ## The tests of the plug-ins with vLLM and SGLang themselves (downloads 0.4 GB, unpacks 1.5 GB)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target target/hosts --group hosts

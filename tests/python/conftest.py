@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -13,6 +14,16 @@ sys.path.insert(0, str(Path(__file__).parent))  # `support`
 from support import real
 
 TOKENS = np.arange(4096, dtype="u2")
+
+# Each run tries the same examples, however long one takes. `--hypothesis-profile default` tries others.
+hypothesis.settings.register_profile(
+    "same examples",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("same examples")
 
 # What a shell without job control starts in the background ignores Ctrl-C, which tests send to programs.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

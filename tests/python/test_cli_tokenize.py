@@ -125,7 +125,7 @@ def test_parquet(tmp_path, tokenizer):
     assert "no column 'text'; found story" in found.stderr
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=12), max_size=12), st.integers(1, 40))
 def test_each_line_is_in_one_part(tmp_path_factory, texts, part_bytes):
     path = json_lines(tmp_path_factory.mktemp("lines") / "texts.jsonl", texts)
@@ -510,7 +510,7 @@ LLAMA_3, QWEN = (of_words(split_by(pattern), normalizer=normalizers.NFC()) for p
 
 
 @pytest.mark.parametrize("made", [GPT_2, LLAMA_3, QWEN], ids=["gpt-2", "llama-3", "qwen"])
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     text=st.lists(
         st.sampled_from(

@@ -40,7 +40,7 @@ def test_every_length_and_alignment_is_copied_exactly(random_file, mode, guard):
     assert output_of(code, random_file, mode, PAGESTREAM_FAULT_GUARD=guard) == "equal"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_any_range_reads_and_views_as_slicing_does(random_file, data):
     f = MappedFile(random_file, mode=data.draw(st.sampled_from(MODES)))

@@ -119,7 +119,7 @@ def test_a_short_last_batch_is_dealt_out(token_file):
     assert [column[-1] for column in sizes] == [1, 1, 1, 0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(plan=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(0, 6)), max_size=6))
 def test_each_window_comes_once_whatever_the_ranks(tmp_path_factory, plan):
     path = tmp_path_factory.mktemp("ranks") / "tokens.bin"

@@ -22,7 +22,7 @@ def all_ranks(cls, length, ranks, epoch=0, **arguments):
 
 
 @given(st.integers(1, 5000), st.integers(1, 12), st.booleans(), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_counts_and_coverage_are_those_of_torch(length, ranks, drop_last, epoch):
     ours, indices = all_ranks(DistributedTokenSampler, length, ranks, epoch, drop_last=drop_last, seed=7)
     if length >= ranks or not drop_last:  # torch fails on an empty share
@@ -37,7 +37,7 @@ def test_counts_and_coverage_are_those_of_torch(length, ranks, drop_last, epoch)
 
 
 @given(st.integers(1, 3000), st.integers(1, 12), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_without_shuffling_the_indices_are_those_of_torch(length, ranks, drop_last):
     if drop_last and length < ranks:
         length += ranks
@@ -58,7 +58,7 @@ def test_epochs_and_seeds_differ_and_repeat():
 
 
 @given(st.integers(1, 4000), st.integers(1, 5), st.integers(0, 4000), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_sampler_goes_on_where_the_state_was_taken(length, ranks, taken, shuffle):
     def sampler():
         return DistributedTokenSampler(range(length), ranks, ranks - 1, shuffle=shuffle, seed=3)

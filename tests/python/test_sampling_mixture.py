@@ -58,7 +58,7 @@ def test_weights_that_are_exact_stay_exact(weights, expected):
 
 
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=64))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_all_weights_become_whole_numbers(weights):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of rounding, below
@@ -80,7 +80,7 @@ def test_a_share_that_cannot_be_kept_is_told():
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rounded_weights_are_near_those_that_were_asked_for(weights):
     for used, asked in zip(mixture(*weights).weights, weights, strict=True):
         assert used == pytest.approx(asked / sum(weights), abs=len(weights) / (1 << 16))

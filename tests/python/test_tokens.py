@@ -99,7 +99,7 @@ def test_a_big_endian_type_is_refused_and_not_read_in_the_wrong_order(tmp_path, 
         open_tokens(path, dtype=">u2")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     lengths=shard_lengths,
     dtype=st.sampled_from(TOKEN_TYPES),

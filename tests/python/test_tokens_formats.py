@@ -140,7 +140,7 @@ def test_a_npy_without_numpys_magic_is_raw_and_a_real_one_is_not(tmp_path):
 # Documents
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_documents_are_those_of_the_naive_reading(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("d")

@@ -54,7 +54,7 @@ def test_what_is_written_is_read_back(tmp_path, kind, dtype):
     assert files(tmp_path) == (["t.bin", "t.idx"] if kind == "megatron" else ["t.bin"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 12), max_size=6),
     choice=st.sampled_from(EVERY),

@@ -107,7 +107,7 @@ def rising(numbers):
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(plans_of_ranks)
 def test_each_rank_finds_what_all_want_in_the_order_of_their_plans(folder, plans):
     numbers, requests, own = {}, {}, []

@@ -53,7 +53,7 @@ def assert_same(item, expected, dtype):
         np.testing.assert_array_equal(part.numpy(), tokens.astype(dtype), strict=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     lengths=shard_lengths,
     source=st.sampled_from(TOKEN_TYPES),

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pagestream.torch import _shares
@@ -59,7 +59,6 @@ def shared_tensors(draw):
     return tensors, ranks
 
 
-@settings(deadline=None)
 @given(shared_tensors(), st.integers(1, 40), st.integers(1, 200))
 def test_each_request_gets_each_of_its_bytes_once(given_tensors, piece_bytes, round_bytes):
     tensors, ranks = given_tensors
@@ -155,7 +154,6 @@ def test_what_lies_between_columns_that_are_far_apart_is_not_read():
     assert read_bytes(divided([SharedTensor(shape, requests)], 2), 2) == [16 * 64] * 2
 
 
-@settings(deadline=None)
 @given(shared_tensors())
 def test_dimensions_are_split_such_that_the_same_is_wanted(given_tensors):
     for tensor in given_tensors[0]:

@@ -86,7 +86,6 @@ def tensors_and_indices(draw):
 
 @settings(
     max_examples=400,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(tensors_and_indices())
@@ -114,7 +113,7 @@ any_slice = st.builds(slice, st.none() | numbers, st.none() | numbers, st.none()
 any_index = any_slice | st.lists(numbers | any_slice | st.none() | st.just(...), max_size=6).map(tuple)
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(arrays.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=9), any_index)
 def test_an_index_is_refused_where_numpy_refuses_it_and_means_the_same_otherwise(shape, index):
     array = np.arange(int(np.prod(shape))).reshape(shape)

@@ -127,7 +127,7 @@ def test_a_plan_has_names_parts_or_a_function(folder, everything, strategy):
         equal(found["model.layers.2.w"], everything["model.layers.2.w"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_parts_are_what_numpy_selects(folder, everything, data):
     weights = open_checkpoint(folder)
