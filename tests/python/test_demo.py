@@ -14,6 +14,8 @@ import torch
 
 from pagestream import MappedFile
 
+from support.torch_process import run_torch
+
 DEMO = Path(__file__).parents[2] / "examples" / "demo"
 FILES = {
     "corpus.json",
@@ -32,6 +34,12 @@ FOUND = "found complete from an earlier run"
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
 
 
+def run_folder(program, *arguments, **options):
+    """Runs the folder of a program, by a Python of its own."""
+    command = [sys.executable, program.parent, *arguments]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
+
+
 class Workplace:
     """An output directory, and directories that must stay empty."""
 
@@ -41,17 +49,11 @@ class Workplace:
         for path in self.elsewhere.values():
             path.mkdir()
 
-    def run(self, *arguments):
+    def run(self, *arguments, run=run_torch):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
         environment |= {"HOME": str(self.elsewhere["home"]), "TMPDIR": str(self.elsewhere["temporary"])}
-        return subprocess.run(
-            [sys.executable, str(DEMO), "--output", str(self.output), *LITTLE, *arguments],
-            cwd=self.elsewhere["working"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = (DEMO / "__main__.py", "--output", self.output, *LITTLE, *arguments)
+        return run(*command, cwd=self.elsewhere["working"], env=environment)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Run:
     files: dict[str, int]  # by name, when it was last written
 
     @classmethod
-    def in_(cls, place):
-        process = place.run("--min-loss-drop", "0.01")
+    def in_(cls, place, **options):
+        process = place.run("--min-loss-drop", "0.01", **options)
         assert process.returncode == 0, process.stdout + process.stderr
         files = {path.name: path.stat().st_mtime_ns for path in place.output.iterdir() if path.is_file()}
         return cls(process.stdout, json.loads((place.output / "results.json").read_text()), files)
@@ -78,7 +80,7 @@ def workplace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(workplace):
     """A first run and a second one in the same directory."""
-    return Run.in_(workplace), Run.in_(workplace)
+    return Run.in_(workplace, run=run_folder), Run.in_(workplace)
 
 
 def test_writes_its_files_and_nothing_elsewhere(workplace, runs):

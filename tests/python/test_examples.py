@@ -5,8 +5,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 from pagestream.safetensors.torch import save_file
 
 from support.ranks import run_ranks
+from support.torch_process import run_torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = EXAMPLES / "programs"
@@ -25,15 +24,9 @@ pytestmark = pytest.mark.timeout(300)
 
 def output_of(folder, *command):
     """What a Python program prints that runs in a folder."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    program, *arguments = command
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = run_torch(folder / program, *arguments, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -95,15 +88,9 @@ ALL = sorted(PROGRAMS.glob("*.py"))
 
 def refusal_of(folder, *command):
     """What a program says on standard error that ends with 2 for wrong use."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={name: value for name, value in os.environ.items() if name != "RANK"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    program, *arguments = command
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    done = run_torch(program, *arguments, cwd=folder, env=environment)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
