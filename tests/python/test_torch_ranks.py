@@ -278,13 +278,14 @@ def test_each_byte_leaves_the_store_once(tmp_path, ways, count, launch):
         for way, nodes_of_way in nodes.items():
             (tmp_path / way).mkdir()
             for rank in range(count):
-                mount = real.slow_fuse(source, tmp_path / way / str(rank), delay_ms=1)
+                mount = real.slow_fuse(source, tmp_path / way / str(rank), delay_ms=1, direct_io=True)
                 nodes_of_way.append(mounts.enter_context(mount))
         folders = [tmp_path / way for way in ways]
         run_ranks(count, PROGRAMS / "torch_ranks/node.py", *folders, launch=launch)
     whole = NODE_MIB << 20
     for way, nodes_of_way in nodes.items():
         read_bytes = [node.counts["read_bytes"] for node in nodes_of_way]
-        # The header is read by all, and a page that two ranks have some of by both. Short gaps are read, too.
-        assert whole // (1 + (way in WAYS_OF_HALF)) <= sum(read_bytes) <= 1.1 * whole, (way, read_bytes)
-        assert max(read_bytes) <= 1.3 * whole / count, (way, read_bytes)
+        # The header is read by all, and short gaps are read, too. No page is read that nobody asks for: the
+        # mounts have no page cache.
+        assert whole // (1 + (way in WAYS_OF_HALF)) <= sum(read_bytes) <= 1.01 * whole, (way, read_bytes)
+        assert max(read_bytes) <= 1.01 * whole / count, (way, read_bytes)

@@ -6,8 +6,6 @@ import sys
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from torch.distributed import TCPStore
-
 from support.torch_process import TorchProcess
 
 # The loopback device: gloo would look the machine's name up, and connect to where that leads.
@@ -52,6 +50,8 @@ def run_ranks(world_size, program, *arguments, environment=None, launch=None):
 
 
 def _run_forks(world_size, program, *arguments, environment):
+    from torch.distributed import TCPStore
+
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment |= {
         "MASTER_ADDR": "127.0.0.1",
