@@ -77,6 +77,7 @@ def test_every_file_of_upstreams_is_run(sources):
     assert sorted(path.stem for path in (sources / "tests").glob("test_*.py")) == sorted(FILES)
 
 
+@pytest.mark.frameworks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FILES)
 def test_upstreams_tests_pass_with_ours_but_for_those_that_are_listed(sources, tmp_path, name):
