@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from pagestream.torch import TokenDataset
 
 from support import cut_under_workers
 from support.token_files import TOKEN_TYPES, shard_lengths, tokens_of, write_shards, write_tokens
+from support.torch_process import run_torch
 
 # Python warns of forking a process with threads, which is what DataLoader does.
 allow_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -318,14 +318,8 @@ def run_cut(path, kind, context="fork", guard="on"):
     """What a process prints whose two workers read a file of 32 MiB that is cut meanwhile."""
     with open(path, "wb") as file:
         file.truncate(32 << 20)
-    return subprocess.run(
-        [sys.executable, cut_under_workers.__file__, path, kind, context],
-        env={**os.environ, "PAGESTREAM_FAULT_GUARD": guard},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    environment = {**os.environ, "PAGESTREAM_FAULT_GUARD": guard}
+    return run_torch(Path(cut_under_workers.__file__), path, kind, context, env=environment)
 
 
 @pytest.mark.parametrize(("context", "guard"), [("fork", "on"), ("fork", "off"), ("spawn", "on")])
