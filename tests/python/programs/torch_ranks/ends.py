@@ -36,7 +36,7 @@ hear = _meeting._Beats.hear
 
 def hear_late(self, store):
     if store.check(["failure"]):
-        time.sleep(0.5)  # the rank that fails waits
+        time.sleep(2)  # the rank that fails waits
     hear(self, store)
 
 
