@@ -337,8 +337,9 @@ def test_tensors_of_layers_in_the_order_of_modules_are_read_once(tmp_path, direc
                 assert np.array_equal(file.get_tensor(name), tensor)
         assert threads_end("pagestream-read")
         assert threads_end("pagestream-lead")
-    # Before the order shows, a stream may be given up with what it has.
-    assert slow.counts["read_bytes"] <= (len(names) + 8) * MIB // 2
+    # Before the order shows, a stream may be given up with what it has: some 6 MiB beyond 48 on a busy machine.
+    # Where the order never shows, it is 96.
+    assert slow.counts["read_bytes"] <= 1.5 * len(names) * MIB // 2
 
 
 def test_without_a_lead_the_read_ahead_of_page_faults_is_doubled_for_a_cold_file(tmp_path):

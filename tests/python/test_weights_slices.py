@@ -512,7 +512,7 @@ def test_past_the_page_cache_many_threads_read_a_run(tmp_path):
     array = np.random.default_rng(0).integers(0, 256, (64, 128 << 10), dtype=np.uint8)
     safetensors.numpy.save_file({"t": array}, source / "model.safetensors")
     with (
-        real.slow_fuse(source, tmp_path / "mount", delay_ms=50, direct_io=True) as slow,
+        real.slow_fuse(source, tmp_path / "mount", delay_ms=300, gather=24, direct_io=True) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         assert (file.get_slice("t")[:32] == array[:32]).all()

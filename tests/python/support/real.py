@@ -129,7 +129,7 @@ class SlowMount:
 class Gate:
     """Where requests of a mount wait until the test lets them go.
 
-    A thread that waits for a page keeps the interpreter's lock, which the test needs to open the gate: no held
+    A thread that waits for a page keeps the interpreter's lock, which the test needs: no held
     bytes may be used by way of a mapping in Python.
     """
 

@@ -79,7 +79,7 @@ def waits_of(name):
 
 
 def sleep_ends(name, is_over):
-    """Waits until a thread of this name has slept and sleeps anew, or until all is over that it is there for."""
+    """Waits until a thread of this name has slept and sleeps anew, or until all is over."""
 
     def sleeping():
         with contextlib.suppress(OSError):
