@@ -49,6 +49,12 @@ impl<W: BackgroundWork> Background<W> {
         Err(Error::argument(format!("{threads} belong to the process that this one was forked from")))
     }
 
+    /// Waits until all threads have ended by themselves.
+    #[cfg(test)]
+    pub fn wait_for_threads(&self, patience: std::time::Duration) {
+        self.crew.wait_for_end(patience);
+    }
+
     /// Stops the work. Threads in the middle of a read end by themselves.
     pub fn stop(&self) {
         if self.is_here() {

@@ -36,11 +36,13 @@
 //! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.
 //!
 //! **The files**, lowest first: `mode`, `identity`, `direct` · `origin`, `offer` · `opened` · `hints` · `short_read` · `read`, `locking` ·
-//! `page_cache` · `file` · `file_set`.
+//! `page_cache` · `file` · `file_set`. Tests hold reads at a `gate`.
 
 mod direct;
 mod file;
 pub mod file_set;
+#[cfg(test)]
+pub mod gate;
 mod hints;
 mod identity;
 pub mod locking;

@@ -75,6 +75,9 @@ pub struct Opened {
     known_zero_tails: AtomicU64,
     /// When the server was asked for attributes, in milliseconds since [`START`].
     asked_ms: AtomicU64,
+    /// Where tests hold its reads.
+    #[cfg(test)]
+    pub gate: OnceLock<Arc<super::gate::ReadGate>>,
 }
 
 /// A range of a mapping, kept mapped by this value.
@@ -133,6 +136,8 @@ impl Opened {
             zero_tails: AtomicU64::new(0),
             known_zero_tails: AtomicU64::new(0),
             asked_ms: AtomicU64::new(ms_since_start()),
+            #[cfg(test)]
+            gate: OnceLock::new(),
         })
     }
 
@@ -159,6 +164,8 @@ impl Opened {
             zero_tails: AtomicU64::new(0),
             known_zero_tails: AtomicU64::new(0),
             asked_ms: AtomicU64::new(ms_since_start()),
+            #[cfg(test)]
+            gate: self.gate.clone(),
         }
     }
 

@@ -158,18 +158,27 @@ impl Opened {
     /// Fills `out`. Returns whether a page of it ends in zeros.
     pub(super) fn pread_into(&self, offset: u64, mut out: Uninit<'_>) -> Result<bool> {
         let len = out.len();
-        let (mut good, mut short) = match pread::read_at(self.file(), offset, out.reborrow()) {
+        let (mut good, mut short) = match self.read_at(offset, out.reborrow()) {
             Ok(has_zero_tail) => return Ok(has_zero_tail),
             Err(failure) => failure,
         };
         if matches!(short, Short::Errno(Code::IO | Code::TIMEDOUT)) {
             std::thread::sleep(IO_RETRY_PAUSE);
-            match pread::read_at(self.file(), offset + good as u64, out.range(good..len)) {
+            match self.read_at(offset + good as u64, out.range(good..len)) {
                 // What came the first time may end in zeros as well.
                 Ok(_) => return Ok(true),
                 Err((more, again)) => (good, short) = (good + more, again),
             }
         }
         Err(self.short_read(offset + good as u64, (len - good) as u64, short))
+    }
+
+    /// [`pread::read_at`] of this file.
+    fn read_at(&self, offset: u64, out: Uninit<'_>) -> Result<bool, (usize, Short)> {
+        #[cfg(test)]
+        if let Some(gate) = self.gate.get() {
+            gate.pass(offset, out.len()).map_err(|errno| (0, Short::Errno(errno)))?;
+        }
+        pread::read_at(self.file(), offset, out)
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct StreamWork {
     /// Held while a file is opened for direct reads, one at a time: on FUSE that drops its cached pages, where reads are
     /// that the file system refused to make directly.
     opening: Mutex<()>,
-    read_bytes: AtomicU64,
+    pub(super) read_bytes: AtomicU64,
     /// Signals tasks, or room for the next group.
     pub(super) task_ready: Condvar,
     /// Signals that a group has landed, or that none will.
@@ -132,44 +132,6 @@ impl Stream {
         Ok(taken)
     }
 
-    /// Returns whether a tensor is there or on its way, or will be after `near` others at most. One that was taken or
-    /// given up is not.
-    pub fn has(&self, want: usize, near: usize) -> bool {
-        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
-        Self::is_near(&self.work.lock(), group, near)
-    }
-
-    fn is_near(state: &State, group: usize, near: usize) -> bool {
-        !state.is_over && (state.is_live(group) || (!state.has_begun(group) && group < state.begun + near))
-    }
-
-    /// Keeps the tensor of a want until it is taken or [released](Self::release), if [`Self::has`] is true of it. Returns
-    /// whether it is.
-    pub fn reserve(&self, want: usize, near: usize) -> bool {
-        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
-        let mut state = self.work.lock();
-        let is_near = Self::is_near(&state, group, near);
-        if is_near {
-            state.reserved.push(group);
-            state.is_held = false;
-            self.work.task_ready.notify_one();
-        }
-        is_near
-    }
-
-    /// Ends the reservation of a want that its consumer does not wait for any longer.
-    pub fn release(&self, want: usize) {
-        if let Some(&(group, _)) = self.work.group_of.get(want) {
-            self.work.lock().release(group);
-            self.work.group_landed.notify_all();
-        }
-    }
-
-    /// Returns whether all tensors are there, or on their way.
-    pub fn is_all_begun(&self) -> bool {
-        self.work.lock().begun == self.work.groups.len()
-    }
-
     /// Takes the tensor of a want, waiting for it for at most `patience`. Each is taken once. Groups that keep it
     /// from being read are given up, unless they are reserved.
     pub fn take(&self, want: usize, patience: Duration) -> Result<NextTensor> {
@@ -228,16 +190,6 @@ impl Stream {
         self.work.lock().failure.clone()
     }
 
-    /// Bytes that were read so far.
-    pub fn read_bytes(&self) -> u64 {
-        self.work.read_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Bytes to read in all: those of the wants, and of small gaps between them.
-    pub fn planned_bytes(&self) -> u64 {
-        self.work.groups.iter().flat_map(|group| &group.pieces).map(|(_, range)| range.len() as u64).sum()
-    }
-
     /// Stops reading. Threads in the middle of a read end by themselves.
     pub fn stop(&self) {
         self.work.stop();
@@ -249,6 +201,15 @@ impl Stream {
     }
 }
 
+/// What a thread does next.
+#[derive(Debug)]
+enum ThreadTurn {
+    Read(Task),
+    /// Waits until the consumer has moved, or another thread has read something.
+    Wait,
+    End,
+}
+
 impl StreamWork {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -258,24 +219,12 @@ impl StreamWork {
     fn wait_for_task(&self) -> Option<Task> {
         let mut state = self.lock();
         loop {
-            if state.is_over {
-                return None;
-            }
-            if let Some(task) = state.next_task() {
-                if state.pace.is_some() {
-                    self.task_ready.notify_one(); // perhaps there is room for another
+            match self.turn(&mut state) {
+                Ok(ThreadTurn::Read(task)) => return Some(task),
+                Ok(ThreadTurn::Wait) => {
+                    state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                return Some(task);
-            }
-            let (next, has_task) = (state.begun, !state.tasks.is_empty());
-            if next == self.groups.len() && !has_task {
-                return None;
-            }
-            let begun =
-                if !has_task && self.may_begin(&state) { self.begin(&mut state, next) } else { Ok(false) };
-            match begun {
-                Ok(true) => {}
-                Ok(false) => state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Ok(ThreadTurn::End) => return None,
                 Err(error) => {
                     drop(state);
                     self.end(Some(error));
@@ -285,15 +234,41 @@ impl StreamWork {
         }
     }
 
-    /// Returns whether the next group may begin.
-    pub(super) fn may_begin(&self, state: &State) -> bool {
-        state.is_wanted(state.begun) && self.has_room(state)
+    /// Decides what a thread does next. Begins groups until there is a task.
+    fn turn(&self, state: &mut State) -> Result<ThreadTurn> {
+        while !state.is_over {
+            if let Some(task) = state.next_task() {
+                if state.pace.is_some() {
+                    self.task_ready.notify_one(); // perhaps there is room for another
+                }
+                return Ok(ThreadTurn::Read(task));
+            }
+            let (next, has_task) = (state.begun, !state.tasks.is_empty());
+            if next == self.groups.len() && !has_task {
+                break;
+            }
+            if has_task || !self.may_begin(state) || !self.begin(state, next)? {
+                return Ok(ThreadTurn::Wait);
+            }
+        }
+        Ok(ThreadTurn::End)
     }
 
-    /// Returns whether there is room for the next group. For one there always is.
-    fn has_room(&self, state: &State) -> bool {
-        let next = self.groups.get(state.begun).map_or(0, |group| group.memory_bytes as u64);
-        state.in_flight_bytes == 0 || state.in_flight_bytes.saturating_add(next) <= state.memory_bytes
+    /// Reads the piece of a task, and hands its group over after the last one. Returns whether the thread waited for storage;
+    /// `None` after a failure.
+    fn read_task(&self, mut task: Task) -> Option<bool> {
+        let (begun, wait) = (Instant::now(), Wait::begin());
+        let read = self.read(&mut task);
+        let waited = wait.end(task.bytes).0;
+        let took = waited.then(|| begun.elapsed());
+        if read.is_ok() {
+            self.read_bytes.fetch_add(task.bytes, Ordering::Relaxed);
+        }
+        if let Err(error) = read.and_then(|()| self.finish(task, took)) {
+            self.end(Some(error));
+            return None;
+        }
+        Some(waited)
     }
 
     /// Begins a group. Returns false if others still have its place in the caller's memory.
@@ -431,18 +406,7 @@ impl Work for StreamWork {
     type Tools = ();
 
     fn step(&self, (): &mut ()) -> Option<Step> {
-        let mut task = self.wait_for_task()?;
-        let (begun, wait) = (Instant::now(), Wait::begin());
-        let read = self.read(&mut task);
-        let waited = wait.end(task.bytes).0;
-        let took = waited.then(|| begun.elapsed());
-        if read.is_ok() {
-            self.read_bytes.fetch_add(task.bytes, Ordering::Relaxed);
-        }
-        if let Err(error) = read.and_then(|()| self.finish(task, took)) {
-            self.end(Some(error));
-            return None;
-        }
+        let waited = self.read_task(self.wait_for_task()?)?;
         Some(Step { items: 1, waited })
     }
 
@@ -460,8 +424,242 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::error::ReadCause;
     use crate::mapped_file::RequestedMode;
+    use crate::mapped_file::gate::{OpenAtEnd, ReadGate};
     use crate::streaming::test_file;
+
+    const LEN: u64 = 4096;
+    /// Against a hang alone.
+    const MINUTES: Duration = Duration::from_secs(600);
+    /// No thread: tests take their turns.
+    const BY_HAND: Limits = Limits { first: 0, most: 0 };
+    const FOUR: Limits = Limits { first: 4, most: 4 };
+
+    impl Stream {
+        /// Takes a turn of a thread. Returns false if it would wait or end.
+        pub fn take_turn(&self) -> bool {
+            let turn = self.work.turn(&mut self.work.lock());
+            match turn {
+                Ok(ThreadTurn::Read(task)) => self.work.read_task(task).is_some(),
+                Ok(ThreadTurn::Wait | ThreadTurn::End) => false,
+                Err(error) => {
+                    self.work.end(Some(error));
+                    false
+                }
+            }
+        }
+    }
+
+    /// So many wants, each a group of its own: as if of files of their own.
+    fn wants(count: u64) -> Vec<Want> {
+        let want = |number| Want { file: number as usize, offset: number * LEN, len: LEN, selection: None };
+        (0..count).map(want).collect()
+    }
+
+    /// Bytes of as many tensors, each of which is full of its number.
+    fn content(count: u64) -> Vec<u8> {
+        (0..count * LEN).map(|at| (at / LEN) as u8).collect()
+    }
+
+    /// Refuses bytes of another tensor.
+    fn has_its_number(want: usize, bytes: &[u8]) -> Result<()> {
+        let is_its = bytes.iter().all(|&byte| byte == want as u8);
+        is_its.then_some(()).ok_or_else(|| Error::argument("bytes of another tensor"))
+    }
+
+    /// A stream of so many tensors, with room for `room` of them.
+    fn stream(opened: &Arc<Opened>, count: u64, room: u64, readers: Limits) -> Stream {
+        let options = StreamOptions { memory_bytes: room * LEN, readers, ..StreamOptions::default() };
+        let opened = opened.clone();
+        let files = Box::new(move |_| Ok(opened.clone()));
+        Stream::start(&wants(count), files, Some(Box::new(has_its_number)), options, None).expect("threads")
+    }
+
+    fn gated(count: u64) -> (Arc<Opened>, Arc<ReadGate>) {
+        test_file::gated(&content(count), RequestedMode::Read)
+    }
+
+    /// Whether the tensor of a want comes, with its own bytes.
+    fn comes(stream: &Stream, want: usize) -> bool {
+        match stream.take(want, MINUTES).expect("read") {
+            NextTensor::Landed(Landed { place, .. }) => {
+                assert_eq!((place.want, place.len as u64), (want, LEN));
+                true
+            }
+            NextTensor::End => false,
+            NextTensor::NotYet => panic!("want {want} never comes"),
+        }
+    }
+
+    /// Likewise, of a stream without threads: as many turns are taken as it takes.
+    fn comes_by_hand(stream: &Stream, want: usize) -> bool {
+        loop {
+            match stream.take(want, Duration::ZERO).expect("read") {
+                NextTensor::Landed(_) => return true,
+                NextTensor::End => return false,
+                NextTensor::NotYet => assert!(stream.take_turn(), "want {want} never comes"),
+            }
+        }
+    }
+
+    fn is_not_yet(stream: &Stream, want: usize) -> bool {
+        matches!(stream.take(want, Duration::ZERO), Ok(NextTensor::NotYet))
+    }
+
+    #[test]
+    fn whether_a_tensor_is_near_does_not_depend_on_how_far_the_threads_have_come() {
+        let opened = test_file::opened(&content(8), RequestedMode::Read);
+        for turns in 0..=8 {
+            let stream = stream(&opened, 8, 4, BY_HAND);
+            let _ = (0..turns).all(|_| stream.take_turn());
+            let found: Vec<_> = (0..8).map(|want| stream.has(want, 1)).collect();
+            assert_eq!(found, [true, true, true, true, true, false, false, false], "after {turns} turns");
+            let found: Vec<_> = (0..8).map(|want| stream.has(want, 3)).collect();
+            assert_eq!(found, [true, true, true, true, true, true, true, false], "after {turns} turns");
+        }
+    }
+
+    #[test]
+    fn a_reserved_tensor_for_which_there_is_room_does_not_wait_for_those_before_it() {
+        let opened = test_file::opened(&content(8), RequestedMode::Read);
+        let stream = stream(&opened, 8, 4, BY_HAND);
+        assert!(stream.reserve(3, 1));
+        assert!(stream.take_turn());
+        assert!(comes(&stream, 3));
+        assert_eq!(stream.read_bytes(), LEN, "nothing else");
+        // The budget is what it was.
+        while stream.take_turn() {}
+        assert_eq!(stream.work.lock().landed.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 4]);
+    }
+
+    #[test]
+    fn the_one_behind_a_full_budget_is_reserved_and_waits_for_its_turn() {
+        let opened = test_file::opened(&content(8), RequestedMode::Read);
+        for turns in 0..=4 {
+            let stream = stream(&opened, 8, 4, BY_HAND);
+            let _ = (0..turns).all(|_| stream.take_turn());
+            assert!(stream.reserve(4, 1) && !stream.reserve(5, 1), "after {turns} turns");
+            assert!(comes_by_hand(&stream, 4), "after {turns} turns");
+            assert!(!comes_by_hand(&stream, 0), "the first one was given up for it");
+            assert!(comes_by_hand(&stream, 1), "after {turns} turns");
+        }
+    }
+
+    #[test]
+    fn groups_that_land_out_of_order_are_handed_out_in_order() {
+        let (opened, gate) = gated(3);
+        let stream = stream(&opened, 3, 3, FOUR);
+        let _open = OpenAtEnd(&gate);
+        assert_eq!(gate.wait_for(3).iter().map(|read| read.offset).collect::<Vec<_>>(), [0, LEN, 2 * LEN]);
+        gate.release(2 * LEN);
+        assert!(comes(&stream, 2));
+        assert!(matches!(stream.next(Duration::ZERO), Ok(NextTensor::NotYet)));
+        gate.release(LEN);
+        gate.release(0);
+        for want in 0..2 {
+            let next = stream.next(MINUTES).expect("read");
+            assert!(matches!(next, NextTensor::Landed(Landed { place, .. }) if place.want == want));
+        }
+    }
+
+    #[test]
+    fn a_consumer_that_waits_for_a_tensor_that_was_not_begun_has_the_others_given_up() {
+        let (opened, gate) = gated(3);
+        let stream = stream(&opened, 3, 1, FOUR);
+        std::thread::scope(|scope| {
+            let _open = OpenAtEnd(&gate);
+            gate.wait_for(1);
+            // Before the first one has landed, or after.
+            let taker = scope.spawn(|| comes(&stream, 2));
+            for offset in [0, LEN, 2 * LEN] {
+                assert_eq!(gate.wait_for(1)[0].offset, offset);
+                gate.release(offset);
+            }
+            assert!(taker.join().expect("no panic"));
+            assert!(!comes(&stream, 0) && !comes(&stream, 1), "both were given up");
+        });
+    }
+
+    #[test]
+    fn a_reserved_tensor_is_not_given_up_until_it_is_released() {
+        let opened = test_file::opened(&content(2), RequestedMode::Read);
+        let stream = stream(&opened, 2, 1, BY_HAND);
+        assert!(stream.reserve(0, 1));
+        while stream.take_turn() {}
+        assert!(is_not_yet(&stream, 1) && !stream.take_turn(), "there is no room");
+        stream.release(0);
+        assert!(is_not_yet(&stream, 1) && stream.take_turn());
+        assert!(comes(&stream, 1) && !comes(&stream, 0));
+    }
+
+    #[test]
+    fn a_failure_ends_the_stream_for_all_that_wait_while_other_reads_are_on_their_way() {
+        let (opened, gate) = gated(3);
+        let stream = stream(&opened, 3, 3, FOUR);
+        std::thread::scope(|scope| {
+            let _open = OpenAtEnd(&gate);
+            gate.wait_for(3);
+            let takers = [0, 2].map(|want| {
+                scope.spawn({
+                    let stream = &stream;
+                    move || stream.take(want, MINUTES)
+                })
+            });
+            gate.fail(LEN, Code::STALE);
+            for taker in takers {
+                let found = taker.join().expect("no panic");
+                let Err(Error::MappedRead { offset: LEN, cause: ReadCause::Io { errno, .. }, .. }) = found
+                else {
+                    panic!("{found:?}")
+                };
+                assert_eq!(errno, Code::STALE.raw_os_error());
+            }
+            assert_eq!(gate.wait_for(2).len(), 2);
+        });
+        stream.work.wait_for_threads(MINUTES);
+        assert!(stream.work.lock().landed.is_empty(), "what comes later is dropped");
+        assert!(stream.failure().is_some());
+    }
+
+    #[test]
+    fn what_landed_before_a_failure_can_be_taken() {
+        let (opened, gate) = gated(2);
+        let stream = stream(&opened, 2, 2, FOUR);
+        let _open = OpenAtEnd(&gate);
+        gate.wait_for(2);
+        gate.release(0);
+        while stream.work.lock().landed.is_empty() {
+            std::thread::yield_now();
+        }
+        gate.fail(LEN, Code::STALE);
+        assert!(stream.take(1, MINUTES).is_err());
+        assert!(comes(&stream, 0));
+    }
+
+    #[test]
+    fn the_memory_of_a_read_outlives_a_stream_that_was_dropped() {
+        struct Gone(mpsc::Sender<()>);
+        impl Drop for Gone {
+            fn drop(&mut self) {
+                let _ = self.0.send(());
+            }
+        }
+        let (opened, gate) = gated(2);
+        let (gone, work_is_gone) = mpsc::channel();
+        let gone = Gone(gone);
+        let files = move |_| {
+            let _of_the_work = &gone;
+            Ok(opened.clone())
+        };
+        let options = StreamOptions { readers: FOUR, ..StreamOptions::default() };
+        let stream = Stream::start(&wants(2), Box::new(files), None, options, None).expect("threads");
+        gate.wait_for(2);
+        drop(stream);
+        assert_eq!(work_is_gone.try_recv(), Err(mpsc::TryRecvError::Empty), "threads are in reads");
+        gate.open();
+        work_is_gone.recv_timeout(MINUTES).expect("the last thread drops the work");
+    }
 
     #[test]
     fn a_stream_that_is_dropped_keeps_no_tensor_while_a_thread_is_in_a_read() {
@@ -478,7 +676,7 @@ mod tests {
         let wants = [want(0, 0), want(0, 4096), want(1, 0)];
         let stream =
             Stream::start(&wants, Box::new(files), None, StreamOptions::default(), None).expect("threads");
-        let taken = stream.take(0, Duration::from_secs(60)).expect("read");
+        let taken = stream.take(0, MINUTES).expect("read");
         let NextTensor::Landed(Landed { memory, .. }) = taken else { panic!("it does not come") };
         assert_eq!(Arc::strong_count(&memory), 2, "its neighbour was not taken");
         drop(stream);

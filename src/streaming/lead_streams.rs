@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+#[cfg(test)]
+use crate::fetch::crew::Limits;
 use crate::mapped_file::Opened;
 use crate::slicing::Selection;
 
@@ -33,6 +35,9 @@ pub struct LeadStreams {
     pub current: Option<Expected>,
     pub pace: Arc<Pace>,
     benefit: Benefit,
+    /// Whether streams have no threads: a test takes their turns.
+    #[cfg(test)]
+    pub is_by_hand: bool,
 }
 
 impl LeadStreams {
@@ -138,6 +143,8 @@ impl LeadStreams {
     /// Starts to read, at first so many bytes ahead.
     fn stream_of(&self, file: &LeadFile, opened: &Arc<Opened>, wants: &[Want], bytes: u64) -> Result<Stream> {
         let (memory_bytes, readers) = (file.stream_bytes(), readers_of_lead());
+        #[cfg(test)]
+        let readers = if self.is_by_hand { Limits { first: 0, most: 0 } } else { readers };
         let options = StreamOptions { memory_bytes, readers, ..StreamOptions::default() };
         let opened = opened.clone();
         let open = Box::new(move |_| Ok(opened.clone()));
@@ -152,39 +159,62 @@ mod tests {
     use super::*;
     use crate::mapped_file::RequestedMode;
     use crate::natural::NameKinds;
+    use crate::streaming::engine::NextTensor;
     use crate::streaming::file_tensors::FileTensors;
     use crate::streaming::lead_count::Seat;
     use crate::streaming::run::Run;
+    use crate::streaming::sample::drawn;
     use crate::streaming::test_file;
 
-    #[test]
-    fn the_tensors_of_layers_that_are_used_in_another_order_come_from_one_stream() {
+    /// Asks for the tensors of four layers, each in the order of its modules. Ahead of each request the threads have had as many
+    /// turns as `turns` says, or as there were; then those that the consumer waits for. Returns the streams of all but the first layer.
+    fn streams_of_layers(mut turns: impl FnMut(u64) -> u64) -> Vec<Arc<Stream>> {
         const LEN: u64 = 256 << 10;
-        const COUNT: u64 = 64;
+        const COUNT: u64 = 32;
         let opened = test_file::opened(&vec![1; (COUNT * LEN) as usize], RequestedMode::Read);
         let names = (0..COUNT).map(|number| NameKinds { kind: number % 8, series: number % 8 }).collect();
         let ranges = (0..COUNT).map(|number| (number * LEN, LEN)).collect();
         let tensors = FileTensors::new(ranges, names, vec![]);
         let run = Run::new(opened.facts.identity);
         let file = LeadFile { tensors, limit_bytes: COUNT * LEN, seat: Seat::default(), run };
-        let (mut streams, mut guess) = (LeadStreams::default(), Guess::new(&file.tensors));
-        let mut found = Vec::new();
-        for layer in 0..COUNT / 8 {
-            for of in [7, 5, 6, 4, 2, 3, 0, 1] {
-                let number = (8 * layer + of) as usize;
-                let request = guess.note(&file.tensors, number, None, std::thread::current().id());
-                let answer = streams.answer(&file, &opened, &guess, (number, request), None);
-                let Ok(Answer::InStream(stream, want)) = answer else {
-                    panic!("{of} of layer {layer} is left to page faults");
-                };
-                stream.take(want, Duration::from_secs(60)).expect("read");
-                if layer >= 1 {
-                    found.push(stream);
-                }
+        let mut streams = LeadStreams { is_by_hand: true, ..LeadStreams::default() };
+        let (mut guess, mut found) = (Guess::new(&file.tensors), Vec::new());
+        for request in 0..COUNT {
+            if let Some(expected) = &streams.current {
+                let _ = (0..turns(request)).all(|_| expected.stream.take_turn());
+            }
+            let (layer, of) = (request / 8, [7, 5, 6, 4, 2, 3, 0, 1][(request % 8) as usize]);
+            let number = (8 * layer + of) as usize;
+            let noted = guess.note(&file.tensors, number, None, std::thread::current().id());
+            let answer = streams.answer(&file, &opened, &guess, (number, noted), None);
+            let Ok(Answer::InStream(stream, want)) = answer else {
+                panic!("{of} of layer {layer} is left to page faults");
+            };
+            while matches!(stream.take(want, Duration::ZERO), Ok(NextTensor::NotYet)) {
+                assert!(stream.take_turn(), "{of} of layer {layer} never comes");
+            }
+            if layer >= 1 {
+                found.push(stream);
             }
         }
-        assert!(found.windows(2).all(|pair| Arc::ptr_eq(&pair[0], &pair[1])));
         file.seat.give_up();
+        found
+    }
+
+    #[test]
+    fn the_tensors_of_layers_that_are_used_in_another_order_come_from_one_stream_whatever_its_threads_do() {
+        let no_turn = |_| 0;
+        let all_turns = |_| u64::MAX;
+        assert_one_stream(&streams_of_layers(no_turn), "no thread has begun");
+        assert_one_stream(&streams_of_layers(all_turns), "the threads have done all that they may");
+        for seed in 0..8 {
+            let streams = streams_of_layers(|request| drawn(seed, request, 12));
+            assert_one_stream(&streams, &format!("seed {seed}"));
+        }
+    }
+
+    fn assert_one_stream(streams: &[Arc<Stream>], of: &str) {
+        assert!(streams.windows(2).all(|pair| Arc::ptr_eq(&pair[0], &pair[1])), "{of}");
     }
 
     #[test]

@@ -78,6 +78,7 @@ pub mod options;
 pub mod pace;
 pub mod pieces;
 pub mod plan;
+mod reach;
 mod rows;
 mod run;
 pub mod sample;

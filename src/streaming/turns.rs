@@ -1,13 +1,48 @@
-//! Changes while a stream reads: which groups come first, which have no turn, and how far ahead it reads.
+//! Changes while a stream reads: which groups are reserved, come first, or have no turn, and how far ahead it reads.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
 
-use super::engine::Stream;
+use super::engine::{Stream, StreamWork};
 
 impl Stream {
+    /// Returns whether a tensor is there or on its way, or will be after `near` others at most. One that was taken or
+    /// given up is not. A group for which the budget has room is on its way: the answer does not depend on how far the
+    /// threads have come.
+    pub fn has(&self, want: usize, near: usize) -> bool {
+        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
+        let state = self.work.lock();
+        StreamWork::is_near(&state, group, self.work.reach(&state), near)
+    }
+
+    /// Keeps the tensor of a want until it is taken or [released](Self::release), if [`Self::has`] is true of it. Returns
+    /// whether it is. A group that the threads would have begun by now begins at once.
+    pub fn reserve(&self, want: usize, near: usize) -> bool {
+        let Some(&(group, _)) = self.work.group_of.get(want) else { return false };
+        let mut state = self.work.lock();
+        let reach = self.work.reach(&state);
+        if !StreamWork::is_near(&state, group, reach, near) {
+            return false;
+        }
+        if group < reach && !state.has_begun(group) && self.work.begin(&mut state, group).is_err() {
+            return false;
+        }
+        state.reserved.push(group);
+        state.is_held = false;
+        self.work.task_ready.notify_one();
+        true
+    }
+
+    /// Ends the reservation of a want that its consumer does not wait for any longer.
+    pub fn release(&self, want: usize) {
+        if let Some(&(group, _)) = self.work.group_of.get(want) {
+            self.work.lock().release(group);
+            self.work.group_landed.notify_all();
+        }
+    }
+
     /// Reads nothing more than what consumers wait for, until another tensor is [reserved](Self::reserve).
     pub fn hold(&self) {
         self.work.lock().is_held = true;
