@@ -16,14 +16,26 @@ use std::time::{Duration, Instant};
 
 use crate::os::process::fork;
 
-/// How long something is kept as it is.
-const KEPT_FOR: Duration = Duration::from_millis(500);
-/// How long it rests. A consumer may compute for a while, or have a busy processor.
-const RESTS_FOR: Duration = Duration::from_secs(2);
-/// How long a value is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Time between two looks at what is held.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long things take their time in a store.
+#[derive(Debug, Clone, Copy)]
+pub struct IdleTimes {
+    /// How long something is kept as it is.
+    pub kept_for: Duration,
+    /// How long it rests.
+    pub rests_for: Duration,
+    /// How long a value is waited for.
+    pub patience: Duration,
+    /// Time between two looks at what is held.
+    pub look_every: Duration,
+}
+
+/// A consumer may compute for a while, or have a busy processor.
+const USUAL_TIMES: IdleTimes = IdleTimes {
+    kept_for: Duration::from_millis(500),
+    rests_for: Duration::from_secs(2),
+    patience: Duration::from_secs(1),
+    look_every: Duration::from_millis(100),
+};
 /// Values at a time, and how many of them may rest.
 const MAX_VALUES: usize = 8;
 const MAX_RESTING: usize = 2;
@@ -37,6 +49,7 @@ pub trait Rest {
 
 /// Values by key, each for a moment.
 pub struct IdleStore<K, V> {
+    times: IdleTimes,
     state: Mutex<IdleState<K, V>>,
 }
 
@@ -61,10 +74,7 @@ impl<K: PartialEq + Send + Clone, V: Send + Rest> ExpectedValue<K, V> {
     pub fn hold(&self, value: V, is_likely: Arc<AtomicBool>) -> bool {
         let value = IdleValue { key: self.key.clone(), value, until: Until::Held(is_likely) };
         // Dropped outside of the lock.
-        let (is_held, _dropped) = fork::with_lock(&self.store.state, |state| match self.place_in(state) {
-            Some(_) => (true, state.add(value)),
-            None => (false, Some(value)),
-        });
+        let (is_held, _dropped) = fork::with_lock(&self.store.state, |state| state.hold(value));
         if is_held {
             self.store.start_dropper();
         }
@@ -72,34 +82,49 @@ impl<K: PartialEq + Send + Clone, V: Send + Rest> ExpectedValue<K, V> {
     }
 }
 
-impl<K: PartialEq + Send, V: Send> ExpectedValue<K, V> {
-    fn place_in(&self, state: &IdleState<K, V>) -> Option<usize> {
-        state.expected.iter().position(|(key, by)| *key == self.key && *by == fork::generation())
-    }
-}
-
 impl<K: PartialEq + Send, V: Send> Drop for ExpectedValue<K, V> {
     fn drop(&mut self) {
         fork::with_lock(&self.store.state, |state| {
-            self.place_in(state).map(|place| state.expected.swap_remove(place))
+            state.place_of_expected(&self.key).map(|place| state.expected.swap_remove(place))
         });
     }
 }
 
-impl<K, V> IdleState<K, V> {
+/// What becomes of a request for a value.
+enum TakeOutcome<V> {
+    Found(V),
+    /// It is on its way.
+    NotYet,
+    None,
+}
+
+/// The states of the values. Time comes in from outside.
+impl<K: PartialEq, V: Rest> IdleState<K, V> {
+    const fn new() -> Self {
+        Self { values: Vec::new(), expected: Vec::new(), dropper: None }
+    }
+
+    /// Does what is to be done by now. Returns what is over, and when there is something to do next; `None` if nothing is left.
+    fn step(&mut self, now: Instant, times: &IdleTimes) -> (Vec<IdleValue<K, V>>, Option<Instant>) {
+        self.rest(now, times);
+        let over = self.rested(now);
+        let look = |value: &IdleValue<K, V>| match value.until {
+            Until::Held(_) => now + times.look_every,
+            Until::Kept(end) | Until::Resting(end) => end,
+        };
+        (over, self.values.iter().map(look).min())
+    }
+
     /// Lets those rest whose time has come. Under the lock: one that is taken must not.
-    fn rest(&mut self, now: Instant)
-    where
-        V: Rest,
-    {
+    fn rest(&mut self, now: Instant, times: &IdleTimes) {
         for IdleValue { value, until, .. } in &mut self.values {
             match until {
                 Until::Held(is_likely) if !is_likely.load(Ordering::Relaxed) => {
-                    *until = Until::Kept(now + KEPT_FOR);
+                    *until = Until::Kept(now + times.kept_for);
                 }
                 Until::Kept(end) if *end <= now => {
                     value.rest();
-                    *until = Until::Resting(now + RESTS_FOR);
+                    *until = Until::Resting(now + times.rests_for);
                 }
                 _ => {}
             }
@@ -125,6 +150,40 @@ impl<K, V> IdleState<K, V> {
         self.values.push(value);
         oldest
     }
+
+    /// Adds a value that was announced, unless it was waited for in vain. Returns whether it did, and what is to be dropped.
+    fn hold(&mut self, value: IdleValue<K, V>) -> (bool, Option<IdleValue<K, V>>) {
+        match self.place_of_expected(&value.key) {
+            Some(_) => (true, self.add(value)),
+            None => (false, Some(value)),
+        }
+    }
+
+    /// Takes a value out. One who `is_late` has waited for it in vain.
+    fn take(&mut self, key: &K, is_late: bool) -> TakeOutcome<V> {
+        if let Some(place) = self.values.iter().position(|value| value.key == *key) {
+            return TakeOutcome::Found(self.values.remove(place).value);
+        }
+        if self.place_of_expected(key).is_none() {
+            return TakeOutcome::None;
+        }
+        if is_late {
+            self.expected.retain(|expected| !is_expected(expected, key));
+            return TakeOutcome::None;
+        }
+        TakeOutcome::NotYet
+    }
+}
+
+impl<K: PartialEq, V> IdleState<K, V> {
+    fn place_of_expected(&self, key: &K) -> Option<usize> {
+        self.expected.iter().position(|expected| is_expected(expected, key))
+    }
+}
+
+/// Returns whether this process has announced the value of a key.
+fn is_expected<K: PartialEq>((known, by): &(K, u64), key: &K) -> bool {
+    known == key && *by == fork::generation()
 }
 
 struct IdleValue<K, V> {
@@ -142,15 +201,16 @@ enum Until {
 
 impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
     pub const fn new() -> Self {
-        Self { state: Mutex::new(IdleState { values: Vec::new(), expected: Vec::new(), dropper: None }) }
+        Self::with_times(USUAL_TIMES)
+    }
+
+    const fn with_times(times: IdleTimes) -> Self {
+        Self { times, state: Mutex::new(IdleState::new()) }
     }
 
     /// Keeps a value. Where no thread can be started, it is dropped at once.
     pub fn put(&'static self, key: K, value: V) {
-        self.add(IdleValue { key, value, until: Until::Kept(Instant::now() + KEPT_FOR) });
-    }
-
-    fn add(&'static self, value: IdleValue<K, V>) {
+        let value = IdleValue { key, value, until: Until::Kept(Instant::now() + self.times.kept_for) };
         let oldest = fork::with_lock(&self.state, |state| state.add(value));
         drop(oldest);
         self.start_dropper();
@@ -158,23 +218,14 @@ impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
 
     /// Takes a value out. Waits for one that is on its way, but not for ever.
     pub fn take(&self, key: &K) -> Option<V> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.times.patience;
         loop {
             let is_late = Instant::now() > deadline;
-            let (found, is_expected) = fork::with_lock(&self.state, |state| {
-                let place = state.values.iter().position(|value| value.key == *key);
-                let found = place.map(|place| state.values.remove(place).value);
-                let is_it = |(known, by): &(K, u64)| known == key && *by == fork::generation();
-                let is_expected = state.expected.iter().any(is_it);
-                if is_late && found.is_none() {
-                    state.expected.retain(|expected| !is_it(expected));
-                }
-                (found, is_expected)
-            });
-            if found.is_some() || !is_expected || is_late {
-                return found;
+            match fork::with_lock(&self.state, |state| state.take(key, is_late)) {
+                TakeOutcome::Found(value) => return Some(value),
+                TakeOutcome::None => return None,
+                TakeOutcome::NotYet => std::thread::sleep(Duration::from_millis(1)),
             }
-            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -205,13 +256,7 @@ impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
         loop {
             let now = Instant::now();
             let (over, next) = fork::with_lock(&self.state, |state| {
-                state.rest(now);
-                let over = state.rested(now);
-                let look = |value: &IdleValue<K, V>| match value.until {
-                    Until::Held(_) => now + LOOK_EVERY,
-                    Until::Kept(end) | Until::Resting(end) => end,
-                };
-                let next = state.values.iter().map(look).min();
+                let (over, next) = state.step(now, &self.times);
                 if next.is_none() {
                     state.dropper = None;
                 }
@@ -226,116 +271,190 @@ impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::cell::Cell;
+    use std::sync::mpsc;
 
     use super::*;
 
-    type Store = IdleStore<u32, Arc<()>>;
-
-    impl Rest for Arc<()> {
-        fn rest(&self) {}
-    }
+    const TIMES: IdleTimes = USUAL_TIMES;
 
     /// Counts how often it was told to rest.
-    impl Rest for Arc<AtomicUsize> {
+    #[derive(Debug, Default)]
+    struct Value(Cell<u32>);
+
+    impl Rest for Value {
         fn rest(&self) {
-            self.fetch_add(1, Ordering::Relaxed);
+            self.0.set(self.0.get() + 1);
         }
+    }
+
+    type States = IdleState<u32, Value>;
+
+    fn kept(key: u32, until: Instant) -> IdleValue<u32, Value> {
+        IdleValue { key, value: Value::default(), until: Until::Kept(until) }
+    }
+
+    /// Values of so many keys that are kept until one time.
+    fn all_kept(count: u32, until: Instant) -> States {
+        let mut state = States::new();
+        for key in 0..count {
+            assert!(state.add(kept(key, until)).is_none());
+        }
+        state
+    }
+
+    /// The keys of what is over, and when there is something to do next.
+    fn keys_over(state: &mut States, now: Instant) -> (Vec<u32>, Option<Instant>) {
+        let (over, next) = state.step(now, &TIMES);
+        (over.into_iter().map(|value| value.key).collect(), next)
+    }
+
+    fn rests(state: &States) -> Vec<u32> {
+        state.values.iter().map(|value| value.value.0.get()).collect()
+    }
+
+    fn found(state: &mut States, key: u32) -> bool {
+        matches!(state.take(&key, false), TakeOutcome::Found(_))
     }
 
     #[test]
     fn a_value_is_taken_once() {
-        static STORE: Store = Store::new();
-        STORE.put(1, Arc::default());
-        assert!(STORE.take(&2).is_none());
-        assert!(STORE.take(&1).is_some());
-        assert!(STORE.take(&1).is_none());
+        let mut state = all_kept(2, Instant::now());
+        assert!(matches!(state.take(&2, false), TakeOutcome::None));
+        assert!(found(&mut state, 1));
+        assert!(matches!(state.take(&1, false), TakeOutcome::None));
+        assert!(found(&mut state, 0));
     }
 
     #[test]
-    fn what_nobody_takes_is_dropped_and_what_is_too_much() {
-        static STORE: Store = Store::new();
-        let values: Vec<_> = (0..=MAX_VALUES as u32).map(|_| Arc::new(())).collect();
-        for (key, value) in values.iter().enumerate() {
-            STORE.put(key as u32, value.clone());
-        }
-        assert_eq!(Arc::strong_count(&values[0]), 1, "the oldest makes room");
-        assert_eq!(Arc::strong_count(&values[1]), 2);
-        let deadline = Instant::now() + 60 * KEPT_FOR;
-        while values.iter().any(|value| Arc::strong_count(value) > 1) {
-            assert!(Instant::now() < deadline, "still kept");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // The thread has gone, or goes; another one drops what comes later.
-        STORE.put(9, values[0].clone());
-        while Arc::strong_count(&values[0]) > 1 {
-            assert!(Instant::now() < deadline, "still kept");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    fn the_oldest_makes_room() {
+        let mut state = all_kept(MAX_VALUES as u32, Instant::now());
+        let oldest = state.add(kept(100, Instant::now()));
+        assert_eq!(oldest.map(|value| value.key), Some(0));
+        assert_eq!(state.values.len(), MAX_VALUES);
     }
 
     #[test]
     fn what_is_kept_rests_before_it_is_dropped_and_can_be_taken_meanwhile() {
-        static STORE: IdleStore<u32, Arc<AtomicUsize>> = IdleStore::new();
-        let values: Vec<_> = (0..=MAX_RESTING as u32).map(|_| Arc::new(AtomicUsize::new(0))).collect();
-        for (key, value) in values.iter().enumerate() {
-            STORE.put(key as u32, value.clone());
-        }
-        let deadline = Instant::now() + 60 * KEPT_FOR;
-        while Arc::strong_count(&values[0]) > 1 {
-            assert!(Instant::now() < deadline, "too many rest");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(values.iter().all(|value| value.load(Ordering::Relaxed) == 1));
-        assert!(STORE.take(&1).is_some());
-        while Arc::strong_count(&values[MAX_RESTING]) > 1 {
-            assert!(Instant::now() < deadline, "still resting");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(values[MAX_RESTING].load(Ordering::Relaxed), 1);
+        let now = Instant::now();
+        let (end, moment) = (now + TIMES.kept_for, Duration::from_nanos(1));
+        let mut state = all_kept(2, end);
+        assert_eq!(keys_over(&mut state, end.checked_sub(moment).expect("later")), (vec![], Some(end)));
+        assert_eq!(rests(&state), [0, 0]);
+        let late = end + Duration::from_secs(1); // a thread may wake late
+        let over = late + TIMES.rests_for;
+        assert_eq!(keys_over(&mut state, late), (vec![], Some(over)));
+        assert_eq!(rests(&state), [1, 1]);
+        assert!(found(&mut state, 0));
+        assert_eq!(keys_over(&mut state, over.checked_sub(moment).expect("later")), (vec![], Some(over)));
+        assert_eq!(rests(&state), [1]);
+        assert_eq!(keys_over(&mut state, over), (vec![1], None));
+    }
+
+    #[test]
+    fn of_too_many_that_rest_the_oldest_are_dropped() {
+        let now = Instant::now();
+        let mut state = all_kept(MAX_RESTING as u32 + 2, now);
+        assert_eq!(keys_over(&mut state, now), (vec![0, 1], Some(now + TIMES.rests_for)));
+        state.add(kept(100, now));
+        assert_eq!(keys_over(&mut state, now).0, [2]);
     }
 
     #[test]
     fn what_is_held_stays_as_long_as_it_is_likely() {
-        static STORE: Store = Store::new();
+        let (mut state, now) = (States::new(), Instant::now());
         let is_likely = Arc::new(AtomicBool::new(true));
-        let (held, kept) = (Arc::new(()), Arc::new(()));
-        assert!(STORE.announce(1).hold(held.clone(), is_likely.clone()));
-        STORE.put(2, kept.clone());
-        let deadline = Instant::now() + 60 * KEPT_FOR;
-        while Arc::strong_count(&kept) > 1 {
-            assert!(Instant::now() < deadline, "still kept");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(Arc::strong_count(&held), 2);
+        let held = |is_likely: &Arc<AtomicBool>| IdleValue {
+            key: 1,
+            value: Value::default(),
+            until: Until::Held(is_likely.clone()),
+        };
+        assert!(!state.hold(held(&is_likely)).0, "it was not announced");
+        state.expected.push((1, fork::generation()));
+        assert!(state.hold(held(&is_likely)).0);
+        let later = now + Duration::from_secs(3600);
+        assert_eq!(keys_over(&mut state, later), (vec![], Some(later + TIMES.look_every)));
         is_likely.store(false, Ordering::Relaxed);
-        while Arc::strong_count(&held) > 1 {
-            assert!(Instant::now() < deadline, "still held");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let end = later + TIMES.kept_for;
+        assert_eq!(keys_over(&mut state, later), (vec![], Some(end)));
+        assert_eq!(rests(&state), [0]);
+        let over = end + TIMES.rests_for;
+        assert_eq!(keys_over(&mut state, end), (vec![], Some(over)));
+        assert_eq!(keys_over(&mut state, over), (vec![1], None));
     }
 
     #[test]
-    fn a_value_that_was_waited_for_in_vain_is_not_held() {
-        static STORE: Store = Store::new();
-        let on_its_way = STORE.announce(1);
-        assert!(STORE.take(&1).is_none());
-        let (late, is_likely) = (Arc::new(()), Arc::new(AtomicBool::new(true)));
-        assert!(!on_its_way.hold(late.clone(), is_likely.clone()));
-        assert_eq!(Arc::strong_count(&late), 1);
-        assert!(STORE.announce(1).hold(late.clone(), is_likely));
-        assert!(STORE.take(&1).is_some());
+    fn what_was_waited_for_in_vain_is_not_expected_any_more() {
+        let mut state = States::new();
+        assert!(matches!(state.take(&1, false), TakeOutcome::None), "nobody brings it");
+        state.expected.push((1, fork::generation()));
+        assert!(matches!(state.take(&1, false), TakeOutcome::NotYet));
+        assert!(matches!(state.take(&1, true), TakeOutcome::None));
+        assert!(matches!(state.take(&1, false), TakeOutcome::None), "it is not waited for again");
+        assert!(!state.hold(kept(1, Instant::now())).0);
+        state.expected.push((1, fork::generation() + 1));
+        assert!(matches!(state.take(&1, false), TakeOutcome::None), "another process brings that");
+    }
+
+    /// A store whose values are soon over, and are waited for as long as it takes.
+    const fn quick() -> IdleStore<u32, Told> {
+        let moment = Duration::from_millis(1);
+        IdleStore::with_times(IdleTimes {
+            kept_for: moment,
+            rests_for: moment,
+            patience: Duration::from_secs(600),
+            look_every: moment,
+        })
+    }
+
+    /// Tells when it is dropped.
+    #[derive(Debug)]
+    struct Told(#[expect(dead_code, reason = "its end is what counts")] mpsc::Sender<()>);
+
+    impl Rest for Told {
+        fn rest(&self) {}
+    }
+
+    fn is_dropped(told: &mpsc::Receiver<()>) -> bool {
+        told.recv_timeout(Duration::from_secs(600)) == Err(mpsc::RecvTimeoutError::Disconnected)
+    }
+
+    #[test]
+    fn a_thread_drops_what_nobody_takes_and_another_one_what_comes_later() {
+        static STORE: IdleStore<u32, Told> = quick();
+        for key in 0..3 {
+            let (told, dropped) = mpsc::channel();
+            STORE.put(key, Told(told));
+            assert!(is_dropped(&dropped));
+        }
+        let (told, dropped) = mpsc::channel();
+        let is_likely = Arc::new(AtomicBool::new(true));
+        assert!(STORE.announce(9).hold(Told(told), is_likely.clone()));
+        is_likely.store(false, Ordering::Relaxed);
+        assert!(is_dropped(&dropped));
     }
 
     #[test]
     fn a_value_on_its_way_is_waited_for() {
-        static STORE: Store = Store::new();
+        static STORE: IdleStore<u32, Told> = quick();
         let on_its_way = STORE.announce(1);
         let taker = std::thread::spawn(|| STORE.take(&1).is_some());
-        std::thread::sleep(Duration::from_millis(20));
-        STORE.put(1, Arc::default());
+        let is_likely = Arc::new(AtomicBool::new(true));
+        assert!(on_its_way.hold(Told(mpsc::channel().0), is_likely));
         assert!(taker.join().expect("no panic"));
         drop(on_its_way);
         assert!(STORE.take(&1).is_none());
+    }
+
+    #[test]
+    fn a_value_that_was_waited_for_in_vain_is_not_held() {
+        static STORE: IdleStore<u32, Told> =
+            IdleStore::with_times(IdleTimes { patience: Duration::ZERO, ..USUAL_TIMES });
+        let on_its_way = STORE.announce(1);
+        assert!(STORE.take(&1).is_none());
+        let (told, dropped) = mpsc::channel();
+        let is_likely = Arc::new(AtomicBool::new(true));
+        assert!(!on_its_way.hold(Told(told), is_likely));
+        assert!(is_dropped(&dropped));
     }
 }
