@@ -361,8 +361,20 @@ mod tests {
     fn file() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
         let path = folder.path().join("file");
-        std::fs::write(&path, b"bytes").expect("written");
+        write_at_part_of_a_second(&path);
         (folder, path)
+    }
+
+    /// Writes a file at a time that is not a whole second, by the clock's steps.
+    fn write_at_part_of_a_second(path: &Path) {
+        std::fs::write(path, b"bytes").expect("written");
+        while changed_at(path).1 == 0 {
+            std::fs::write(path, b"bytes").expect("written");
+        }
+    }
+
+    fn changed_at(path: &Path) -> (i64, i64) {
+        open::identity_at(path).expect("a file").changed
     }
 
     fn offered(path: &Path) -> MappedFile {
@@ -398,10 +410,13 @@ mod tests {
         let _owner = offered(&path);
         assert!(is_taken(&path));
         let modified = std::fs::metadata(&path).and_then(|found| found.modified()).expect("times");
-        std::thread::sleep(Duration::from_millis(20)); // longer than the clock's step
-        std::fs::write(&path, b"other").expect("written");
-        let written = std::fs::File::options().write(true).open(&path).expect("opened");
-        written.set_modified(modified).expect("set back");
+        let (written, before) =
+            (std::fs::File::options().write(true).open(&path).expect("opened"), changed_at(&path));
+        // Until the clock has gone on: its steps are some milliseconds long.
+        while changed_at(&path) == before {
+            std::fs::write(&path, b"other").expect("written");
+            written.set_modified(modified).expect("set back");
+        }
         assert_eq!(written.metadata().and_then(|found| found.modified()).ok(), Some(modified));
         assert!(!is_taken(&path));
     }
@@ -428,7 +443,7 @@ mod tests {
         assert!(!is_taken(&hard));
         let (folder, path) = (folder.path().join("again"), folder.path().join("again/file"));
         std::fs::create_dir(&folder).expect("made");
-        std::fs::write(&path, b"bytes").expect("written");
+        write_at_part_of_a_second(&path);
         let _owner = offered(&path);
         std::os::unix::fs::symlink(&folder, folder.with_extension("link")).expect("linked");
         assert!(is_taken(&folder.with_extension("link").join("file")));
@@ -440,7 +455,7 @@ mod tests {
         let inner = folder.path().join("inner");
         std::fs::create_dir(&inner).expect("made");
         let path = inner.join("file");
-        std::fs::write(&path, b"bytes").expect("written");
+        write_at_part_of_a_second(&path);
         let _owner = offered(&path);
         assert!(is_taken(&path));
         // Nothing was done to the file itself.
@@ -468,7 +483,6 @@ mod tests {
         let origin = Origin::Path(path.clone());
         let Asked::Claimed(claim) = take_or_claim(&origin) else { panic!("somebody offers it") };
         let asking = std::thread::spawn(move || is_taken(&path));
-        std::thread::sleep(Duration::from_millis(50));
         let opened = MappedFile::open_again(&origin, RequestedMode::Auto)
             .and_then(|file| file.opened())
             .expect("open");

@@ -55,20 +55,23 @@ pub(super) fn count() {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::sync::mpsc;
+    use std::time::Duration;
 
     use super::*;
 
-    /// Notes, when it is dropped, whether a fork could go on: other threads are in sections for a moment only.
+    /// Notes, when it is dropped, whether a fork could go on. Other threads are in sections for a moment only; one that is
+    /// dropped in a section would wait for itself.
     struct Made(&'static OnceLock<bool>);
 
     impl Drop for Made {
         fn drop(&mut self) {
-            let deadline = Instant::now() + Duration::from_secs(5);
-            while GATE.try_write().is_err() && Instant::now() < deadline {
-                std::thread::yield_now();
-            }
-            let _ = self.0.set(Instant::now() < deadline);
+            let (done, gate_was_closed) = mpsc::channel();
+            std::thread::spawn(move || {
+                drop(close_gate());
+                let _ = done.send(());
+            });
+            let _ = self.0.set(gate_was_closed.recv_timeout(Duration::from_secs(60)).is_ok());
         }
     }
 
