@@ -13,7 +13,7 @@ use crate::os::process::fork;
 /// ```text
 ///   free ──take──> being filled ──lease──> leased ──the last user drops it──> free, or freed
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pool(Arc<Inner>);
 
 #[derive(Debug)]

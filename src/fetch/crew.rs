@@ -420,6 +420,38 @@ mod tests {
         assert_eq!((crew.threads(), work.done.load(Ordering::Relaxed)), (0, 1000));
     }
 
+    /// Items that never end, each of which takes longer than a period, until it is stopped.
+    #[derive(Default)]
+    struct Endless {
+        done: AtomicUsize,
+        is_over: AtomicBool,
+    }
+
+    impl Work for Endless {
+        type Tools = ();
+
+        fn step(&self, (): &mut ()) -> Option<Step> {
+            if self.is_over.load(Ordering::Relaxed) {
+                return None;
+            }
+            std::thread::sleep(PERIOD);
+            self.done.fetch_add(1, Ordering::Relaxed);
+            Some(Step { items: 1, waited: false })
+        }
+    }
+
+    #[test]
+    fn the_caller_is_asked_after_a_period_and_stops_the_work() {
+        let (work, mut asked) = (Endless::default(), 0);
+        let crew = Crew::new(Limits { first: 1, most: 1 });
+        let mut keep_going = || {
+            asked += 1;
+            asked < 3
+        };
+        crew.run("items", &work, &mut keep_going, || work.is_over.store(true, Ordering::Relaxed));
+        assert_eq!((asked, work.done.into_inner(), crew.threads()), (3, 3, 0));
+    }
+
     /// Notes how many workers its crew has at each of a few slow items.
     struct SlowItems {
         crew: Arc<Crew>,
@@ -441,7 +473,7 @@ mod tests {
     #[test]
     fn a_slow_first_item_starts_no_more_threads_than_the_limit() {
         let limits = Limits { first: 8, most: 8 };
-        for _ in 0..100 {
+        for _ in 0..10 {
             let crew = Arc::new(Crew::new(limits));
             let (left, workers) = (AtomicUsize::new(64), Mutex::default());
             let work = Arc::new(SlowItems { crew: crew.clone(), left, workers });

@@ -309,41 +309,94 @@ impl Work for FillWork {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::sync::mpsc;
 
     use super::*;
-    use crate::mapped_file::{MappedFile, RequestedMode};
-    use crate::streaming::options::READERS;
+    use crate::mapped_file::RequestedMode;
+    use crate::streaming::test_file;
 
     const LEN: u64 = 1024;
-    const FILES: usize = 40;
+    /// Against a hang alone.
+    const MINUTES: Duration = Duration::from_secs(600);
+
+    /// A filling of so many files by so many threads, which wait for an answer before they open one.
+    struct HeldFill {
+        fill: CacheFill,
+        /// The files that threads are about to open.
+        opening: mpsc::Receiver<usize>,
+        answers: mpsc::Sender<Result<()>>,
+    }
+
+    fn filling(count: usize, threads: usize) -> HeldFill {
+        let opened = test_file::opened(&vec![1; LEN as usize], RequestedMode::Auto);
+        let wants: Vec<_> =
+            (0..count).map(|file| Want { file, offset: 0, len: LEN, selection: None }).collect();
+        let ((seen, opening), (answers, answer)) = (mpsc::channel(), mpsc::channel::<Result<()>>());
+        let answer = Mutex::new(answer);
+        let files = Arc::new(move |number| {
+            let _ = seen.send(number);
+            // A test that has ended lets all go on.
+            let said = answer.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            said.unwrap_or(Ok(())).map(|()| opened.clone())
+        });
+        let readers = Limits { first: threads, most: threads };
+        let fill = CacheFill::start(&wants, files, Some(u64::MAX), readers).expect("threads");
+        HeldFill { fill, opening, answers }
+    }
+
+    impl HeldFill {
+        fn opens(&self) -> usize {
+            self.opening.recv_timeout(MINUTES).expect("a thread opens a file")
+        }
+
+        fn answer(&self, answer: Result<()>) {
+            self.answers.send(answer).expect("the threads are there");
+        }
+    }
 
     #[test]
     fn what_is_brought_forward_is_read_next() {
-        let mut file = tempfile::Builder::new().tempfile_in("target").expect("a file on a disk");
-        file.write_all(&vec![1; LEN as usize]).expect("written");
-        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
-        let opened = mapped.opened().expect("open");
-        let wants: Vec<_> =
-            (0..FILES).map(|file| Want { file, offset: 0, len: LEN, selection: None }).collect();
-        let (order, gate) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(())));
-        let (seen, closed) = (order.clone(), gate.lock().expect("no panic"));
-        let opening = gate.clone();
-        let files = Arc::new(move |number| {
-            seen.lock().expect("no panic").push(number);
-            drop(opening.lock());
-            Ok(opened.clone())
-        });
-        let filling = CacheFill::start(&wants, files, None, READERS).expect("threads");
-        // The first threads have a piece each, and wait.
-        while order.lock().expect("no panic").len() < READERS.first {
-            std::thread::sleep(Duration::from_millis(1));
+        const FILES: usize = 10;
+        let test = filling(FILES, 1);
+        assert_eq!(test.opens(), 0);
+        assert!(test.fill.bring_forward(FILES - 1) && test.fill.bring_forward(4));
+        assert!(test.fill.bring_forward(0), "it is being read");
+        assert!(!test.fill.wait(Duration::ZERO).expect("no failure"));
+        for file in [FILES - 1, 4, 1, 2, 3, 5, 6, 7, 8] {
+            test.answer(Ok(()));
+            assert_eq!(test.opens(), file);
         }
-        assert!(filling.bring_forward(FILES - 1));
-        drop(closed);
-        assert!(filling.wait(Duration::from_secs(60)).expect("no failure"));
-        assert_eq!(order.lock().expect("no panic")[READERS.first], FILES - 1);
-        assert!(filling.is_complete());
-        assert_eq!(filling.done_bytes(), FILES as u64 * LEN);
+        assert!(!test.fill.is_complete(), "the last one is not there yet");
+        test.answer(Ok(()));
+        assert!(test.fill.wait(MINUTES).expect("no failure") && test.fill.is_complete());
+        assert_eq!(test.fill.done_bytes(), FILES as u64 * LEN);
+        assert_eq!(test.opening.try_recv().ok(), None, "each once");
+    }
+
+    #[test]
+    fn a_failure_ends_the_filling_while_another_thread_reads() {
+        let test = filling(10, 2);
+        let mut both = [test.opens(), test.opens()];
+        both.sort_unstable();
+        assert_eq!(both, [0, 1]);
+        test.answer(Err(Error::argument("gone")));
+        assert_eq!(test.fill.wait(MINUTES), Err(Error::argument("gone")));
+        test.answer(Ok(()));
+        test.fill.0.wait_for_threads(MINUTES);
+        assert_eq!(test.opening.try_recv().ok(), None, "nothing more is read");
+        assert!(!test.fill.is_complete() && !test.fill.bring_forward(5));
+        assert_eq!(test.fill.done_bytes(), LEN, "of the other thread");
+    }
+
+    #[test]
+    fn after_a_stop_threads_end_what_they_read_and_begin_nothing() {
+        let test = filling(10, 1);
+        assert_eq!(test.opens(), 0);
+        test.fill.stop();
+        assert!(!test.fill.wait(Duration::ZERO).expect("no failure"), "one is being read");
+        test.answer(Ok(()));
+        assert!(test.fill.wait(MINUTES).expect("no failure") && !test.fill.is_complete());
+        test.fill.0.wait_for_threads(MINUTES);
+        assert_eq!((test.fill.done_bytes(), test.opening.try_recv().ok()), (LEN, None));
     }
 }

@@ -11,8 +11,8 @@ use twox_hash::XxHash3_128;
 
 /// What a thread reads at a time. It is still in the processor's cache when it is hashed.
 pub const PIECE_BYTES: u64 = 512 << 10;
-/// Least length of the lanes that a file is cut into, for several threads.
-const LANE_BYTES: u64 = 32 << 20;
+/// Least length of the lanes that a file is cut into, for several threads. Tests have more lanes in less.
+const LANE_BYTES: u64 = if cfg!(test) { 2 << 20 } else { 32 << 20 };
 
 /// The hashes of a lane, up to some byte.
 pub struct LaneHasher {
@@ -93,14 +93,14 @@ mod tests {
 
     #[test]
     fn lanes_are_whole_spans_and_leave_nothing_out() {
-        let mib = 1 << 20;
-        let ends = [8, 8, 40 * mib, 41 * mib, 90 * mib, 90 * mib];
+        let [first, second, len] = [LANE_BYTES + 8, LANE_BYTES + 99, 3 * LANE_BYTES];
+        let ends = [8, 8, first, second, len, len];
         assert_eq!(
-            lanes(&ends, 90 * mib, false),
-            [(0..40 * mib, 0..3), (40 * mib..90 * mib, 3..6)],
+            lanes(&ends, len, false),
+            [(0..first, 0..3), (first..len, 3..6)],
             "empty spans at the end belong to the last lane"
         );
-        assert_eq!(lanes(&ends, 90 * mib, true), [(0..90 * mib, 0..6)]);
+        assert_eq!(lanes(&ends, len, true), [(0..len, 0..6)]);
         assert_eq!(lanes(&[], 7, true), [(0..7, 0..0)]);
         assert_eq!(lanes(&[0, 0], 0, true), [(0..0, 0..2)]);
     }

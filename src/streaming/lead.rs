@@ -403,35 +403,39 @@ impl LeadWork {
     /// Waits until the lead is too short. Returns what to ask for next; `None` at the end.
     fn next_range(&self) -> Option<ByteRange> {
         let mut state = self.lock();
-        while !state.is_closed && !state.guess.has_parts {
-            let Following { cursor, guess, opened, is_left, .. } = &mut *state;
-            if *is_left && !opened.as_ref().is_some_and(|opened| opened.has_views()) {
-                break;
-            }
-            match cursor.next(&self.file.tensors, guess) {
+        loop {
+            match self.next_step(&mut state) {
                 LeadStep::Ask(range) => return Some(range),
-                LeadStep::Wait => {
-                    if state.is_at_end() {
-                        self.file.seat.give_up(); // the last request may have come before the thread was here
-                    }
-                    state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
-                LeadStep::End => break,
+                LeadStep::Wait => state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner),
+                LeadStep::End => return None,
             }
         }
-        None
+    }
+
+    /// Decides what the thread does next.
+    fn next_step(&self, state: &mut Following) -> LeadStep {
+        let Following { cursor, guess, opened, is_left, is_closed, .. } = &mut *state;
+        let is_left = *is_left && !opened.as_ref().is_some_and(|opened| opened.has_views());
+        if *is_closed || guess.has_parts || is_left {
+            return LeadStep::End;
+        }
+        let step = cursor.next(&self.file.tensors, guess);
+        if step == LeadStep::Wait && state.is_at_end() {
+            self.file.seat.give_up(); // the last request may have come before the thread was here
+        }
+        step
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use crate::mapped_file::RequestedMode;
     use crate::natural::NameKinds;
     use crate::streaming::test_file;
 
+    /// Not what is left of the memory.
+    const LIMIT_BYTES: u64 = 1 << 30;
     const ROW_LEN: u64 = 64 << 10;
     const ROW_TENSORS: usize = 160;
 
@@ -439,7 +443,7 @@ mod tests {
     fn lead_after_rows(opened: &Arc<Opened>) -> Lead {
         let ranges = (0..ROW_TENSORS as u64).map(|number| (number * ROW_LEN, ROW_LEN)).collect();
         let tensors = FileTensors::new(ranges, vec![NameKinds { kind: 0, series: 0 }; ROW_TENSORS], vec![]);
-        let lead = Lead::new(opened.clone(), tensors, None, true, false);
+        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
         for number in [120, 0, 60].into_iter().flat_map(|row| row..row + 3) {
             let answer = lead.ask(opened, number * ROW_LEN, None);
             assert!(lead.at_end().is_none());
@@ -448,6 +452,18 @@ mod tests {
             }
         }
         lead
+    }
+
+    /// How much the thread asks for before it waits.
+    fn bytes_asked_for(lead: &Lead) -> u64 {
+        let mut bytes = 0;
+        loop {
+            match lead.work.next_step(&mut lead.work.lock()) {
+                LeadStep::Ask(range) => bytes += range.len,
+                LeadStep::Wait => return bytes,
+                LeadStep::End => panic!("it is over"),
+            }
+        }
     }
 
     fn places(lead: &Lead) -> Option<Vec<usize>> {
@@ -479,24 +495,22 @@ mod tests {
         let opened = test_file::opened(&vec![1; 4 * LEN as usize], RequestedMode::Auto);
         let named = [&b"a"[..], b"b", b"c", b"d"].into_iter().zip((0..4).map(|number| (number * LEN, LEN)));
         let tensors = FileTensors::of(&named.collect::<Vec<_>>());
-        let lead = Lead::new(opened.clone(), tensors, None, true, false);
-        // The thread that advises is one of the test's.
+        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
+        // The test takes the turns of the thread that advises.
         lead.work.lock().adviser = Adviser::Runs;
         for number in [1, 2] {
             lead.ask(&opened, number * LEN, None);
             assert!(lead.at_end().is_none());
         }
-        let work = lead.work.clone();
-        let thread = thread::spawn(move || std::iter::from_fn(|| work.next_range()).count());
-        let end = Instant::now() + Duration::from_secs(60);
-        while lead.work.file.seat.is_taken() && Instant::now() < end {
-            thread::yield_now();
-        }
+        assert!(lead.work.file.seat.is_taken());
+        assert_eq!(bytes_asked_for(&lead), 3 * LEN, "what was used, and what comes next");
         assert!(!lead.work.file.seat.is_taken() && lead.at_end().is_some());
         lead.ask(&opened, 0, None);
         assert!(lead.work.file.seat.is_taken(), "the consumer went back");
+        assert_eq!(bytes_asked_for(&lead), 3 * LEN, "what was used, anew after the jump");
+        assert!(lead.work.file.seat.is_taken() && lead.at_end().is_none());
         lead.work.turn_off();
-        assert!(thread.join().expect("no panic") >= 3);
+        assert_eq!(lead.work.next_step(&mut lead.work.lock()), LeadStep::End);
     }
 
     #[test]
@@ -504,7 +518,7 @@ mod tests {
         const LEN: u64 = 1 << 20;
         let opened = test_file::opened(&vec![1; 2 * LEN as usize], RequestedMode::Auto);
         let named: [(&[u8], (u64, u64)); 2] = [(b"a", (0, LEN)), (b"b", (LEN, LEN))];
-        let made = || Lead::new(opened.clone(), FileTensors::of(&named), None, true, true);
+        let made = || Lead::new(opened.clone(), FileTensors::of(&named), Some(LIMIT_BYTES), true, true);
         let (lead, next) = (made(), made());
         assert!(lead.at_end().is_none());
         for (_, (offset, _)) in named {

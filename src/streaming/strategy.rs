@@ -63,6 +63,18 @@ pub fn choose(
     around: Surroundings,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<Choice> {
+    choose_by(asked, wants, files, is_cached, around, keep_going)
+}
+
+/// [`choose`], by what a function says of the page of a byte.
+fn choose_by(
+    asked: Strategy,
+    wants: &[Want],
+    files: impl Fn(usize) -> Result<Arc<Opened>>,
+    is_cached: impl Fn(&Opened, u64, u64) -> bool,
+    around: Surroundings,
+    keep_going: &mut KeepGoing<'_>,
+) -> Result<Choice> {
     let seed = around.seed;
     let decided = |strategy, reason: String| Ok(Choice { strategy, reason });
     if asked == Strategy::Ahead {
@@ -149,15 +161,23 @@ fn refusal_of_cache(opened: &Opened) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
-    use crate::mapped_file::{MappedFile, RequestedMode, page_cache};
+    use crate::mapped_file::RequestedMode;
+    use crate::streaming::test_file;
 
     const LEN: u64 = 1 << 20;
 
+    /// What is chosen for a file none of whose pages is cached.
     fn chosen(opened: &Arc<Opened>, available_memory_bytes: u64, local_processes: u64) -> Choice {
-        page_cache::evict(opened).expect("evicted");
+        chosen_by(opened, |_| false, available_memory_bytes, local_processes)
+    }
+
+    fn chosen_by(
+        opened: &Arc<Opened>,
+        is_cached: impl Fn(u64) -> bool,
+        available_memory_bytes: u64,
+        local_processes: u64,
+    ) -> Choice {
         let wants = [Want { file: 0, offset: 0, len: LEN, selection: None }];
         let around = Surroundings {
             available_memory_bytes,
@@ -166,15 +186,22 @@ mod tests {
             may_try: false,
             seed: 5,
         };
-        choose(Strategy::Auto, &wants, |_| Ok(opened.clone()), around, &mut || true).expect("a decision")
+        let files = |_| Ok(opened.clone());
+        let is_cached = |_: &Opened, offset, _| is_cached(offset);
+        choose_by(Strategy::Auto, &wants, files, is_cached, around, &mut || true).expect("a decision")
+    }
+
+    #[test]
+    fn files_are_mapped_if_all_of_the_sample_is_cached() {
+        let opened = test_file::opened(&vec![1; LEN as usize], RequestedMode::Auto);
+        assert_eq!(chosen_by(&opened, |_| true, 2 * LEN, 1).strategy, Strategy::Mapped);
+        let half = chosen_by(&opened, |offset| offset < LEN / 2, 2 * LEN, 1);
+        assert_eq!(half.strategy, Strategy::Pread);
     }
 
     #[test]
     fn cold_files_are_read_unless_memory_is_short_or_shared() {
-        let mut file = tempfile::Builder::new().tempfile_in("target").expect("a file on a disk");
-        file.write_all(&vec![1; LEN as usize]).expect("written");
-        let mapped = MappedFile::open(file.path(), RequestedMode::Auto).expect("opened");
-        let opened = mapped.opened().expect("open");
+        let opened = test_file::opened(&vec![1; LEN as usize], RequestedMode::Auto);
         assert_eq!(chosen(&opened, 2 * LEN, 1).strategy, Strategy::Pread);
         let short = chosen(&opened, 2 * LEN - 2, 1);
         assert_eq!(short.strategy, Strategy::Ahead);
