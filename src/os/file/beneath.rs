@@ -123,8 +123,17 @@ impl ConfinedFolder {
 
     /// Opens a regular file of the folder for reading.
     pub fn open_file(&self, name: &Path) -> Result<OwnedFd, Refusal> {
+        self.open_by(name, open_seen)
+    }
+
+    /// Walks to a file, and has it opened, again if something else has its name by then.
+    fn open_by(
+        &self,
+        name: &Path,
+        open: impl Fn(BorrowedFd<'_>, &OsStr, &OwnedFd, &Identity) -> Result<Option<OwnedFd>, Refusal>,
+    ) -> Result<OwnedFd, Refusal> {
         for _ in 0..MAX_SWAPS {
-            if let Some(file) = self.walk(name, open_seen)? {
+            if let Some(file) = self.walk(name, &open)? {
                 return Ok(file);
             }
         }
