@@ -60,7 +60,9 @@ impl Model {
             buffer_bytes: ROWS * 8,
             ahead_bytes: 1,
         };
-        let pool = Pool::new(layout.buffer_bytes, 8);
+        // Memory takes more time than all the rest: each buffer is used by many models.
+        thread_local!(static POOL: Pool = Pool::new(ROWS * 8, 16));
+        let pool = POOL.with(Pool::clone);
         let (lookahead, room) =
             (Budget::new(case.lookahead, case.lookahead), Budget::new(case.slots, 2 * case.slots));
         Self {
@@ -209,7 +211,7 @@ impl Model {
             self.planned,
             self.ring.first,
             self.is_planner_done,
-            self.ring.lengths(),
+            &self.ring.lengths()[..2],
             self.is_over
         )
     }
@@ -226,8 +228,11 @@ fn replay(case: Case, path: &[Actor]) -> Model {
 /// Visits every state. Returns how many there are.
 fn explore(case: Case) -> usize {
     let (mut seen, mut open) = (HashSet::new(), vec![Vec::new()]);
-    while let Some(path) = open.pop() {
-        let model = replay(case, &path);
+    let mut at = None;
+    // From each state one way is followed at once, and the others later.
+    while let Some((mut model, path)) =
+        at.take().or_else(|| open.pop().map(|path: Vec<Actor>| (replay(case, &path), path)))
+    {
         if !seen.insert(model.fingerprint()) {
             continue;
         }
@@ -244,9 +249,9 @@ fn explore(case: Case) -> usize {
         }
         // A thread that sleeps could not do anything: else its waking was lost.
         for actor in ACTORS.into_iter().filter(|actor| model.asleep.contains(actor)) {
-            let mut woken = replay(case, &path);
+            let can_turn = || replay(case, &path).turn(actor);
             let is_lost = match actor {
-                Actor::Consumer => woken.turn(actor),
+                Actor::Consumer => can_turn(),
                 Actor::Planner => model.ring.wants_plans(),
                 // Work may be left to a gatherer that is awake; but not if that one is busy with a chunk.
                 Actor::Gatherer(number) => {
@@ -254,13 +259,17 @@ fn explore(case: Case) -> usize {
                     let is_other_free =
                         !model.asleep.contains(&Actor::Gatherer(other)) && model.holding[other].is_none();
                     let is_alone = model.asleep.contains(&Actor::Gatherer(other));
-                    (is_alone && woken.turn(actor)) || model.unclaimed() > usize::from(is_other_free)
+                    (is_alone && can_turn()) || model.unclaimed() > usize::from(is_other_free)
                 }
             };
             assert!(!is_lost, "{actor:?} sleeps on: {path:?} {}", model.fingerprint());
         }
-        for actor in awake.into_iter().filter(can_go_on) {
-            open.push(path.iter().copied().chain([actor]).collect());
+        let mut ways = awake.into_iter().filter(can_go_on);
+        let first = ways.next();
+        open.extend(ways.map(|actor| [&*path, &[actor]].concat()));
+        if let Some(actor) = first {
+            model.turn(actor);
+            at = Some((model, [&*path, &[actor]].concat()));
         }
     }
     seen.len()
