@@ -35,7 +35,7 @@ fn encoded(tokens: impl Iterator<Item = u64>, element: Element) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(crate::cases(150))]
 
     #[test]
     fn a_batch_is_the_naive_slices(

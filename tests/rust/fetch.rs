@@ -32,7 +32,7 @@ fn bytes_of(ranges: impl IntoIterator<Item = ByteRange>) -> BTreeSet<(FileId, u6
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(crate::cases(2000))]
 
     #[test]
     fn joined_ranges_are_the_parts_and_the_gaps_that_the_rule_allows(
@@ -95,7 +95,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(crate::cases(100))]
 
     #[test]
     fn pages_of_a_batch_are_those_of_its_tokens(

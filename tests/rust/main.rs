@@ -1,5 +1,8 @@
 //! Integration tests of the core, one module per room. They run without Python.
 
+use proptest::prelude::ProptestConfig;
+use proptest::test_runner::RngSeed;
+
 mod batching_plan;
 mod batching_row;
 mod fetch;
@@ -15,3 +18,10 @@ mod weights_checkpoint;
 mod weights_header;
 mod weights_index;
 mod widen;
+
+/// So many cases of a property, the same in each run. With `PAGESTREAM_TEST_RANDOM` set they are others each time.
+fn cases(count: u32) -> ProptestConfig {
+    let is_random = std::env::var_os("PAGESTREAM_TEST_RANDOM").is_some();
+    let rng_seed = if is_random { RngSeed::Random } else { RngSeed::Fixed(1) };
+    ProptestConfig { rng_seed, ..ProptestConfig::with_cases(count) }
+}

@@ -37,7 +37,7 @@ fn every_mode_reads_the_same() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(crate::cases(64))]
 
     #[test]
     fn ranges_are_those_of_a_slice_or_refused(offset in 0_u64..5_000, length in 0_u64..5_000, mode in 0_usize..3) {

@@ -35,7 +35,7 @@ fn weight() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(crate::cases(48))]
 
     #[test]
     fn every_prefix_of_a_period_has_the_shares_that_were_asked_for(

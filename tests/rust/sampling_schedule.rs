@@ -43,6 +43,8 @@ fn shuffled_is_the_permutation_of_seed_and_epoch() {
 }
 
 proptest! {
+    #![proptest_config(crate::cases(256))]
+
     #[test]
     fn any_position_can_be_sought(
         order in prop::sample::select(&ORDERS[..]),

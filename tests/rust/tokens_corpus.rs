@@ -47,7 +47,7 @@ fn files_and_range() -> impl Strategy<Value = (Vec<usize>, u64, u64)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(crate::cases(100))]
 
     #[test]
     fn pieces_are_the_range_in_order_and_lie_inside_their_files((lengths, start, stop) in files_and_range()) {

@@ -79,7 +79,7 @@ fn shards() -> impl Strategy<Value = Vec<Vec<Vec<i32>>>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(crate::cases(60))]
 
     #[test]
     fn starts_within_a_range_are_those_of_the_oracle(shards in shards(), megatron: bool) {

@@ -143,6 +143,8 @@ fn natural_order_counts_numbers() {
 }
 
 proptest! {
+    #![proptest_config(crate::cases(256))]
+
     #[test]
     fn no_bytes_make_it_panic(json: Vec<u8>) {
         let _ = Index::parse(&json, Strictness::Strict);

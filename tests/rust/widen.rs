@@ -94,6 +94,8 @@ fn typed_tokens() -> impl Strategy<Value = (Dtype, Vec<i128>)> {
 }
 
 proptest! {
+    #![proptest_config(crate::cases(256))]
+
     #[test]
     fn every_pair_of_types_does_what_wide_arithmetic_does(
         (dtype, tokens) in typed_tokens(), shift in 0_usize..9
