@@ -338,6 +338,9 @@ fn name_of(named: &Identity) -> Vec<u8> {
 fn name_from(what: &str, numbers: &[u64]) -> String {
     let mut hasher = Sha256::new_with_prefix(secret::of_this_user().unwrap_or_default());
     let mounts = pass::mounts_of("self").unwrap_or_default();
+    // Processes that run these tests side by side are no others to each other.
+    #[cfg(test)]
+    hasher.update(std::process::id().to_ne_bytes());
     for number in mounts.iter().flat_map(|&(device, inode)| [device, inode]).chain(numbers.iter().copied()) {
         hasher.update(number.to_ne_bytes());
     }

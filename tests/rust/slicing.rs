@@ -131,7 +131,7 @@ fn check_extents(indexed: &Indexed, gap_bytes: u64, piece_bytes: u64) {
 }
 
 proptest! {
-    #![proptest_config(crate::cases(1000))]
+    #![proptest_config(crate::cases(600))]
 
     #[test]
     fn a_plan_covers_what_is_needed_and_no_gap_beyond_the_rule(
