@@ -629,9 +629,9 @@ mod tests {
         let _open = OpenAtEnd(&gate);
         gate.wait_for(2);
         gate.release(0);
-        while stream.work.lock().landed.is_empty() {
-            std::thread::yield_now();
-        }
+        let is_missing = |state: &mut State| state.landed.is_empty();
+        let waited = stream.work.group_landed.wait_timeout_while(stream.work.lock(), MINUTES, is_missing);
+        assert!(waited.is_ok_and(|(_, outcome)| !outcome.timed_out()));
         gate.fail(LEN, Code::STALE);
         assert!(stream.take(1, MINUTES).is_err());
         assert!(comes(&stream, 0));
