@@ -1,0 +1,65 @@
+"""Imports what the other programs here need, and runs each of them in a fork.
+
+``forks.py [install]``: with `install` `pagestream.safetensors` takes the place of safetensors first. Each line of the
+input is JSON: a program of this folder and its arguments. Each line of the output is what the child has printed,
+and how it has ended.
+"""
+
+import contextlib
+import json
+import os
+import runpy
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def run(reading, writing, program, arguments):
+    """Runs a program in this process, and ends it."""
+    os.close(reading)
+    os.dup2(writing, 1)
+    os.close(writing)
+    status = 1
+    try:
+        sys.argv = [program, *arguments]
+        runpy.run_path(str(FOLDER / program), run_name="__main__")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(status)
+
+
+warnings.simplefilter("ignore")
+if sys.argv[1:] == ["install"]:
+    import pagestream.safetensors
+
+    pagestream.safetensors.install()
+
+import accelerate  # noqa: F401 - for the children, as is all below
+import diffusers
+import peft  # noqa: F401
+import torch.distributed.checkpoint  # noqa: F401
+import transformers
+
+# What these packages import when it is first used.
+transformers.LlamaForCausalLM  # noqa: B018
+diffusers.UNet2DModel  # noqa: B018
+
+sys.path.insert(0, str(FOLDER))
+for line in sys.stdin:
+    program, *arguments = json.loads(line)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        run(reading, writing, program, arguments)
+    os.close(writing)
+    with os.fdopen(reading) as printed:
+        output = printed.read()
+    print(json.dumps([output, os.waitpid(child, 0)[1]]), flush=True)
