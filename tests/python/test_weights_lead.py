@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -337,7 +336,7 @@ def test_tensors_of_layers_in_the_order_of_modules_are_read_once(tmp_path, direc
                 assert np.array_equal(file.get_tensor(name), tensor)
         assert threads_end("pagestream-read")
         assert threads_end("pagestream-lead")
-    # Before the order shows, a stream may be given up with what it has: some 6 MiB beyond 48 on a busy machine.
+    # Before the order shows, a stream may be given up with what it has: 6 MiB beyond 48 on a busy machine.
     # Where the order never shows, it is 96.
     assert slow.counts["read_bytes"] <= 1.5 * len(names) * MIB // 2
 
@@ -807,17 +806,21 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
         del found
         assert until(lambda: open_descriptors(path) == 0)
     assert slow.counts["most_in_flight"] >= 12
-    assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
+    # On a busy machine the file is let go of between two openings, once or twice, with what was read ahead. Without
+    # a lead that is kept, each opening reads a tensor twice.
+    assert WHOLE <= slow.counts["read_bytes"] <= 1.5 * WHOLE
 
 
 @both_mounts
 def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source, tmp_path, direct):
     """A program may compute before it opens the file again."""
+    assert threads_end("pagestream-idle"), "that of an earlier test"
     with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
         path = slow.path / "model.safetensors"
         with safe_open(path, "np", ahead=16 * MIB) as file:
             assert sums(file, file.keys()[:8]) == list(range(8))
-        time.sleep(1)
+        # It sleeps until the file has been closed for half a second, and again until that is to be let go of.
+        assert sleep_ends("pagestream-idle", lambda: open_descriptors(path) == 0)
         assert open_descriptors(path) > 0
         with safe_open(path, "np", ahead=16 * MIB) as file:
             assert sums(file, file.keys()[8:]) == list(range(8, TENSORS))
