@@ -460,6 +460,7 @@ class TestRun:
             found = program("run", *missing, cwd=tmp_path)
             assert (found.returncode, found.stderr.count("\n")) == (WRONG_USE, 1), found.stderr
 
+    @pytest.mark.frameworks
     def test_processes_that_the_program_starts(self, tmp_path):
         """Spawned ones and Pythons of their own get ours, too, and the `sitecustomize` that they have."""
         (tmp_path / "sitecustomize.py").write_text("import sys; sys.was_customized = True\n")

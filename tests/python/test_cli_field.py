@@ -23,7 +23,7 @@ FEW = {
     "weights": ("pagestream, stream", "safetensors, safe_open"),
 }
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

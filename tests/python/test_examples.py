@@ -19,8 +19,6 @@ from support.torch_process import run_torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = EXAMPLES / "programs"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def output_of(folder, *command):
     """What a Python program prints that runs in a folder."""

@@ -11,8 +11,6 @@ from support import real
 from support.process import PROGRAMS, output_of
 from support.weight_files import entry, weight_file
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def shards(tmp_path):

@@ -24,7 +24,7 @@ QUICKER = {
     for name, value in {"LTO": "off", "CODEGEN_UNITS": "16", "OPT_LEVEL": "0"}.items()
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def run(*command, **options):

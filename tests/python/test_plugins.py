@@ -9,7 +9,7 @@ from support import plugin_hosts
 from support.process import PROGRAMS, output_of, run_python
 from support.slow_mounts import slow_mounts
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.frameworks
 
 SERVING = PROGRAMS / "plugins/serving.py"
 WAYS = ["vllm_loads", "sglang_loads", "sglang_loads_by_threads", "tensorrt_llm_loads"]

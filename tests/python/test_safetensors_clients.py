@@ -6,7 +6,7 @@ import pytest
 
 from support.process import PROGRAMS, output_of
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.frameworks
 
 every_order = pytest.mark.parametrize("order", ["first", "last"], ids=["installed first", "installed last"])
 

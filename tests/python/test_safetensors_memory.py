@@ -34,7 +34,7 @@ def sparse(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("framework", ["np", "pt"])
+@pytest.mark.parametrize("framework", ["np", pytest.param("pt", marks=pytest.mark.frameworks)])
 def test_reading_all_of_it_takes_no_memory_of_ones_own(large, framework):
     code = PROGRAMS / "safetensors_memory/reading_all_of_it_takes_no_memory.py"
     grown = int(output_of(code, large, framework))

@@ -11,8 +11,6 @@ import pytest
 from support.process import PROGRAMS
 from support.slow_mounts import slow_mounts
 
-pytestmark = pytest.mark.timeout(300)
-
 FOLDER = PROGRAMS / "safetensors_slow_clients"
 LLAMA = [
     "transformers_from_pretrained",
@@ -27,7 +25,7 @@ LLAMA = [
 
 
 class Programs:
-    """Runs programs in forks of one process, which has imported what they need: that takes longer than they do."""
+    """Runs programs in forks of one process that has imported the frameworks."""
 
     def __init__(self, *arguments):
         # A thread of a library is lost in a fork.

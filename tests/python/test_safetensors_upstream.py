@@ -78,7 +78,6 @@ def test_every_file_of_upstreams_is_run(sources):
 
 
 @pytest.mark.frameworks
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FILES)
 def test_upstreams_tests_pass_with_ours_but_for_those_that_are_listed(sources, tmp_path, name):
     (tmp_path / "tests").symlink_to(sources / "tests")

@@ -24,7 +24,6 @@ SIZES = (1, 2, 4)
 NODE_MIB = 64
 WAYS_OF_ALL = ("whole", "rows", "columns", "rows in turn", "readers")
 WAYS_OF_HALF = ("half of the rows in turn", "columns with gaps")
-pytestmark = pytest.mark.timeout(300)
 
 
 def write_checkpoint(folder):

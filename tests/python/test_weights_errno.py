@@ -33,7 +33,10 @@ def found(path, way, error, count):
 
 @pytest.mark.parametrize(
     ("way", "error", "count"),
-    [*((way, *fault) for way in WAYS for fault in PASSES), ("staging", "EINTR", 60)],
+    [
+        *((way, *fault) for way in WAYS for fault in PASSES),
+        pytest.param("staging", "EINTR", 60, marks=pytest.mark.frameworks),
+    ],
 )
 def test_what_passes_is_tried_again(path, way, error, count):
     assert found(path, way, error, count) == f"{TENSORS} are right"
@@ -45,7 +48,7 @@ def test_what_passes_is_tried_again(path, way, error, count):
         *((way, error) for way in WAYS for error in STAYS),
         ("pread", "ETIMEDOUT"),
         ("pread", "ENOTCONN"),
-        ("staging", "ESTALE"),
+        pytest.param("staging", "ESTALE", marks=pytest.mark.frameworks),
     ],
 )
 def test_what_stays_is_raised_with_path_and_offset(path, way, error):

@@ -176,7 +176,7 @@ def test_threads_share_a_header(settled):
     assert found == [("a", 64, len(LONG))] * 400
 
 
-@pytest.mark.parametrize("way", ["np", "pt", "checkpoint"])
+@pytest.mark.parametrize("way", ["np", pytest.param("pt", marks=pytest.mark.frameworks), "checkpoint"])
 def test_opening_again_asks_for_identity_and_size_alone(tmp_path, way):
     path, log = write(tmp_path / "model.safetensors", content("a", 7)), tmp_path / "log"
     wrapper = (real.need_tool("strace"), "-f", "-qq", "-o", str(log), "-P", path)
@@ -226,7 +226,7 @@ def test_on_a_mount_the_server_is_asked_for_the_state_and_not_for_the_header(tmp
     assert opened.counts["read_bytes"] <= 3 * (len(LONG) + 4096) + 4 * (256 << 10)
 
 
-@pytest.mark.parametrize("framework", ["np", "pt"])
+@pytest.mark.parametrize("framework", ["np", pytest.param("pt", marks=pytest.mark.frameworks)])
 def test_a_file_reopened_for_each_tensor_gives_each_tensor(tmp_path, framework):
     names = [f"t{number}" for number in range(300)]
     header = {name: entry("F32", [4], 16 * number, 16 * number + 16) for number, name in enumerate(names)}

@@ -806,8 +806,8 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
         del found
         assert until(lambda: open_descriptors(path) == 0)
     assert slow.counts["most_in_flight"] >= 12
-    # On a busy machine the file is let go of between two openings, once or twice, with what was read ahead. Without
-    # a lead that is kept, each opening reads a tensor twice.
+    # On a busy machine the file is let go of between two openings, once or twice, with what was read ahead.
+    # Without a lead that is kept, each opening reads a tensor twice.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.5 * WHOLE
 
 

@@ -12,6 +12,7 @@ from support.process import PROGRAMS, output_of
 
 NUMPY_LIMIT_BYTES = 256 * MIB
 TORCH_LIMIT_BYTES = 600 * MIB  # torch alone takes half of it
+pytestmark = pytest.mark.slow
 
 # What readers and Python take for themselves, and huge pages that are not full.
 SLACK_BYTES = 12 * MIB

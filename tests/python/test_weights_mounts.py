@@ -75,6 +75,7 @@ def test_streams_and_their_parts_are_bit_for_bit(tmp_path, kind):
 
 
 @every_mount
+@pytest.mark.frameworks
 @pytest.mark.parametrize("ahead", [None, 3 * MIB, False])
 def test_tensors_that_are_read_ahead_are_bit_for_bit(tmp_path, kind, ahead):
     with mounted(kind, tmp_path) as (mount, _):

@@ -1,8 +1,8 @@
 """Imports what the other programs here need, and runs each of them in a fork.
 
-``forks.py [install]``: with `install` `pagestream.safetensors` takes the place of safetensors first. Each line of the
-input is JSON: a program of this folder and its arguments. Each line of the output is what the child has printed,
-and how it has ended.
+``forks.py [install]``: with `install`, `pagestream.safetensors` first takes the place of safetensors. Each
+line of the input is JSON: a program of this folder and its arguments. Each line of the output is JSON as well:
+the text that the child printed, and its exit status.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ import torch.distributed.checkpoint  # noqa: F401
 import transformers
 
 # What these packages import when it is first used.
-transformers.LlamaForCausalLM  # noqa: B018
-diffusers.UNet2DModel  # noqa: B018
+transformers.LlamaForCausalLM
+diffusers.UNet2DModel
 
 sys.path.insert(0, str(FOLDER))
 for line in sys.stdin:

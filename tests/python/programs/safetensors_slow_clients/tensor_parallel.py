@@ -13,7 +13,6 @@ from loading import digest
 def load(rank, rendezvous, *folders):
     warnings.simplefilter("ignore")
     import torch.distributed
-
     import transformers
     from torch.distributed.tensor import DTensor
     from transformers.distributed import DistributedConfig
