@@ -1,8 +1,8 @@
 """Imports what the other programs here need, and runs each of them in a fork.
 
 ``forks.py [install]``: with `install`, `pagestream.safetensors` first takes the place of safetensors. Each
-line of the input is JSON: a program of this folder and its arguments. Each line of the output is JSON, too: the
-text that the child printed, and its exit status.
+line of the input is JSON: a program of this folder and its arguments. Each line of the output is JSON as
+well: the text that the child printed, and its exit status.
 """
 
 import contextlib
