@@ -17,9 +17,11 @@ pytestmark = pytest.mark.slow
 # What readers and Python take for themselves, and huge pages that are not full.
 SLACK_BYTES = 12 * MIB
 
-# What may be read of a checkpoint, as a share: nothing is read twice. With "mapped" only the kernel reads
-# ahead, and where memory is short it drops some of that before it is used.
-MOST_READ, MOST_READ_BY_KERNEL = 1.03, 1.1
+# How often a checkpoint may be read. Reads that bypass the page cache are all ours: nothing is read twice.
+# Where memory is short, the kernel drops pages that it has read ahead before they are used. How many
+# depends on other processes: 4 % were seen on a busy machine. A program that read each tensor again would
+# read everything twice.
+MOST_READ, MOST_READ_BY_KERNEL = 1.03, 1.5
 
 # Defaults: these parts of the memory that is available.
 BUDGET_SHARE = 8
@@ -58,7 +60,7 @@ def used(program, folder, limit_bytes, *ways):
         found = json.loads(output_of(program, folder, json.dumps(ways), wrapper=wrapper))
     for way, took in zip(ways, found, strict=True):
         assert took["right"] == len(way.get("numbers", range(TENSORS)))
-        most_read = MOST_READ_BY_KERNEL if way.get("strategy") == "mapped" else MOST_READ
+        most_read = MOST_READ if way.get("strategy") == "direct" else MOST_READ_BY_KERNEL
         assert took["stored_bytes"] <= most_read * TOTAL_BYTES, way
     return [took["extra_bytes"] for took in found]
 
@@ -100,7 +102,8 @@ def test_a_mount_is_read_once_in_little_memory(checkpoint, tmp_path, by, direct)
         extra_bytes = by_numpy(slow.path, by=by)
     share = BUDGET_SHARE if by in ("by_stream", "by_warm") else LEAD_SHARE
     assert extra_bytes <= NUMPY_LIMIT_BYTES // share + LARGEST_BYTES + SLACK_BYTES
-    assert TOTAL_BYTES <= slow.counts["read_bytes"] <= MOST_READ * TOTAL_BYTES
+    most_read = MOST_READ if direct else MOST_READ_BY_KERNEL
+    assert TOTAL_BYTES <= slow.counts["read_bytes"] <= most_read * TOTAL_BYTES
 
 
 def test_streams_of_torch_tensors_stay_within_their_budget(checkpoint):
@@ -128,7 +131,8 @@ def test_torch_reads_a_mount_once_in_little_memory(checkpoint, tmp_path, by, dir
         (extra_bytes,) = used("uses_torch.py", slow.path, TORCH_LIMIT_BYTES, {"by": by})
     share = BUDGET_SHARE if by == "by_stream" else LEAD_SHARE
     assert extra_bytes <= TORCH_LIMIT_BYTES // share + LARGEST_BYTES + SLACK_BYTES
-    assert TOTAL_BYTES <= slow.counts["read_bytes"] <= MOST_READ * TOTAL_BYTES
+    most_read = MOST_READ if direct else MOST_READ_BY_KERNEL
+    assert TOTAL_BYTES <= slow.counts["read_bytes"] <= most_read * TOTAL_BYTES
 
 
 @pytest.mark.parametrize(("device", "assign"), [("cpu", False), ("meta", False), ("meta", True)])
