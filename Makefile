@@ -10,6 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # maturin installs into the environment that is activated, which may be another one.
 export VIRTUAL_ENV := $(abspath $(VENV))
 unexport CONDA_PREFIX
+# A test that hangs ends the run: pytest prints its stacks, and the Rust harness has printed its name after a minute.
+CARGO_TEST := cargo test --quiet --no-run && timeout --signal ABRT 900 cargo test --quiet
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -22,15 +24,15 @@ demo: $(VENV)/.demo build ## The main job on real input: train, save, reopen, co
 	$(BIN)/python -B examples/demo --output demo-output
 
 quick: $(VENV)/.quick build ## The tests that need neither torch nor other frameworks (under two minutes after the build)
-	cargo test --quiet
+	$(CARGO_TEST)
 	$(PYTEST) --quick
 
 test: $(VENV)/.test build ## All tests, Rust and Python, but those of stress
-	cargo test --quiet
+	$(CARGO_TEST)
 	$(PYTEST) -m 'not stress' --durations 20
 
 stress: $(VENV)/.test build ## Races with random timing, properties with random examples: another run takes another course
-	cargo test --quiet -- --ignored stress
+	$(CARGO_TEST) -- --ignored stress
 	$(PYTEST) -m stress
 	$(PYTEST) -m hypothesis --hypothesis-profile default
 
