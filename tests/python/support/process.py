@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -34,23 +35,27 @@ def run_python(code, *arguments, wrapper=(), with_torch=False, **environment):
         try:
             output, errors = process.communicate()
         except BaseException:
-            print_stacks(process.pid)
-            process.kill()
+            kill(process.pid)
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def print_stacks(process):
-    """Prints where each thread of a process and of its children is, in Python and in the kernel."""
+def kill(process):
+    """Ends a process and its children. Prints where each of their threads is, in Python and in the kernel."""
     py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if py_spy is not None:
         command = [py_spy, "dump", "--nonblocking", "--pid", str(process)]
         print(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    children = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{process}/task").iterdir():
-            print(process, (task / "comm").read_text().strip(), (task / "stack").read_text(), sep="\n")
-            for child in (task / "children").read_text().split():
-                print_stacks(child)
+            children += map(int, (task / "children").read_text().split())
+            print(process, (task / "comm").read_text().strip())
+            print((task / "stack").read_text())  # for root alone
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    for child in children:
+        kill(child)
 
 
 def printed_on_terminal(command, columns, *, cwd):

@@ -1,0 +1,20 @@
+"""A program that waits for ever, and so does its child, which prints its number."""
+
+import os
+import signal
+
+
+def child_waits():
+    print(os.getpid(), flush=True)
+    while True:
+        signal.pause()
+
+
+def waits_for_ever():
+    if os.fork() == 0:
+        child_waits()
+    while True:
+        signal.pause()
+
+
+waits_for_ever()
