@@ -33,6 +33,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Files that take minutes. They come first, so that the processes that share the tests end at the same time.
 LONG = (
     "test_nfs.py",
+    "test_weights_memory.py",
     "test_safetensors_slow_clients.py",
     "test_demo.py",
     "test_packaging.py",
@@ -43,7 +44,7 @@ LONG = (
 # With `--quick` these are left out.
 LONG_MARKS = {"demo", "frameworks", "slow", "stress"}
 IMPORTS_FRAMEWORK = re.compile(
-    r"^(import|from) ([\w.]*\btorch\b|transformers|support\.(torch_tensors|late_device))", re.MULTILINE
+    r"^(import|from) ([\w.]*\btorch\b|transformers|support\.(late_device|ranks|torch_tensors))", re.MULTILINE
 )
 
 

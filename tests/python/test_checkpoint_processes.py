@@ -19,6 +19,8 @@ from pagestream.errors import SafetensorError
 from support.checkpoints import INDEX, shard_name, sharded, write_index, write_shards
 from support.process import PROGRAMS, output_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

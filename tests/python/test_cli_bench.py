@@ -25,6 +25,7 @@ def printed(*options):
     return done.stdout
 
 
+@pytest.mark.frameworks
 @pytest.mark.usefixtures("_little")
 def test_results(tmp_path):
     results = json.loads(printed("--folder", tmp_path, "--png", tmp_path / "picture.png", "--json"))

@@ -11,6 +11,8 @@ import pytest
 from support.process import PROGRAMS
 from support.slow_mounts import slow_mounts
 
+pytestmark = pytest.mark.frameworks
+
 FOLDER = PROGRAMS / "safetensors_slow_clients"
 LLAMA = [
     "transformers_from_pretrained",

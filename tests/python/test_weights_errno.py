@@ -7,6 +7,8 @@ import safetensors.numpy
 from support.injecting import injecting
 from support.process import PROGRAMS, output_of
 
+pytestmark = pytest.mark.slow
+
 TENSORS = 20
 WAYS = ["pread", "direct", "ahead", "warm", "safe_open"]
 # Of how many reads of each thread.

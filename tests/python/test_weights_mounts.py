@@ -15,6 +15,8 @@ from pagestream.safetensors.numpy import load_file
 
 from support import real
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 # Two files, each large enough to be read ahead.
 TENSORS = 20

@@ -26,6 +26,8 @@ from support.offers import SECRET_BYTES, name_of, names_in_use, offers, secret, 
 from support.process import PROGRAMS, output_of, start_python, until
 from support.together import begin, last_lines, processes
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SHARDS, TENSORS, TENSOR_BYTES = 2, 12, 2 * MIB
 WHOLE = SHARDS * TENSORS * TENSOR_BYTES

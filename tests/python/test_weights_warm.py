@@ -31,6 +31,8 @@ from support.process import (
 )
 from support.weight_files import entry, weight_file, write
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 TENSORS = 48
 WHOLE = TENSORS * MIB
