@@ -216,6 +216,7 @@ class TestPageCache:
             assert "only 0 bytes are in the page cache now" in found.stdout
             assert facts("warm", mount / tokens.name)["cached_bytes"] == 0
 
+    @pytest.mark.slow
     def test_ctrl_c_tells_how_much_is_warm(self, tmp_path):
         source = tmp_path / "source"
         source.mkdir()

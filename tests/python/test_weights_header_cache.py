@@ -20,6 +20,8 @@ from support import real
 from support.process import PROGRAMS, output_of
 from support.weight_files import entry, weight_file, write
 
+pytestmark = pytest.mark.slow
+
 HERE = PROGRAMS / "weights_header_cache"
 # A file is settled after two seconds of the coarsest clock.
 SETTLED_SECONDS = 3.1
