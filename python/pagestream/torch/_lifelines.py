@@ -1,7 +1,7 @@
-"""Connections by which one rank sees that the process of another has ended, however it ended.
+"""Connections that show one rank that the process of another rank has ended.
 
-The kernel closes a process's connections with it, and those of a process that is stopped or slow it keeps.
-Nothing is ever sent on them, and nobody accepts them: the kernel does, up to a backlog.
+When a process dies, the kernel closes its connections. A stopped or slow process keeps them. No data is sent,
+and no code accepts a connection: the kernel completes it and holds it in the backlog of the listening socket.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-# Watched by one rank, and by those that come after it once others are done.
+# Usually one rank watches. Others take over when the ranks between them are done.
 _BACKLOG = 16
-# By which of its addresses this machine reaches a store: to ask for the name again may take seconds.
+# The family and local address for each store. Resolving the name of a store again may take seconds.
 _reaching: WeakKeyDictionary[Store, tuple[int, str]] = WeakKeyDictionary()
 _held: WeakSet[Lifeline] = WeakSet()
 
 
 class Lifeline:
-    """The end of the rank that is watched.
+    """The listening socket of a rank that others watch.
 
     Attributes:
-        address: Where others connect to. Empty where they cannot.
+        address: Host and port for the others. Empty if this rank could not listen.
     """
 
     address: str = ""
 
     def __init__(self, store: Store) -> None:
-        """Listens at the address by which this machine reaches the store, if that has one."""
+        """Listens at the local address that leads to the store, if the store has an address."""
         self._socket: socket.socket | None = None
         try:
             family, host = _reaching.get(store) or _reaching.setdefault(store, _reaches(store))
@@ -50,24 +50,24 @@ class Lifeline:
         _held.add(self)
 
     def __enter__(self) -> Self:
-        """Returns it."""
+        """Returns the lifeline."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets go of it."""
+        """Closes the socket."""
         self.close()
 
     def close(self) -> None:
-        """Lets go of it: to those that watch this is what the end of the process is."""
+        """Closes the socket. Watching ranks cannot tell this from the end of the process."""
         if self._socket is not None:
             self._socket.close()
 
 
 class Watch:
-    """The end of a rank that watches another."""
+    """A connection to the lifeline of another rank."""
 
     def __init__(self, address: str) -> None:
-        """Begins to connect. Where no connection comes about, none is ever cut."""
+        """Starts to connect. If that fails, `is_cut` stays false."""
         self._socket: socket.socket | None = None
         self.stands = False
         if not address:
@@ -79,7 +79,7 @@ class Watch:
             self._socket.connect_ex((host, int(port)))
 
     def is_cut(self) -> bool:
-        """Returns whether the connection stood once, and stands no more."""
+        """Returns whether the connection was established and has been closed since."""
         if self._socket is None:
             return False
         try:
@@ -94,16 +94,16 @@ class Watch:
         return True
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         if self._socket is not None:
             self._socket.close()
 
 
 def _reaches(store: Store) -> tuple[int, str]:
-    """Returns the family and the address by which this machine reaches a store.
+    """Returns the address family and the local address that lead to a store.
 
     Raises:
-        OSError: The store has no address, or it cannot be found.
+        OSError: The store is a file, or its name cannot be resolved.
     """
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -112,12 +112,12 @@ def _reaches(store: Store) -> tuple[int, str]:
         raise OSError(message)
     family, kind, protocol, _, place = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)  # of datagrams: nothing is sent
+        probe.connect(place)  # a datagram socket sends nothing to connect
         return family, probe.getsockname()[0]
 
 
 def _let_go() -> None:
-    """Closes in a child of fork(2) what would outlive its parent there."""
+    """Closes lifelines in a forked child, which would keep them open after its parent has died."""
     for each in list(_held):
         each.close()
 
