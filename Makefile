@@ -23,7 +23,7 @@ help: ## List the targets
 demo: $(VENV)/.demo build ## The main job on real input: train, save, reopen, compare (about 6 minutes, output in demo-output/)
 	$(BIN)/python -B examples/demo --output demo-output
 
-quick: $(VENV)/.quick build ## The tests that need neither torch nor other frameworks (under two minutes after the build)
+quick: $(VENV)/.quick build ## The tests that need neither torch nor other frameworks (two to three minutes after the build)
 	$(CARGO_TEST)
 	$(PYTEST) --quick
 
