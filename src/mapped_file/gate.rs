@@ -6,20 +6,19 @@
 //!   after `open`: made at once
 //! ```
 //!
-//! A positioned read of an [`Opened`](super::Opened) that has a gate is held before it is made, in the thread that makes it.
-//! Direct reads are not. Reads are told apart by their offset. A test waits for an event and never for a time:
-//! [`ReadGate::wait_for`] returns once as many reads are held as it says. A test that fails opens the gate, so that no thread
-//! stays behind.
+//! If an [`Opened`](super::Opened) has a gate, each positioned read waits there, in the thread that makes it. Direct reads
+//! pass. The offset identifies a read. Tests wait for events, never for a time: `wait_for(3)` returns when three reads are
+//! held. [`OpenAtEnd`] opens the gate also after a failed assertion, so that no thread stays behind.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::os::errno::Code;
 
-/// Against a hang alone: what is waited for happens at once.
+/// Only against a hang.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Where reads of a file wait.
+/// A gate that holds the reads of a file.
 #[derive(Debug, Default)]
 pub struct ReadGate {
     state: Mutex<GateState>,
@@ -37,13 +36,13 @@ pub struct HeldRead {
 struct GateState {
     is_open: bool,
     held: Vec<HeldRead>,
-    /// Reads that may go on, and what becomes of them.
+    /// Reads that may go on, with their outcome.
     answered: Vec<(HeldRead, Result<(), Code>)>,
-    /// All reads that have come so far, in this order.
+    /// All reads so far, in order of arrival.
     seen: Vec<HeldRead>,
 }
 
-/// Opens a gate at the end of a test, also of one that fails.
+/// Opens a gate at the end of a test, even if the test fails.
 #[derive(Debug)]
 pub struct OpenAtEnd<'a>(pub &'a ReadGate);
 
@@ -58,7 +57,7 @@ impl ReadGate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds a read until it is answered. Called by the thread that makes it.
+    /// Holds a read until the test answers it. The reading thread calls this.
     pub(super) fn pass(&self, offset: u64, len: usize) -> Result<(), Code> {
         let read = HeldRead { offset, len };
         let mut state = self.lock();
@@ -76,7 +75,7 @@ impl ReadGate {
         }
     }
 
-    /// Waits until so many reads are held. Returns them by their offset.
+    /// Waits until at least `count` reads are held. Returns the held reads, sorted by offset.
     pub fn wait_for(&self, count: usize) -> Vec<HeldRead> {
         let state = self.lock();
         let is_short = |state: &mut GateState| state.held.len() < count;
@@ -88,12 +87,12 @@ impl ReadGate {
         held
     }
 
-    /// Lets the read from an offset be made. It must be held.
+    /// Lets the held read at `offset` proceed.
     pub fn release(&self, offset: u64) {
         self.answer(offset, Ok(()));
     }
 
-    /// Ends the read from an offset with an error. It must be held. After `EIO` a file is read once more.
+    /// Fails the held read at `offset` with an error. After `EIO` the reader tries once more.
     pub fn fail(&self, offset: u64, errno: Code) {
         self.answer(offset, Err(errno));
     }
@@ -106,7 +105,7 @@ impl ReadGate {
         self.changed.notify_all();
     }
 
-    /// Lets all reads be made that are held, and those that come.
+    /// Lets all held and all future reads proceed.
     pub fn open(&self) {
         let mut state = self.lock();
         state.is_open = true;
@@ -115,7 +114,7 @@ impl ReadGate {
         self.changed.notify_all();
     }
 
-    /// Returns all reads that have come so far, in this order.
+    /// Returns all reads so far, in order of arrival.
     pub fn seen(&self) -> Vec<HeldRead> {
         self.lock().seen.clone()
     }

@@ -1,9 +1,9 @@
-"""A process that has imported torch, and forks a child for each program it is asked to run.
+"""A server that imports torch once and forks a child for each requested program.
 
-``torch_server.py DESCRIPTOR``: the socket on which requests come. A request is JSON and four descriptors: the
-standard streams of the child, and a socket that gets its number and, once it has ended, its status. The
-server ends when nobody holds the other end of its socket. Beside torch it imports nothing that a test is
-about: pagestream is imported by each child.
+``torch_server.py DESCRIPTOR`` takes requests from this socket. A request is JSON with four descriptors: the
+three standard streams of the child, and a socket. The server writes the process ID of the child to that
+socket, and the exit status when the child ends. It ends when its own socket is closed. It does not import
+pagestream: each child does.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""A process whose other threads have nothing left to do."""
+"""Waiting until the other threads of this process are idle."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.process import until
 
-# System calls in which a thread waits for another one, or for another process: futex, poll, ppoll, select,
+# System calls that wait for another thread or process: futex, poll, ppoll, select,
 # pselect6, epoll_wait, epoll_pwait, accept, accept4, recvfrom, recvmsg, rt_sigtimedwait; and clock_nanosleep.
 WAITS = {
     "x86_64": {202, 7, 271, 23, 270, 232, 281, 43, 288, 45, 47, 128, 230},
@@ -23,13 +23,13 @@ def _waits(task):
     call, *arguments = (task / "syscall").read_text().split()
     if call == "running":
         return False
-    # What another process writes. Bytes of files come by `read` as well.
+    # A read of a pipe or a socket waits for its writer. A read of a file does not.
     is_of_pipe = int(call) == READ and not stat.S_ISREG(os.fstat(int(arguments[0], 16)).st_mode)
     return int(call) in WAITS or is_of_pipe
 
 
 def _look():
-    """Returns how often each other thread has waited, or None if one is at work."""
+    """Returns the context switches of each other thread, or None if a thread is running."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) == threading.get_native_id():
@@ -45,10 +45,10 @@ def _look():
 
 
 def threads_rest():
-    """Waits until each other thread of this process waits for another one: nothing more happens by itself.
+    """Waits until every other thread of this process is blocked.
 
-    Where two looks at the threads are the same, all of them waited between these. What a thread does once a
-    time has passed is another matter.
+    Two equal looks at the context switches prove that no thread ran in between. A thread that sleeps for a
+    time counts as blocked, although it will run again. Returns false after 100 s.
     """
     deadline = time.monotonic() + 100
     with contextlib.suppress(FileNotFoundError):

@@ -4,8 +4,8 @@ It ends once its input does. Its place comes from the usual variables. The rank 
 the signal ``STOPPED_BY`` in its second exchange, to which all have come. With ``BY_READER`` it is torch that
 loads, by our reader.
 
-``HURRY`` is a file. Once it is there, what is silent counts as gone after few looks: the next rank where
-``HURRIES`` is "rank", and the store where it is "store". Nothing else does, however long it is silent.
+``HURRY`` is a file. When it exists, a silent peer counts as gone after a few looks: the next rank if
+``HURRIES`` is "rank", the store if it is "store". No other peer counts as gone, however long it is silent.
 """
 
 import json
