@@ -1,12 +1,13 @@
 """Memory that a process of its own takes for the same work, in pages that only it has (RssAnon).
 
-Run as a script, this file is that process: it does the work of one name and prints what it grew by.
+Run as a script, this file imports torch once. It then forks one process for each contender.
 """
 
 from __future__ import annotations
 
 import collections
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ SHAPE = (64, 1024)
 
 
 def compare(train_path: Path, weights_path: Path) -> list[Row]:
-    """Measures each contender in a fresh process.
+    """Measures each contender in a process of its own.
 
     Args:
         train_path: A token file of `uint16`.
@@ -40,6 +41,7 @@ def compare(train_path: Path, weights_path: Path) -> list[Row]:
     ]
     if _resident_bytes() is None:
         return []
+    grown = iter(_measure([(name, str(path)) for _, *names, path in pairs for name in names]))
     return [
         Row(
             group="memory: growth of RssAnon of a fresh process",
@@ -47,21 +49,21 @@ def compare(train_path: Path, weights_path: Path) -> list[Row]:
             ours=ours,
             theirs=theirs,
             unit="bytes",
-            our_value=_measure(ours, path),
-            their_value=_measure(theirs, path),
+            our_value=next(grown),
+            their_value=next(grown),
         )
-        for case, ours, theirs, path in pairs
+        for case, ours, theirs, _ in pairs
     ]
 
 
-def _measure(name: str, path: Path) -> Measured:
-    command = [sys.executable, __file__, name, str(path)]
+def _measure(works: list[tuple[str, str]]) -> list[Measured]:
+    command = [sys.executable, __file__, json.dumps(works)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
-        message = f"the process that measures the memory of {name} failed:\n{result.stderr}"
+        message = f"the program that measures memory failed:\n{result.stderr}"
         raise DemoError(message)
-    return Measured.of([json.loads(result.stdout)])
+    return [Measured.of([grown_bytes]) for grown_bytes in json.loads(result.stdout)]
 
 
 def _resident_bytes() -> int | None:
@@ -98,7 +100,7 @@ def _last(values: Iterable[object]) -> object:
     return collections.deque(values, maxlen=1)
 
 
-def _growth_bytes(name: str, path: Path) -> int:
+def _growth_bytes(name: str, path: str) -> int:
     """What the work of one contender adds to RssAnon, beyond what torch takes for its first operation."""
     import torch
 
@@ -106,11 +108,20 @@ def _growth_bytes(name: str, path: Path) -> int:
 
     torch.stack([torch.ones(compare_tokens.SHAPES[0])] * 2).sum().item()
     before_bytes = _resident_bytes() or 0
-    held = _work(name, path)
+    held = _work(name, Path(path))
     after_bytes = _resident_bytes() or 0
     del held
     return after_bytes - before_bytes
 
 
+def main() -> None:
+    """Prints by how many bytes each contender grew. A fork shares what was imported before it."""
+    import compare_tokens  # noqa: F401 - imports torch
+
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        grown = pool.starmap(_growth_bytes, json.loads(sys.argv[1]), chunksize=1)
+    sys.stdout.write(json.dumps(grown))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_growth_bytes(sys.argv[1], Path(sys.argv[2]))))
+    main()
