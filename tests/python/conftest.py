@@ -1,5 +1,6 @@
 """Fixtures: a token file, a weight file, and real mounts."""
 
+import os
 import re
 import signal
 import sys
@@ -24,6 +25,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("same examples")
+
+# Test processes share the processors: threads of these libraries would spin while they wait for each other.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 # What a shell without job control starts in the background ignores Ctrl-C, which tests send to programs.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -731,8 +731,8 @@ def test_auto_goes_past_a_page_cache_that_is_much_slower(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     sparse_checkpoint(source / "model.safetensors", tensors=16, tensor_bytes=128 * MIB)
-    # Past the cache all requests wait at the same time: that takes a seventh of the time. Where other programs
-    # take the processors just then, a trial can still find too little.
+    # Past the cache all requests wait at the same time, which takes a seventh of the time. If other programs
+    # take the processors just then, a trial can still find less.
     for _ in range(20):
         with real.slow_fuse(source, tmp_path / "slow", delay_ms=60, background=12) as slow:
             printed = json.loads(output_of(PROGRAMS / "weights_streaming/chosen.py", slow.path))
