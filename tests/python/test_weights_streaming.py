@@ -717,7 +717,7 @@ def test_direct_reads_ask_for_whole_pages_once(tmp_path):
     source.mkdir()
     mebibyte_tensors(source / "model.safetensors", 32)
     with (
-        real.slow_fuse(source, tmp_path / "slow", delay_ms=200, gather=10, undelayed_bytes=64 << 10) as slow,
+        real.slow_fuse(source, tmp_path / "slow", delay_ms=20_000, gather=10, undelayed_bytes=64 << 10) as slow,
         open_checkpoint(slow.path / "model.safetensors") as weights,
     ):
         for name, array in weights.stream(strategy="direct"):

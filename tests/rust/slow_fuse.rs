@@ -9,7 +9,8 @@
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
-//! * `--gather`: no read is delayed any more once this many delayed ones were waiting at the same time.
+//! * `--gather`: no read is delayed any more once this many delayed ones were waiting at the same time. Until then those that
+//!   wait go on as soon as every thread of the programs that use the mount sleeps: no other read is about to come.
 //! * `--undelayed-bytes`: nor are reads that begin in so many first bytes of a file.
 //! * `--bandwidth-bytes`: all read requests together get this many bytes a second at most. Time in which there is no
 //!   request is lost.
@@ -42,7 +43,7 @@
 //! requests it got, the size of the largest, how many bytes it gave, and more.
 #![allow(unsafe_code)] // Signals: the standard library has none.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::Write;
@@ -66,6 +67,11 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 /// The kernel cuts requests into pages, and asks for 256 of them at a time at most (`fs.fuse.max_pages_limit`).
 const PAGE_BYTES: u32 = 4096;
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
+
+/// How often the threads of programs are looked at. Those of a program that hands work from one thread to another can be
+/// found asleep one by one, but hardly so many times in turn.
+const LOOK_PERIOD: Duration = Duration::from_millis(5);
+const QUIET_LOOKS: u32 = 5;
 
 #[derive(Debug)]
 struct Options {
@@ -230,6 +236,8 @@ struct GateState {
     /// Reads that are delayed at the moment.
     delayed: usize,
     has_gathered: bool,
+    /// How often the delayed reads were let go because no other read was about to come.
+    rounds: u64,
 }
 
 impl Gate {
@@ -253,16 +261,35 @@ impl Gate {
         state.failing.remove(&ticket).map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
     }
 
-    /// Lets the time of a delay pass, or less: until so many reads wait here together.
+    /// Lets the time of a delay pass, or less: until so many reads wait here together, or no other is about to come.
     fn delay(&self, delay: Duration, gather: Option<usize>) {
         let Some(gather) = gather else { return std::thread::sleep(delay) };
         let mut state = locked(&self.state);
         state.delayed += 1;
+        state.arrived += 1;
         state.has_gathered |= state.delayed >= gather;
         self.moved.notify_all();
-        let waits = |state: &mut GateState| !state.has_gathered;
+        let round = state.rounds;
+        let waits = |state: &mut GateState| !state.has_gathered && state.rounds == round;
         let waited = self.moved.wait_timeout_while(state, delay, waits);
         waited.unwrap_or_else(PoisonError::into_inner).0.delayed -= 1;
+    }
+
+    /// Lets the delayed reads go whenever several looks in turn find every thread of the programs asleep, and no new read.
+    fn watch(&self, programs: &Programs) {
+        let (mut last_arrived, mut quiet_looks) = (0, 0);
+        loop {
+            std::thread::sleep(LOOK_PERIOD);
+            let all_sleep = programs.all_sleep();
+            let mut state = locked(&self.state);
+            quiet_looks = if all_sleep && state.arrived == last_arrived { quiet_looks + 1 } else { 0 };
+            last_arrived = state.arrived;
+            if quiet_looks >= QUIET_LOOKS && state.delayed > 0 {
+                state.rounds += 1;
+                quiet_looks = 0;
+                self.moved.notify_all();
+            }
+        }
     }
 
     fn let_go(&self, count: usize, errno: Option<i32>) {
@@ -317,6 +344,41 @@ impl Gate {
     }
 }
 
+/// The processes that have used the mount.
+#[derive(Debug, Default)]
+struct Programs {
+    /// The process of each thread that was seen, by their numbers.
+    of_threads: Mutex<HashMap<u32, u32>>,
+}
+
+impl Programs {
+    fn note(&self, thread: u32) {
+        let mut of_threads = locked(&self.of_threads);
+        if !of_threads.contains_key(&thread) {
+            let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+            let process = field(&status, "Tgid:").and_then(|number| number.parse().ok());
+            of_threads.insert(thread, process.unwrap_or(thread));
+        }
+    }
+
+    /// Returns whether no thread runs, or waits for a processor.
+    fn all_sleep(&self) -> bool {
+        let processes: BTreeSet<u32> = locked(&self.of_threads).values().copied().collect();
+        // A process or a thread may have ended.
+        let tasks = processes.iter().flat_map(|process| fs::read_dir(format!("/proc/{process}/task")));
+        let mut tasks = tasks.flatten().flatten();
+        tasks.all(|task| {
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            field(&status, "State:") != Some("R")
+        })
+    }
+}
+
+/// Returns the first word after a name in a file like `/proc/self/status`.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
+}
+
 /// Numbers are given out and never taken back: sources are small.
 #[derive(Debug, Default)]
 struct Numbers {
@@ -329,6 +391,7 @@ struct Mirror {
     options: Arc<Options>,
     counts: Arc<Counts>,
     gate: Arc<Gate>,
+    programs: Arc<Programs>,
     /// When the bytes that were given out have passed, at the bandwidth.
     passed: Mutex<Instant>,
     numbers: Mutex<Numbers>,
@@ -341,11 +404,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mirror {
-    fn new(options: Arc<Options>, counts: Arc<Counts>, gate: Arc<Gate>) -> Self {
+    fn new(options: Arc<Options>, counts: Arc<Counts>, gate: Arc<Gate>, programs: Arc<Programs>) -> Self {
         let mirror = Self {
             options,
             counts,
             gate,
+            programs,
             passed: Mutex::new(Instant::now()),
             numbers: Mutex::default(),
             open: Mutex::default(),
@@ -470,7 +534,8 @@ impl Filesystem for Mirror {
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.programs.note(request.pid());
         match self.path(parent).and_then(|parent| self.attributes(&parent.join(name))) {
             Ok(attributes) => reply.entry(&self.options.attributes_hold, &attributes, Generation(0)),
             Err(errno) => reply.error(errno),
@@ -485,7 +550,8 @@ impl Filesystem for Mirror {
         }
     }
 
-    fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.programs.note(request.pid());
         if self.is_refused(RefusedCall::Open, flags) {
             return reply.error(Errno::EINVAL);
         }
@@ -611,7 +677,12 @@ fn main() -> Outcome<()> {
     }
     config.n_threads = Some(usize::from(options.threads));
     let gate = Arc::new(Gate::default());
-    let mirror = Mirror::new(options.clone(), counts.clone(), gate.clone());
+    let programs = Arc::new(Programs::default());
+    if options.gather.is_some() {
+        let (gate, programs) = (gate.clone(), programs.clone());
+        std::thread::spawn(move || gate.watch(&programs));
+    }
+    let mirror = Mirror::new(options.clone(), counts.clone(), gate.clone(), programs);
     let session = fuser::spawn_mount(mirror, &options.mount, &config)?;
     println!("ready");
     std::io::stdout().flush()?;

@@ -6,8 +6,8 @@ from pagestream import MappedFile
 
 from support import real
 
-# Reads wait until so many of them are on their way. Those that come one after another take long.
-GATHER = {"delay_ms": 200, "gather": 10, "undelayed_bytes": 64 << 10}
+# Reads wait until so many of them are on their way, or until the program does nothing but wait for them.
+GATHER = {"delay_ms": 20_000, "gather": 10, "undelayed_bytes": 64 << 10}
 
 
 @contextlib.contextmanager
