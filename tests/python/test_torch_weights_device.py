@@ -422,7 +422,8 @@ def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
     source.mkdir()
     tensors = {f"t{number:02}": torch.full((MIB,), number, dtype=torch.uint8) for number in range(64)}
     safetensors.torch.save_file(tensors, source / "model.safetensors")
-    with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, direct_io=True) as slow:
+    gather = {"gather": 24, "undelayed_bytes": 64 << 10}
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True, **gather) as slow:
         found = dict(stream_checkpoint(slow.path / "model.safetensors", device="cpu"))
         late.synchronize()
         same(found, tensors)

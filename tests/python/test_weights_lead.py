@@ -31,7 +31,7 @@ TENSORS = 48
 WHOLE = TENSORS * MIB
 
 # Reads wait until 12 of them are on their way. Those that come one after another take long.
-GATHER = {"delay_ms": 200, "gather": 12, "undelayed_bytes": 64 << 10}
+GATHER = {"delay_ms": 0, "gather": 12, "undelayed_bytes": 64 << 10}
 GATHER_EIGHT = {**GATHER, "gather": 8}
 
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
@@ -815,7 +815,7 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
 def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source, tmp_path, direct):
     """A program may compute before it opens the file again."""
     assert threads_end("pagestream-idle"), "that of an earlier test"
-    with slow_mount(source, tmp_path, direct_io=direct, delay_ms=50) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
         path = slow.path / "model.safetensors"
         with safe_open(path, "np", ahead=16 * MIB) as file:
             assert sums(file, file.keys()[:8]) == list(range(8))

@@ -48,7 +48,7 @@ def compared(path, steps, **options):
 
 @direct_or_cached
 def test_they_are_read_in_pieces_and_once(source, tmp_path, direct):
-    with real.slow_fuse(source, tmp_path / "mount", delay_ms=10, direct_io=direct) as slow:
+    with real.slow_fuse(source, tmp_path / "mount", delay_ms=1, gather=4, direct_io=direct) as slow:
         compared(slow.path / "model.safetensors", range(EXPERTS))
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + MIB
     if direct:

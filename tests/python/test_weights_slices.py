@@ -521,7 +521,7 @@ def test_past_the_page_cache_many_threads_read_a_run(tmp_path):
     array = np.random.default_rng(0).integers(0, 256, (64, 128 << 10), dtype=np.uint8)
     safetensors.numpy.save_file({"t": array}, source / "model.safetensors")
     with (
-        real.slow_fuse(source, tmp_path / "mount", delay_ms=300, gather=24, direct_io=True) as slow,
+        real.slow_fuse(source, tmp_path / "mount", gather=24, direct_io=True) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         assert (file.get_slice("t")[:32] == array[:32]).all()
@@ -546,7 +546,7 @@ def test_a_slow_mount_is_read_by_many_threads_and_nothing_twice(path, tmp_path, 
     source = tmp_path / "source"
     source.mkdir()
     write(source / "weights", Path(path).read_bytes())
-    with real.slow_fuse(source, tmp_path / "slow", delay_ms=20, direct_io=direct) as slow:
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=2, gather=8, direct_io=direct) as slow:
         weights = open_checkpoint(slow.path / "weights", mmap_mode=mode)
         found = weights.read("matrix", np.s_[::32, 3:5])  # 64 reads, too far from each other to be joined
         weights.close()

@@ -299,7 +299,7 @@ def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
     tensors = {f"t{number:02}": np.full(MIB, number, "u1") for number in range(64)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
     # The reads that show how slow the mount is are fewer.
-    gather = {"delay_ms": 200, "gather": 24 if direct else 10, "undelayed_bytes": 64 << 10}
+    gather = {"gather": 24 if direct else 10, "undelayed_bytes": 64 << 10}
     with real.slow_fuse(source, tmp_path / "slow", direct_io=direct, **gather) as slow:
         with open_checkpoint(slow.path / "model.safetensors") as weights:
             for name, array in weights.stream():
@@ -565,7 +565,7 @@ def test_ahead_fills_the_page_cache_and_yields_views(tmp_path):
     source.mkdir()
     mebibyte_tensors(source / "model.safetensors", 32)
     evict(source)
-    gather = {"delay_ms": 200, "gather": 10, "undelayed_bytes": 64 << 10}
+    gather = {"gather": 10, "undelayed_bytes": 64 << 10}
     with real.slow_fuse(source, tmp_path / "slow", **gather) as slow:
         with open_checkpoint(slow.path / "model.safetensors") as weights:
             found = dict(weights.stream(strategy="ahead"))
@@ -717,7 +717,7 @@ def test_direct_reads_ask_for_whole_pages_once(tmp_path):
     source.mkdir()
     mebibyte_tensors(source / "model.safetensors", 32)
     with (
-        real.slow_fuse(source, tmp_path / "slow", delay_ms=20_000, gather=10, undelayed_bytes=64 << 10) as slow,
+        real.slow_fuse(source, tmp_path / "slow", gather=10, undelayed_bytes=64 << 10) as slow,
         open_checkpoint(slow.path / "model.safetensors") as weights,
     ):
         for name, array in weights.stream(strategy="direct"):

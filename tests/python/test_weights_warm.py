@@ -42,7 +42,7 @@ AMPLE = 2 * WHOLE
 LITTLE = 8 * (MIB + 4096)
 
 # Reads wait until 10 of them are on their way. Those that come one after another take long.
-GATHER = {"delay_ms": 200, "gather": 10, "undelayed_bytes": 64 << 10}
+GATHER = {"delay_ms": 0, "gather": 10, "undelayed_bytes": 64 << 10}
 
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
 

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
-//! * `--gather`: no read is delayed any more once this many delayed ones were waiting at the same time. Until then those that
+//! * `--gather`: reads wait until this many wait at the same time, and then no read waits any more. Until then those that
 //!   wait go on as soon as every thread of the programs that use the mount sleeps: no other read is about to come.
-//! * `--undelayed-bytes`: nor are reads that begin in so many first bytes of a file.
+//! * `--undelayed-bytes`: reads that begin in so many first bytes of a file are not delayed, and do not wait for others.
 //! * `--bandwidth-bytes`: all read requests together get this many bytes a second at most. Time in which there is no
 //!   request is lost.
 //! * `--request-bytes`: the kernel asks for this many bytes at a time at most: whole pages, and no more than 1 MiB,
@@ -72,6 +72,8 @@ const MAX_REQUEST_BYTES: u32 = 1 << 20;
 /// found asleep one by one, but hardly so many times in turn.
 const LOOK_PERIOD: Duration = Duration::from_millis(5);
 const QUIET_LOOKS: u32 = 5;
+/// For programs of which a thread never sleeps.
+const LONGEST_GATHERING: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 struct Options {
@@ -233,10 +235,10 @@ struct GateState {
     /// Requests that were let go to fail.
     failing: HashMap<u64, i32>,
     arrived: u64,
-    /// Reads that are delayed at the moment.
-    delayed: usize,
+    /// Reads that wait for others at the moment.
+    gathering: usize,
     has_gathered: bool,
-    /// How often the delayed reads were let go because no other read was about to come.
+    /// How often those were let go because no other read was about to come.
     rounds: u64,
 }
 
@@ -261,21 +263,20 @@ impl Gate {
         state.failing.remove(&ticket).map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
     }
 
-    /// Lets the time of a delay pass, or less: until so many reads wait here together, or no other is about to come.
-    fn delay(&self, delay: Duration, gather: Option<usize>) {
-        let Some(gather) = gather else { return std::thread::sleep(delay) };
+    /// Waits until so many reads wait here together, or no other is about to come.
+    fn gather(&self, count: usize) {
         let mut state = locked(&self.state);
-        state.delayed += 1;
+        state.gathering += 1;
         state.arrived += 1;
-        state.has_gathered |= state.delayed >= gather;
+        state.has_gathered |= state.gathering >= count;
         self.moved.notify_all();
         let round = state.rounds;
         let waits = |state: &mut GateState| !state.has_gathered && state.rounds == round;
-        let waited = self.moved.wait_timeout_while(state, delay, waits);
-        waited.unwrap_or_else(PoisonError::into_inner).0.delayed -= 1;
+        let waited = self.moved.wait_timeout_while(state, LONGEST_GATHERING, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.gathering -= 1;
     }
 
-    /// Lets the delayed reads go whenever several looks in turn find every thread of the programs asleep, and no new read.
+    /// Lets gathered reads go whenever several looks in turn find every thread of the programs asleep, and no new read.
     fn watch(&self, programs: &Programs) {
         let (mut last_arrived, mut quiet_looks) = (0, 0);
         loop {
@@ -284,7 +285,7 @@ impl Gate {
             let mut state = locked(&self.state);
             quiet_looks = if all_sleep && state.arrived == last_arrived { quiet_looks + 1 } else { 0 };
             last_arrived = state.arrived;
-            if quiet_looks >= QUIET_LOOKS && state.delayed > 0 {
+            if quiet_looks >= QUIET_LOOKS && state.gathering > 0 {
                 state.rounds += 1;
                 quiet_looks = 0;
                 self.moved.notify_all();
@@ -353,12 +354,10 @@ struct Programs {
 
 impl Programs {
     fn note(&self, thread: u32) {
-        let mut of_threads = locked(&self.of_threads);
-        if !of_threads.contains_key(&thread) {
+        locked(&self.of_threads).entry(thread).or_insert_with(|| {
             let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-            let process = field(&status, "Tgid:").and_then(|number| number.parse().ok());
-            of_threads.insert(thread, process.unwrap_or(thread));
-        }
+            field(&status, "Tgid:").and_then(|number| number.parse().ok()).unwrap_or(thread)
+        });
     }
 
     /// Returns whether no thread runs, or waits for a processor.
@@ -474,7 +473,10 @@ impl Mirror {
             self.counts.bytes_by_size[power as usize].fetch_add(u64::from(size), Ordering::Relaxed);
         }
         if offset >= self.options.undelayed_bytes {
-            self.gate.delay(self.options.delay, self.options.gather);
+            std::thread::sleep(self.options.delay);
+            if let Some(gather) = self.options.gather {
+                self.gate.gather(gather);
+            }
         }
         let passed = self.gate.pass(Asked::Read { offset, len: size });
         let answer = passed.and_then(|()| self.answer(number, handle, offset, size));

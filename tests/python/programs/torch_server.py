@@ -16,7 +16,6 @@ import types
 
 import numpy  # noqa: F401 - for the children, as is all below
 import torch
-import torch._dynamo  # by optimizers and DTensor, at their first use
 import torch.distributed.checkpoint
 import torch.distributed.checkpoint.quantized_hf_storage
 import torch.distributed.fsdp

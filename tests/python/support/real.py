@@ -217,9 +217,10 @@ def slow_fuse(
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     The kernel may believe attributes for `attributes_hold_ms`, a second unless told. With `whole_seconds`
     times have no fractions. Opening a file takes `open_delay_ms` longer.
-    Once `gather` delayed reads waited at the same time, no read is delayed any more; until then those that
-    wait go on early if every thread of the programs that use the mount sleeps, as no other read is about to
-    come. Nor are reads delayed that begin in the first `undelayed_bytes` of a file. `.gate` holds requests as the test says.
+    Reads wait until `gather` of them wait at the same time, and then no read waits any more. Until then those
+    that wait go on as soon as every thread of the programs that use the mount sleeps: no other read is about
+    to come. Reads that begin in the first `undelayed_bytes` of a file neither wait nor are delayed.
+    `.gate` holds requests as the test says.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
     Afterwards `.counts` has `read_requests`, `largest_request_bytes`, `read_bytes`, `attribute_requests`,

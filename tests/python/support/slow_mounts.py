@@ -7,7 +7,7 @@ from pagestream import MappedFile
 from support import real
 
 # Reads wait until so many of them are on their way, or until the program does nothing but wait for them.
-GATHER = {"delay_ms": 20_000, "gather": 10, "undelayed_bytes": 64 << 10}
+GATHER = {"gather": 10, "undelayed_bytes": 64 << 10}
 
 
 @contextlib.contextmanager
