@@ -152,6 +152,22 @@ def test_all_requests_share_the_bandwidth_and_none_gets_what_was_not_used(source
     assert slow.counts["most_in_flight"] > 1
 
 
+def test_reads_wait_until_there_are_enough_or_the_program_sleeps(source):
+    paths = [source / f"{number}.bin" for number in range(7)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    with real.slow_fuse(source, source.parent / "slow", direct_io=True, gather=4) as slow:
+        for few in (paths[:2], paths[2:5], paths[5:]):
+            with ThreadPoolExecutor(len(few)) as threads:
+                read = threads.map(lambda path: (slow.path / path.name).read_bytes(), few)
+                assert list(read) == [path.name.encode() for path in few]
+            # Each file is read to its end by a second call.
+            assert slow.gate.counts()["most_in_flight"] <= 3
+        with ThreadPoolExecutor(7) as threads:
+            list(threads.map(lambda path: (slow.path / path.name).read_bytes(), paths))
+    assert slow.counts["most_in_flight"] >= 4
+
+
 @pytest.mark.parametrize("dtype", ["raw", "int64"])
 @pytest.mark.parametrize("target", ["shift", "none"])
 def test_a_window_is_one_request_where_nothing_is_mapped(source, dtype, target):
