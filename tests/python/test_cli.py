@@ -247,9 +247,9 @@ class TestPageCache:
                 file.evict()
         assert facts("warm", *paths, "--limit", "12MiB")["warmed_bytes"] == 12 * MIB
         fractions = [row["fraction"] for row in facts("residency", *paths)]
-        assert fractions[0] == 1.0
-        # The kernel may read ahead to the end of the file.
-        assert fractions[1] >= 0.5
+        # The kernel may reclaim some pages meanwhile, and may read ahead to the end of a file.
+        assert fractions[0] >= 0.9
+        assert fractions[1] >= 0.4
         assert fractions[2:] == [0.0, 0.0]
 
     def test_a_row_for_each_tensor(self, weights):
