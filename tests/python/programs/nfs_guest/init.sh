@@ -46,8 +46,8 @@ exportfs -o rw,no_root_squash,fsid=0,no_subtree_check,async '*:/mnt/srv'
 rpc.nfsd 8
 rpc.mountd
 
-# No helper (-i), so that no daemon for locks is needed. A request that is not answered for 2 s is sent again once.
-options=addr=127.0.0.1,proto=tcp,timeo=20,retrans=1,actimeo=1
+# No helper (-i), so that no daemon for locks is needed. A request that is not answered for 1 s is sent again once.
+options=addr=127.0.0.1,proto=tcp,timeo=10,retrans=1,actimeo=1
 v3=vers=3,mountproto=tcp,mountaddr=127.0.0.1,nolock
 mount -i -t nfs -o $v3,$options,soft 127.0.0.1:/mnt/srv /mnt/v3
 mount -i -t nfs -o $v3,$options,hard 127.0.0.1:/mnt/srv /mnt/hard
