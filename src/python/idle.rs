@@ -132,14 +132,17 @@ impl IdleKey {
             if is_elsewhere {
                 return Ok(());
             }
+            // Announced before the look. The program notes an opening and then looks for announced files, so one of the two
+            // sees the other.
+            let on_its_way = FILES.announce(key.clone());
             // Some programs open all files before they use any tensor.
             if let Some((weights, lead)) = key.in_use() {
+                drop(on_its_way);
                 return lead.begin(&weights.header, weights.file.opened()?, handover);
             }
             if key.was_opened(before_opened) {
                 return Ok(());
             }
-            let on_its_way = FILES.announce(key.clone());
             let weights = WeightFile::open_to_read_ahead(&key.path, key.mode, key.strictness)?;
             if !weights.file.tells_states_apart() {
                 return Ok(()); // the consumer will open it anew
