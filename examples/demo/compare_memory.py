@@ -1,6 +1,6 @@
-"""Memory that a process of its own takes for the same work, in pages that only it has (RssAnon).
+"""The growth of anonymous memory (RssAnon) for the same work, each contender in its own process.
 
-Run as a script, this file imports torch once. It then forks one process for each contender.
+Run as a script, this file imports torch once, and forks one process for each contender.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHAPE = (64, 1024)
 
 
 def compare(train_path: Path, weights_path: Path) -> list[Row]:
-    """Measures each contender in a process of its own.
+    """Measures each contender in its own process.
 
     Args:
         train_path: A token file of `uint16`.
@@ -41,7 +41,7 @@ def compare(train_path: Path, weights_path: Path) -> list[Row]:
     ]
     if _resident_bytes() is None:
         return []
-    grown = iter(_measure([(name, str(path)) for _, *names, path in pairs for name in names]))
+    grown = _measure({name: path for _, *names, path in pairs for name in names})
     return [
         Row(
             group="memory: growth of RssAnon of a fresh process",
@@ -49,21 +49,24 @@ def compare(train_path: Path, weights_path: Path) -> list[Row]:
             ours=ours,
             theirs=theirs,
             unit="bytes",
-            our_value=next(grown),
-            their_value=next(grown),
+            our_value=grown[ours],
+            their_value=grown[theirs],
         )
         for case, ours, theirs, _ in pairs
     ]
 
 
-def _measure(works: list[tuple[str, str]]) -> list[Measured]:
+def _measure(paths: Mapping[str, Path]) -> dict[str, Measured]:
+    """Measures contenders by name, each with its file."""
+    works = [(name, str(path)) for name, path in paths.items()]
     command = [sys.executable, __file__, json.dumps(works)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         message = f"the program that measures memory failed:\n{result.stderr}"
         raise DemoError(message)
-    return [Measured.of([grown_bytes]) for grown_bytes in json.loads(result.stdout)]
+    grown = zip(paths, json.loads(result.stdout), strict=True)
+    return {name: Measured.of([grown_bytes]) for name, grown_bytes in grown}
 
 
 def _resident_bytes() -> int | None:
@@ -115,8 +118,8 @@ def _growth_bytes(name: str, path: str) -> int:
 
 
 def main() -> None:
-    """Prints by how many bytes each contender grew. A fork shares what was imported before it."""
-    import compare_tokens  # noqa: F401 - imports torch
+    """Prints the growth of each contender, in bytes."""
+    import compare_tokens  # noqa: F401 - imports torch, which all forks share
 
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         grown = pool.starmap(_growth_bytes, json.loads(sys.argv[1]), chunksize=1)
