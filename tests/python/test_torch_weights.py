@@ -254,11 +254,11 @@ def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, direct):
     tensors = {f"t{number:02}": torch.full((MIB,), number, dtype=torch.uint8) for number in range(64)}
     safetensors.torch.save_file(tensors, source / "model.safetensors")
     # Cached FUSE allows 12 of the kernel's own requests (max_background).
-    gather = {"gather": 24 if direct else 10, "undelayed_bytes": 64 << 10}
-    with real.slow_fuse(source, tmp_path / "slow", direct_io=direct, **gather) as slow:
+    gather = 24 if direct else 10
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=direct, gather=gather) as slow:
         same(load_state_dict(slow.path / "model.safetensors"), tensors)
         gc.collect()
-    assert slow.counts["most_in_flight"] >= gather["gather"]
+    assert slow.counts["most_in_flight"] >= gather
     assert 64 * MIB <= slow.counts["read_bytes"] <= 1.02 * 64 * MIB
 
 

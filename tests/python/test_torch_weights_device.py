@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 def readers_end():
-    """Returns whether the threads of streams end. One is seen for a moment after its end."""
+    """Waits for the threads of streams to end, and returns whether they did."""
     deadline = time.monotonic() + 60
     while "pagestream-read" in thread_names() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -56,7 +56,7 @@ def direct(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tensors():
-    """Large ones that cross in pieces, and many small ones, each a multiple of 16 bytes long."""
+    """Tensors larger than a piece, and many small tensors. All sizes are multiples of 16 bytes."""
     rng = np.random.default_rng(11)
     sizes = [9 * MIB + 4096, 16, 2 * MIB, *[4000] * 200, 3 * MIB + 16, 800_000, 700_000, 600_000, 7 * MIB]
     return {
@@ -73,7 +73,7 @@ def path(tmp_path_factory, tensors):
 
 
 def left_behind(device):
-    """Returns what a stream must not leave: readers, copies under way, page-locked memory."""
+    """Returns leftovers of a stream: readers, copies under way, page-locked memory."""
     gc.collect()
     return [] if readers_end() else ["threads"], device._reading, device.registered
 
@@ -274,7 +274,7 @@ def test_memory_that_cannot_be_page_locked_serves_with_a_warning(path, tensors, 
 
 
 def test_page_locked_memory_stays_where_it_is_when_the_process_forks():
-    """Of private memory the parent would get another page at its next write: not the one of the device."""
+    """With private memory a write would give the parent a new page, and the device would keep the old."""
     memory = pinned(LateDevice(), 4 * MIB)
     address = memory.array.__array_interface__["data"][0]
     child = os.fork()
@@ -322,7 +322,7 @@ def test_a_device_touches_no_page_that_storage_would_have_to_deliver(tmp_path, t
 
 
 def test_that_device_hangs_on_a_page_of_a_mapping(tmp_path):
-    """What the test above would find."""
+    """The failure that the test above looks for."""
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         (tmp_path / "behind" / "cold").write_bytes(bytes(8 * MIB))
         mapped = np.memmap(mount / "cold", np.uint8, "r")
@@ -422,8 +422,7 @@ def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
     source.mkdir()
     tensors = {f"t{number:02}": torch.full((MIB,), number, dtype=torch.uint8) for number in range(64)}
     safetensors.torch.save_file(tensors, source / "model.safetensors")
-    gather = {"gather": 24, "undelayed_bytes": 64 << 10}
-    with real.slow_fuse(source, tmp_path / "slow", direct_io=True, **gather) as slow:
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True, gather=24) as slow:
         found = dict(stream_checkpoint(slow.path / "model.safetensors", device="cpu"))
         late.synchronize()
         same(found, tensors)
@@ -436,7 +435,7 @@ def test_many_requests_are_on_their_way_and_staging_bounds_them(tmp_path, late):
             assert threads_rest()
         del stream
         gc.collect()
-    # What staging holds, the first tensor once more in its place, and the header.
+    # The staging memory, the first tensor a second time, and the header.
     assert slow.counts["read_bytes"] <= 8 * MIB
 
 

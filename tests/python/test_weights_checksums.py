@@ -552,8 +552,7 @@ def test_many_requests_are_on_their_way_on_a_slow_mount(tmp_path, by_name):
     (source / "blobs" / name).write_bytes(content)
     if not by_name:
         open_checkpoint(source / "blobs" / name).write_checksums()
-    gather = {"gather": 32, "undelayed_bytes": 64 << 10}
-    with real.slow_fuse(source, tmp_path / "slow", direct_io=True, **gather) as slow:
+    with real.slow_fuse(source, tmp_path / "slow", direct_io=True, gather=32) as slow:
         path = slow.path / "blobs" / name
         with open_checkpoint(path) as weights:
             assert weights.verify() == VerifyReport((str(path),), (), ())

@@ -30,10 +30,6 @@ MIB = 1 << 20
 TENSORS = 48
 WHOLE = TENSORS * MIB
 
-# Reads wait until 12 of them are on their way. Those that come one after another take long.
-GATHER = {"delay_ms": 0, "gather": 12, "undelayed_bytes": 64 << 10}
-GATHER_EIGHT = {**GATHER, "gather": 8}
-
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
 
 
@@ -90,7 +86,7 @@ WAYS = {
 @both_mounts
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_many_requests_are_on_their_way_and_each_byte_is_read_once(source, tmp_path, way, direct):
-    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow:
         way(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] >= 12
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
@@ -122,7 +118,7 @@ def small(tmp_path_factory):
 
 @pytest.mark.parametrize("shuffles", [False, True], ids=["in order", "random"])
 def test_small_tensors_come_in_large_requests(small, tmp_path, shuffles):
-    """As page faults would bring them: each with what lies around it."""
+    """As by page faults, each request includes neighbours."""
     with (
         slow_mount(small, tmp_path, delay_ms=1, keep_cache=True) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
@@ -144,7 +140,7 @@ def test_files_of_some_mebibytes_are_read_ahead(tmp_path, direct):
     source.mkdir()
     tensors = {f"t{number}": tensor(number) for number in range(6)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
-    with slow_mount(source, tmp_path, direct_io=direct, keep_cache=True, **GATHER) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, keep_cache=True, gather=12) as slow:
         one_by_one(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] >= 12
     assert slow.counts["read_bytes"] <= 1.1 * 6 * MIB
@@ -187,7 +183,7 @@ def rewritten_in_one_second(path, mounted):
 
 @both_mounts
 def test_no_file_is_taken_up_again_where_times_are_whole_seconds(tmp_path, direct):
-    """What was written in the second in which it was opened looks as it did."""
+    """A file rewritten within the second of its opening has the same times."""
     folder = tmp_path / "source"
     folder.mkdir()
     path = folder / "model.safetensors"
@@ -239,14 +235,14 @@ def test_the_lead_follows_names_where_the_data_lie_in_another_order(tmp_path, as
     folder = tmp_path / "source"
     folder.mkdir()
     names = shuffled_file(folder / "model.safetensors", numbers)
-    with slow_mount(folder, tmp_path, direct_io=direct, **GATHER) as slow:
+    with slow_mount(folder, tmp_path, direct_io=direct, gather=12) as slow:
         file = safe_open(slow.path / "model.safetensors", "np")
         assert file.offset_keys() == names
         for name in asked(names):
             assert file.get_tensor(name).sum() == int(name.split(".")[1]) * MIB
         file.close()
     assert slow.counts["most_in_flight"] >= 12
-    # The first two layers are in both orders. What was read in the wrong one is read again, at most once.
+    # The first two layers fit both orders. After a wrong guess bytes are read again, at most once.
     assert WHOLE <= slow.counts["read_bytes"] <= 2.1 * WHOLE
 
 
@@ -271,7 +267,7 @@ def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path,
             assert file.get_tensor(f"t{number:02}").sum() == number * MIB
         assert threads_rest()
         file.close()
-    # Three tensors; after each jump the lead, a step of it in flight, and what a page fault brings in.
+    # Three jumps: each reads a tensor, the lead with a step in flight, and the pages around a fault.
     assert slow.counts["read_bytes"] <= 3 * (MIB + 2 * MIB + MIB) + MIB
 
 
@@ -280,7 +276,7 @@ def test_jumps_to_and_fro_read_little_beyond_what_is_asked_for(source, tmp_path,
     ("fewest", "most", "tensor_bytes"), [(2, 2, 2048), (3, 3, 65_536), (2, 4, 4096)], ids=["2", "3", "2 to 4"]
 )
 def test_a_few_neighbours_at_a_time_are_read_as_without_a_lead(tmp_path, fewest, most, tensor_bytes, direct):
-    """What is read ahead of such a consumer is left behind at the next jump."""
+    """Such a consumer jumps, and leaves its read-ahead behind."""
     folder = tmp_path / "source"
     folder.mkdir()
     count = 16 * MIB // tensor_bytes
@@ -317,13 +313,13 @@ def test_of_neighbours_that_are_always_as_many_little_else_is_read(tmp_path, dir
                 assert np.array_equal(file.get_tensor(f"t{number:03}"), tensors[f"t{number:03}"])
         assert threads_end("pagestream-read")
         assert threads_end("pagestream-lead")
-    # Two rows before that shows, and on the cached mount what page faults bring of the neighbours.
+    # The pattern shows after two rows. On the cached mount page faults bring neighbours in.
     assert slow.counts["read_bytes"] <= 1.6 * 24 * 3 * MIB // 4 + 3 * MIB
 
 
 @both_mounts
 def test_tensors_of_layers_in_the_order_of_modules_are_read_once(tmp_path, direct):
-    """Streams that give up what lies between would read it again: twice as much and more."""
+    """Streams that drop the gaps between tensors would read them again, and so read twice as much."""
     folder = tmp_path / "source"
     folder.mkdir()
     modules = ["q", "k", "v", "o", "gate", "up", "down", "norm"]
@@ -336,8 +332,8 @@ def test_tensors_of_layers_in_the_order_of_modules_are_read_once(tmp_path, direc
                 assert np.array_equal(file.get_tensor(name), tensor)
         assert threads_end("pagestream-read")
         assert threads_end("pagestream-lead")
-    # Before the order shows, a stream may be given up with what it has: 6 MiB beyond 48 on a busy machine.
-    # Where the order never shows, it is 96.
+    # A stream may be dropped before the order shows: on a busy machine 54 MiB are read instead of 48.
+    # Without an order it would be 96.
     assert slow.counts["read_bytes"] <= 1.5 * len(names) * MIB // 2
 
 
@@ -369,7 +365,7 @@ def test_short_parts_that_are_picked_at_random_take_a_window_each(source, tmp_pa
             first = number * 5 * part_bytes
             part = file.get_slice(f"t{number:02}")[first : first + part_bytes]
             assert int(part.sum()) == number * part_bytes
-    # And little more: the header, and what a lead reads before it sees that there is no order.
+    # Besides them the header, and the read-ahead of a lead that has found no order yet.
     assert slow.counts["read_bytes"] <= 3 * len(numbers) // 2 * window_bytes
 
 
@@ -395,7 +391,7 @@ def resident_share(array):
 
 
 def becomes_resident(array):
-    """Returns whether most of an array comes into the page cache. Of what nobody asks for no page comes.
+    """Returns whether most of an array comes into the page cache. Without a request no page does.
 
     All of it may never be there at once: the kernel reclaims pages (DAMON).
     """
@@ -418,7 +414,7 @@ def test_a_file_of_one_large_tensor_is_in_memory_once_it_is_loaded(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     safetensors.numpy.save_file({"only": np.full(WHOLE, 7, "u1")}, source / "model.safetensors")
-    with slow_mount(source, tmp_path, **GATHER) as slow:
+    with slow_mount(source, tmp_path, gather=12) as slow:
         array = load_file(slow.path / "model.safetensors")["only"]
         assert until(lambda: slow.gate.counts()["read_bytes"] >= WHOLE)
         del array
@@ -544,7 +540,7 @@ def test_a_lead_needs_little_memory_of_its_own(source, tmp_path):
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         most_kib = int(output_of(PROGRAMS / "weights_lead" / "memory.py", path, 8 * MIB))
-    # The lead, a tensor that is used, and one that is being taken; small change besides.
+    # The lead, the tensor in use, the next tensor, and small allocations.
     assert most_kib * 1024 <= (8 + 2 + 6) * MIB
 
 
@@ -569,14 +565,14 @@ def test_the_variable_turns_it_off_and_the_argument_wins(source, tmp_path, monke
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
         one_by_one(slow.path / "model.safetensors")
     assert slow.counts["most_in_flight"] <= 4
-    with slow_mount(source, tmp_path, direct_io=True, **GATHER) as slow:
+    with slow_mount(source, tmp_path, direct_io=True, gather=12) as slow:
         one_by_one(slow.path / "model.safetensors", ahead=32 * MIB)
     assert slow.counts["most_in_flight"] >= 12
 
 
 def test_install_passes_it_on(source, tmp_path):
     for ahead, least, most in ((None, 12, 64), (False, 1, 4)):
-        options = GATHER if ahead is None else {"delay_ms": 0}
+        options = {"gather": 12} if ahead is None else {"delay_ms": 0}
         with slow_mount(source, tmp_path, direct_io=True, **options) as slow:
             path = slow.path / "model.safetensors"
             found = output_of(PROGRAMS / "weights_lead" / "installed.py", path, ahead)
@@ -615,7 +611,7 @@ def part_of_rank(name):
 def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, direct, copy):
     folder, tensors = layers
     needed = 0
-    with slow_mount(folder, tmp_path, direct_io=direct, **GATHER_EIGHT) as slow:
+    with slow_mount(folder, tmp_path, direct_io=direct, gather=8) as slow:
         file = safe_open(slow.path / "model.safetensors", "np", copy=copy)
         for name in file.offset_keys():
             expected = tensors[name][part_of_rank(name)]
@@ -624,7 +620,7 @@ def test_the_parts_of_a_rank_are_read_ahead_and_little_else(layers, tmp_path, di
             assert found.flags.writeable
             needed += expected.nbytes
         file.close()
-    # Columns are runs of 512 bytes. What lies between them comes, too.
+    # Columns are runs of 512 bytes. The gaps between them are read too.
     between = LAYERS * SIDE * SIDE // 2
     assert slow.counts["most_in_flight"] >= 8
     assert needed <= slow.counts["read_bytes"] <= 1.2 * (needed + between) + MIB
@@ -645,7 +641,7 @@ def norms(tmp_path_factory):
 @both_mounts
 def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, direct):
     with (
-        slow_mount(norms, tmp_path, direct_io=direct, **GATHER_EIGHT) as slow,
+        slow_mount(norms, tmp_path, direct_io=direct, gather=8) as slow,
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         for layer in range(LAYERS):
@@ -659,12 +655,12 @@ def test_tensors_that_are_left_out_of_each_layer_are_not_read(norms, tmp_path, d
 def test_of_every_third_layer_the_others_are_not_read(source, tmp_path, direct):
     kept = range(0, TENSORS, 3)
     with (
-        slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow,
+        slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow,
         safe_open(slow.path / "model.safetensors", "np", ahead=8 * MIB) as file,
     ):
         assert sums(file, [f"t{number:02}" for number in kept]) == list(kept)
     assert slow.counts["most_in_flight"] >= 12
-    # It shows when the third one is asked for. The others that were read until then are one lead.
+    # The pattern shows at the third tensor. By then one lead of other tensors has been read.
     assert len(kept) * MIB <= slow.counts["read_bytes"] <= (len(kept) + 10) * MIB
 
 
@@ -697,7 +693,7 @@ def test_a_lead_waits_while_the_consumer_is_elsewhere(source, tmp_path):
 
 
 def test_what_lies_between_experts_of_two_layers_is_not_waited_for(tmp_path):
-    """Nothing shows yet that it is left out, but its bytes take bandwidth from those that are waited for."""
+    """The lead cannot know yet that the gap is unused, but reading it delays the tensors in demand."""
     layers, experts = 3, 64
     content = {
         f"layers.{layer}.experts.{expert:02}": np.full(MIB // 4, layer * experts + expert, "u1")
@@ -725,7 +721,7 @@ def test_parts_are_read_ahead_past_tensors_that_are_left_out(layers, tmp_path, d
     names = [f"layers.{layer}.by_rows" for layer in sorted(range(LAYERS), key=str)]
     needed = 0
     with (
-        slow_mount(folder, tmp_path, direct_io=direct, **GATHER_EIGHT) as slow,
+        slow_mount(folder, tmp_path, direct_io=direct, gather=8) as slow,
         safe_open(slow.path / "model.safetensors", "np", copy=True) as file,
     ):
         for name in names:
@@ -748,12 +744,12 @@ def test_leads_of_threads_that_take_a_block_each_do_not_read_those_of_others(sou
                 if place == 0:
                     begun.wait()
 
-    with slow_mount(source, tmp_path, direct_io=True, **GATHER_EIGHT) as slow:
+    with slow_mount(source, tmp_path, direct_io=True, gather=8) as slow:
         path = slow.path / "model.safetensors"
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(block, range(threads)))
     assert slow.counts["most_in_flight"] >= 8
-    # What each has in flight when the next one begins is read twice.
+    # Requests in flight are repeated when the next opening begins.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.25 * WHOLE
 
 
@@ -763,7 +759,7 @@ def test_a_small_file_comes_at_once(tmp_path, direct):
     source.mkdir()
     tensors = {f"t{number}": np.full(64 * 1024, number, "u1") for number in range(8)}
     safetensors.numpy.save_file(tensors, source / "model.safetensors")
-    with slow_mount(source, tmp_path, direct_io=direct, **{**GATHER, "gather": 3}) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, gather=3) as slow:
         for name, found in load_file(slow.path / "model.safetensors").items():
             np.testing.assert_array_equal(found, tensors[name])
     assert slow.counts["most_in_flight"] >= 3
@@ -789,7 +785,7 @@ def test_what_lies_between_columns_is_part_of_the_lead(tmp_path):
 
 @both_mounts
 def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
-    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow:
         one_by_one(slow.path / "model.safetensors", copy=True)
     assert slow.counts["most_in_flight"] >= 12
     assert WHOLE <= slow.counts["read_bytes"] <= 1.05 * WHOLE
@@ -797,7 +793,7 @@ def test_copies_are_read_ahead_and_once(source, tmp_path, direct):
 
 @both_mounts
 def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, direct):
-    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow:
         path = slow.path / "model.safetensors"
         for number in range(TENSORS):
             with safe_open(path, "np") as file:
@@ -806,8 +802,8 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
         del found
         assert until(lambda: open_descriptors(path) == 0)
     assert slow.counts["most_in_flight"] >= 12
-    # On a busy machine the file is let go of between two openings, once or twice, with what was read ahead.
-    # Without a lead that is kept, each opening reads a tensor twice.
+    # On a busy machine the idle file may be closed between two openings, and its read-ahead is lost.
+    # If no lead were kept, each opening would read a tensor twice.
     assert WHOLE <= slow.counts["read_bytes"] <= 1.5 * WHOLE
 
 
@@ -815,7 +811,7 @@ def test_a_file_that_is_opened_for_each_tensor_keeps_its_lead(source, tmp_path, 
 def test_what_was_read_of_a_closed_file_stays_for_longer_than_it_is_read(source, tmp_path, direct):
     """A program may compute before it opens the file again."""
     assert threads_end("pagestream-idle"), "that of an earlier test"
-    with slow_mount(source, tmp_path, direct_io=direct, **GATHER) as slow:
+    with slow_mount(source, tmp_path, direct_io=direct, gather=12) as slow:
         path = slow.path / "model.safetensors"
         with safe_open(path, "np", ahead=16 * MIB) as file:
             assert sums(file, file.keys()[:8]) == list(range(8))
@@ -867,12 +863,12 @@ def test_a_consumer_of_few_tensors_has_no_more_read_ahead_than_it_has_used(sourc
     ):
         assert sums(file, ["t00", "t01"]) == [0, 1]
         assert threads_rest()
-    # What was used, as much again, and what the kernel reads around a page fault.
+    # The tensors in use, the same amount again, and the pages around a fault.
     assert 2 * MIB <= slow.counts["read_bytes"] <= 5 * MIB
 
 
 def rewritten_tensors(found, get, names, rewrite):
-    """Takes the first tensors, rewrites the file, and takes the others. Returns their values."""
+    """Takes two tensors, rewrites the file, takes the rest, and returns all values."""
     found += [np.unique(get(name)).tolist() for name in names[:2]]
     rewrite()
     found += [np.unique(get(name)).tolist() for name in names[2:]]
@@ -880,7 +876,7 @@ def rewritten_tensors(found, get, names, rewrite):
 
 @pytest.mark.parametrize("way", ["safe_open", "safe_open, copy", "open_checkpoint", "read"])
 def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
-    """The kernel believes what it knows of a file for a second. Without a page cache no tensor is a view."""
+    """The kernel caches attributes for a second. Without a page cache no tensor is a view."""
     folder = tmp_path / "source"
     folder.mkdir()
     old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(48)} for byte in (1, 2))
@@ -901,7 +897,7 @@ def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
             get = weights.read if way == "read" else weights.__getitem__
         with pytest.raises(FileChangedError, match=r"model\.safetensors"):
             rewritten_tensors(found, get, sorted(old), rewrite)
-        # Nor has a later one the bytes of another state.
+        # Later tensors raise too, instead of mixing states.
         for name in sorted(old)[len(found) :]:
             with pytest.raises(FileChangedError, match=r"model\.safetensors"):
                 get(name)
@@ -911,7 +907,7 @@ def test_a_file_that_is_rewritten_under_its_lead_is_an_error(tmp_path, way):
 @both_mounts
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_load_file_of_a_file_that_is_rewritten_meanwhile_is_an_error(tmp_path, direct, framework):
-    """Views of a cached file show what is there when they are used: the tensors would be of two states."""
+    """Views of a cached file show its present content, so the tensors would mix two states."""
     folder = tmp_path / "source"
     folder.mkdir()
     old, new = ({f"t{number:02}": np.full(MIB, byte, "u1") for number in range(48)} for byte in (1, 2))
@@ -954,7 +950,7 @@ def test_each_thread_learns_that_a_file_was_rewritten_under_its_lead(tmp_path):
                 array = file.get_tensor(name)
             except FileChangedError:
                 return "error"
-            # One that is asked for out of its turn is a view, which shows the present content.
+            # A tensor taken out of order is a view, and shows the present content.
             is_view = place_in_file(array, slow.path / "model.safetensors") is not None
             return "view" if is_view else np.unique(array).tolist()
 
@@ -986,8 +982,8 @@ def test_a_file_that_was_let_go_of_and_rewritten_is_opened_anew(source, tmp_path
             assert file.get_tensor("t00").tolist() == [7] * 7
 
 
-# Where a lead opens a cached file, what page faults brought of the tensor in use and behind it is dropped. A
-# shard that is read twice is 16 MiB.
+# When a lead opens a file on a cached mount, the kernel drops pages that faults have brought in. A shard read
+# twice would add 16 MiB.
 SHARDS_ONCE = WHOLE + 3 * 2 * MIB
 
 
@@ -1014,7 +1010,7 @@ def slow_shards(folder, tmp_path, **options):
 
 
 def test_each_shard_has_a_lead_though_tensors_are_left_out(tmp_path):
-    """Of each shard one tensor is never used."""
+    """The program leaves out one tensor of each shard."""
     source = tmp_path / "source"
     source.mkdir()
     for shard in range(12):
@@ -1027,7 +1023,7 @@ def test_each_shard_has_a_lead_though_tensors_are_left_out(tmp_path):
             array = weights[name]
             if name.endswith(".12"):
                 assert becomes_resident(array), name
-                # Nobody has asked for the next one yet.
+                # The lead reads the next tensor without a request.
                 assert becomes_resident(weights[f"{name[:-2]}13"]), name
             assert int(array.sum()) == int(name[-2:]) * MIB
         del array
@@ -1051,7 +1047,7 @@ def test_the_lead_goes_on_to_the_next_shard(shards, tmp_path, direct):
 
 
 def two_shards(folder, tensors):
-    """Writes a checkpoint of two shards with so many tensors each, which are told by their numbers."""
+    """Writes a checkpoint of two shards. The elements of a tensor equal its number."""
     folder.mkdir()
     for shard in (1, 2):
         content = {f"layers.{shard}.{number:02}": tensor(number) for number in range(tensors)}
@@ -1103,7 +1099,7 @@ def test_the_lead_goes_on_to_a_shard_that_is_open_already(shards, tmp_path, dire
 
 
 def test_threads_that_share_a_file_take_each_tensor_from_the_lead(tmp_path):
-    """A tensor that one thread waits for does not make room for one that another thread asks for."""
+    """A tensor awaited by one thread keeps its room while another thread requests a tensor."""
     tensors = {"a": np.zeros(1, "u1"), "b": np.ones(20 * MIB, "u1"), "c": np.ones(20 * MIB, "u1")}
     for number in range(8):
         safetensors.numpy.save_file(tensors, tmp_path / f"{number}.safetensors")
@@ -1197,7 +1193,7 @@ def test_an_old_handle_does_not_take_the_next_shard_from_a_new_one(shards, tmp_p
         assert until(lambda: waits_of("pagestream-idle"))
         waits = waits_of("pagestream-idle")
         del old
-        # The thread looks ten times a second at what is held, and what was let go of is kept for half of one.
+        # The thread wakes ten times a second, and closes an idle file after half a second.
         assert until(lambda: (waits_of("pagestream-idle") or waits + 12) >= waits + 12)
         assert open_descriptors(second) > 0
         new.close()

@@ -41,9 +41,6 @@ AMPLE = 2 * WHOLE
 # Room for eight tensors, whose memory begins where a page does.
 LITTLE = 8 * (MIB + 4096)
 
-# Reads wait until 10 of them are on their way. Those that come one after another take long.
-GATHER = {"delay_ms": 0, "gather": 10, "undelayed_bytes": 64 << 10}
-
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])
 
 
@@ -148,7 +145,7 @@ every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
 @both_mounts
 @every_use
 def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
-    with slow_weights(source, tmp_path, direct_io=direct, **GATHER) as (slow, weights):
+    with slow_weights(source, tmp_path, direct_io=direct, gather=10) as (slow, weights):
         lead = weights.warm(memory_bytes=AMPLE)
         assert lead.wait()
         assert lead.fraction == 1.0
@@ -161,11 +158,11 @@ def test_what_was_read_is_not_read_again(source, tmp_path, use, direct):
 @both_mounts
 @every_use
 def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
-    with slow_weights(source, tmp_path, direct_io=direct, **GATHER) as (slow, weights):
+    with slow_weights(source, tmp_path, direct_io=direct, gather=10) as (slow, weights):
         weights.warm(memory_bytes=AMPLE)
         use(weights)
     assert slow.counts["most_in_flight"] >= 10
-    # Where a page fault and a reader ask for the same pages, the kernel may read ahead of both.
+    # If a page fault and a reader request the same pages, the kernel may read ahead of both.
     assert WHOLE <= slow.counts["read_bytes"] <= (1.02 if direct else 1.1) * WHOLE
 
 
@@ -173,7 +170,7 @@ def test_what_is_being_read_is_not_read_twice(source, tmp_path, use, direct):
 def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch, direct):
     monkeypatch.setenv("PAGESTREAM_THREADS", "3")
 
-    # Of the two kinds one has nothing to do, and a thread to notice that.
+    # The kind of lead without work has one thread, which ends at once.
     kinds = ("pagestream-warm", "pagestream-read")
 
     with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
@@ -189,7 +186,7 @@ def test_the_variable_limits_the_threads_of_a_lead(source, tmp_path, monkeypatch
                 numbers = [{number for number, name in each.items() if name == kind} for each in seen]
                 most = max(most, len(numbers[-1]))
                 stayed = max(stayed, len(set.intersection(*numbers)) if len(seen) == seen.maxlen else 0)
-        # One that ends is seen for a moment more, when another one has its place already.
+        # A thread stays visible for a moment after its end, beside its successor.
         assert most >= 3 >= stayed > 0
 
 
@@ -249,7 +246,7 @@ def test_small_neighbours_share_memory_and_each_is_taken_once(tmp_path):
 
 
 def test_a_lead_into_the_page_cache_needs_no_other_one(source, tmp_path, monkeypatch):
-    # What many threads have asked for would come before the tensor that is brought forward.
+    # With many threads, many earlier requests would come before the urgent tensor.
     monkeypatch.setenv("PAGESTREAM_THREADS", "4")
     with slow_weights(source, tmp_path, delay_ms=0) as (slow, weights):
         slow.gate.hold(6 * MIB, 46 * MIB)
@@ -285,7 +282,7 @@ def test_a_lead_in_memory_needs_little_more_than_its_limit(source, tmp_path):
     with slow_mount(source, tmp_path, direct_io=True, delay_ms=1) as slow:
         path = slow.path / "model.safetensors"
         most_kib = int(output_of(PROGRAMS / "weights_warm" / "memory.py", path, LITTLE))
-    # The lead, a tensor that is used, and one that is being taken; small change besides.
+    # The lead, the tensor in use, the next tensor, and small allocations.
     assert 7 * MIB <= most_kib * 1024 <= (8 + 2 + 6) * MIB
 
 
@@ -309,7 +306,7 @@ def test_a_plan_is_read_and_nothing_else(source, tmp_path, plan, direct):
             assert is_right(name, weights[name] if plan == "names" else weights.read(name, rows))
         rest = chosen[5:] if plan == "names" else dict.fromkeys(chosen[5:], rows)
         assert all(is_right(name, array) for name, array in weights.stream(rest))
-    # The header; ends of pages; and on the cached mount what the samples of `stream` bring in.
+    # The header, page ends, and on the cached mount the pages that `stream` samples.
     assert needed <= slow.counts["read_bytes"] <= 1.1 * needed + MIB
 
 
@@ -436,7 +433,7 @@ def test_a_control_group_keeps_what_was_read(source):
     program, path = PROGRAMS / "weights_warm" / "limited.py", source / "model.safetensors"
     with memory_limit(80 * MIB) as start:
         read, resident, handle = output_of(program, path, wrapper=start).split(maxsplit=2)
-    # Half of what the program leaves of its limit.
+    # Half of the memory that is free within the limit.
     assert 8 * MIB <= int(read) <= 40 * MIB
     assert int(resident) >= 0.95 * int(read)
     assert handle.endswith(", full>")
@@ -444,7 +441,7 @@ def test_a_control_group_keeps_what_was_read(source):
 
 @both_mounts
 def test_cancelling_stops_the_lead_and_keeps_what_was_read(source, tmp_path, monkeypatch, direct):
-    # The lead's threads wait for these tensors, and the others are not begun.
+    # The eight threads wait at the gate, so that none is free to begin another tensor.
     monkeypatch.setenv("PAGESTREAM_THREADS", "8")
     with slow_weights(source, tmp_path, direct_io=direct, delay_ms=0) as (slow, weights):
         slow.gate.hold(4 * MIB)

@@ -1,17 +1,17 @@
-//! A FUSE file system that shows a folder read-only, and is slow, short or broken as asked. For tests and
-//! benchmarks of what network storage does.
+//! A FUSE file system that shows a folder read-only, and is slow, short or broken as asked. It stands
+//! in for network storage in tests and benchmarks.
 //!
 //! ```text
 //! slow_fuse SOURCE MOUNT [--delay-ms 0] [--bandwidth-bytes N] [--request-bytes N] [--direct-io]
 //!           [--keep-cache] [--fail-after N] [--fail-range FROM-TO] [--errno 5] [--short-reads] [--threads 64]
 //!           [--background N] [--refuse-direct open|read] [--attributes-hold-ms 1000] [--whole-seconds]
-//!           [--open-delay-ms 0] [--gather N] [--undelayed-bytes 0]
+//!           [--open-delay-ms 0] [--gather N]
 //! ```
 //!
 //! * `--delay-ms`: each read request takes this much longer; as many as there are threads wait side by side.
-//! * `--gather`: reads wait until this many wait at the same time, and then no read waits any more. Until then those that
-//!   wait go on as soon as every thread of the programs that use the mount sleeps: no other read is about to come.
-//! * `--undelayed-bytes`: reads that begin in so many first bytes of a file are not delayed, and do not wait for others.
+//! * `--gather`: holds read requests until N of them wait together, and holds no more after that. If the programs that use
+//!   the mount fall asleep first, no other request is coming, and the held requests continue. The first 64 KiB of each file,
+//!   for example the header of a safetensors file, are exempt.
 //! * `--bandwidth-bytes`: all read requests together get this many bytes a second at most. Time in which there is no
 //!   request is lost.
 //! * `--request-bytes`: the kernel asks for this many bytes at a time at most: whole pages, and no more than 1 MiB,
@@ -68,12 +68,12 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 const PAGE_BYTES: u32 = 4096;
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
-/// How often the threads of programs are looked at. Those of a program that hands work from one thread to another can be
-/// found asleep one by one, but hardly so many times in turn.
-const LOOK_PERIOD: Duration = Duration::from_millis(5);
+/// Reads of a header do not wait for `--gather`: programs make them one after another.
+const HEADER_BYTES: u64 = 64 << 10;
+/// The programs are asleep if this many looks in a row find no running thread. A single look reads the threads one by one,
+/// and misses work that moves between them.
 const QUIET_LOOKS: u32 = 5;
-/// For programs of which a thread never sleeps.
-const LONGEST_GATHERING: Duration = Duration::from_secs(20);
+const LOOK_PERIOD: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 struct Options {
@@ -92,11 +92,10 @@ struct Options {
     background: Option<u16>,
     refuse_direct: Option<RefusedCall>,
     attributes_hold: Duration,
-    /// Times are multiples of so many nanoseconds.
+    /// The resolution of file times, in nanoseconds.
     time_step: i64,
     open_delay: Duration,
     gather: Option<usize>,
-    undelayed_bytes: u64,
 }
 
 /// The call that fails for direct I/O.
@@ -127,7 +126,6 @@ fn options() -> Outcome<Options> {
         time_step: 1,
         open_delay: Duration::ZERO,
         gather: None,
-        undelayed_bytes: 0,
     };
     let mut words = std::env::args_os().skip(1);
     while let Some(word) = words.next() {
@@ -152,7 +150,6 @@ fn options() -> Outcome<Options> {
             "--whole-seconds" => options.time_step = 1_000_000_000,
             "--open-delay-ms" => options.open_delay = Duration::from_millis(value()?.parse()?),
             "--gather" => options.gather = Some(value()?.parse()?),
-            "--undelayed-bytes" => options.undelayed_bytes = value()?.parse()?,
             "--direct-io" => options.direct_io = true,
             "--keep-cache" => options.keep_cache = true,
             "--fail-after" => options.fail_after = value()?.parse()?,
@@ -218,7 +215,7 @@ enum Asked {
     Read { offset: u64, len: u32 },
 }
 
-/// Where requests wait until they are let go.
+/// Holds requests until the test releases them.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -227,7 +224,7 @@ struct Gate {
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// Where reads begin that wait.
+    /// Reads that begin in this range are held.
     holds_reads: Range<u64>,
     holds_openings: bool,
     /// Requests that wait, by the order of their arrival.
@@ -235,10 +232,11 @@ struct GateState {
     /// Requests that were let go to fail.
     failing: HashMap<u64, i32>,
     arrived: u64,
-    /// Reads that wait for others at the moment.
+    /// Reads held by `gather`.
     gathering: usize,
+    /// Enough reads have waited together: `gather` holds no more.
     has_gathered: bool,
-    /// How often those were let go because no other read was about to come.
+    /// How often held reads continued because the programs were asleep.
     rounds: u64,
 }
 
@@ -263,7 +261,7 @@ impl Gate {
         state.failing.remove(&ticket).map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
     }
 
-    /// Waits until so many reads wait here together, or no other is about to come.
+    /// Holds a read until `count` reads are held, or until the programs sleep.
     fn gather(&self, count: usize) {
         let mut state = locked(&self.state);
         state.gathering += 1;
@@ -271,23 +269,28 @@ impl Gate {
         state.has_gathered |= state.gathering >= count;
         self.moved.notify_all();
         let round = state.rounds;
-        let waits = |state: &mut GateState| !state.has_gathered && state.rounds == round;
-        let waited = self.moved.wait_timeout_while(state, LONGEST_GATHERING, waits);
-        waited.unwrap_or_else(PoisonError::into_inner).0.gathering -= 1;
+        while !state.has_gathered && state.rounds == round {
+            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.gathering -= 1;
     }
 
-    /// Lets gathered reads go whenever several looks in turn find every thread of the programs asleep, and no new read.
+    /// Releases the reads held by `gather` whenever the programs sleep, until enough have gathered.
     fn watch(&self, programs: &Programs) {
         let (mut last_arrived, mut quiet_looks) = (0, 0);
         loop {
+            let idle = |state: &mut GateState| state.gathering == 0 && !state.has_gathered;
+            let state = self.moved.wait_while(locked(&self.state), idle);
+            if state.unwrap_or_else(PoisonError::into_inner).has_gathered {
+                return;
+            }
             std::thread::sleep(LOOK_PERIOD);
             let all_sleep = programs.all_sleep();
             let mut state = locked(&self.state);
             quiet_looks = if all_sleep && state.arrived == last_arrived { quiet_looks + 1 } else { 0 };
             last_arrived = state.arrived;
-            if quiet_looks >= QUIET_LOOKS && state.gathering > 0 {
-                state.rounds += 1;
-                quiet_looks = 0;
+            if quiet_looks == QUIET_LOOKS {
+                (state.rounds, quiet_looks) = (state.rounds + 1, 0);
                 self.moved.notify_all();
             }
         }
@@ -321,7 +324,7 @@ impl Gate {
         format!("[{}]", reads.collect::<Vec<_>>().join(", "))
     }
 
-    /// Does what a line of the input says. Returns the answer.
+    /// Executes one line of input and returns the answer.
     fn obey(&self, line: &str, counts: &Counts) -> Outcome<String> {
         match *line.split_whitespace().collect::<Vec<_>>() {
             ["hold", "reads", from, to] => {
@@ -345,10 +348,10 @@ impl Gate {
     }
 }
 
-/// The processes that have used the mount.
+/// Processes that have opened or looked up a file of the mount.
 #[derive(Debug, Default)]
 struct Programs {
-    /// The process of each thread that was seen, by their numbers.
+    /// Process IDs by thread ID.
     of_threads: Mutex<HashMap<u32, u32>>,
 }
 
@@ -360,7 +363,7 @@ impl Programs {
         });
     }
 
-    /// Returns whether no thread runs, or waits for a processor.
+    /// Returns whether no thread is running or runnable.
     fn all_sleep(&self) -> bool {
         let processes: BTreeSet<u32> = locked(&self.of_threads).values().copied().collect();
         // A process or a thread may have ended.
@@ -472,12 +475,12 @@ impl Mirror {
         if let Some(power) = size.checked_ilog2() {
             self.counts.bytes_by_size[power as usize].fetch_add(u64::from(size), Ordering::Relaxed);
         }
-        if offset >= self.options.undelayed_bytes {
-            std::thread::sleep(self.options.delay);
-            if let Some(gather) = self.options.gather {
-                self.gate.gather(gather);
-            }
+        if let Some(count) = self.options.gather
+            && offset >= HEADER_BYTES
+        {
+            self.gate.gather(count);
         }
+        std::thread::sleep(self.options.delay);
         let passed = self.gate.pass(Asked::Read { offset, len: size });
         let answer = passed.and_then(|()| self.answer(number, handle, offset, size));
         if let Ok(bytes) = &answer {
@@ -487,7 +490,7 @@ impl Mirror {
         answer
     }
 
-    /// Waits until these bytes have passed, after all others.
+    /// Waits for the bandwidth: earlier reads pass first.
     fn wait_for_bandwidth(&self, bytes: u64) {
         let Some(bandwidth_bytes) = self.options.bandwidth_bytes else { return };
         let takes = Duration::from_nanos((bytes * 1_000_000_000).div_ceil(bandwidth_bytes.get()));
@@ -632,7 +635,7 @@ impl Filesystem for Mirror {
     }
 }
 
-/// Blocks the signals that end the program in this thread and those that it starts.
+/// Blocks SIGTERM and SIGINT in this thread and in threads started later.
 fn block_signals() -> libc::sigset_t {
     let mut signals = std::mem::MaybeUninit::uninit();
     // SAFETY: it initialises the set.
@@ -643,12 +646,12 @@ fn block_signals() -> libc::sigset_t {
         // SAFETY: an initialised set and a signal that there is.
         unsafe { libc::sigaddset(&raw mut signals, signal) };
     }
-    // SAFETY: an initialised set; nobody asks for the old one.
+    // SAFETY: an initialised set; the old set may be null.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
     signals
 }
 
-/// Waits for a signal or the end of the input, and does until then what the input says.
+/// Executes the input until it ends or a signal arrives.
 fn wait_for_the_end(signals: libc::sigset_t, gate: Arc<Gate>, counts: Arc<Counts>) {
     let (stop, stopped) = mpsc::channel();
     let also_stop = stop.clone();

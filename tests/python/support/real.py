@@ -205,7 +205,6 @@ def slow_fuse(
     whole_seconds=False,
     open_delay_ms=0,
     gather=None,
-    undelayed_bytes=0,
     program=None,
 ):
     """Shows the folder `source` at `mount`, with a delay for each read request, failures or short reads.
@@ -217,9 +216,8 @@ def slow_fuse(
     those for any of the bytes in `fail_range`. `refuse_direct` is "open" or "read", for O_DIRECT.
     The kernel may believe attributes for `attributes_hold_ms`, a second unless told. With `whole_seconds`
     times have no fractions. Opening a file takes `open_delay_ms` longer.
-    Reads wait until `gather` of them wait at the same time, and then no read waits any more. Until then those
-    that wait go on as soon as every thread of the programs that use the mount sleeps: no other read is about
-    to come. Reads that begin in the first `undelayed_bytes` of a file neither wait nor are delayed.
+    `gather` is a number of reads: reads are held until this many wait together. If the programs that use the
+    mount fall asleep first, the held reads continue. The first 64 KiB of each file, its header, are exempt.
     `.gate` holds requests as the test says.
     `threads` answer requests; `background` of the kernel's own arrive at a time, by default as many.
     `program` is a build of the daemon, by default that of the tests.
@@ -246,7 +244,6 @@ def slow_fuse(
     command += ["--open-delay-ms", str(open_delay_ms)] if open_delay_ms else []
     command += [] if errno is None else ["--errno", str(errno)]
     command += [] if gather is None else ["--gather", str(gather)]
-    command += ["--undelayed-bytes", str(undelayed_bytes)] if undelayed_bytes else []
     mount.mkdir(exist_ok=True)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as daemon:

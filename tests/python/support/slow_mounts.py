@@ -6,9 +6,6 @@ from pagestream import MappedFile
 
 from support import real
 
-# Reads wait until so many of them are on their way, or until the program does nothing but wait for them.
-GATHER = {"gather": 10, "undelayed_bytes": 64 << 10}
-
 
 @contextlib.contextmanager
 def slow_mounts(folder, tmp_path):
@@ -20,7 +17,7 @@ def slow_mounts(folder, tmp_path):
             total_bytes += file.size
     with contextlib.ExitStack() as stack:
         mounts = [
-            stack.enter_context(real.slow_fuse(folder, tmp_path / name, direct_io=direct, **GATHER))
+            stack.enter_context(real.slow_fuse(folder, tmp_path / name, direct_io=direct, gather=10))
             for name, direct in (("cached", False), ("direct_io", True))
         ]
         yield mounts, total_bytes
