@@ -1,8 +1,8 @@
 //! A short timed trial: whether a mount gives the bytes of a stream so much faster past the page cache that it pays to do
 //! without the cache.
 //!
-//! What went past the cache must be read again the next time. So direct reads pay where they take less than half of the
-//! time: then even a program that is started twice has lost nothing.
+//! The next program has to read those bytes from the mount again. Direct reads pay if they take less than half of the time:
+//! then even a program that is started twice loses nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,14 +22,14 @@ use super::sample::drawn;
 
 /// Pieces that are read in each way, side by side.
 const PIECES: usize = 64;
-/// What the pieces of one way take in memory.
+/// The memory for the pieces of one way.
 pub const MEMORY_BYTES: u64 = PIECES as u64 * PIECE_BYTES;
 /// Streams of fewer bytes are over before a trial pays: it reads 128 MiB.
 pub const LEAST_BYTES: u64 = 2 << 30;
 /// A trial that takes longer is given up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a trial has shown.
+/// The result of a trial.
 #[derive(Debug, Clone)]
 pub struct Trial {
     pub is_direct_better: bool,
@@ -37,7 +37,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Compares how long the same number of pieces took in each way.
+    /// Compares the times of the same number of pieces.
     fn by_times(cached: Duration, direct: Duration) -> Self {
         let mib = PIECE_BYTES >> 20;
         let facts = format!(
@@ -47,11 +47,11 @@ impl Trial {
     }
 }
 
-/// What is known of each mount, by its number.
+/// The trial of each mount, by device number.
 static KNOWN: Mutex<BTreeMap<(u64, u64), Trial>> = Mutex::new(BTreeMap::new());
 
-/// Returns what is known of the mount of a cold file, or tries it with pieces of the wants that are in the file. `None` if
-/// they are too few, if some of the file is in the page cache, or if the trial fails or is stopped.
+/// Returns the trial of a mount. The first call runs it, on pieces of the wants in this file. Returns `None` if there are too
+/// few pieces, if a part of the file is in the page cache, or if the trial fails or is stopped.
 pub fn of_mount(
     opened: &Arc<Opened>,
     wants: &[&Want],

@@ -26,11 +26,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("same examples")
 
-# Test processes share the processors: threads of these libraries would spin while they wait for each other.
+# Workers share the processors, and threads of these libraries spin while they wait for each other.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# What a shell without job control starts in the background ignores Ctrl-C, which tests send to programs.
+# A shell without job control makes background processes ignore Ctrl-C. Tests send it to programs.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -76,9 +76,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Boots the guest before the first test: its checks take minutes, in which it waits most of the time.
+    """Boots the guest before the first test: its checks run for minutes, mostly waiting.
 
-    Of several processes that share the tests the one that comes to those of the guest boots it.
+    With pytest-xdist only the worker that runs test_nfs.py boots it.
     """
     needs_guest = any(item.path.name == "test_nfs.py" for item in session.items)
     if needs_guest and not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
@@ -97,7 +97,7 @@ def token_file(tmp_path):
 
 @pytest.fixture
 def big_file(tmp_path):
-    """16 MiB in which each 8 bytes hold their own number."""
+    """16 MiB. Each 8 bytes hold their own number."""
     path = tmp_path / "big.bin"
     np.arange(2 << 20, dtype="u8").tofile(path)
     return path

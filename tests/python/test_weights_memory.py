@@ -14,13 +14,12 @@ NUMPY_LIMIT_BYTES = 256 * MIB
 TORCH_LIMIT_BYTES = 600 * MIB  # torch alone takes half of it
 pytestmark = pytest.mark.slow
 
-# What readers and Python take for themselves, and huge pages that are not full.
+# Memory of readers and of Python, and partly used huge pages.
 SLACK_BYTES = 12 * MIB
 
 # How often a checkpoint may be read. Reads that bypass the page cache are all ours: nothing is read twice.
-# Where memory is short, the kernel drops pages that it has read ahead before they are used. How many
-# depends on other processes: 4 % were seen on a busy machine. A program that read each tensor again would
-# read everything twice.
+# If memory is short, the kernel drops some of its read-ahead before it is used, for example 4 % on a busy
+# machine. A program that read each tensor again would read everything twice.
 MOST_READ, MOST_READ_BY_KERNEL = 1.03, 1.5
 
 # Defaults: these parts of the memory that is available.
@@ -31,7 +30,7 @@ STREAMS = [
     (strategy, mode)
     for strategy in ("auto", "mapped", "ahead", "pread", "direct")
     for mode in ("shared", "private", "read")
-    # Where nothing is mapped, and where that does not tell what reads do.
+    # "mapped" and "ahead" need a mapping, and "ahead" works alike with both kinds.
     if (mode, strategy) not in {("read", "mapped"), ("read", "ahead"), ("private", "ahead")}
 ]
 both_mounts = pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct_io"])

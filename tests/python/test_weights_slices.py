@@ -275,7 +275,7 @@ def test_shapes_beyond_what_numpy_can_hold(tmp_path):
     assert select((1 << 62, 1 << 62), np.s_[-1, ::-1]).first == (1 << 124) - 1
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refused indices ------------------------------------------------------------------------------
 
 BAD = [
     (np.s_[2:, -6], "Invalid index -6 for dimension 1 of size 5"),
@@ -312,7 +312,7 @@ BAD = [
 @every_framework
 def test_a_bad_index_says_what_is_wrong_with_it(path, index, text, framework):
     if framework == "pt" and is_advanced(index):
-        return  # torch takes it, or says itself what is wrong
+        return  # torch takes it, or raises its own error
     with safe_open(path, framework) as file, pytest.raises(SliceError) as caught:
         file.get_slice("small")[index]
     where = f"{path}: tensor 'small': "
@@ -433,7 +433,7 @@ def test_read_fills_out(path):
 # --- which bytes are read -------------------------------------------------------------------------
 
 EVERY_OTHER_ROW = np.s_[1:2048:2]
-# Of the 2048 rows of a page each: what is read (with the gaps below a page), and how many pages that is.
+# An index into 2048 rows of a page each, the bytes it reads (including gaps below a page), and the pages.
 PARTS = [
     (np.s_[5:8], 3 * PAGE, 3),
     (np.s_[5:1005:100], 10 * PAGE, 10),
@@ -446,9 +446,9 @@ PARTS = [
     (np.s_[:0, 3], 0, 0),
 ]
 
-# What is read of many runs to learn how long a request takes.
+# Two reads time a request if an index has many runs.
 TIMED_BYTES = 2 * 64
-# Where reads bypass the page cache.
+# The size of a read past the page cache.
 PIECE_BYTES = 128 << 10
 
 COUNT = PROGRAMS / "weights_slices/count.py"
@@ -461,7 +461,7 @@ def counted(path, mode, indices, *, cold):
 
 
 def least_of(nbytes, mode):
-    """The least that is read of a part. Where pieces are short, the gap between two of them is left out."""
+    """Returns the fewest bytes that a part needs. The gap between two short pieces is not read."""
     return nbytes if mode == "shared" else nbytes - nbytes // PIECE_BYTES * PAGE
 
 
@@ -469,7 +469,7 @@ def least_of(nbytes, mode):
 def test_just_the_bytes_that_are_needed_are_read(path, mode):
     found = counted(path, mode, [index for index, _, _ in PARTS], cold=False)
     needed = [nbytes for _, nbytes, _ in PARTS]
-    if mode == "shared":  # what is cached may be copied out of the mapping
+    if mode == "shared":  # cached bytes may be copied out of the mapping
         assert all(rchar <= nbytes + TIMED_BYTES for (rchar, _), nbytes in zip(found, needed, strict=True))
     else:
         for (rchar, _), nbytes in zip(found, needed, strict=True):
@@ -482,8 +482,8 @@ def test_just_the_pages_that_are_needed_come_from_the_disk(path, mode, tmp_path)
         real.missing("a folder for temporary files on a disk")
     found = counted(path, mode, [index for index, _, _ in PARTS], cold=True)
     for (rchar, read), (index, nbytes, pages) in zip(found, PARTS, strict=True):
-        # A busy disk can answer as late as a slow mount: then gaps of a page are read too, which is cheaper
-        # than a request for each run. A warm file shows that they are not read where storage is fast.
+        # A busy disk can be as slow as a network mount. Then reading a gap of a page is cheaper than another
+        # request. The test of a warm file, above, shows that fast storage reads no gaps.
         gap_pages = pages - 1 if index == EVERY_OTHER_ROW else 0
         assert pages <= read // PAGE <= pages + gap_pages, index
         # The C library counts the processors, a few bytes of sysfs, when threads begin to use memory.
@@ -496,13 +496,13 @@ def test_each_read_is_one_extent(path, mode):
     indices = {"0:1000:100": 10, "20:30": 1, "::64, :8": 32, "3, ::2": 1, "::4096, ::-3": 1, "0:0": 0}
 
     def is_right(found):
-        # Where there are many runs, two calls more tell how long a call takes.
+        # With many runs, two more calls time a request.
         return all(
             least <= count <= least + 2 * (least > 1)
             for count, least in zip(found, indices.values(), strict=True)
         )
 
-    # Where a call takes as long as on a slow mount, gaps are read as well: then another process reads.
+    # On a busy machine a call can take as long as on a slow mount, and gaps are read: then try again.
     for _ in range(16):
         printed = output_of(PROGRAMS / "weights_slices/reads_of_parts.py", path, mode, *indices)
         found = list(map(int, printed.split()))
@@ -524,7 +524,7 @@ def test_past_the_page_cache_many_threads_read_a_run(tmp_path):
         safe_open(slow.path / "model.safetensors", "np") as file,
     ):
         assert (file.get_slice("t")[:32] == array[:32]).all()
-    # Of 4 MiB, in pieces of 128 KiB. The first one is read before the others.
+    # 4 MiB in pieces of 128 KiB. The first piece is read alone.
     assert slow.counts["most_in_flight"] >= 24
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of 1 GiB in four shards. Each of its tensors is told by its sum."""
+"""A checkpoint of 1 GiB in four shards. Each tensor has its own sum."""
 
 import json
 import time
@@ -19,7 +19,7 @@ SHARDS = 4
 
 
 def name_of(number):
-    # By name in the order of the data: what a wrong guess of a lead costs is not the question here.
+    # Sorted names have the order of the data, so that a lead guesses right.
     return f"layers.{number:03}.weight"
 
 
@@ -48,7 +48,7 @@ def evict(folder):
     """Drops the files from the page cache: a page counts against the group that brought it in."""
     for path in folder.iterdir():
         with MappedFile(path) as file:
-            # A thread may be unmapping what was used before, and mapped pages stay.
+            # Mapped pages stay, and a thread may not have unmapped earlier views yet.
             deadline = time.monotonic() + 100
             file.evict()
             while file.residency().fraction > 0.0:

@@ -20,7 +20,7 @@ SLEEP = {"x86_64": 230, "aarch64": 115}[os.uname().machine]
 
 
 def _wait_of(task):
-    """Returns the system call in which a thread waits, or None if it does not."""
+    """Returns the number of the system call that blocks a thread, or None if the thread runs."""
     call, *arguments = (task / "syscall").read_text().split()
     if call == "running":
         return None
@@ -39,7 +39,7 @@ def _look():
             call = _wait_of(task)
             if call is None:
                 return None
-            # On a busy machine a thread that sleeps again and again wakes in each look.
+            # For example, `pagestream-idle` wakes ten times a second: on a busy machine in each look.
             if call != SLEEP:
                 lines = (task / "status").read_text().splitlines()
                 found[task.name] = [line for line in lines if "ctxt_switches" in line]
@@ -51,8 +51,8 @@ def _look():
 def threads_rest():
     """Waits until every other thread of this process is blocked.
 
-    Two equal looks at the context switches prove that no thread ran in between, but one that sleeps for a
-    time: that counts as blocked, although it runs again and again. Returns false after 100 s.
+    Two equal looks at the context switches prove that no thread ran in between. Threads in a timed sleep are
+    left out: they count as blocked, although they wake again. Returns false after 100 s.
     """
     deadline = time.monotonic() + 100
     with contextlib.suppress(FileNotFoundError):
@@ -65,7 +65,7 @@ def threads_rest():
 
 
 def _task(name):
-    """Returns the folder of a thread, or None if there is none of this name."""
+    """Returns the /proc folder of the thread with this name, or None."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             if (task / "comm").read_text().strip() == name:
