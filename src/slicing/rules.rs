@@ -52,7 +52,7 @@ fn larger_gap(opened: &Opened, data_offset: u64, fine: &SlicePlan) -> Option<u64
         return None;
     }
     let known = opened.request_time.get().copied();
-    let request_time = known.or_else(|| measured(opened, data_offset, &runs))?;
+    let request_time = known.or_else(|| measured(opened, data_offset, &runs, Instant::now))?;
     let gap_bytes = affordable_bytes(request_time).min(most_bytes);
     if gap_bytes <= GAP_BYTES {
         return None;
@@ -84,22 +84,66 @@ fn affordable_bytes(request_time: Duration) -> u64 {
 }
 
 /// Times reads of wanted bytes. Returns `None` where one fails: the plan's own reads will tell why.
-fn measured(opened: &Opened, data_offset: u64, runs: &SparseRuns) -> Option<Duration> {
+fn measured(
+    opened: &Opened,
+    data_offset: u64,
+    runs: &SparseRuns,
+    now: impl Fn() -> Instant,
+) -> Option<Duration> {
     let reader = opened.exact_reader();
     let timed = |read: u64| {
         let run = read * (runs.count - 1) / (TIMED_READS - 1);
         let offset = data_offset + runs.start + run * (runs.bytes + runs.gap_bytes);
         let mut bytes = [0; TIMED_BYTES];
         let len = TIMED_BYTES.min(runs.bytes as usize);
-        let begun = Instant::now();
-        reader.read_into(offset, Uninit::of(&mut bytes[..len])).ok().map(|()| begun.elapsed())
+        let begun = now();
+        reader.read_into(offset, Uninit::of(&mut bytes[..len])).ok().map(|()| now() - begun)
     };
     (0..TIMED_READS).map(timed).collect::<Option<Vec<_>>>()?.into_iter().min()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::mapped_file::{MappedFile, RequestedMode};
+
+    const ROW_BYTES: u64 = 4096;
+
+    fn opened(rows: u64) -> Arc<Opened> {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(rows * ROW_BYTES).expect("room");
+        MappedFile::open(file.path(), RequestedMode::Read).and_then(|file| file.opened()).expect("open")
+    }
+
+    /// Every other one of `2 * count` rows.
+    fn every_other_row(count: u64) -> Selection {
+        let (shape, strides) = ([count, ROW_BYTES], [2 * ROW_BYTES as i64, 1]);
+        Selection::new(0, &shape, &strides, 1, 2 * count * ROW_BYTES).expect("in bounds")
+    }
+
+    #[test]
+    fn gaps_are_read_where_requests_are_known_to_be_slow() {
+        for (milliseconds, blocks) in [(0, 64), (10, 1)] {
+            let opened = opened(128);
+            opened.request_time.set(Duration::from_millis(milliseconds)).expect("not known yet");
+            let plan = plan_for(&opened, 0, every_other_row(64), 1);
+            assert_eq!(plan.block_count(), blocks, "{milliseconds} ms per request");
+        }
+    }
+
+    #[test]
+    fn the_faster_of_two_timed_reads_counts() {
+        let opened = opened(1);
+        let runs = SparseRuns { start: 0, bytes: 64, gap_bytes: 192, count: 16 };
+        let (start, looks) = (Instant::now(), Cell::new(0));
+        // When the first read begins and ends, and the second one.
+        let milliseconds = [0, 9, 9, 11];
+        let now = || start + Duration::from_millis(milliseconds[looks.replace(looks.get() + 1)]);
+        assert_eq!(measured(&opened, 0, &runs, now), Some(Duration::from_millis(2)));
+    }
 
     #[test]
     fn a_disk_reads_no_gap_and_a_slow_mount_some() {

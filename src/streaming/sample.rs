@@ -43,9 +43,24 @@ pub fn kernel_keeps_up(opened: &Opened, seed: u64) -> bool {
     if window_bytes < LEAST_WINDOW_BYTES || !is_roomy || !opened.may_read_from_cache() {
         return false;
     }
-    let patience = Duration::from_secs_f64(window_bytes as f64 / ENOUGH_BYTES_PER_SECOND as f64);
     let last = opened.size() - 1;
     let offset = if is_cached(opened, last, seed) { drawn(seed, PROBED_PAGES, opened.size()) } else { last };
     let begun = Instant::now();
-    opened.exact_reader().read(offset, 1).is_ok() && begun.elapsed() < patience
+    opened.exact_reader().read(offset, 1).is_ok() && is_enough(window_bytes, begun.elapsed())
+}
+
+/// Returns whether storage that answers a request for a window in this time is as fast as a program.
+fn is_enough(window_bytes: u64, took: Duration) -> bool {
+    took < Duration::from_secs_f64(window_bytes as f64 / ENOUGH_BYTES_PER_SECOND as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_of_16_mib_may_take_3_9_ms() {
+        assert!(is_enough(16 << 20, Duration::from_micros(3900)));
+        assert!(!is_enough(16 << 20, Duration::from_micros(3910)));
+    }
 }
