@@ -534,6 +534,18 @@ mod tests {
     }
 
     #[test]
+    fn a_tensor_brought_forward_is_read_before_those_that_wait_whatever_the_budget() {
+        let opened = test_file::opened(&content(8), RequestedMode::Read);
+        let stream = stream(&opened, 8, 4, BY_HAND);
+        assert!(stream.reserve(1, 1) && stream.reserve(2, 1));
+        assert!(stream.bring_forward(7).expect("begun"));
+        assert!(stream.take_turn());
+        assert_eq!(stream.work.lock().landed.keys().copied().collect::<Vec<_>>(), [7]);
+        assert!(comes(&stream, 7));
+        assert!(!stream.bring_forward(7).expect("nothing to begin"), "it was taken");
+    }
+
+    #[test]
     fn the_one_behind_a_full_budget_is_reserved_and_waits_for_its_turn() {
         let opened = test_file::opened(&content(8), RequestedMode::Read);
         for turns in 0..=4 {
