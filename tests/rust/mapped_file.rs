@@ -6,8 +6,10 @@ use pagestream::internals::{
 };
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -80,6 +82,25 @@ fn a_cut_file_is_an_error_that_tells_where_and_why() {
         };
         assert_eq!((offset, length, named), (8192, (1 << 20) - 8192, path.clone()));
         assert_eq!(cause, ReadCause::Truncated { size_at_open: 1 << 20, size_now: 8192 });
+    }
+}
+
+#[test]
+fn a_file_rewritten_with_the_same_size_is_refused() {
+    let (_folder, path, bytes) = numbered(1 << 20);
+    for mode in MODES {
+        std::fs::write(&path, &bytes).expect("restored");
+        let file = MappedFile::open(&path, mode).expect("open");
+        let opened = file.opened().expect("not closed");
+        let writer = OpenOptions::new().write(true).open(&path).expect("open to write");
+        writer.write_all_at(&[255; 4096], 0).expect("rewritten");
+        // Two writes within a tick of the kernel's clock can have the same time.
+        let later =
+            writer.metadata().and_then(|known| known.modified()).expect("a time") + Duration::from_secs(1);
+        writer.set_modified(later).expect("set");
+        for found in [opened.read(0, 4096).map(drop), file.check(), file.refresh().map(drop)] {
+            assert!(matches!(found, Err(Error::FileChanged { .. })), "{mode:?}: {found:?}");
+        }
     }
 }
 
