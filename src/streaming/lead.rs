@@ -481,6 +481,29 @@ mod tests {
     }
 
     #[test]
+    fn at_a_turn_places_of_the_old_order_are_forgotten() {
+        const TENSORS: u64 = 11;
+        let opened = test_file::opened(&vec![1; (TENSORS * ROW_LEN) as usize], RequestedMode::Read);
+        let ranges = (0..TENSORS).map(|number| (number * ROW_LEN, ROW_LEN)).collect();
+        let names = vec![NameKinds { kind: 0, series: 0 }; TENSORS as usize];
+        let reverse = (0..TENSORS as u32).rev().collect();
+        let tensors = FileTensors::new(ranges, names, vec![reverse]);
+        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
+        // The number of the tensor that a stream has for the request.
+        let answered = |number: u64| {
+            let Answer::InStream(stream, want) = lead.ask(&opened, number * ROW_LEN, None) else {
+                return None;
+            };
+            let state = lead.work.lock();
+            let current = state.streams.current.as_ref().filter(|it| Arc::ptr_eq(&it.stream, &stream))?;
+            Some(current.wants[want].offset / ROW_LEN)
+        };
+        assert_eq!([2, 3, 5].map(answered), [None, Some(3), Some(5)]);
+        // Its place in the reverse order is that of tensor 6 in the order before.
+        assert_eq!(answered(4), Some(4));
+    }
+
+    #[test]
     fn the_stream_of_a_row_is_not_at_the_end_of_the_file() {
         let opened = test_file::opened(&vec![1; ROW_TENSORS * ROW_LEN as usize], RequestedMode::Read);
         let lead = lead_after_rows(&opened);
