@@ -5,6 +5,7 @@ result too. The mount's server side is a folder of the same guest, where a chang
 """
 
 import errno
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -26,15 +27,16 @@ import numpy as np
 MIB = 1 << 20
 # Tensors of the checkpoint that most checks make, each of 1 MiB, in two files.
 TENSORS = 8
-# Of a file that is read ahead: 16 MiB at least.
+# Enough for a lead, which needs a file of 16 MiB.
 LEAD_TENSORS = 20
-# Against a hang. On a busy machine a check takes ten times as long as on an idle one.
+# Deadlines against a hang. The longest check took 120 s beside four busy loops.
 CHECK_SECONDS = 600
-# What the client may believe of a file before it asks the server (the mounts' actimeo).
+STEP_SECONDS = CHECK_SECONDS / 2
+# How long the client caches attributes (actimeo of the mounts).
 ATTRIBUTES_HOLD_SECONDS = 1
 MODES = ("auto", "shared", "private", "read")
 STRATEGIES = ("auto", "mapped", "pread")
-# Of streams under a file that changes; views of what was read into the page cache are views, too.
+# The strategies of a stream whose file changes. "ahead" yields views too, of the page cache.
 ALL_STRATEGIES = (*STRATEGIES, "ahead", "direct")
 VIEWS = ("mapped", "ahead")
 CHANGES = ("cut", "replaced", "rewritten", "deleted")
@@ -42,7 +44,7 @@ CHANGES = ("cut", "replaced", "rewritten", "deleted")
 
 @dataclass(frozen=True)
 class Mount:
-    """One way to reach the server. A soft mount gives up on a server that is silent, a hard one waits."""
+    """A mount of the server. If the server is silent, a soft mount fails and a hard mount waits."""
 
     version: str
     folder: Path
@@ -64,7 +66,7 @@ def tensor(number, salt=0):
 
 
 def content(numbers, salt=0):
-    """A safetensors file. Those of one range are equally long."""
+    """Returns a safetensors file. Its length depends on the range alone."""
     entries = {
         f"t{number:02}": {"dtype": "U8", "shape": [MIB], "data_offsets": [place * MIB, (place + 1) * MIB]}
         for place, number in enumerate(numbers)
@@ -96,12 +98,12 @@ def is_right(name, array):
 
 
 def drop_caches():
-    """Makes the client forget what it has read, of files that are mapped too."""
+    """Drops the client's page cache, including mapped files."""
     Path("/proc/sys/vm/drop_caches").write_text("1")
 
 
 def forget(path):
-    """Makes the client forget what it has read of files that are not mapped."""
+    """Drops a file, or the files of a folder, from the client's page cache. Mapped pages stay."""
     for file in path.iterdir() if path.is_dir() else [path]:
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -140,28 +142,28 @@ def serve(threads):
 @contextmanager
 def server_stopped():
     """Stops the server, for all checks that need this at the same time; see `outage`."""
-    OUTAGE.wait(CHECK_SECONDS)
-    OUTAGE.wait(CHECK_SECONDS)
+    OUTAGE.wait(STEP_SECONDS)
+    OUTAGE.wait(STEP_SECONDS)
     try:
         yield
     finally:
-        OUTAGE.wait(CHECK_SECONDS)
-        OUTAGE.wait(CHECK_SECONDS)
+        OUTAGE.wait(STEP_SECONDS)
+        OUTAGE.wait(STEP_SECONDS)
 
 
 def outage():
     """Stops the server once all checks are ready for it, and starts it once all are done."""
     try:
-        OUTAGE.wait(CHECK_SECONDS)
+        OUTAGE.wait(STEP_SECONDS)
         serve(0)
-        OUTAGE.wait(CHECK_SECONDS)
-        OUTAGE.wait(CHECK_SECONDS)
+        OUTAGE.wait(STEP_SECONDS)
+        OUTAGE.wait(STEP_SECONDS)
     finally:
         serve(8)
-    OUTAGE.wait(CHECK_SECONDS)
+    OUTAGE.wait(STEP_SECONDS)
 
 
-# --- what is opened, and how ----------------------------------------------------------------------
+# --- opening and reading ----------------------------------------------------------------------
 
 
 def modes_and_facts(mount, here):
@@ -352,7 +354,7 @@ def reopened_after_a_rewrite(mount, here):
 
 @dataclass
 class Use:
-    """A checkpoint of two files in use, of which the second one changes."""
+    """A checkpoint of two files in use. The check changes the second file."""
 
     word: str
     second: Path
@@ -378,7 +380,7 @@ def change_all(uses, how):
 
 
 def changed_under_a_stream(mount, here, how):
-    """What comes is what the file held when it was opened; then the error that names the file."""
+    """A stream yields the original bytes, then raises an error that names the file."""
     from pagestream import open_checkpoint
     from pagestream.errors import FileChangedError, MappedReadError
 
@@ -396,14 +398,14 @@ def changed_under_a_stream(mount, here, how):
         try:
             for name, array in stream:
                 use.found[name] = array.copy()
-            # The open file of another name is as it was; a view shows what is there.
+            # A replaced or deleted file keeps its content while it is open. A view shows the present content.
             if how in ("replaced", "deleted") or use.word in VIEWS:
                 weights.check()
         except (FileChangedError, MappedReadError) as raised:
             error = raised
         assert error is not None, f"{use.word}: no error"
         assert use.second.name in str(error), error
-        # Views are of the file as it is, which `check` tells. What is read is as it was.
+        # Views show the changed file, and `check` reports it. Reads return the original bytes.
         wrong = [name for name, array in use.found.items() if not is_right(name, array)]
         assert use.word in VIEWS or not wrong, f"{use.word}: wrong bytes in {wrong}, then {error!r}"
 
@@ -436,14 +438,14 @@ def changed_under_views(mount, here, how, get):
             for name in names:
                 get(file, name).sum()
             time.sleep(0.01)  # the error of a fault comes between two instructions of the main thread
-            # What is not there any more is no zeros, though nobody asks.
+            # Truncated pages raise even without a check. They are not zeros.
             if how != "cut":
                 file.check()
         except (FileChangedError, MappedReadError) as raised:
             error = raised
         assert error is not None, f"{use.word}: no error"
         assert use.second.name in str(error), error
-        # Another opening has what is there now, or says what is wrong.
+        # A new opening sees the present file, or raises.
         try:
             with safe_open(use.seen, "np", mmap_mode=use.word.split("-")[0]) as again:
                 new = again.get_tensor(names[-1]).copy()
@@ -483,7 +485,7 @@ def soft_mount_without_a_server(mount, here):
 
 
 def views_without_a_server(mount, here):
-    """Touching an array raises in the main thread, the process lives, and what is opened anew is right."""
+    """Touching an array raises in the main thread, and a new opening reads the right bytes."""
     from pagestream.errors import MappedReadError
     from pagestream.safetensors import safe_open
 
@@ -509,7 +511,7 @@ def views_without_a_server(mount, here):
 
 
 def error_of(read):
-    """Returns what a read raises, which must be the error of a system call."""
+    """Returns the OSError that a read raises."""
     try:
         read()
     except OSError as error:
@@ -520,7 +522,7 @@ def error_of(read):
 
 def retried(read):
     """A server that was started again is silent for a while, for clients of the one before to come back."""
-    deadline = time.monotonic() + CHECK_SECONDS
+    deadline = time.monotonic() + STEP_SECONDS
     while True:
         try:
             return read()
@@ -553,7 +555,7 @@ def hard_mount_waits(mount, here):
             thread.join(3)
             assert thread.is_alive()
             assert not found
-        thread.join(CHECK_SECONDS)
+        thread.join(STEP_SECONDS)
         assert not thread.is_alive()
     assert found["shared"] == found["read"] == expected[2 * MIB : 3 * MIB]
     assert all(is_right(name, array) for name, array in found["stream"].items())
@@ -573,7 +575,7 @@ CHECKS = {
     "reopened after a rewrite": reopened_after_a_rewrite,
     **{f"{how} under a stream": with_change(changed_under_a_stream, how) for how in CHANGES},
     **{f"{how} under views": with_change(changed_under_views, how, whole) for how in CHANGES},
-    # What is not there is the change that could pass for zeros.
+    # Only truncation could be taken for zeros.
     "cut under slices": with_change(changed_under_views, "cut", slices),
 }
 # At the same time, because a server that was stopped is slow for a while.
@@ -600,12 +602,14 @@ OUTAGE = multiprocessing.get_context("fork").Barrier(len(OUTAGES) + 1)
 
 
 def outcome(check, mount, here):
-    """Runs a check in a process of its own. Returns what was wrong, None if nothing was."""
+    """Runs a check in its own process. Returns the traceback of a failure, or None."""
     (mount.served / here).mkdir()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
+        # A check that hangs tells where.
+        faulthandler.dump_traceback_later(CHECK_SECONDS, exit=True, file=writing)
         failed = ""
         try:
             check(mount, here)
@@ -614,12 +618,9 @@ def outcome(check, mount, here):
         os.write(writing, failed.encode()[-30_000:])
         os._exit(0)
     os.close(writing)
-    late = threading.Timer(CHECK_SECONDS, os.kill, (child, 9))
-    late.start()
     with os.fdopen(reading, "rb") as pipe:
         failed = pipe.read().decode(errors="replace")
     _, status = os.waitpid(child, 0)
-    late.cancel()
     shutil.rmtree(mount.served / here, ignore_errors=True)
     if status:
         return f"the process died: {os.waitstatus_to_exitcode(status)}\n{failed}"
