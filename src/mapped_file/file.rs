@@ -1,7 +1,7 @@
 //! [`MappedFile`]: a path and the file currently open at it.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
@@ -11,6 +11,7 @@ use crate::os::file::fsinfo::{self, FileSystem};
 use crate::os::file::open::{self, Identity};
 use crate::os::process::fork::{self, Section};
 
+use super::given_path::GivenPath;
 use super::identity::{change, changed, is_same_file, is_unchanged, tells_states_apart};
 use super::mode::{self, RequestedMode};
 use super::offer::{self, Asked, Offering, TakenFile};
@@ -21,9 +22,7 @@ use super::page_cache;
 /// A regular file, open for reading.
 #[derive(Debug)]
 pub struct MappedFile {
-    path: PathBuf,
-    /// The absolute form of `path`, for looking it up again after a change of directory.
-    pub absolute: PathBuf,
+    path: GivenPath,
     /// Where the file can be opened again.
     pub origin: Origin,
     /// Whether the path led to the file when it was opened.
@@ -43,23 +42,21 @@ struct Current {
 
 impl MappedFile {
     pub fn open(path: &Path, requested: RequestedMode) -> Result<Self> {
-        Self::of_regular(mode::open_regular(path)?, path, None, requested, Offering::default())
+        Self::open_again(&Origin::of(path), requested)
     }
 
     /// Opens a file of a folder. Refuses a name or a link that leads out of the folder, with EXDEV.
     pub fn open_beneath(folder: &Arc<Folder>, name: &Path, requested: RequestedMode) -> Result<Self> {
-        let path = folder.path.join(name);
-        let origin = Origin::Beneath(folder.clone(), name.into());
-        let opened = mode::regular(folder.open_file(name)?, &path)?;
-        Self::of_regular(opened, &path, Some(origin), requested, Offering::default())
+        Self::open_again(&Origin::Beneath(folder.clone(), name.into()), requested)
     }
 
-    /// Opens a file again at its origin.
+    /// Opens a file at its origin.
     pub fn open_again(origin: &Origin, requested: RequestedMode) -> Result<Self> {
-        match origin {
-            Origin::Path(path) => Self::open(path, requested),
-            Origin::Beneath(folder, name) => Self::open_beneath(folder, name, requested),
-        }
+        let opened = match origin {
+            Origin::Path(path) => mode::open_regular(path)?,
+            Origin::Beneath(folder, name) => mode::regular(folder.open_file(name)?, &origin.path().given)?,
+        };
+        Self::of_regular(opened, origin.clone(), requested, Offering::default())
     }
 
     /// Takes the file that another process has open and offers, else opens it.
@@ -88,9 +85,7 @@ impl MappedFile {
 
     fn of_taken(taken: TakenFile, origin: &Origin, requested: RequestedMode) -> Result<Self> {
         let TakenFile { file, identity, .. } = taken;
-        // A path of the caller's own is made absolute.
-        let kept = matches!(origin, Origin::Beneath(..)).then(|| origin.clone());
-        Self::of_regular((file, identity), &origin.path(), kept, requested, Offering::of_taken())
+        Self::of_regular((file, identity), origin.clone(), requested, Offering::of_taken())
     }
 
     /// Makes a file from a copy of a descriptor that is open for reading; the caller keeps its own. `path` serves
@@ -101,27 +96,24 @@ impl MappedFile {
             system("cannot duplicate the descriptor", path, errno, advice)
         })?;
         let (copy, identity) = mode::regular(copy, path)?;
-        let file = Self::of_regular((copy, identity), path, None, requested, Offering::default())?;
+        let file = Self::of_regular((copy, identity), Origin::of(path), requested, Offering::default())?;
         // The file may have no name (memfd_create(2), O_TMPFILE, deleted by now), or `path` may be made up.
-        let is_named = open::identity_at(&file.absolute).is_ok_and(|found| is_same_file(&found, &identity));
+        let is_named = open::identity_at(file.absolute()).is_ok_and(|found| is_same_file(&found, &identity));
         Ok(Self { is_named, ..file })
     }
 
-    /// Without an origin the file is found again at its path.
     fn of_regular(
         (file, identity): (OwnedFd, Identity),
-        path: &Path,
-        origin: Option<Origin>,
+        origin: Origin,
         requested: RequestedMode,
         offering: Offering,
     ) -> Result<Self> {
-        let opened = Opened::new(path, Arc::new(file), identity, requested, Arc::default(), offering)?;
+        let path = origin.path().into_owned();
+        let opened = Opened::new(&path, Arc::new(file), identity, requested, Arc::default(), offering)?;
         let facts = opened.facts.clone();
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
         Ok(Self {
-            path: path.into(),
-            origin: origin.unwrap_or_else(|| Origin::Path(absolute.clone())),
-            absolute,
+            path,
+            origin,
             is_named: true,
             requested,
             current: RwLock::new(Current { opened: Some(Arc::new(opened)), facts }),
@@ -130,7 +122,12 @@ impl MappedFile {
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.path.given
+    }
+
+    /// The absolute form of [`Self::path`], for looking it up again after a change of directory.
+    pub fn absolute(&self) -> &Path {
+        &self.path.absolute
     }
 
     pub fn facts(&self) -> Facts {
@@ -160,7 +157,7 @@ impl MappedFile {
     /// Returns the open file, for a caller that is already in a section.
     pub(super) fn opened_in(&self, _section: &Section) -> Result<Arc<Opened>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.opened.clone().ok_or_else(|| Error::Closed { path: self.path.clone() })
+        current.opened.clone().ok_or_else(|| Error::Closed { path: self.path().into() })
     }
 
     /// Calls `look` in a section: a child of a fork must not inherit the lock from a thread that it does not have.
@@ -182,15 +179,15 @@ impl MappedFile {
     pub fn check(&self) -> Result<()> {
         let opened = self.guarded()?;
         let (known, now) = (opened.facts.identity, opened.identity_of_server()?);
-        let changed = |detail: String| Err(changed(&self.path, detail));
-        let at_path = if self.is_named { open::identity_at(&self.absolute).map(Some) } else { Ok(None) };
+        let changed = |detail: String| Err(changed(self.path(), detail));
+        let at_path = if self.is_named { open::identity_at(self.absolute()).map(Some) } else { Ok(None) };
         // Checked first: a replaced file has no name left, and would pass for a deleted one.
         if let Ok(Some(found)) = at_path
             && !is_same_file(&found, &now)
         {
             return changed("its path now names another file; open it again".into());
         }
-        if let Some(error) = change(&self.path, &known, &now) {
+        if let Some(error) = change(self.path(), &known, &now) {
             return Err(error);
         }
         if let Err(errno) = at_path {
@@ -249,7 +246,6 @@ impl MappedFile {
         };
         Some(Self {
             path: self.path.clone(),
-            absolute: self.absolute.clone(),
             origin: self.origin.clone(),
             is_named: self.is_named,
             requested: self.requested,

@@ -239,7 +239,7 @@ impl FileSet {
 impl Kept {
     /// Keeps the file open if the budget has room for it.
     pub fn new(file: MappedFile, budget: &DescriptorBudget) -> Self {
-        let (absolute, origin) = (file.absolute.clone(), file.origin.clone());
+        let (absolute, origin) = (file.absolute().to_owned(), file.origin.clone());
         let facts = file.facts();
         let slot = RwLock::new(budget.take().then(|| Arc::new(file)));
         Self { absolute, origin, facts, slot, used: AtomicBool::new(false) }

@@ -22,7 +22,7 @@ pub fn unlock(opened: &Opened) -> Result<()> {
     let region = mapped(opened, "unlock")?;
     fork::with_lock(&opened.hints, |hints| hints.locked = false);
     region.map_or(Ok(()), |region| {
-        region.unlock().map_err(|errno| system("cannot unlock the mapping", &opened.path, errno, ""))
+        region.unlock().map_err(|errno| system("cannot unlock the mapping", opened.path(), errno, ""))
     })
 }
 
@@ -42,6 +42,6 @@ pub(super) fn lock_region(opened: &Opened, region: &Region) -> Result<()> {
             Code::PERM | Code::NOMEM | Code::AGAIN => limits::explain_memlock(),
             _ => String::new(),
         };
-        system("cannot lock the mapping in memory", &opened.path, errno, advice)
+        system("cannot lock the mapping in memory", opened.path(), errno, advice)
     })
 }

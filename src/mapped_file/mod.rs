@@ -43,6 +43,7 @@ mod file;
 pub mod file_set;
 #[cfg(test)]
 pub mod gate;
+mod given_path;
 mod hints;
 mod identity;
 pub mod locking;
@@ -59,6 +60,7 @@ pub use crate::os::file::open::Identity;
 pub use crate::os::memory::advise::Advice;
 pub use crate::os::process::limits::nofile as descriptor_limit;
 pub use file::MappedFile;
+pub use given_path::GivenPath;
 pub use identity::{NOT_FOUND, identity_at, is_gone};
 pub use mode::{Mode, RequestedMode};
 pub use opened::{Facts, Opened, View};

@@ -13,6 +13,8 @@ use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::limits;
 use crate::words::words;
 
+use super::given_path::GivenPath;
+
 words! {
     /// How the caller wants a file to be opened.
     #[derive(Default)]
@@ -138,10 +140,11 @@ fn verify_last_byte(file: BorrowedFd<'_>, path: &Path, size: u64) -> Result<()> 
 }
 
 /// Opens `path` for reading; refuses what is not a regular file, or reports a wrong size.
-pub(super) fn open_regular(path: &Path) -> Result<(OwnedFd, Identity)> {
-    let file =
-        open::open(path).map_err(|errno| system("cannot open", path, errno, open_advice(path, errno)))?;
-    regular(file, path)
+pub(super) fn open_regular(path: &GivenPath) -> Result<(OwnedFd, Identity)> {
+    let GivenPath { given, absolute } = path;
+    let file = open::open(absolute)
+        .map_err(|errno| system("cannot open", &**given, errno, open_advice(given, errno)))?;
+    regular(file, given)
 }
 
 /// Refuses an open file that is not a regular one, or that reports a wrong size. Its identity is what the server says,

@@ -305,14 +305,14 @@ fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let is_named = origin.identity().is_some_and(|named| is_same_file(&named, &identity));
     let is_untouched = stamp_of(&identity) == state && tells_states_apart(&identity);
     // The other process may be of a group that this one is not of.
-    let is_allowed = || open::may_read(&origin.path());
+    let is_allowed = || open::may_read(&origin.path().absolute);
     Ok((is_named && is_untouched && is_allowed()).then_some(TakenFile { file, identity, adviser }))
 }
 
 /// Returns whether the folder of a file is on a disk of this machine. What is remembered of a folder may be out of date: then
 /// nobody is asked for its files, or in vain.
 fn is_local(origin: &Origin) -> bool {
-    let path = origin.path();
+    let path = &origin.path().absolute;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let known = |last: &mut Option<(PathBuf, bool)>| {
         last.as_ref().filter(|(known, _)| known == folder).map(|last| last.1)
@@ -383,14 +383,13 @@ mod tests {
     }
 
     fn offered(path: &Path) -> MappedFile {
-        let file =
-            MappedFile::take_or_offer(&Origin::Path(path.into()), RequestedMode::Auto).expect("opened");
+        let file = MappedFile::take_or_offer(&Origin::of(path), RequestedMode::Auto).expect("opened");
         assert!(!file.opened().expect("open").offering.is_taken);
         file
     }
 
     fn is_taken(path: &Path) -> bool {
-        take(&Origin::Path(path.into())).is_some()
+        take(&Origin::of(path)).is_some()
     }
 
     #[test]
@@ -398,8 +397,7 @@ mod tests {
         let (_folder, path) = file();
         assert!(!is_taken(&path));
         let owner = offered(&path);
-        let other =
-            MappedFile::take_or_offer(&Origin::Path(path.clone()), RequestedMode::Auto).expect("opened");
+        let other = MappedFile::take_or_offer(&Origin::of(&path), RequestedMode::Auto).expect("opened");
         assert!(other.opened().expect("open").offering.is_taken);
         let [one, another] = [&owner, &other].map(|file| file.facts().identity);
         assert!(is_same_file(&one, &another));
@@ -407,7 +405,7 @@ mod tests {
         assert!(!is_taken(&path));
         assert!(other.opened().expect("open").read(0, 5).is_ok_and(|bytes| &*bytes == b"bytes"));
         // The name is free once the thread of the owner has ended, which may take longer than it is tried.
-        let asked = || take_or_claim(&Origin::Path(path.clone()));
+        let asked = || take_or_claim(&Origin::of(&path));
         let end = Instant::now() + Duration::from_secs(600);
         let after = std::iter::repeat_with(asked)
             .find(|asked| !matches!(asked, Asked::Neither) || Instant::now() > end);
@@ -439,7 +437,7 @@ mod tests {
         std::fs::write(&other, b"other").expect("written");
         std::fs::rename(&other, &path).expect("renamed");
         assert!(!is_taken(&path));
-        assert!(matches!(take_or_claim(&Origin::Path(path)), Asked::Claimed(_)), "it can be offered itself");
+        assert!(matches!(take_or_claim(&Origin::of(&path)), Asked::Claimed(_)), "it can be offered itself");
     }
 
     #[test]
@@ -490,7 +488,7 @@ mod tests {
     #[test]
     fn one_that_claims_a_file_is_waited_for() {
         let (_folder, path) = file();
-        let origin = Origin::Path(path.clone());
+        let origin = Origin::of(&path);
         let Asked::Claimed(claim) = take_or_claim(&origin) else { panic!("somebody offers it") };
         let asking = std::thread::spawn(move || is_taken(&path));
         let opened = MappedFile::open_again(&origin, RequestedMode::Auto)

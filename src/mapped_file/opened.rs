@@ -17,6 +17,7 @@ use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
 use super::direct::DirectFile;
+use super::given_path::GivenPath;
 use super::identity::{change, changed, is_gone, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
 use super::offer::{self, Asked, Offering};
@@ -55,7 +56,7 @@ pub(super) struct Hints {
 /// The file as it was at one opening or refresh.
 #[derive(Debug)]
 pub struct Opened {
-    pub path: PathBuf,
+    pub(super) named: GivenPath,
     file: Arc<OwnedFd>,
     pub facts: Facts,
     /// The mapping; `None` in `read` mode and for an empty file.
@@ -113,16 +114,16 @@ impl View {
 
 impl Opened {
     pub(super) fn new(
-        path: &Path,
+        path: &GivenPath,
         file: Arc<OwnedFd>,
         identity: Identity,
         requested: RequestedMode,
         hints: Arc<Mutex<Hints>>,
         offering: Offering,
     ) -> Result<Self> {
-        let found = mode::find(file.as_fd(), path, identity.size, requested)?;
+        let found = mode::find(file.as_fd(), &path.given, identity.size, requested)?;
         Ok(Self {
-            path: path.into(),
+            named: path.clone(),
             file,
             facts: Facts { mode: found.mode, reason: found.reason, identity },
             region: found.region.map(Arc::new),
@@ -144,13 +145,13 @@ impl Opened {
     /// The file at another size, or mapped anew: on the same descriptor, with the same hints.
     pub(super) fn again(&self, identity: Identity, requested: RequestedMode) -> Result<Self> {
         let offering = Offering::default();
-        Self::new(&self.path, self.file.clone(), identity, requested, self.hints.clone(), offering)
+        Self::new(&self.named, self.file.clone(), identity, requested, self.hints.clone(), offering)
     }
 
     /// The same file for another user, with copy-on-write pages of its own.
     pub(super) fn for_another(&self) -> Self {
         Self {
-            path: self.path.clone(),
+            named: self.named.clone(),
             file: self.file.clone(),
             facts: self.facts.clone(),
             region: self.region.clone(),
@@ -183,7 +184,7 @@ impl Opened {
     pub fn offer(&self) {
         if self.offering.is_first_try()
             && self.may_read_from_cache()
-            && let Some(claim) = offer::claim(&Origin::Path(self.path.clone()))
+            && let Some(claim) = offer::claim(&Origin::Path(self.named.clone()))
         {
             self.offering.begin(claim, &self.facts.identity, &self.file, None);
         }
@@ -192,6 +193,11 @@ impl Opened {
     /// Tells the file's mount from others.
     pub fn mount_number(&self) -> (u64, u64) {
         (self.facts.identity.device, fsinfo::mount_number(self.file()))
+    }
+
+    /// The path as the caller gave it.
+    pub fn path(&self) -> &Path {
+        &self.named.given
     }
 
     pub fn size(&self) -> u64 {
@@ -213,7 +219,7 @@ impl Opened {
         let size = self.size();
         match offset.checked_add(length) {
             Some(end) if end <= size => Ok(()),
-            _ => Err(Error::OutOfRange { path: self.path.clone(), offset, length, size }),
+            _ => Err(Error::OutOfRange { path: self.path().into(), offset, length, size }),
         }
     }
 
@@ -260,7 +266,7 @@ impl Opened {
         if self.size() == 0 {
             return Ok(None);
         }
-        let map = || Region::map(self.file(), &self.path, self.size() as usize, Mapping::CopyOnWrite);
+        let map = || Region::map(self.file(), self.path(), self.size() as usize, Mapping::CopyOnWrite);
         fork::get_or_make(&self.copy_on_write, || map().map(Arc::new)).clone().map(Some).map_err(Some)
     }
 
@@ -326,7 +332,7 @@ impl Opened {
             // What is not there.
             let (first, end) = (offset.max(now.size), offset + length);
             return Err(Error::MappedRead {
-                path: self.path.clone(),
+                path: self.path().into(),
                 offset: first,
                 length: end - first,
                 cause,
@@ -364,7 +370,7 @@ impl Opened {
         }
         // What the kernel knows is fresh now: this says what is wrong with it.
         self.verify()?;
-        Err(rewrite(&self.path, known, &self.identity_now()?))
+        Err(rewrite(self.path(), known, &self.identity_now()?))
     }
 
     /// Returns the identity of what the descriptor refers to.
@@ -380,18 +386,18 @@ impl Opened {
     /// The error of a file that is known to have changed.
     pub(super) fn change_or_rewrite(&self, now: &Identity) -> Error {
         let known = &self.facts.identity;
-        change(&self.path, known, now).unwrap_or_else(|| rewrite(&self.path, known, now))
+        change(self.path(), known, now).unwrap_or_else(|| rewrite(self.path(), known, now))
     }
 
     fn cannot_stat(&self, errno: Code) -> Error {
         // A server tells so of an open file; the daemons of FUSE that find files by their paths, too.
         if is_gone(errno.raw_os_error()) {
             return changed(
-                &self.path,
+                self.path(),
                 format!("the server has deleted or replaced it: {}", describe(errno)),
             );
         }
         let advice = "the storage behind the file failed; open it again once it is back";
-        system("cannot stat the open file", &self.path, errno, advice)
+        system("cannot stat the open file", self.path(), errno, advice)
     }
 }

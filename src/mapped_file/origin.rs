@@ -12,14 +12,14 @@ use crate::os::file::beneath::{self, ConfinedFolder, Refusal};
 use crate::os::file::open::{self, Identity, Kind};
 use crate::os::process::fork;
 
+use super::given_path::GivenPath;
 use super::mode;
 
 /// A folder, opened once. Its files are opened by its descriptor; none that lies elsewhere is, whatever names and
 /// links say.
 #[derive(Debug)]
 pub struct Folder {
-    /// As the caller named it.
-    pub path: PathBuf,
+    pub path: GivenPath,
     /// `None` once closed.
     opened: Mutex<Option<Arc<ConfinedFolder>>>,
 }
@@ -28,23 +28,28 @@ pub struct Folder {
 #[derive(Debug, Clone)]
 pub enum Origin {
     /// By a path of the caller's own, whose links are followed.
-    Path(PathBuf),
+    Path(GivenPath),
     /// By a name that is not to be trusted: in a file, say.
     Beneath(Arc<Folder>, PathBuf),
 }
 
 impl Origin {
-    pub fn path(&self) -> Cow<'_, Path> {
+    /// Returns the origin of a path of the caller's own.
+    pub fn of(path: &Path) -> Self {
+        Self::Path(GivenPath::new(path))
+    }
+
+    pub fn path(&self) -> Cow<'_, GivenPath> {
         match self {
-            Self::Path(path) => path.into(),
-            Self::Beneath(folder, name) => folder.path.join(name).into(),
+            Self::Path(path) => Cow::Borrowed(path),
+            Self::Beneath(folder, name) => Cow::Owned(folder.path.map(|folder| folder.join(name))),
         }
     }
 
     /// Returns the identity of the file that lies there now, if one does. Opens nothing.
     pub(super) fn identity(&self) -> Option<Identity> {
         match self {
-            Self::Path(path) => open::identity_at(path).ok(),
+            Self::Path(path) => open::identity_at(&path.absolute).ok(),
             Self::Beneath(folder, name) => folder.opened().ok()?.identity(name).ok(),
         }
     }
@@ -57,7 +62,7 @@ impl Origin {
             PathBuf::from(name)
         };
         match self {
-            Self::Path(path) => Self::Path(longer(path)),
+            Self::Path(path) => Self::Path(path.map(longer)),
             Self::Beneath(folder, name) => Self::Beneath(folder.clone(), longer(name)),
         }
     }
@@ -69,7 +74,7 @@ impl Folder {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let opened = ConfinedFolder::open(here, also, beside)
             .map_err(|(path, errno)| system("cannot open the folder", path, errno, ""))?;
-        Ok(Self { path: path.into(), opened: Mutex::new(Some(Arc::new(opened))) })
+        Ok(Self { path: GivenPath::new(path), opened: Mutex::new(Some(Arc::new(opened))) })
     }
 
     /// Closes the descriptors, which would keep a file system from being unmounted.
@@ -79,16 +84,16 @@ impl Folder {
 
     fn opened(&self) -> Result<Arc<ConfinedFolder>> {
         fork::with_lock(&self.opened, |opened| opened.clone())
-            .ok_or_else(|| Error::Closed { path: self.path.clone() })
+            .ok_or_else(|| Error::Closed { path: self.path.given.to_path_buf() })
     }
 
     /// Returns the names in it, in no order.
     pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
-        self.opened()?.names().map_err(|errno| system("cannot list the folder", &self.path, errno, ""))
+        self.opened()?.names().map_err(|errno| system("cannot list the folder", &*self.path.given, errno, ""))
     }
 
     pub(super) fn open_file(&self, name: &Path) -> Result<OwnedFd> {
-        let path = self.path.join(name);
+        let path = self.path.given.join(name);
         let opened = self.opened()?;
         opened.open_file(name).map_err(|refusal| {
             let (errno, advice) = match refusal {

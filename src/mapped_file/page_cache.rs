@@ -166,7 +166,7 @@ fn adviser(opened: &Opened) -> Option<Arc<OwnedFd>> {
     if made.is_some() {
         return made;
     }
-    match offer::take_or_claim(&Origin::Path(opened.path.clone())) {
+    match offer::take_or_claim(&Origin::Path(opened.named.clone())) {
         Asked::Taken(taken) if is_same_file(&taken.identity, &opened.facts.identity) => {
             taken.adviser.map(Arc::new)
         }
@@ -309,5 +309,5 @@ pub fn evict(opened: &Opened) -> Result<()> {
     if let Some(region) = &opened.region {
         let _ = advise::advise_map(region, 0, region.len(), Advice::DontNeed);
     }
-    advise::drop_cache(opened.file(), 0, 0).map_err(|errno| system("cannot evict", &opened.path, errno, ""))
+    advise::drop_cache(opened.file(), 0, 0).map_err(|errno| system("cannot evict", opened.path(), errno, ""))
 }

@@ -137,7 +137,7 @@ impl Opened {
 
     /// Returns why the file cannot be read past the page cache; `None` if it can, as far as is known.
     pub fn direct_refusal(&self) -> Option<String> {
-        self.direct_file().refusal(&self.path)
+        self.direct_file().refusal(self.path())
     }
 
     /// Opens the file for [`Self::read_directly`], unless it is.

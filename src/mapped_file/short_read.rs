@@ -12,7 +12,7 @@ impl Opened {
     pub(super) fn short_read(&self, offset: u64, length: u64, short: Short) -> Error {
         self.cause_of(short).map_or_else(
             |error| error,
-            |cause| Error::MappedRead { path: self.path.clone(), offset, length, cause },
+            |cause| Error::MappedRead { path: self.path().into(), offset, length, cause },
         )
     }
 

@@ -78,7 +78,7 @@ fn prepare(
     let outcome = FileOutcome { number, ..FileOutcome::default() };
     let sha256 = match task {
         ChecksumTask::Write => {
-            let (span_ends, place) = (checksums::span_ends(&header), checksums::path_beside(&file.absolute));
+            let (span_ends, place) = (checksums::span_ends(&header), checksums::path_beside(file.absolute()));
             let hashed = HashRequest { opened, len: file_bytes, span_ends, sha256: false };
             let finish = move |digests: Digests| {
                 let text = checksums::text(&header, file_bytes, &digests.spans);
@@ -90,7 +90,7 @@ fn prepare(
         ChecksumTask::Headers => None,
     };
     let beside = checksums::path_beside(&path);
-    if identity_at(&checksums::path_beside(&file.absolute)).is_ok() {
+    if identity_at(&checksums::path_beside(file.absolute())).is_ok() {
         raised.call(|py| audit_open(py, &beside, RequestedMode::Read))?;
     }
     let (checksums, mut failures) = match Checksums::beside(&file.origin, &beside, &header)? {

@@ -147,7 +147,7 @@ impl PyMappedFile {
 
     #[getter(_absolute_path)]
     fn absolute_path(&self) -> std::ffi::OsString {
-        text(&self.file.absolute)
+        text(self.file.absolute())
     }
 
     #[getter]

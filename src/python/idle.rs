@@ -1,13 +1,13 @@
 //! Weight files that were closed a moment ago while they were read ahead, and those that probably come next.
 
-use std::path::{self, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::lead::FileLead;
 use super::next_file::NextFile;
 use crate::error::Result;
-use crate::mapped_file::{MappedFile, RequestedMode};
+use crate::mapped_file::{GivenPath, MappedFile, RequestedMode};
 use crate::os::process::fork;
 use crate::streaming::idle::{IdleStore, Rest};
 use crate::weights::file::WeightFile;
@@ -36,9 +36,7 @@ struct OpenedFile {
 /// How a file was opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IdleKey {
-    path: PathBuf,
-    /// Tells files of one relative path apart, after a change of directory.
-    absolute: PathBuf,
+    path: GivenPath,
     mode: RequestedMode,
     strictness: Strictness,
     ahead_bytes: Option<u64>,
@@ -70,8 +68,7 @@ impl Drop for IdleFile {
 
 impl IdleKey {
     pub fn new(path: &Path, mode: RequestedMode, strictness: Strictness, ahead_bytes: Option<u64>) -> Self {
-        let absolute = path::absolute(path).unwrap_or_else(|_| path.into());
-        Self { path: path.into(), absolute, mode, strictness, ahead_bytes }
+        Self { path: GivenPath::new(path), mode, strictness, ahead_bytes }
     }
 
     /// Opens the file, or takes the one that is idle if it is still the same.
@@ -93,7 +90,8 @@ impl IdleKey {
 
     /// Notes that the program opens the file, or has opened it.
     fn note_opened(&self, file: Weak<MappedFile>, header: Weak<Header>, lead: Weak<FileLead>) {
-        let noted = OpenedFile { path: self.absolute.clone(), when: Instant::now(), file, header, lead };
+        let noted =
+            OpenedFile { path: self.path.absolute.to_path_buf(), when: Instant::now(), file, header, lead };
         fork::with_lock(&OPENED, |opened| {
             opened.retain(|other| other.path != noted.path);
             opened.drain(..opened.len().saturating_sub(MAX_OPENED - 1));
@@ -104,7 +102,7 @@ impl IdleKey {
     /// Returns the file and its lead if the program has it open.
     fn in_use(&self) -> Option<(WeightFile, Arc<FileLead>)> {
         let (file, header, lead) = fork::with_lock(&OPENED, |opened| {
-            let found = opened.iter().find(|other| other.path == self.absolute)?;
+            let found = opened.iter().find(|other| *other.path == *self.path.absolute)?;
             Some((found.file.upgrade(), found.header.upgrade(), found.lead.upgrade()))
         })?;
         // Not under the lock: where one of them is gone the others may be the last, which close the file.
@@ -116,7 +114,7 @@ impl IdleKey {
     /// Returns whether the program has opened the file since then, or at the same time.
     fn was_opened(&self, since: Instant) -> bool {
         fork::with_lock(&OPENED, |opened| {
-            opened.iter().any(|other| other.path == self.absolute && other.when + SAME_TIME >= since)
+            opened.iter().any(|other| *other.path == *self.path.absolute && other.when + SAME_TIME >= since)
         })
     }
 
@@ -125,13 +123,14 @@ impl IdleKey {
     }
 
     fn next(&self) -> Option<NextFile> {
-        let key = Self::new(&next_shard(&self.path)?, self.mode, self.strictness, self.ahead_bytes);
-        let (path, before_opened) = (key.path.clone(), Instant::now());
+        let next = next_shard(&self.path.absolute)?;
+        if next.is_relative() {
+            return None; // for a thread it can lead elsewhere
+        }
+        let path = self.path.map(|path| path.with_file_name(next.file_name().unwrap_or_default()));
+        let key = Self { path, ..self.clone() };
+        let (path, before_opened) = (key.path.given.to_path_buf(), Instant::now());
         Some(NextFile::new(path, self.mode, move |handover, is_used| {
-            let is_elsewhere = path::absolute(&key.path).is_ok_and(|now| now != key.absolute);
-            if is_elsewhere {
-                return Ok(());
-            }
             // Announced before the look. The program notes an opening and then looks for announced files, so one of the two
             // sees the other.
             let on_its_way = FILES.announce(key.clone());

@@ -216,7 +216,7 @@ impl FileLead {
     }
 
     fn made(&self, header: &Header, opened: Arc<Opened>) -> Option<Lead> {
-        let seed = RandomState::new().hash_one(&opened.path);
+        let seed = RandomState::new().hash_one(opened.path());
         let has_lead = self.limit_bytes != Some(0);
         let is_small = has_lead && small_file::fetch_if_small(&opened, header.data_start, seed);
         if is_small || !sample::is_cold(&opened, seed) {

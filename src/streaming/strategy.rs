@@ -105,7 +105,7 @@ fn choose_by(
         if opened.region.is_some() && is_cached(&opened, offset, seed) {
             continue;
         }
-        let path = opened.path.display();
+        let path = opened.path().display();
         let cold = format!("byte {offset} of {path} is not in the page cache (sample {})", probe + 1);
         let refusal = refusal_of_cache(&opened);
         let Surroundings { available_memory_bytes, local_processes, .. } = around;
@@ -149,7 +149,7 @@ fn choose_by(
 
 /// Returns why a file cannot be used through the page cache; `None` if it can.
 fn refusal_of_cache(opened: &Opened) -> Option<String> {
-    let path = opened.path.display();
+    let path = opened.path().display();
     if opened.region.is_none() && opened.size() > 0 {
         Some(format!("{path} is not mapped"))
     } else if opened.may_read_from_cache() {

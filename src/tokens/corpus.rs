@@ -70,7 +70,7 @@ impl TokenCorpus {
         let opened = in_parallel(paths.len(), threads(paths.len()), |index| {
             let TokenFile { file, layout, documents } = open(&paths[index], dtype, format, how)?;
             let documents = documents.map(|(table, index)| (table, Kept::new(index, &budget)));
-            Ok((file.absolute.clone(), layout, Kept::new(file, &budget), documents))
+            Ok((file.absolute().to_owned(), layout, Kept::new(file, &budget), documents))
         })?;
         for (path, layout, file, table) in opened {
             if let Some(first) = shards.first() {

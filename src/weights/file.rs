@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::{MappedFile, Origin, RequestedMode};
+use crate::mapped_file::{GivenPath, MappedFile, Origin, RequestedMode};
 
 use super::header::{self, Header, HeaderError, LENGTH_BYTES};
 use super::header_cache;
@@ -39,13 +39,13 @@ fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8]) -> Error 
 }
 
 impl WeightFile {
-    pub fn open(path: &Path, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
-        Self::of(MappedFile::take_or_open(&Origin::Path(path.into()), mode)?, strictness)
+    pub fn open(path: &GivenPath, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
+        Self::of(MappedFile::take_or_open(&Origin::Path(path.clone()), mode)?, strictness)
     }
 
     /// Opens a file that will be read ahead at once.
-    pub fn open_to_read_ahead(path: &Path, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
-        Self::of(MappedFile::take_or_offer(&Origin::Path(path.into()), mode)?, strictness)
+    pub fn open_to_read_ahead(path: &GivenPath, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
+        Self::of(MappedFile::take_or_offer(&Origin::Path(path.clone()), mode)?, strictness)
     }
 
     /// Reads the header of an open file.

@@ -144,7 +144,7 @@ fn read_index(
     strictness: Strictness,
     gate: &AccessGate<'_>,
 ) -> Result<IndexFile> {
-    gate(AccessRequest::Open(&folder.path.join(name)))?;
+    gate(AccessRequest::Open(&folder.path.given.join(name)))?;
     let file =
         MappedFile::open_beneath(folder, Path::new(name), RequestedMode::Read).map_err(blame_checkpoint)?;
     let path = file.path().to_owned();
@@ -170,9 +170,7 @@ fn files_as_named(paths: Vec<PathBuf>, cache_root: Option<&Path>) -> Result<Shar
         return Err(Error::argument("no files were given; expected at least one safetensors file"));
     };
     let shards = match cache_root {
-        None => {
-            paths.into_iter().map(|path| ShardPath { origin: Origin::Path(path.clone()), path }).collect()
-        }
+        None => paths.into_iter().map(|path| ShardPath { origin: Origin::of(&path), path }).collect(),
         Some(_) => confined(&paths, cache_root)?,
     };
     // Errors about several files name each; the list as a whole has no path.
@@ -273,7 +271,7 @@ fn is_repository(name: &OsStr) -> bool {
 }
 
 fn beneath(folder: &Arc<Folder>, name: &OsStr) -> ShardPath {
-    ShardPath { path: folder.path.join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
+    ShardPath { path: folder.path.given.join(name), origin: Origin::Beneath(folder.clone(), name.into()) }
 }
 
 /// Splits a path into folder and name. A path without a name of its own (`..`) becomes its own folder, and is refused

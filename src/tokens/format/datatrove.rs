@@ -43,7 +43,7 @@ impl DocumentTable for DocumentEnds {
              file or is damaged",
             self.tokens
         );
-        Err(Error::format(&index.opened.path, offset, detail))
+        Err(Error::format(index.opened.path(), offset, detail))
     }
 }
 

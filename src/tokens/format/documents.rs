@@ -77,5 +77,5 @@ pub fn out_of_order(index: &FileReader<'_>, number: u64, start: u64, last: u64) 
         "document {number} begins at token {start}, before the one in front of it, which begins at {last}; \
          the index is damaged"
     );
-    Error::format(&index.opened.path, None, detail)
+    Error::format(index.opened.path(), None, detail)
 }

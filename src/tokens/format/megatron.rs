@@ -251,7 +251,7 @@ fn dtype_of_code(code: u8) -> Result<Dtype, String> {
 }
 
 fn refuse(index: &FileReader<'_>, offset: u64, detail: String) -> Error {
-    Error::format(&index.opened.path, offset, detail)
+    Error::format(index.opened.path(), offset, detail)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ const MAX_HEADER_BYTES: u64 = 10_000;
 
 /// Finds the layout of a file from its header.
 pub fn layout(opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
-    let refuse = |offset: u64, detail: String| Error::format(&opened.path, offset, detail);
+    let refuse = |offset: u64, detail: String| Error::format(opened.path(), offset, detail);
     let prefix = read_prefix(opened, 12)?;
     let (length_bytes, header_bytes) = match prefix.get(6..) {
         Some(&[1, _, a, b, ..]) => (2, u64::from(u16::from_le_bytes([a, b]))),
@@ -43,7 +43,7 @@ pub fn layout(opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
         refuse(8 + length_bytes, format!("the .npy header cannot be understood: {}", text.trim_end()))
     })?;
     let found = header.token_dtype().map_err(|detail| refuse(8 + length_bytes, detail))?;
-    agree_dtype(&opened.path, 8 + length_bytes, found, dtype)?;
+    agree_dtype(opened.path(), 8 + length_bytes, found, dtype)?;
     let &[tokens] = header.shape.as_slice() else {
         let detail = format!(
             "the array has the shape {:?}; tokens are one-dimensional (save array.reshape(-1))",

@@ -75,6 +75,6 @@ fn index_next_to(path: &Path, how: Opener<'_>) -> Result<Option<MappedFile>> {
 
 fn raw(opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
     let dtype = dtype.unwrap_or(RAW_DTYPE);
-    let tokens = whole_tokens(&opened.path, opened.size(), dtype)?;
+    let tokens = whole_tokens(opened.path(), opened.size(), dtype)?;
     Ok(TokenLayout { format: Format::Raw, dtype, data_offset_bytes: 0, tokens })
 }
