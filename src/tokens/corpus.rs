@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet, Kept};
-use crate::mapped_file::{Opened, View};
+use crate::mapped_file::{Opened, View, descriptor_limit};
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
 use crate::parallel::{FILES_PER_THREAD, in_parallel};
@@ -67,7 +67,7 @@ impl TokenCorpus {
         let mut shards: Vec<Shard> = Vec::with_capacity(paths.len());
         let (mut data, mut indices) = (Vec::with_capacity(paths.len()), Vec::new());
         let (mut len, mut documents) = (0_u64, 0_u64);
-        let opened = in_parallel(paths.len(), threads(paths.len()), |index| {
+        let opened = in_parallel(paths.len(), threads(paths.len(), descriptor_limit()), |index| {
             let TokenFile { file, layout, documents } = open(&paths[index], dtype, format, how)?;
             let documents = documents.map(|(table, index)| (table, Kept::new(index, &budget)));
             Ok((file.absolute().to_owned(), layout, Kept::new(file, &budget), documents))
@@ -184,7 +184,7 @@ impl TokenCorpus {
     /// Checks that every file is still the one that was opened.
     pub fn check(&self) -> Result<()> {
         let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();
-        in_parallel(files, threads(files), |index| self.files.check(index)).map(drop)
+        in_parallel(files, threads(files, descriptor_limit()), |index| self.files.check(index)).map(drop)
     }
 
     /// A number that identifies the data: equal for the same tokens in the same files, on any machine.
@@ -193,7 +193,7 @@ impl TokenCorpus {
             return Ok(known);
         }
         let count = self.shards.len();
-        let parts = in_parallel(count, threads(count), |number| {
+        let parts = in_parallel(count, threads(count, descriptor_limit()), |number| {
             let shard = &self.shards[number];
             let index = shard.documents.as_ref().map(|(_, index)| self.opened(*index)).transpose()?;
             fingerprint::of_shard(&shard.layout, &*self.opened(number)?, index.as_deref())
@@ -207,8 +207,9 @@ fn add(sum: u64, more: u64, what: &str) -> Result<u64> {
     sum.checked_add(more).ok_or_else(|| Error::argument(format!("more than 2^64 {what}")))
 }
 
-fn threads(files: usize) -> usize {
-    files.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS)
+/// Returns how many threads open so many files. Each has up to two descriptors beside those that are kept.
+fn threads(files: usize, descriptor_limit: usize) -> usize {
+    files.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS).min(descriptor_limit / 8).max(1)
 }
 
 fn agree(first: &Shard, path: &Path, layout: &TokenLayout) -> Result<()> {
@@ -226,4 +227,18 @@ fn agree(first: &Shard, path: &Path, layout: &TokenLayout) -> Result<()> {
         describe(known)
     );
     Err(Error::format(path, None, detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_files_or_descriptors_need_few_threads() {
+        let expected =
+            [(1, 1024, 1), (40, 1024, 10), (10_000, 1024, OPENING_THREADS), (10_000, 40, 5), (100, 3, 1)];
+        for (files, limit, count) in expected {
+            assert_eq!(threads(files, limit), count, "{files} files, {limit} descriptors");
+        }
+    }
 }
