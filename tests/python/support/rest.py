@@ -15,18 +15,24 @@ WAITS = {
     "x86_64": {202, 7, 271, 23, 270, 232, 281, 43, 288, 45, 47, 128, 230},
     "aarch64": {98, 73, 72, 22, 202, 242, 207, 212, 137, 115},
 }[os.uname().machine]
+FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
 READ = {"x86_64": 0, "aarch64": 63}[os.uname().machine]
 SLEEP = {"x86_64": 230, "aarch64": 115}[os.uname().machine]
 
 
 def _wait_of(task):
-    """Returns the number of the system call that blocks a thread, or None if the thread runs."""
+    """Returns the system call that blocks a thread, with its arguments, or None if the thread runs."""
     call, *arguments = (task / "syscall").read_text().split()
     if call == "running":
         return None
     # A read of a pipe or a socket waits for its writer. A read of a file does not.
     is_of_pipe = int(call) == READ and not stat.S_ISREG(os.fstat(int(arguments[0], 16)).st_mode)
-    return int(call) if int(call) in WAITS or is_of_pipe else None
+    return (int(call), arguments) if int(call) in WAITS or is_of_pipe else None
+
+
+def _has_time_limit(call, arguments):
+    """For example, `pagestream-idle` wakes ten times a second: on a busy machine in each look."""
+    return call == SLEEP or (call == FUTEX and int(arguments[3], 16) != 0)
 
 
 def _look():
@@ -36,11 +42,10 @@ def _look():
         if int(task.name) == threading.get_native_id():
             continue
         try:
-            call = _wait_of(task)
-            if call is None:
+            wait = _wait_of(task)
+            if wait is None:
                 return None
-            # For example, `pagestream-idle` wakes ten times a second: on a busy machine in each look.
-            if call != SLEEP:
+            if not _has_time_limit(*wait):
                 lines = (task / "status").read_text().splitlines()
                 found[task.name] = [line for line in lines if "ctxt_switches" in line]
         except OSError:
@@ -49,19 +54,29 @@ def _look():
 
 
 def threads_rest():
-    """Waits until every other thread of this process is blocked.
+    """Waits until every other thread of this process is blocked. Returns true, or fails after 100 s.
 
-    Two equal looks at the context switches prove that no thread ran in between. Threads in a timed sleep are
-    left out: they count as blocked, although they wake again. Returns false after 100 s.
+    Two equal looks at the context switches prove that no thread ran in between. Waits with a time limit are
+    left out: such threads count as blocked, although they wake to look around.
     """
     deadline = time.monotonic() + 100
-    with contextlib.suppress(FileNotFoundError):
-        while time.monotonic() < deadline:
-            found = _look()
-            if found is not None and found == _look():
-                return True
-            time.sleep(0.005)
-    return False
+    while time.monotonic() < deadline:
+        found = _look()
+        if found is not None and found == _look():
+            return True
+        time.sleep(0.005)
+    message = f"threads do not rest:\n{_states()}"
+    raise AssertionError(message)
+
+
+def _states():
+    """Describes the threads of this process, a line each."""
+    lines = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            name, call = ((task / file).read_text().strip() for file in ("comm", "syscall"))
+            lines.append(f"{task.name} {name}: {call}")
+    return "\n".join(lines)
 
 
 def _task(name):
