@@ -432,7 +432,7 @@ def test_read_fills_out(path):
 
 # --- which bytes are read -------------------------------------------------------------------------
 
-# So many runs that two reads are timed. On a busy machine the file can be as slow as a network mount, and then
+# Two reads of so many runs are timed. On a busy machine the file can be as slow as a network mount. Then
 # reading the gap of a page is cheaper than another request. `rules.rs` tests the decision with a fake clock.
 EVERY_OTHER_ROW = np.s_[1:2048:2]
 # An index into 2048 rows of a page each, the bytes it reads (including gaps below a page), and the pages.
