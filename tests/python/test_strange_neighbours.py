@@ -7,6 +7,7 @@ from support import real
 from support.process import PROGRAMS, output_of
 
 MIB = 1 << 20
+NOBODY = 65534
 
 
 def test_the_next_shard_is_that_of_the_folder_in_which_the_first_was_opened(tmp_path):
@@ -20,3 +21,16 @@ def test_the_next_shard_is_that_of_the_folder_in_which_the_first_was_opened(tmp_
         program = PROGRAMS / "strange_neighbours/changes_directory.py"
         lines = output_of(program, slow.path / "here", slow.path / "elsewhere").splitlines()
     assert lines == [f"{slow.path}/here/model-00002-of-00002.safetensors", "0"]
+
+
+def test_a_relative_path_works_where_no_absolute_path_leads(tmp_path):
+    folder = tmp_path / "closed/folder"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        path = folder / f"model-0000{number + 1}-of-00002.safetensors"
+        safetensors.numpy.save_file({f"t{number}": np.full(5, number, "u1")}, path)
+        path.chmod(0o644)
+    folder.chmod(0o755)
+    folder.parent.chmod(0o700)
+    program = PROGRAMS / "strange_neighbours/may_not_search_above.py"
+    assert output_of(program, folder, NOBODY).split() == ["forbidden", "0", "5", "0", "5"]
