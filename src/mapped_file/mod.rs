@@ -4,8 +4,8 @@
 //! one to positioned reads. It is opened once, or taken from a process that has it open (`offer.rs`): on FUSE each further
 //! `open` drops the file's page cache. Its descriptor stays open as long as the object; direct reads need a second one. It is
 //! mapped once per protection. A file that is cut, rewritten or fails is an error that says so, in every way that copies;
-//! a view of it shows that as damage, or to `check`. No call kills the process. What is handed out, a [`View`], keeps its
-//! mapping alive by itself: closing or refreshing the file does not disturb it.
+//! a view of it shows that as damage, or to `check`. No call kills the process. A [`View`] keeps its mapping
+//! alive by itself: closing or refreshing the file does not disturb it.
 //!
 //! **Five ways to read.**
 //!
@@ -29,13 +29,14 @@
 //! | `Opened::verify_with_server` | the server in any case, once | the same, at once |
 //! | `MappedFile::check` | the server about the descriptor, the kernel about the path | that it was cut, grew, was written to, deleted or replaced, and damage to its mappings |
 //!
-//! Copies of tensors are not handed out before `verify_with_server`: chunks of one that were read at different times could
-//! be of different states of the file.
+//! Copies of tensors are handed out after `verify_with_server`: a tensor is read in chunks, and the file may change between
+//! two chunks.
 //!
 //! Damage, a page that could not be read when an array was used ([`crate::os::fault::views`]), is also looked for
-//! each time that memory is handed out. A rewrite that keeps size and time of change is noticed by none of them.
+//! each time that memory is handed out. A rewrite that keeps size
+//! and time of change passes all checks.
 //!
-//! **The files**, lowest first: `mode`, `identity`, `direct` · `origin`, `offer` · `opened` · `hints` · `short_read` · `read`, `locking` ·
+//! **The files**, lowest first: `identity`, `direct` · `given_path` · `mode` · `origin`, `offer` · `opened` · `hints` · `short_read` · `read`, `locking` ·
 //! `page_cache` · `file` · `file_set`. Tests hold reads at a `gate`.
 
 mod direct;

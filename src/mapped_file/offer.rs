@@ -1,35 +1,33 @@
-//! [`Offer`]: an open file that other processes of this user take instead of opening it again.
+//! [`Offer`]: an open file for other processes of the same user, which take it instead of opening the file again.
 //!
-//! On FUSE each opening of a file drops its pages from the page cache, those that another process has read ahead and
-//! those that it uses through a mapping, unless the daemon says otherwise. A process that reads ahead therefore offers its
-//! own open file description (open(2)), and a process that is about to open the same file asks for it.
+//! On FUSE each `open` drops the file's pages from the page cache, unless the daemon says otherwise: pages read ahead by
+//! another process, and mapped pages in use. So a process that reads ahead offers its open file description (open(2)), and a
+//! process that is about to open the same file asks for it.
 //!
 //! ```text
 //!   claim ──(open the file)──> Offer: a thread answers ──(the last owner lets go, or the process ends)──> the name is free
 //!     └──(that failed)──────────────────────────────────────────── │ ────────────────────────────────────────────▲─▲
-//!     (others that use files of the mount are there still) ────────┴──> kept ──(nobody asks any more)───────────┘ │
+//!     (other processes use files of the mount) ────────────────────┴──> kept ──(nobody asks any more)───────────┘ │
 //!                                                                            └──(too many are kept)───────────────┘
 //! ```
 //!
-//! A process that has begun later comes to each file when the first one may have closed it: it would read all again, and never
-//! come nearer. What is kept it finds in memory. Others are those that offer files, which have a [`Sign`] for each, and those
-//! that have taken some of this process ([`TAKERS`]).
+//! A process that starts later reaches each file when the first process may have closed it. Without kept files it would read
+//! everything again, and never catch up. A file is kept while other processes use files of the mount: they offer files, each
+//! with a [`Sign`], or have taken some from this process ([`TAKERS`]).
 //!
-//! While a child of a fork has inherited the socket, nobody can have the name: the file is opened by each process.
+//! While a forked child holds the inherited socket, the name is taken, and each process opens the file itself.
 //!
-//! [`take`] asks for the file that a path leads to, by its device and inode, and so does [`take_or_claim`], which else gives
-//! the right to offer it: between both no other process opens the file to read ahead. What was taken must be the file that the path leads to, to which
-//! nothing was done since it was opened. A file whose times are whole seconds is not taken: two states of it can look
-//! alike.
+//! [`take`] asks for the file at a path, by device and inode. [`take_or_claim`] does the same, or else claims the right to
+//! offer the file, so that no other process opens it in between. A taken file must be the file at the path, unchanged since it
+//! was opened. If file times are whole seconds, two states can look alike, and the file is not taken.
 //!
-//! Nothing is written anywhere, and nothing is left but a key of the user in the kernel: the name is an abstract socket
-//! address. A process of another user, or of a container with other mounts, gets and gives nothing. The name follows from a
-//! [secret] of the user and from the mounts of the process, so that neither takes it by chance or on purpose. Another user
-//! sees a name while it is in use, and can take it afterwards: then the secret is renewed, and with it all names. Where the
-//! kernel keeps no keys for a process, as in many containers, another user on the same network can take the names, and each
-//! process opens the file itself.
+//! The name is an abstract socket address. Nothing is written to disk, and only a key of the user stays in the kernel. A
+//! process of another user, or in a container with other mounts, gets and gives nothing. The name follows from a [secret] of
+//! the user and from the mounts of the process, so another user cannot guess it. Another user sees a name in use, and can take
+//! it afterwards: then the secret is renewed, and all names with it. In many containers the kernel keeps no keys for a
+//! process. There another user on the same network can take the names, and each process opens the file itself.
 //!
-//! All this is for storage that no disk of this machine serves.
+//! Files on local disks are not offered.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -50,27 +48,27 @@ use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
 
 const STACK_BYTES: usize = 128 << 10;
-/// Files that this process offers at a time: each takes some descriptors and a thread.
+/// Limit of offered files per process. Each takes some descriptors and a thread.
 const MAX_OFFERS: u32 = 64;
 static OFFERS: AtomicU32 = AtomicU32::new(0);
-/// Those among them that are kept for others.
+/// Limit of offered files that are kept after the last owner has closed them.
 const MAX_KEPT: u32 = 32;
 static KEPT: AtomicU32 = AtomicU32::new(0);
-/// How long a file is kept for which nobody asks. Processes that are started together begin to load within seconds.
+/// A kept file is closed if no process asks for it within this time. Processes of one job start to load within seconds.
 const KEPT_FOR: Duration = Duration::from_secs(20);
 /// The number of the next sign.
 static SIGNS: AtomicU32 = AtomicU32::new(0);
-/// The processes that have taken files of this one, each with the device of the mount.
+/// Processes that have taken files from this one, each with the device of the mount.
 static TAKERS: Mutex<Vec<(u64, i32)>> = Mutex::new(Vec::new());
-/// The folder that was looked at last, and whether it is on a disk of this machine.
+/// The last folder looked at, and whether it is on a local disk.
 static LAST_FOLDER: Mutex<Option<(PathBuf, bool)>> = Mutex::new(None);
 /// Of [`FileStamp`].
 const VERSION: u64 = 1;
 
-/// The state of a file, as it is sent.
+/// The state of a file, as sent.
 type FileStamp = [[u8; 8]; 8];
 
-/// Looks at a name that another process had a moment ago, and the time between them.
+/// Number of tries for a name that was taken a moment ago, and the pause between them.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -78,7 +76,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct OfferRight(Outlet);
 
-/// A thread that answers those that ask for a file. Unless the file is kept for others it ends with this value.
+/// A thread that answers requests for a file. It ends with this value, unless the file is kept.
 #[derive(Debug)]
 struct Offer {
     outlet: Arc<Outlet>,
@@ -88,38 +86,38 @@ struct Offer {
     sign: Option<Sign>,
 }
 
-/// What the thread and the owner have in common.
+/// State shared by the thread and the owner.
 #[derive(Debug, Default)]
 struct OfferedFiles {
     files: Vec<Arc<OwnedFd>>,
     kept: Option<One>,
 }
 
-/// An open file description that another owner has as well.
+/// An open file description shared with another owner.
 #[derive(Debug)]
 pub(super) struct TakenFile {
     pub file: OwnedFd,
     pub identity: Identity,
-    /// The description through which the owner asks the kernel for what comes next.
+    /// The description for the owner's read-ahead requests.
     pub adviser: Option<OwnedFd>,
 }
 
-/// What became of asking for a file.
+/// The outcome of a request for a file.
 #[derive(Debug)]
 pub(super) enum Asked {
     Taken(TakenFile),
-    /// Nobody offers it.
+    /// No process offers it.
     Claimed(OfferRight),
     /// It can neither be taken nor offered.
     Neither,
 }
 
-/// What the owners of one open file description in this process have in common.
+/// State shared by the owners of one open file description in this process.
 #[derive(Debug, Default)]
 pub(super) struct Offering {
-    /// Whether another owner had opened the file.
+    /// Whether the file was taken from another owner.
     pub is_taken: bool,
-    /// A second description, which page faults leave alone, until it is used.
+    /// A second description, unused by page faults. `None` once used.
     pub adviser: Mutex<Option<Arc<OwnedFd>>>,
     is_tried: AtomicBool,
     offer: OnceLock<Option<Offer>>,
@@ -130,7 +128,7 @@ impl Offering {
         Self { is_taken: true, ..Self::default() }
     }
 
-    /// Offers the file. Best effort: nobody does without a thread, or if there are [`MAX_OFFERS`].
+    /// Offers the file. Best effort: without a thread, or beyond [`MAX_OFFERS`], the file is not offered.
     pub fn begin(
         &self,
         claim: OfferRight,
@@ -144,7 +142,7 @@ impl Offering {
         }
     }
 
-    /// Returns whether this is the first time.
+    /// Returns whether this is the first call.
     pub fn is_first_try(&self) -> bool {
         !self.is_tried.load(Ordering::Relaxed) && !self.is_tried.swap(true, Ordering::Relaxed)
     }
@@ -186,7 +184,7 @@ impl Offer {
 impl Drop for Offer {
     fn drop(&mut self) {
         self.sign = None;
-        // A child of a fork leaves the offer of its parent alone. The thread, which it has not, may have locked the files.
+        // A forked child leaves its parent's offer alone. It does not have the thread, which may have locked the files.
         if self.process != fork::generation() {
             self.files.try_lock().map(|mut offered| std::mem::take(&mut *offered)).ok();
             return;
@@ -223,7 +221,7 @@ impl Drop for One {
     }
 }
 
-/// What the signs of this user's processes begin with that read files of a mount ahead.
+/// The common beginning of the signs of this user's processes, for files of a mount.
 fn sign_on(device: u64) -> String {
     name_from("ahead", &[device]) + "/"
 }
@@ -232,8 +230,8 @@ fn sign_of_this_process(device: u64) -> String {
     format!("{}{}-{}-", sign_on(device), std::process::id(), fork::generation())
 }
 
-/// Notes that a process has taken a file. Those that have ended make room. A number that another process gets later does no
-/// harm: files are kept for a while in vain.
+/// Notes that a process has taken a file, and forgets processes that have ended. If a process ID is used again, files are kept
+/// for a while in vain.
 fn note_taker(device: u64, process: i32) {
     fork::with_lock(&TAKERS, |takers| {
         if process != std::process::id() as i32 && !takers.contains(&(device, process)) {
@@ -243,7 +241,7 @@ fn note_taker(device: u64, process: i32) {
     });
 }
 
-/// Returns whether a process is there still that has taken files of a mount.
+/// Returns whether a process that has taken files of a mount still runs.
 fn has_takers(device: u64) -> bool {
     fork::with_lock(&TAKERS, |takers| takers.iter().any(|&(of, taker)| of == device && is_there(taker)))
 }
@@ -275,8 +273,8 @@ pub(super) fn take_or_claim(origin: &Origin) -> Asked {
         }
         match Outlet::open(&name_of(&named)) {
             Ok(outlet) => return Asked::Claimed(OfferRight(outlet)),
-            // Another one was faster, or the thread of one that gave it back has not ended yet, or a child of it still has
-            // the socket.
+            // Another process was faster. Or the name was given back, but its thread has not ended, or a forked child still
+            // holds the socket.
             Err(Code::ADDRINUSE) => std::thread::sleep(PAUSE),
             Err(_) => return Asked::Neither,
         }
@@ -289,13 +287,13 @@ pub(super) fn claim(origin: &Origin) -> Option<OfferRight> {
     Outlet::open(&name_of(&offered_as(origin)?)).ok().map(OfferRight)
 }
 
-/// Asks for a file; `None` if it is not what the path leads to now.
+/// Asks for a file. Returns `None` if the path leads to another file now.
 fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let mut state = FileStamp::default();
     let known = secret::of_this_user();
     let mut answer = pass::ask(&name_of(named), state.as_flattened_mut());
     if let (Err(Code::PERM), Some(known)) = (&answer, known) {
-        // Another user has the name.
+        // Another user holds the name.
         secret::renew(&known);
         answer = pass::ask(&name_of(named), state.as_flattened_mut());
     }
@@ -304,13 +302,13 @@ fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let identity = open::identity_now(file.as_fd())?;
     let is_named = origin.identity().is_some_and(|named| is_same_file(&named, &identity));
     let is_untouched = stamp_of(&identity) == state && tells_states_apart(&identity);
-    // The other process may be of a group that this one is not of.
+    // The other process may be in a group that this process is not in.
     let is_allowed = || open::may_read(&origin.path().absolute);
     Ok((is_named && is_untouched && is_allowed()).then_some(TakenFile { file, identity, adviser }))
 }
 
-/// Returns whether the folder of a file is on a disk of this machine. What is remembered of a folder may be out of date: then
-/// nobody is asked for its files, or in vain.
+/// Returns whether the folder of a file is on a local disk. The answer may be out of date after a mount. Then files are not
+/// asked for, or in vain.
 fn is_local(origin: &Origin) -> bool {
     let path = &origin.path().absolute;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -324,7 +322,7 @@ fn is_local(origin: &Origin) -> bool {
     })
 }
 
-/// Returns which file the path leads to, by whatever path others came to it; `None` if files there are not offered.
+/// Returns the identity of the file at a path, the same for all paths to the file. `None` if files there are not offered.
 fn offered_as(origin: &Origin) -> Option<Identity> {
     if is_local(origin) { None } else { origin.identity() }
 }
@@ -334,11 +332,11 @@ fn name_of(named: &Identity) -> Vec<u8> {
     name_from("file", &[named.device, named.inode]).into_bytes()
 }
 
-/// A name that this user's processes with the same mounts have in common.
+/// A name shared by this user's processes with the same mounts.
 fn name_from(what: &str, numbers: &[u64]) -> String {
     let mut hasher = Sha256::new_with_prefix(secret::of_this_user().unwrap_or_default());
     let mounts = pass::mounts_of("self").unwrap_or_default();
-    // Processes that run these tests side by side are no others to each other.
+    // Test processes that run side by side do not see each other.
     #[cfg(test)]
     hasher.update(std::process::id().to_ne_bytes());
     for number in mounts.iter().flat_map(|&(device, inode)| [device, inode]).chain(numbers.iter().copied()) {
@@ -362,7 +360,7 @@ mod tests {
     use super::*;
     use crate::mapped_file::{MappedFile, RequestedMode};
 
-    /// A file in memory, which no disk serves.
+    /// A file in memory: not on a local disk.
     fn file() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
         let path = folder.path().join("file");
@@ -370,7 +368,7 @@ mod tests {
         (folder, path)
     }
 
-    /// Writes a file at a time that is not a whole second, by the clock's steps.
+    /// Writes a file at a time with a fraction of a second.
     fn write_at_part_of_a_second(path: &Path) {
         std::fs::write(path, b"bytes").expect("written");
         while changed_at(path).1 == 0 {
@@ -404,7 +402,7 @@ mod tests {
         owner.close();
         assert!(!is_taken(&path));
         assert!(other.opened().expect("open").read(0, 5).is_ok_and(|bytes| &*bytes == b"bytes"));
-        // The name is free once the thread of the owner has ended, which may take longer than it is tried.
+        // The name is free once the owner's thread has ended. That may take longer than all tries.
         let asked = || take_or_claim(&Origin::of(&path));
         let end = Instant::now() + Duration::from_secs(600);
         let after = std::iter::repeat_with(asked)
@@ -420,7 +418,7 @@ mod tests {
         let modified = std::fs::metadata(&path).and_then(|found| found.modified()).expect("times");
         let (written, before) =
             (std::fs::File::options().write(true).open(&path).expect("opened"), changed_at(&path));
-        // Until the clock has gone on: its steps are some milliseconds long.
+        // Until the clock has moved: its steps are some milliseconds long.
         while changed_at(&path) == before {
             std::fs::write(&path, b"other").expect("written");
             written.set_modified(modified).expect("set back");
@@ -447,7 +445,7 @@ mod tests {
         let [hard, symbolic] = ["hard", "symbolic"].map(|name| folder.path().join(name));
         std::fs::hard_link(&path, &hard).expect("linked");
         std::os::unix::fs::symlink(&path, &symbolic).expect("linked");
-        // Linking is a change of the file, to which nothing may have been done.
+        // A new link changes the file's ctime.
         assert!(!is_taken(&hard));
         let (folder, path) = (folder.path().join("again"), folder.path().join("again/file"));
         std::fs::create_dir(&folder).expect("made");
@@ -466,7 +464,7 @@ mod tests {
         write_at_part_of_a_second(&path);
         let _owner = offered(&path);
         assert!(is_taken(&path));
-        // Nothing was done to the file itself.
+        // The file itself has not changed.
         std::fs::rename(&inner, folder.path().join("before")).expect("renamed");
         std::fs::create_dir(&inner).expect("made");
         std::fs::write(&path, b"other").expect("written");

@@ -23,7 +23,7 @@ use super::mode::{self, Mode, RequestedMode};
 use super::offer::{self, Asked, Offering};
 use super::origin::Origin;
 
-/// How long a server is not asked again for the size of a file whose tensors are handed out.
+/// While tensors are handed out, the server is asked for the file's size at most this often.
 const ASK_EVERY_MS: u64 = 1000;
 static START: OnceLock<Instant> = OnceLock::new();
 
@@ -31,7 +31,7 @@ fn ms_since_start() -> u64 {
     fork::get_or_make(&START, Instant::now).elapsed().as_millis() as u64
 }
 
-/// What was found out when the file was opened or refreshed.
+/// Facts from the opening or the last refresh.
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub mode: Mode,
@@ -40,7 +40,7 @@ pub struct Facts {
     pub identity: Identity,
 }
 
-/// What the kernel was told about a file. Shared by every mapping of one descriptor.
+/// Hints given to the kernel. Shared by every mapping of one descriptor.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Hints {
     /// Advice for the whole file.
@@ -65,18 +65,18 @@ pub struct Opened {
     pub(super) hints: Arc<Mutex<Hints>>,
     pub(super) direct: OnceLock<DirectFile>,
     pub(super) offering: Arc<Offering>,
-    /// How long a small read takes, once it was found to be slow.
+    /// Time of a small read, if it is slow.
     pub request_time: OnceLock<Duration>,
-    /// The most that the kernel fetches on one request.
+    /// The kernel fetches at most this much per request.
     pub(super) ahead_chunk_bytes: OnceLock<u64>,
     /// Whether the kernel tells this user which pages are cached.
     pub(super) residency_is_told: OnceLock<bool>,
-    /// Copies of which a page ended in zeros, and for how many of them the server has told that the file has them.
+    /// Number of copied pages that end in zeros, and how many of them the server has confirmed.
     zero_tails: AtomicU64,
     known_zero_tails: AtomicU64,
-    /// When the server was asked for attributes, in milliseconds since [`START`].
+    /// Time of the last request for attributes, in milliseconds since [`START`].
     asked_ms: AtomicU64,
-    /// Where tests hold its reads.
+    /// Holds reads in tests.
     #[cfg(test)]
     pub gate: OnceLock<Arc<super::gate::ReadGate>>,
 }
@@ -90,7 +90,7 @@ pub struct View {
 }
 
 impl View {
-    /// Returns the first byte; dangling but not null for an empty view. What [`Region::as_ptr`] says holds.
+    /// Returns the first byte; dangling but not null for an empty view. See [`Region::as_ptr`].
     pub fn as_ptr(&self) -> *const u8 {
         let empty = std::ptr::NonNull::<u64>::dangling().as_ptr().cast_const().cast();
         self.region.as_ref().map_or(empty, |region| region.as_ptr().wrapping_add(self.offset))
@@ -190,7 +190,7 @@ impl Opened {
         }
     }
 
-    /// Tells the file's mount from others.
+    /// Identifies the file's mount.
     pub fn mount_number(&self) -> (u64, u64) {
         (self.facts.identity.device, fsinfo::mount_number(self.file()))
     }
@@ -270,8 +270,8 @@ impl Opened {
         fork::get_or_make(&self.copy_on_write, || map().map(Arc::new)).clone().map(Some).map_err(Some)
     }
 
-    /// Refuses a file one of whose mappings is damaged, and one that was cut as far as the kernel knows: what was in the
-    /// page of its new end reads as zeros, without a signal.
+    /// Refuses a file with a damaged mapping, or one that the kernel knows to be truncated. The rest of the page at the new
+    /// end reads as zeros, without a signal.
     pub fn check_damage(&self) -> Result<()> {
         self.regions().try_for_each(Region::check_damage)?;
         let is_cut =
@@ -279,9 +279,9 @@ impl Opened {
         if is_cut { self.verify() } else { Ok(()) }
     }
 
-    /// Returns whether the server was last asked for the file's size more than [`ASK_EVERY_MS`] ago, once. The caller then
-    /// has it [asked](Self::ask_server) before views are handed out: what a server no longer has of a file reads as zeros,
-    /// without a signal, while the kernel believes in the old size.
+    /// Returns true at most once per [`ASK_EVERY_MS`]. The caller then [asks the server](Self::ask_server) for the file's size
+    /// before it hands out views. Until then the kernel believes in the old size, and bytes that the server has lost read as
+    /// zeros, without a signal.
     pub fn is_time_to_ask(&self) -> bool {
         let (last, now) = (self.asked_ms.load(Ordering::Relaxed), ms_since_start());
         now.saturating_sub(last) >= ASK_EVERY_MS
@@ -300,18 +300,19 @@ impl Opened {
         self.region.iter().chain(copy_on_write).any(|region| Arc::strong_count(region) > 1)
     }
 
-    /// Returns all mappings of which there may be views.
+    /// Returns all mappings with possible views.
     pub(super) fn regions(&self) -> impl Iterator<Item = &Region> {
         let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
         self.region.iter().chain(copy_on_write).map(|region| &**region)
     }
 
-    /// Refuses, after ranges were copied, a file that is not all there or was rewritten.
+    /// Refuses a truncated or rewritten file. To be called after ranges were copied.
     ///
     /// A file that has been written to is not trusted, even if it is larger now: it may have been appended to, or
     /// cut and written anew. A page of a mapping does not tell by itself where a file ends: the server is asked where
-    /// [`open::identity`] does. For positioned reads the kernel's knowledge is enough. What a server no longer has comes as
-    /// zeros to the end of a page, while the kernel believes in the old size: after those it is asked in any case.
+    /// [`open::identity`] does. For positioned reads the kernel's knowledge is enough. After
+    /// zeros at the end of a page the server is always asked: they may be bytes that it has lost, while the kernel believes in
+    /// the old size.
     pub fn verify(&self) -> Result<()> {
         self.verify_range(0, self.size())
     }
@@ -329,7 +330,7 @@ impl Opened {
         let now = if are_known { self.identity_now()? } else { self.identity_of_server()? };
         if now.size < offset + length {
             let cause = ReadCause::Truncated { size_at_open: known.size, size_now: now.size };
-            // What is not there.
+            // The missing range.
             let (first, end) = (offset.max(now.size), offset + length);
             return Err(Error::MappedRead {
                 path: self.path().into(),
@@ -346,34 +347,34 @@ impl Opened {
         }
     }
 
-    /// Notes that a page that was copied ends in zeros. Of a disk of this machine the kernel knows the size.
+    /// Notes that a copied page ends in zeros. For a local disk the kernel knows the true size.
     pub(super) fn note_zero_tail(&self) {
         if !self.facts.identity.is_on_block_device() {
             self.zero_tails.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// [`Self::verify`] by what the kernel knows, which on network mounts may be some seconds old: no request for each tensor.
+    /// [`Self::verify`] without a request to the server. On network mounts the kernel's attributes may be some seconds old.
     pub fn verify_as_known(&self) -> Result<()> {
         let known = &self.facts.identity;
         let is_known = open::known_size_and_change(self.file()) == Ok((known.size, known.modified));
         if is_known { Ok(()) } else { self.verify() }
     }
 
-    /// [`Self::verify`] that asks the server in any case: what the kernel knows of a file may be as old as its time limit for
-    /// attributes.
+    /// [`Self::verify`] that always asks the server. The kernel's attributes may be as old as their time limit, for example
+    /// 60 s on NFS.
     pub fn verify_with_server(&self) -> Result<()> {
         let known = &self.facts.identity;
         let now = open::size_and_change_now(self.file()).map_err(|errno| self.cannot_stat(errno))?;
         if now == (known.size, known.modified) {
             return Ok(());
         }
-        // What the kernel knows is fresh now: this says what is wrong with it.
+        // The kernel's attributes are fresh now, and show the change.
         self.verify()?;
         Err(rewrite(self.path(), known, &self.identity_now()?))
     }
 
-    /// Returns the identity of what the descriptor refers to.
+    /// Returns the identity of the open file.
     pub(super) fn identity_now(&self) -> Result<Identity> {
         open::identity(self.file()).map_err(|errno| self.cannot_stat(errno))
     }
@@ -383,14 +384,14 @@ impl Opened {
         open::identity_now(self.file()).map_err(|errno| self.cannot_stat(errno))
     }
 
-    /// The error of a file that is known to have changed.
+    /// The error for a changed file.
     pub(super) fn change_or_rewrite(&self, now: &Identity) -> Error {
         let known = &self.facts.identity;
         change(self.path(), known, now).unwrap_or_else(|| rewrite(self.path(), known, now))
     }
 
     fn cannot_stat(&self, errno: Code) -> Error {
-        // A server tells so of an open file; the daemons of FUSE that find files by their paths, too.
+        // A server reports this for an open file. So do FUSE daemons that look files up by path.
         if is_gone(errno.raw_os_error()) {
             return changed(
                 self.path(),

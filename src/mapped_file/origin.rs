@@ -1,4 +1,4 @@
-//! How a file is found again: at its path, or in a folder that nothing leads out of.
+//! [`Origin`]: the place of a file, for opening it again. Either a path, or a name in a confined folder.
 
 use std::borrow::Cow;
 use std::os::fd::OwnedFd;
@@ -15,8 +15,7 @@ use crate::os::process::fork;
 use super::given_path::GivenPath;
 use super::mode;
 
-/// A folder, opened once. Its files are opened by its descriptor; none that lies elsewhere is, whatever names and
-/// links say.
+/// A folder, opened once. Its files are opened by its descriptor. A name or a link that leads out of it is refused.
 #[derive(Debug)]
 pub struct Folder {
     pub path: GivenPath,
@@ -24,17 +23,17 @@ pub struct Folder {
     opened: Mutex<Option<Arc<ConfinedFolder>>>,
 }
 
-/// How a file was named.
+/// The place of a file.
 #[derive(Debug, Clone)]
 pub enum Origin {
-    /// By a path of the caller's own, whose links are followed.
+    /// A path from the caller. Links are followed.
     Path(GivenPath),
-    /// By a name that is not to be trusted: in a file, say.
+    /// An untrusted name in a folder, for example an entry of a checkpoint's index.
     Beneath(Arc<Folder>, PathBuf),
 }
 
 impl Origin {
-    /// Returns the origin of a path of the caller's own.
+    /// Returns the origin of a path from the caller.
     pub fn of(path: &Path) -> Self {
         Self::Path(GivenPath::new(path))
     }
@@ -46,7 +45,7 @@ impl Origin {
         }
     }
 
-    /// Returns the identity of the file that lies there now, if one does. Opens nothing.
+    /// Returns the identity of the file at this place now, if there is a file. Opens nothing.
     pub(super) fn identity(&self) -> Option<Identity> {
         match self {
             Self::Path(path) => open::identity_at(&path.absolute).ok(),
@@ -54,7 +53,7 @@ impl Origin {
         }
     }
 
-    /// Returns where a file lies whose name is that of this one and `suffix`.
+    /// Returns the place of a file in the same folder, with `suffix` added to the name.
     pub fn with_suffix(&self, suffix: &str) -> Self {
         let longer = |path: &Path| {
             let mut name = path.as_os_str().to_owned();
@@ -69,7 +68,7 @@ impl Origin {
 }
 
 impl Folder {
-    /// Opens a folder. Its links may lead into `also` as well, and into what `beside` names for its path.
+    /// Opens a folder. Its links may also lead into the folders of `also` and `beside`.
     pub fn open(path: &Path, also: &[PathBuf], beside: impl FnOnce(&Path) -> Vec<Beside>) -> Result<Self> {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let opened = ConfinedFolder::open(here, also, beside)
@@ -77,7 +76,7 @@ impl Folder {
         Ok(Self { path: GivenPath::new(path), opened: Mutex::new(Some(Arc::new(opened))) })
     }
 
-    /// Closes the descriptors, which would keep a file system from being unmounted.
+    /// Closes the descriptors. Open ones would keep a file system from being unmounted.
     pub(super) fn close(&self) {
         drop(fork::with_lock(&self.opened, Option::take));
     }
@@ -87,7 +86,7 @@ impl Folder {
             .ok_or_else(|| Error::Closed { path: self.path.given.to_path_buf() })
     }
 
-    /// Returns the names in it, in no order.
+    /// Returns the names in the folder, in no order.
     pub fn names(&self) -> Result<Vec<std::ffi::OsString>> {
         self.opened()?.names().map_err(|errno| system("cannot list the folder", &*self.path.given, errno, ""))
     }
@@ -121,8 +120,8 @@ impl Folder {
     }
 }
 
-/// Returns whether a file of a folder is refused with this number because of what its name leads to: out of the
-/// folder, in a circle, or to something that is no regular file.
+/// Returns whether this error number means that the name of a file was refused: it leads out of the folder, in a circle, or
+/// not to a regular file.
 pub fn is_refusal(errno: i32) -> bool {
     [Code::XDEV, Code::LOOP, Code::INVAL, Code::ISDIR, Code::NAMETOOLONG]
         .map(Code::raw_os_error)

@@ -1,4 +1,4 @@
-//! Weight files that were closed a moment ago while they were read ahead, and those that probably come next.
+//! Weight files without a user: closed during their read-ahead, or opened ahead as the probable next shard.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
@@ -17,13 +17,13 @@ use crate::weights::strictness::Strictness;
 
 static FILES: IdleStore<IdleKey, IdleFile> = IdleStore::new();
 
-/// The files that the program opened last.
+/// The program's latest openings.
 static OPENED: Mutex<Vec<OpenedFile>> = Mutex::new(Vec::new());
 const MAX_OPENED: usize = 256;
-/// Threads that open the shards of a checkpoint do so within this time.
+/// Threads of a program open the shards of a checkpoint within this time.
 const SAME_TIME: Duration = Duration::from_secs(1);
 
-/// A file that the program has opened.
+/// One opening by the program.
 #[derive(Debug)]
 struct OpenedFile {
     path: PathBuf,
@@ -42,7 +42,7 @@ pub struct IdleKey {
     ahead_bytes: Option<u64>,
 }
 
-/// A file that nobody uses at the moment.
+/// A file without a user.
 #[derive(Debug)]
 struct IdleFile {
     weights: WeightFile,
@@ -59,7 +59,7 @@ impl Drop for IdleFile {
     fn drop(&mut self) {
         // A new owner has copies.
         if Arc::strong_count(&self.weights.file) == 1 {
-            // The file first: the lead goes on as long as anybody has views of it.
+            // The file first: the lead goes on while views exist.
             self.weights.file.close();
             self.lead.close();
         }
@@ -71,7 +71,7 @@ impl IdleKey {
         Self { path: GivenPath::new(path), mode, strictness, ahead_bytes }
     }
 
-    /// Opens the file, or takes the one that is idle if it is still the same.
+    /// Opens the file, or takes it out of the store if it has not changed.
     pub fn open(&self) -> Result<(WeightFile, Arc<FileLead>)> {
         self.note_opened(Weak::new(), Weak::new(), Weak::new());
         let idle = FILES.take(self).filter(|idle| idle.weights.file.is_untouched());
@@ -105,7 +105,7 @@ impl IdleKey {
             let found = opened.iter().find(|other| *other.path == *self.path.absolute)?;
             Some((found.file.upgrade(), found.header.upgrade(), found.lead.upgrade()))
         })?;
-        // Not under the lock: where one of them is gone the others may be the last, which close the file.
+        // Not under the lock: the last reference closes the file, and may be dropped here.
         let weights = WeightFile { file: file?, header: header? };
         let lead = lead?;
         (!weights.file.is_closed()).then_some((weights, lead))
@@ -134,7 +134,7 @@ impl IdleKey {
             // Announced before the look. The program notes an opening and then looks for announced files, so one of the two
             // sees the other.
             let on_its_way = FILES.announce(key.clone());
-            // Some programs open all files before they use any tensor.
+            // Some programs open all shards before they use any tensor, for example accelerate.
             if let Some((weights, lead)) = key.in_use() {
                 drop(on_its_way);
                 return lead.begin(&weights.header, weights.file.opened()?, handover);
@@ -148,7 +148,7 @@ impl IdleKey {
             }
             let (header, opened) = (weights.header.clone(), weights.file.opened()?);
             let (weights, lead) = key.with_lead(weights);
-            // The consumer has the file at once, and may have opened it itself where that takes long.
+            // The consumer gets this file, unless it has opened the shard itself meanwhile.
             if on_its_way.hold(IdleFile { weights, lead: lead.clone() }, is_used.clone()) {
                 return lead.begin(&header, opened, handover);
             }
@@ -157,8 +157,8 @@ impl IdleKey {
         }))
     }
 
-    /// Closes a file. While it is read ahead, it is kept for a moment, if another opening can find out that nothing was done
-    /// to it.
+    /// Closes a file. A file that is being read ahead stays open for a moment, if a later opening can see that it has not
+    /// changed.
     pub fn let_go(&self, weights: &WeightFile, lead: &Arc<FileLead>) {
         if weights.file.is_closed() {
             return; // and perhaps in use by another owner

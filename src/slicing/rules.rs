@@ -1,4 +1,4 @@
-//! The rules by which a selection is read from a file: which gaps are read through, and how long the pieces are.
+//! Rules for reading a selection from a file: the size of gaps to read through, and of pieces.
 
 use std::time::{Duration, Instant};
 
@@ -8,24 +8,23 @@ use crate::os::memory::Uninit;
 use super::plan::{GAP_BYTES, PIECE_BYTES, SlicePlan};
 use super::selection::Selection;
 
-/// Selections of fewer blocks are read before a measurement pays.
+/// With fewer blocks, a measurement does not pay.
 const LEAST_BLOCKS: u64 = 32;
-/// Reads that are timed. The fastest counts: it is the one that waited for nothing but the storage.
+/// Number of timed reads. The fastest counts, because a slow one may have waited for a processor.
 const TIMED_READS: u64 = 2;
 const TIMED_BYTES: usize = 64;
-/// Runs and the gaps behind them together, so that at least a part of what is read is wanted.
+/// Limit of a run and the gap behind it, so that some of the bytes read are wanted.
 const MOST_PERIOD_BYTES: u64 = 64 << 10;
-/// What storage gives while a request waits: 500 MB/s, shared with the 63 others that wait beside it.
+/// The share of one request in the bandwidth: 500 MB/s over 64 requests in flight.
 const BYTES_PER_MICROSECOND: u64 = 8;
 
-/// The shortest piece: one request of FUSE, which by default sends a longer read as several requests, one after another.
+/// The shortest piece: one FUSE request. By default FUSE splits a longer read, and sends the parts one after another.
 const LEAST_PIECE_BYTES: u64 = 128 << 10;
 
-/// Makes the plan by which up to `max_readers` threads read a selection of a tensor, whose bytes begin at `data_offset` of
-/// the file.
+/// Plans how up to `max_readers` threads read a selection of a tensor. The tensor begins at `data_offset` of the file.
 ///
-/// Where the file answers a request after milliseconds, larger gaps are read through than [`GAP_BYTES`]. That is measured
-/// the first time that it matters. Where reads bypass the page cache the pieces are short enough that each thread has one.
+/// If a request takes milliseconds, gaps larger than [`GAP_BYTES`] are read through: 80 kB at 10 ms per request. The first
+/// selection with many runs measures that. If reads bypass the page cache, each thread gets a piece.
 pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection, max_readers: u64) -> SlicePlan {
     let plan = SlicePlan::new(selection);
     let plan = match larger_gap(opened, data_offset, &plan) {
@@ -39,12 +38,12 @@ pub fn plan_for(opened: &Opened, data_offset: u64, selection: Selection, max_rea
     plan.in_pieces_of(piece_bytes_for(span_bytes, max_readers))
 }
 
-/// Returns the length of the pieces of a span: each thread has one, if that is not too little to read in one go.
+/// Returns the length of the pieces of a span: one per thread, within limits.
 fn piece_bytes_for(span_bytes: u64, max_readers: u64) -> u64 {
     (span_bytes / max_readers.max(1)).clamp(LEAST_PIECE_BYTES, PIECE_BYTES)
 }
 
-/// Returns up to which length gaps are read through, if that is more than [`GAP_BYTES`].
+/// Returns the size of the largest gap to read through, if it is more than [`GAP_BYTES`].
 fn larger_gap(opened: &Opened, data_offset: u64, fine: &SlicePlan) -> Option<u64> {
     let runs = sparse_runs(&fine.selection)?;
     let most_bytes = MOST_PERIOD_BYTES.saturating_sub(runs.bytes);
@@ -57,15 +56,15 @@ fn larger_gap(opened: &Opened, data_offset: u64, fine: &SlicePlan) -> Option<u64
     if gap_bytes <= GAP_BYTES {
         return None;
     }
-    // What is fast may have come out of the page cache, and tells nothing of other parts of the file.
+    // A slow time is remembered. A fast one is not: it may be a hit in the page cache, while other parts are uncached.
     let _ = opened.request_time.set(request_time);
     Some(gap_bytes)
 }
 
-/// Runs of wanted bytes that are evenly spaced, with gaps that are not read through for free.
+/// Evenly spaced runs of wanted bytes, with gaps too large to read for free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SparseRuns {
-    /// Where the first one begins in the tensor.
+    /// Offset of the first run in the tensor, in bytes.
     start: u64,
     bytes: u64,
     gap_bytes: u64,
@@ -78,12 +77,12 @@ fn sparse_runs(selection: &Selection) -> Option<SparseRuns> {
     Some(SparseRuns { start, bytes, gap_bytes, count: axis.count })
 }
 
-/// Returns the bytes that come in the time that one request of many costs.
+/// Returns how many bytes arrive in the time of one request.
 fn affordable_bytes(request_time: Duration) -> u64 {
     u64::try_from(request_time.as_micros()).unwrap_or(u64::MAX).saturating_mul(BYTES_PER_MICROSECOND)
 }
 
-/// Times reads of wanted bytes. Returns `None` where one fails: the plan's own reads will tell why.
+/// Times reads of wanted bytes. Returns `None` if one fails: the plan's own reads will report the error.
 fn measured(
     opened: &Opened,
     data_offset: u64,
@@ -118,7 +117,7 @@ mod tests {
         MappedFile::open(file.path(), RequestedMode::Read).and_then(|file| file.opened()).expect("open")
     }
 
-    /// Every other one of `2 * count` rows.
+    /// Every other row of `2 * count` rows.
     fn every_other_row(count: u64) -> Selection {
         let (shape, strides) = ([count, ROW_BYTES], [2 * ROW_BYTES as i64, 1]);
         Selection::new(0, &shape, &strides, 1, 2 * count * ROW_BYTES).expect("in bounds")
@@ -139,7 +138,7 @@ mod tests {
         let opened = opened(1);
         let runs = SparseRuns { start: 0, bytes: 64, gap_bytes: 192, count: 16 };
         let (start, looks) = (Instant::now(), Cell::new(0));
-        // When the first read begins and ends, and the second one.
+        // The begin and the end of the first read, then of the second.
         let milliseconds = [0, 9, 9, 11];
         let now = || start + Duration::from_millis(milliseconds[looks.replace(looks.get() + 1)]);
         assert_eq!(measured(&opened, 0, &runs, now), Some(Duration::from_millis(2)));

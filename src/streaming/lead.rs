@@ -3,18 +3,18 @@
 //!
 //! ```text
 //!   reads come out of the page cache ──> advising ──(all was asked for; pages were cached)──> off
-//!                                        a thread asks the kernel for what comes next         ▲
+//!                                        a thread asks the kernel for the next tensors        ▲
 //!   they do not ───────────────────────> reading ──(a read failed; memory is short)───────────┘
-//!                ▲                       a stream reads what comes next into owned memory
+//!                ▲                       a stream reads the next tensors into owned memory
 //!                └─(a part of a tensor is asked for)── advising
 //! ```
 //!
-//! While a thread advises, tensors that the consumer has left behind make room for what was read ahead.
+//! While a thread advises, used tensors make room for tensors read ahead.
 //!
-//! What comes next is guessed ([`super::guess`]). A lead doubles with each right guess, up to what it was at first and
-//! twice what was used since. It ends where another consumer of this process has begun in the same file
-//! ([`super::run`]). In the next file it goes on at half of its full length. Parts of tensors get memory of their own, so a
-//! stream reads them also where reads come out of the page cache.
+//! [`super::guess`] predicts the next tensors. A lead doubles with each right guess. Its limit is its first length plus twice
+//! the bytes used since. It ends at the place from which another consumer of this process reads the same file
+//! ([`super::run`]). In the next file it starts at half of its full length. A part of a tensor, for example some rows, gets its
+//! own memory, so a stream reads it even if whole tensors come out of the page cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -41,10 +41,10 @@ use super::pace::Pace;
 use super::plan::FIRST_BYTES;
 use super::run::Run;
 
-/// Bytes that are taken between two looks at the available memory.
+/// The available memory is checked after this many bytes.
 const LOOK_BYTES: u64 = 64 << 20;
 
-/// The thread that advises.
+/// The advising thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Adviser {
     NotStarted,
@@ -52,7 +52,7 @@ enum Adviser {
     Ended,
 }
 
-/// What the lead of the next file begins with: a guess, and the pace of the same storage.
+/// The start of the lead in the next file: a guess, and the pace of the same storage.
 pub type Handover = (Guess, Arc<Pace>);
 
 /// Reads ahead of the consumer of one file.
@@ -66,9 +66,9 @@ pub struct Lead {
 #[derive(Debug)]
 struct LeadWork {
     file: LeadFile,
-    /// Whether the kernel is asked for whole tensors. Elsewhere a stream reads them, and parts of tensors in any case.
+    /// Whether the kernel is asked for whole tensors. If not, a stream reads them. A stream always reads parts of tensors.
     fills_cache: bool,
-    /// Whether pages of the file that are cached must stay so: on FUSE a further opening drops them.
+    /// Whether cached pages of the file must stay cached: on FUSE, another `open` drops them.
     keeps_cache: bool,
     is_off: AtomicBool,
     state: Mutex<Following>,
@@ -103,8 +103,8 @@ impl Drop for TurnOff<'_> {
 }
 
 impl Lead {
-    /// Makes a lead for the tensors of a file. Nothing is read before one is asked for. With `keeps_cache` the file is
-    /// not opened anew. Where the `kernel_keeps_up`, parts of tensors alone are read.
+    /// Makes a lead for the tensors of a file. It reads nothing before the first request. With `keeps_cache` it does not
+    /// open the file again. If the `kernel_keeps_up`, it reads only parts of tensors.
     pub fn new(
         opened: Arc<Opened>,
         tensors: FileTensors,
@@ -147,9 +147,9 @@ impl Lead {
         }
     }
 
-    /// Starts the thread that advises, once. Not before the lead is in use: of several that are made at the same time
-    /// one is kept, and the file is opened anew, which drops it from the page cache on FUSE. Nor for parts of tensors,
-    /// which a stream reads: the opening would drop what it has read.
+    /// Starts the advising thread, once. It opens the file again, which drops the file from the page cache on FUSE. So it
+    /// starts only when the lead is in use, because a lead that loses a race is discarded. It does not start for parts of
+    /// tensors: the opening would drop the pages read by their stream.
     fn start(&self) {
         let mut state = self.work.lock();
         if !self.work.fills_cache || state.adviser != Adviser::NotStarted || state.guess.has_parts {
@@ -158,7 +158,7 @@ impl Lead {
         let Some(opened) = state.opened.clone() else { return };
         state.adviser = Adviser::Runs;
         drop(state);
-        // Here and not in the thread, which may begin late: on FUSE it drops what the consumer has read until then.
+        // Here and not in the thread, which may start late. On FUSE this drops pages, by then also those of the consumer.
         let prefetcher = if self.work.keeps_cache { None } else { Prefetcher::new(&opened) };
         let work = self.work.clone();
         if self.crew.assist("pagestream-lead", move || work.advise(&opened, prefetcher)).is_err() {
@@ -166,15 +166,15 @@ impl Lead {
         }
     }
 
-    /// Notes that the tensor at `offset` of the file, which is not empty, is asked for, or a part of it. `opened` is the
-    /// file with the mappings that the consumer has.
+    /// Notes a request for the tensor at `offset` of the file, or for a part of it. The tensor is not empty. `opened` is the
+    /// file with the consumer's mappings.
     pub fn ask(&self, opened: &Opened, offset: u64, selection: Option<&Selection>) -> Answer {
         let work = &self.work;
         let found = work.file.tensors.ranges.binary_search_by_key(&offset, |&(offset, _)| offset);
         let (Ok(number), false, true) = (found, self.is_off(), self.process == fork::generation()) else {
             return Answer::InFile;
         };
-        // Where no thread can be started, say, tensors are used as without a lead.
+        // Best effort: for example, if no thread can be started, tensors are read without a lead.
         let answer = work.follow(opened, number, selection).unwrap_or_else(|_| {
             work.turn_off();
             Answer::InFile
@@ -183,13 +183,12 @@ impl Lead {
         answer
     }
 
-    /// Returns what the lead of the next file begins with, once all that the consumer will ask for in this one was asked for
-    /// here.
+    /// Returns the start of the lead in the next file, once the consumer has requested its last tensor of this file.
     pub fn at_end(&self) -> Option<Handover> {
         let state = (self.process == fork::generation()).then(|| self.work.lock())?;
         let is_at_end = state.is_at_end();
         if is_at_end {
-            // Others may begin, though the consumer may have left tensors out here.
+            // Other leads may begin, even if the consumer has skipped tensors here.
             self.work.file.seat.give_up();
         }
         is_at_end.then(|| (state.guess.clone(), state.streams.pace.clone()))
@@ -206,7 +205,7 @@ impl Lead {
             return Ok(()); // the consumer or another beginning is here already
         }
         (state.guess, state.streams.pace) = (guess.in_next_file(&work.file.tensors), pace.clone());
-        // What was read ahead in the file before is still there.
+        // The bytes read ahead in the file before still take memory.
         let first_bytes = work.file.stream_bytes().div_ceil(2);
         let Following { guess, cursor, streams, opened, .. } = &mut *state;
         if work.fills_cache && !guess.has_parts {
@@ -289,16 +288,16 @@ impl Drop for Lead {
         if self.process == fork::generation() {
             self.close();
         } else {
-            // The lock may be one that a thread of the parent held: nothing is touched.
+            // A thread of the parent may have held the lock at the fork: touch nothing.
             std::mem::forget(self.work.clone());
         }
     }
 }
 
 impl Following {
-    /// Returns whether all that the consumer will ask for in the file was asked for here.
+    /// Returns whether the lead has asked for everything the consumer will request in this file.
     fn is_at_end(&self) -> bool {
-        // Where all was asked for, the reading may lag behind.
+        // Even then, the reading may lag behind.
         let is_all_used = self.guess.uses.unused == 0;
         match &self.streams.current {
             Some(expected) => is_all_used || (!expected.is_row && expected.stream.is_all_begun()),
@@ -349,14 +348,14 @@ impl LeadWork {
                 return Ok(Answer::InFile);
             }
             self.moved.notify_all();
-            // Where memory is short, the one before makes room for what was read ahead.
+            // If memory is short, the tensor before makes room for the next ones.
             if let Some(last) = last.filter(|&last| last != number) {
                 let (offset, len) = self.file.tensors.ranges[last];
                 page_cache::mark_used(opened, offset, len);
             }
             return Ok(Answer::InFile);
         }
-        // What was expected before is not what comes next.
+        // The stream reads in an order that is out of date, and its place numbers mean other tensors now.
         let is_over = request.has_turned || state.guess.has_parts != had_parts;
         let dropped = if is_over { state.streams.current.take() } else { None };
         let Following { guess, streams, opened, .. } = &mut *state;
@@ -368,7 +367,7 @@ impl LeadWork {
             expected.end_before(self.file.run.end_behind(guess.order, request.place));
         }
         state.awaited += usize::from(matches!(answer, Ok(Answer::InStream(..))));
-        // What it reads next is left out, perhaps.
+        // The consumer may skip the next tensors of this stream, too.
         let outdated = if request.has_left_out { state.streams.current.take() } else { None };
         drop(state);
         drop((dropped, outdated));
@@ -376,14 +375,14 @@ impl LeadWork {
         answer
     }
 
-    /// Asks the kernel for what comes next, as long as the consumer is near.
+    /// Asks the kernel for the next tensors, as long as the consumer is near.
     fn advise(&self, opened: &Opened, prefetcher: Option<Prefetcher>) {
         let off = TurnOff(self);
         let mut ahead = Ahead::default();
         ahead.prefetcher = prefetcher;
         let is_of_use = loop {
             let Some(range) = self.next_range() else { break true };
-            // Best effort: what is not asked for is read when it is used.
+            // Best effort: without the request, bytes are read on use.
             let asked = ahead.ask(&[range], |_| Ok(opened));
             if asked.is_err() || ahead.is_warm() {
                 break false;
@@ -400,7 +399,7 @@ impl LeadWork {
         }
     }
 
-    /// Waits until the lead is too short. Returns what to ask for next; `None` at the end.
+    /// Waits until the lead is too short. Returns the next range to ask for, or `None` at the end.
     fn next_range(&self) -> Option<ByteRange> {
         let mut state = self.lock();
         loop {
@@ -412,7 +411,7 @@ impl LeadWork {
         }
     }
 
-    /// Decides what the thread does next.
+    /// Returns the next step of the thread.
     fn next_step(&self, state: &mut Following) -> LeadStep {
         let Following { cursor, guess, opened, is_left, is_closed, .. } = &mut *state;
         let is_left = *is_left && !opened.as_ref().is_some_and(|opened| opened.has_views());
@@ -434,7 +433,7 @@ mod tests {
     use crate::natural::NameKinds;
     use crate::streaming::test_file;
 
-    /// Not what is left of the memory.
+    /// A fixed limit, independent of the available memory.
     const LIMIT_BYTES: u64 = 1 << 30;
     const ROW_LEN: u64 = 64 << 10;
     const ROW_TENSORS: usize = 160;
@@ -489,7 +488,7 @@ mod tests {
         let reverse = (0..TENSORS as u32).rev().collect();
         let tensors = FileTensors::new(ranges, names, vec![reverse]);
         let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
-        // The number of the tensor that a stream has for the request.
+        // The number of the tensor in the stream's answer.
         let answered = |number: u64| {
             let Answer::InStream(stream, want) = lead.ask(&opened, number * ROW_LEN, None) else {
                 return None;
@@ -499,7 +498,7 @@ mod tests {
             Some(current.wants[want].offset / ROW_LEN)
         };
         assert_eq!([2, 3, 5].map(answered), [None, Some(3), Some(5)]);
-        // Its place in the reverse order is that of tensor 6 in the order before.
+        // Tensor 4 in the reverse order and tensor 6 in the file's order have the same place number.
         assert_eq!(answered(4), Some(4));
     }
 
@@ -519,7 +518,7 @@ mod tests {
         let named = [&b"a"[..], b"b", b"c", b"d"].into_iter().zip((0..4).map(|number| (number * LEN, LEN)));
         let tensors = FileTensors::of(&named.collect::<Vec<_>>());
         let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
-        // The test takes the turns of the thread that advises.
+        // The test takes the turns of the advising thread.
         lead.work.lock().adviser = Adviser::Runs;
         for number in [1, 2] {
             lead.ask(&opened, number * LEN, None);

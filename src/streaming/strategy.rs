@@ -1,5 +1,4 @@
-//! By which means a stream gets its bytes, decided from facts about the files and never by the name of a file
-//! system.
+//! Chooses the strategy of a stream from facts about the files, never from the name of a file system.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,45 +16,44 @@ use super::trial;
 words! {
     /// How a stream gets its bytes.
     pub enum Strategy as "strategy" {
-        /// The one that the facts favour.
+        /// Chosen from the facts.
         Auto = "auto",
         /// Views of the mapped files.
         Mapped = "mapped",
-        /// Reads into the page cache, and views of that.
+        /// Reads into the page cache, and views of its pages.
         Ahead = "ahead",
         /// Positioned reads into owned memory.
         Pread = "pread",
-        /// Reads into owned memory that go past the page cache.
+        /// Reads into owned memory, past the page cache.
         Direct = "direct",
     }
 }
 
-/// Pages that are probed. If all are cached, at least 95 % of the bytes are, with a probability of 96 %.
+/// Number of pages to probe. If all are cached, at least 95 % of the bytes are, with a probability of 96 %.
 const SAMPLED_PAGES: u64 = 64;
 
-/// A decision, and the facts that led to it.
+/// A decision, and the facts behind it.
 #[derive(Debug, Clone)]
 pub struct Choice {
     pub strategy: Strategy,
     pub reason: String,
 }
 
-/// What a decision needs to know beyond the files.
+/// Facts for a decision, beside the files.
 #[derive(Debug, Clone, Copy)]
 pub struct Surroundings {
     pub available_memory_bytes: u64,
-    /// Processes of this job on this node, which share its page cache.
+    /// Number of this job's processes on this node. They share its page cache.
     pub local_processes: u64,
-    /// Whether the lead of `warm` reads into the page cache, or has.
+    /// Whether `warm` reads the files into the page cache, or has done so.
     pub is_warmed: bool,
     /// Whether the mount may be tried, with threads and memory of the trial's own.
     pub may_try: bool,
-    /// Picks the pages that are probed. A probe may bring its page into the cache, so each decision needs pages of its
-    /// own.
+    /// Picks the probed pages. A probe may bring its page into the cache, so each decision probes other pages.
     pub seed: u64,
 }
 
-/// Decides by which means wanted tensors are read, unless the caller has.
+/// Chooses a strategy for the wanted tensors, unless the caller has.
 pub fn choose(
     asked: Strategy,
     wants: &[Want],
@@ -66,7 +64,7 @@ pub fn choose(
     choose_by(asked, wants, files, is_cached, around, keep_going)
 }
 
-/// [`choose`], by what a function says of the page of a byte.
+/// [`choose`], with a function that tells whether the page of a byte is cached.
 fn choose_by(
     asked: Strategy,
     wants: &[Want],
@@ -167,7 +165,7 @@ mod tests {
 
     const LEN: u64 = 1 << 20;
 
-    /// What is chosen for a file none of whose pages is cached.
+    /// The choice for a file without a cached page.
     fn chosen(opened: &Arc<Opened>, available_memory_bytes: u64, local_processes: u64) -> Choice {
         chosen_by(opened, |_| false, available_memory_bytes, local_processes)
     }

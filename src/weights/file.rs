@@ -11,7 +11,7 @@ use super::header_cache;
 use super::mistaken::{self, SNIFFED_BYTES};
 use super::strictness::Strictness;
 
-/// What is read at once of a file: the headers of most files end in it, and on a network each read is a round trip.
+/// Size of the first read. Most headers fit, and on a network each read costs a round trip.
 const FIRST_READ_BYTES: u64 = 32 << 10;
 
 /// An open file with its header. Clones share the file.
@@ -21,7 +21,7 @@ pub struct WeightFile {
     pub header: Arc<Header>,
 }
 
-/// Parses the header of a file that is in memory, of which `head` is the beginning and `size` the length.
+/// Parses the header of a file in memory. `head` is its beginning, and `size` its length in bytes.
 pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Header> {
     let parse = || {
         let length = header::header_bytes(head, size)?;
@@ -32,7 +32,7 @@ pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Head
     parse().map_err(|error| refusal(Path::new(""), "Error while deserializing", &error, head))
 }
 
-/// The error for a file with a bad header, with what the file is instead where its first bytes tell.
+/// The error for a file with a bad header. It names the true format if the first bytes show it, for example a zip file.
 fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8]) -> Error {
     let hint = mistaken::named(first).map_or_else(String::new, |hint| format!("; {hint}"));
     Error::Safetensors { path: path.into(), detail: format!("{what}: {error}{hint}") }
@@ -43,7 +43,7 @@ impl WeightFile {
         Self::of(MappedFile::take_or_open(&Origin::Path(path.clone()), mode)?, strictness)
     }
 
-    /// Opens a file that will be read ahead at once.
+    /// Opens a file for immediate read-ahead.
     pub fn open_to_read_ahead(path: &GivenPath, mode: RequestedMode, strictness: Strictness) -> Result<Self> {
         Self::of(MappedFile::take_or_offer(&Origin::Path(path.clone()), mode)?, strictness)
     }
@@ -60,18 +60,18 @@ impl WeightFile {
     }
 }
 
-/// Returns the header of an open file: that of an earlier opening, or else it is read.
+/// Returns the header of an open file, from the cache if an earlier opening has read it.
 pub fn header_of(file: &MappedFile, strictness: Strictness) -> Result<Arc<Header>> {
     let identity = file.opened()?.facts.identity;
     header_cache::get_or_read(&identity, strictness, || read_header(file, strictness))
 }
 
-/// Reads the header into a private copy: what is checked is what is used, whatever others do to the file
-/// meanwhile.
+/// Reads the header into a private copy, so that the checked bytes are the bytes in use, even if another process writes to
+/// the file.
 fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     let opened = file.opened()?;
     let size = opened.size();
-    // Nothing else is read ahead: perhaps only a few rows of the tensors, or none, will be wanted.
+    // Without read-ahead: the caller may want only a few rows, or none.
     let reader = opened.exact_reader();
     // Bytes behind the header need not be readable.
     let first_read = reader.read(0, size.min(FIRST_READ_BYTES));
@@ -87,7 +87,7 @@ fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
         }
     };
     let found = read()?;
-    // The header of a file that was rewritten meanwhile is not to blame.
+    // If the file was rewritten meanwhile, report that instead of a bad header.
     reader.finish()?;
     found.map_err(|error| {
         refusal(

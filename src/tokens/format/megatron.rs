@@ -1,10 +1,10 @@
 //! Megatron's `.idx` and `.bin` (<https://github.com/NVIDIA/Megatron-LM>,
 //! `megatron/core/datasets/indexed_dataset.py`), version 1. The `.bin` is tokens and nothing else. The
 //! `.idx`: magic, version, type, S, D, then lengths `int32[S]`, byte pointers `int64[S]`, documents as
-//! numbers of sequences `int64[D]`, and `int8[S]` modes in multimodal ones. No array is aligned.
+//! numbers of sequences `int64[D]`, and `int8[S]` modes in multimodal files. No array is aligned.
 //!
-//! Opening checks the size and the ends of the arrays. The arrays can have billions of entries, so that an entry in
-//! the middle is checked when it is read.
+//! Opening checks the size and the ends of the arrays. Arrays can have billions of entries, so an entry in the middle is
+//! checked when it is read.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
 
 const HEADER_BYTES: u64 = 34;
 
-/// The arrays of an index: where they are in the file, and what they describe.
+/// The arrays of an index: their places in the file, and their lengths.
 #[derive(Debug)]
 struct SequenceTables {
     sequences: u64,
@@ -29,7 +29,7 @@ struct SequenceTables {
     tokens: u64,
 }
 
-/// Returns the paths of index and token file, from that of either or their common stem.
+/// Returns the paths of index and token file, from either path or from their common stem, for example `corpus`.
 pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
     let stem = match path.extension().and_then(|extension| extension.to_str()) {
         Some("idx" | "bin") => path.with_extension(""),
@@ -38,7 +38,7 @@ pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
     (with_suffix(&stem, ".idx"), with_suffix(&stem, ".bin"))
 }
 
-/// Opens the pair, of which the index may be open already.
+/// Opens the pair. The index may be open already.
 pub fn open(
     path: &Path,
     index: Option<MappedFile>,
