@@ -79,7 +79,7 @@ def _resident_bytes() -> int | None:
 
 
 def _work(name: str, path: Path) -> object:
-    """Does the work of one contender and returns what a user would still hold of it."""
+    """Does the work of one contender and returns the objects that a user would still hold."""
     import compare_weights
     import token_batches
     from pagestream.torch import TokenLoader
@@ -104,7 +104,7 @@ def _last(values: Iterable[object]) -> object:
 
 
 def _growth_bytes(name: str, path: str) -> int:
-    """What the work of one contender adds to RssAnon, beyond what torch takes for its first operation."""
+    """The growth of RssAnon by the work of one contender. torch's first operation is not counted."""
     import torch
 
     import compare_tokens

@@ -23,7 +23,7 @@ use super::page_cache;
 #[derive(Debug)]
 pub struct MappedFile {
     path: GivenPath,
-    /// Where the file can be opened again.
+    /// The place for opening the file again.
     pub origin: Origin,
     /// Whether the path led to the file when it was opened.
     is_named: bool,
@@ -148,7 +148,7 @@ impl MappedFile {
     }
 
     /// Returns the open file after putting the SIGBUS handler back in front. Every call on a file begins with
-    /// this, except those that read or view: they put the handler back themselves.
+    /// this. Reads and views put the handler back themselves.
     pub fn guarded(&self) -> Result<Arc<Opened>> {
         fault::reinstall();
         self.opened()
@@ -236,8 +236,7 @@ impl MappedFile {
         Ok(current.facts.identity.size)
     }
 
-    /// Closes this file, and returns another one that goes on with its descriptor and read-only mapping; `None` if it is
-    /// closed.
+    /// Closes this file, and returns a new one with the same descriptor and read-only mapping. `None` if it is closed already.
     pub fn hand_over(&self) -> Option<Self> {
         let (opened, facts) = {
             let _section = fork::section();

@@ -14,7 +14,7 @@ use super::identity::is_same_file;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenPath {
     pub given: Arc<Path>,
-    /// Relative where no absolute path leads there.
+    /// Relative if no absolute path leads there.
     pub absolute: Arc<Path>,
 }
 
@@ -32,8 +32,8 @@ impl GivenPath {
     }
 }
 
-/// Returns the absolute form of a path; `None` where only the relative one leads to it. The current directory may be deleted,
-/// or below one that this process may not search.
+/// Returns the absolute form of a path, or `None` if it does not lead to the same file: the current directory was deleted, or
+/// this process may not search a directory above it.
 fn absolute_of(path: &Path) -> Option<PathBuf> {
     let absolute = std::path::absolute(path).ok()?;
     if path.is_relative() {

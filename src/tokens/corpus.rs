@@ -106,7 +106,7 @@ impl TokenCorpus {
         item_bytes(self.dtype)
     }
 
-    /// The weakest way in which a shard is read: the first such shard, and how many there are.
+    /// The weakest read mode of the shards: the first such shard, and how many there are.
     pub fn weakest(&self) -> Option<(usize, usize)> {
         self.files.weakest(self.shards.len())
     }
@@ -181,7 +181,7 @@ impl TokenCorpus {
         })
     }
 
-    /// Checks that every file is still the one that was opened.
+    /// Checks that no file has changed since it was opened.
     pub fn check(&self) -> Result<()> {
         let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();
         in_parallel(files, threads(files, descriptor_limit()), |index| self.files.check(index)).map(drop)
@@ -207,7 +207,8 @@ fn add(sum: u64, more: u64, what: &str) -> Result<u64> {
     sum.checked_add(more).ok_or_else(|| Error::argument(format!("more than 2^64 {what}")))
 }
 
-/// Returns how many threads open so many files. Each has up to two descriptors beside those that are kept.
+/// Returns the number of threads that open this many files. Each thread has up to two descriptors, in addition to the kept
+/// files.
 fn threads(files: usize, descriptor_limit: usize) -> usize {
     files.div_ceil(FILES_PER_THREAD).min(OPENING_THREADS).min(descriptor_limit / 8).max(1)
 }

@@ -41,7 +41,7 @@ pub enum CheckpointPath {
     Files(Vec<PathBuf>),
 }
 
-/// What finding the files of a checkpoint is about to do.
+/// The next access while the files of a checkpoint are located.
 #[derive(Debug, Clone, Copy)]
 pub enum AccessRequest<'a> {
     List(&'a Path),
@@ -73,7 +73,7 @@ impl ShardPath {
     }
 }
 
-/// The files of a checkpoint, and what its index says.
+/// The files of a checkpoint, and its index.
 #[derive(Debug)]
 pub struct ShardList {
     /// The path that the caller named.
@@ -127,8 +127,7 @@ fn named_by_index(path: PathBuf, folder: &Arc<Folder>, found: IndexFile, weights
     ShardList { path, shards, index: Some(found), warnings }
 }
 
-/// Turns the error of a file that the checkpoint names into one of the checkpoint's: what its name leads to is not
-/// the caller's fault.
+/// Turns the error of a file into an error of the checkpoint: the name comes from the index, not from the caller.
 pub fn blame_checkpoint(error: Error) -> Error {
     match error {
         Error::System { errno, ref path, .. } if is_refusal(errno) => {
@@ -283,7 +282,7 @@ fn split(path: &Path) -> (&Path, &OsStr) {
     }
 }
 
-/// Returns whether a path is that of an index, by its name.
+/// Returns whether the name of a path is the name of an index.
 fn is_index(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b".json")
 }

@@ -117,7 +117,7 @@ def test_a_source_of_a_mixture_that_repeats_is_looked_at_when_its_own_epoch_begi
         assert seen == 40
         state = loader.state_dict()
         assert state["samples_consumed"] == 80
-    # One that goes on looks at all of its files first, wherever it is in their epochs.
+    # A resumed loader checks all of its files first, at any place in their epochs.
     with TokenLoader(mixture, **options) as loader:
         loader.load_state_dict(state | {"samples_consumed": 2})
         with pytest.raises(FileChangedError, match=r"small\.bin"):
@@ -134,7 +134,7 @@ def test_no_batch_of_a_rewritten_file_is_handed_out_whatever_the_kernel_believes
     tokens[tokens == 0] = 1
     for name in ("tokens.bin", "others.bin"):
         tokens.tofile(source / name)
-        # What is written from now on is written at another time, however coarse the clock.
+        # Later writes get another time, however coarse the clock.
         os.utime(source / name, ns=(1, 1))
     timeouts = [f"{name}_timeout=3600" for name in ("attr", "entry", "ac_attr")]
     with real.bindfs(source, tmp_path / "mount", "direct_io", *timeouts) as mount:

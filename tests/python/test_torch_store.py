@@ -84,7 +84,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(store):
 
 
 def test_an_error_is_gone_with_its_answer(store):
-    """Its traceback has what the caller holds: an iterator that is to be closed."""
+    """Its traceback refers to the objects of the caller, for example an iterator that must be closed."""
 
     class Held:
         pass

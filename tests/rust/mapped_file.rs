@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const MODES: [RequestedMode; 3] = [RequestedMode::Shared, RequestedMode::Private, RequestedMode::Read];
 
-/// A file of `len` bytes in which each 8 hold their own number.
+/// A file of `len` bytes. Each 8 bytes hold their own number.
 fn numbered(len: usize) -> (TempDir, PathBuf, Vec<u8>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("file");

@@ -22,7 +22,7 @@ def hook(event, arguments):
 
 
 def each_of(folder, look):
-    """Looks at the entries of a folder of /proc, leaving out those that end meanwhile."""
+    """Looks at the entries of a folder of /proc, except entries that vanish meanwhile."""
     found = []
     for path in Path(folder).iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
