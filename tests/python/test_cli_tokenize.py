@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -370,6 +372,23 @@ def told(tmp_path, done):
     total = len(parts_of(str(tmp_path / "texts.jsonl"), "text", lines=False))
     folder = tmp_path / "out.bin.parts"
     return f"pagestream: {folder} keeps {done} of {total} parts; the same command resumes there\n"
+
+
+def test_an_interruption_leaves_no_thread_of_the_pool(tmp_path, tokenizer, monkeypatch):
+    """At exit the interpreter would write to the thread's pipe, while the thread closes it."""
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_encoding, "as_completed", interrupted)
+    path = str(json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 800))
+    job = Job(str(tokenizer), "uint16", None, str(tmp_path))
+    parts = parts_of(path, "text", lines=False)
+    before = threading.enumerate()
+    with pytest.raises(KeyboardInterrupt):
+        _encoding.encode(parts, _encoding.names_of(parts, job), job, 1)
+    assert threading.enumerate() == before
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -107,11 +107,12 @@ def encode(parts: list[Part], names: list[str], job: Job, processes: int) -> int
                     each.result()
                     bar.update(task, advance=waiting[each].nbytes)
             except BaseException as error:
-                # Nothing that is encoded or queued is waited for.
-                pool.shutdown(wait=False, cancel_futures=True)
+                # Do not wait for running and queued parts, but for the pool's thread: at exit the interpreter
+                # writes to its pipe, and fails if the thread closes the pipe at the same time.
                 for process in multiprocessing.active_children():
                     process.kill()
                     process.join()
+                pool.shutdown(cancel_futures=True)
                 if isinstance(error, BrokenProcessPool):
                     message = (
                         "a process that encoded was killed, maybe for want of memory: use fewer --processes"
