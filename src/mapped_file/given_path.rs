@@ -20,7 +20,7 @@ pub struct GivenPath {
 
 impl GivenPath {
     pub fn new(given: &Path) -> Self {
-        let absolute = absolute_of(given).filter(|absolute| absolute != given);
+        let absolute = absolute_of(given).filter(|absolute| absolute.as_os_str() != given.as_os_str());
         let given = Arc::<Path>::from(given);
         let absolute = absolute.map_or_else(|| given.clone(), Arc::from);
         Self { given, absolute }
@@ -35,15 +35,12 @@ impl GivenPath {
 /// Returns the absolute form of a path, or `None` if it does not lead to the same file: the current directory was deleted, or
 /// this process may not search a directory above it.
 fn absolute_of(path: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(path).ok()?;
-    if path.is_relative() {
-        let current = std::env::current_dir().ok()?;
-        let [by_path, here] = [&current, Path::new(".")].map(|it| open::identity_at(it).ok());
-        if !is_same_file(&by_path?, &here?) {
-            return None;
-        }
+    if path.is_absolute() || path.as_os_str().is_empty() {
+        return std::path::absolute(path).ok();
     }
-    Some(absolute)
+    let current = std::env::current_dir().ok()?;
+    let [by_path, here] = [&current, Path::new(".")].map(|it| open::identity_at(it).ok());
+    is_same_file(&by_path?, &here?).then(|| std::path::absolute(current.join(path)).ok())?
 }
 
 #[cfg(test)]
