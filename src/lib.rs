@@ -1,7 +1,7 @@
 //! `pagestream`: token files and safetensors weights, mapped.
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`error`], [`words`],
-//! [`dtype`], [`parallel`], `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
+//! [`dtype`], `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
 //! [`slicing`], [`weights`] · [`batching`], [`streaming`] · `python`.
 
 // Without the binding much has no caller; with it the compiler finds what nobody calls.
@@ -15,7 +15,6 @@ mod mapped_file;
 mod mix;
 mod natural;
 mod os;
-mod parallel;
 #[cfg(feature = "python")]
 mod python;
 mod sampling;

@@ -7,6 +7,7 @@ use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::os::process::thread;
 use crate::os::process::usage::Usage;
 
 /// Time between two questions to a [`KeepGoing`]. Short enough for Ctrl-C, long enough to cost nothing.
@@ -190,11 +191,11 @@ impl<C: Deref<Target = Crew>> Drop for CrewMember<C> {
 impl CrewMember<Arc<Crew>> {
     /// Starts the thread, detached.
     fn spawn(self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
+        let started = thread::start(Builder::new().name(name.into()).stack_size(STACK_BYTES), move || {
             let _member = self;
             body();
         });
-        thread.map(drop).map_err(|error| {
+        started.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(0);
             let advice = "the limit on processes and threads (ulimit -u) may be reached";
             Error::system("cannot start a thread", "", errno, advice)
@@ -299,9 +300,9 @@ impl Crew {
         scope: &'scope Scope<'scope, '_>,
     ) {
         let member = CrewMember(self, Role::Worker);
-        let thread = Builder::new().name(name.into()).stack_size(STACK_BYTES);
+        let builder = Builder::new().name(name.into()).stack_size(STACK_BYTES);
         // If no thread can be started, the existing ones do all the work.
-        let _ = thread.spawn_scoped(scope, move || {
+        let _ = thread::start_scoped(builder, scope, move || {
             let _member = member;
             self.serve(work, true, || self.help(name, work, scope), || {});
         });

@@ -43,6 +43,7 @@ use crate::os::file::open::{self, Identity};
 use crate::os::file::pass::{self, Outlet, Sign};
 use crate::os::process::fork;
 use crate::os::process::secret;
+use crate::os::process::thread;
 
 use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
@@ -167,7 +168,7 @@ impl Offer {
             sign: Sign::new(sign.as_bytes()).ok(),
         };
         let state = stamp_of(identity);
-        let thread = Builder::new().name("pagestream-offer".into()).stack_size(STACK_BYTES);
+        let builder = Builder::new().name("pagestream-offer".into()).stack_size(STACK_BYTES);
         let serve = move || {
             let copies = |process| {
                 note_taker(device, process);
@@ -176,7 +177,7 @@ impl Offer {
             outlet.serve(state.as_flattened(), copies);
             drop((std::mem::take(&mut *lock(&files)), offered));
         };
-        thread.spawn(serve).ok()?;
+        thread::start(builder, serve).ok()?;
         Some(offer)
     }
 }

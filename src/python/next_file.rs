@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use super::files::audit_open;
 use crate::error::Result;
 use crate::mapped_file::RequestedMode;
+use crate::os::process::thread;
 use crate::streaming::lead::Handover;
 
 /// Opens the file and begins to read it, for a consumer that goes on as in the file before it. Runs in a thread of its own. What
@@ -50,9 +51,9 @@ impl NextFile {
             asked => asked?,
         }
         let go_on = self.go_on.clone();
-        let thread = Builder::new().name("pagestream-next".into());
+        let builder = Builder::new().name("pagestream-next".into());
         // Best effort: without a thread, or where this fails, the consumer opens the file itself.
-        drop(thread.spawn(move || go_on(&handover, &is_used)));
+        drop(thread::start(builder, move || drop(go_on(&handover, &is_used))));
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::Result;
 use crate::mapped_file::{Opened, page_cache};
 use crate::os::memory::Uninit;
-use crate::parallel::in_parallel;
+use crate::os::process::parallel::in_parallel;
 
 /// What a thread reads at a time.
 const CHUNK_BYTES: usize = 1 << 20;

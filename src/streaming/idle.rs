@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use crate::os::process::fork;
+use crate::os::process::{fork, thread};
 
 /// How long things take their time in a store.
 #[derive(Debug, Clone, Copy)]
@@ -242,8 +242,8 @@ impl<K: PartialEq + Send, V: Send + Rest> IdleStore<K, V> {
         let generation = fork::generation();
         let is_running =
             fork::with_lock(&self.state, |state| state.dropper.replace(generation) == Some(generation));
-        let thread = Builder::new().name("pagestream-idle".into()).stack_size(STACK_BYTES);
-        if !is_running && thread.spawn(|| self.drop_in_time()).is_err() {
+        let builder = Builder::new().name("pagestream-idle".into()).stack_size(STACK_BYTES);
+        if !is_running && thread::start(builder, || self.drop_in_time()).is_err() {
             let values = fork::with_lock(&self.state, |state| {
                 state.dropper = None;
                 std::mem::take(&mut state.values)

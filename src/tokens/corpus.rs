@@ -9,7 +9,7 @@ use crate::mapped_file::file_set::{DescriptorBudget, FileSet, Kept};
 use crate::mapped_file::{Opened, View, descriptor_limit};
 use crate::os::memory::Uninit;
 use crate::os::process::fork;
-use crate::parallel::{FILES_PER_THREAD, in_parallel};
+use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel};
 
 use super::fingerprint;
 use super::format::documents::DocumentTable;

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
 use crate::mapped_file::{Facts, Identity, RequestedMode, identity_at};
-use crate::parallel::{FILES_PER_THREAD, in_parallel};
+use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel};
 
 /// Tensors of some files, by name. Each name is there once.
 #[derive(Debug)]

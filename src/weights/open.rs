@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD, Wait};
 use crate::mapped_file::file_set::{DescriptorBudget, Kept};
 use crate::mapped_file::{MappedFile, RequestedMode, descriptor_limit};
-use crate::parallel::{FILES_PER_THREAD, in_parallel_while};
+use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel_while};
 
 /// Upper bound of the threads that wait for a server at the same time.
 pub const WAITING_THREADS: usize = 64;

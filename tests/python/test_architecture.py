@@ -14,14 +14,13 @@ SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
 
 # What each Rust room may use, beside itself. ARCHITECTURE.md has the picture.
-GROUND = {"error", "words", "dtype", "parallel", "mix", "natural"}
+GROUND = {"error", "words", "dtype", "mix", "natural"}
 MAY_USE = {
     "error": set(),
     "words": {"error"},
     "dtype": set(),
     "mix": set(),
     "natural": set(),
-    "parallel": {"error"},
     "os": GROUND,
     "mapped_file": GROUND | {"os"},
     "fetch": GROUND | {"os", "mapped_file"},
@@ -131,6 +130,16 @@ def test_system_calls_are_made_in_their_room_alone(call):
     ]
     assert [user for user in users if not user.startswith(allowed)] == []
     assert users
+
+
+def test_threads_start_in_one_place():
+    """A thread started elsewhere does not block signals."""
+    starts = {
+        str(file.relative_to(SOURCE))
+        for file in rust_files()
+        if re.search(r"\bthread(::|\.)spawn|\bspawn_scoped\(", file.read_text().split("#[cfg(test)]")[0])
+    }
+    assert {start for start in starts if not start.endswith("/tests.rs")} == {"os/process/thread.rs"}
 
 
 def test_unsafe_code_stays_on_its_islands_and_names_its_reason():

@@ -1,9 +1,12 @@
-"""Programs that change the ground under pagestream, for example their directory, while it works."""
+"""Programs that change their directory, wait for signals and so on while pagestream works."""
 
 import os
+import signal
 
 import numpy as np
 import safetensors.numpy
+
+from pagestream._common.threads import BackgroundThread
 
 from support import real
 from support.process import PROGRAMS, output_of
@@ -38,3 +41,32 @@ def test_a_relative_path_works_where_no_absolute_path_leads(tmp_path):
     folder.parent.chmod(0o700)
     program = PROGRAMS / "strange_neighbours/may_not_search_above.py"
     assert output_of(program, folder, NOBODY).split() == ["forbidden", "0", "5", "0", "5"]
+
+
+def test_a_signal_that_the_program_waits_for_reaches_it(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    content = {f"{number:02}": np.full(MIB, number, "u1") for number in range(64)}
+    safetensors.numpy.save_file(content, source / "model.safetensors")
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=3) as slow:
+        program = PROGRAMS / "strange_neighbours/waits_for_a_signal.py"
+        names, received = output_of(program, slow.path / "model.safetensors").splitlines()
+    assert {"pagestream-idle", "pagestream-read"} <= set(names.split())
+    assert received == "SIGUSR1"
+
+
+def test_a_background_thread_blocks_signals_except_synchronous_ones():
+    masks = []
+
+    class Look(BackgroundThread):
+        def run(self):
+            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    thread = Look("look")
+    thread.start()
+    thread.join()
+    assert thread.daemon
+    assert {signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGPROF} <= masks[0]
+    assert not {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE} & masks[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

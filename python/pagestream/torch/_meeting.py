@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from pagestream._common.threads import BackgroundThread
 from pagestream.errors import RankError
 from pagestream.torch._lifelines import Lifeline, Watch
 from pagestream.torch._store import Questions, connection, keep
@@ -376,7 +377,7 @@ class Meeting:
             raise RankError(*failure) from error
 
 
-class _Beats(threading.Thread):
+class _Beats(BackgroundThread):
     """Tells the other ranks that this one is alive, watches the next one, and hears of failures.
 
     Attributes:
@@ -390,7 +391,7 @@ class _Beats(threading.Thread):
     prefix: str
 
     def __init__(self, meeting: Meeting, store: Store) -> None:
-        super().__init__(name="pagestream-beats", daemon=True)
+        super().__init__("pagestream-beats")
         self.number = 0
         self.failure: tuple[int | None, str, bool] | None = None
         self.watch: Watch | None = None

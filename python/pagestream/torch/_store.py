@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
+from pagestream._common.threads import BackgroundThread
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -92,7 +94,7 @@ class Answer(Generic[T]):
             self._error = None
 
 
-class Questions(threading.Thread):
+class Questions(BackgroundThread):
     """A thread that asks the store one question after another, each about the keys of one load.
 
     Calls of torch's stores wait without a time-out for a store that is stopped. Then this thread is left
@@ -105,7 +107,7 @@ class Questions(threading.Thread):
     prefix: str
 
     def __init__(self, store: Store, rank: int) -> None:
-        super().__init__(name="pagestream-store", daemon=True)
+        super().__init__("pagestream-store")
         self._group_store, self._rank = store, rank
         self._own: Store | None = None
         self._store: Store | None = None

@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use super::page::page_bytes;
 use crate::os::file::open;
-use crate::parallel::in_parallel;
+use crate::os::process::parallel::in_parallel;
 use crate::words::words;
 
 /// A transparent huge page of x86-64 and of aarch64 with 4 KiB pages.

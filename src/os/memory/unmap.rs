@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 
 use memmap2::MmapRaw;
 
-use crate::os::process::fork;
+use crate::os::process::{fork, thread};
 
 /// Smaller mappings are unmapped by the thread that drops them.
 const ASIDE_BYTES: usize = 64 << 20;
@@ -32,8 +33,8 @@ pub fn unmap(mapping: MmapRaw) {
     let start = mapping.as_mut_ptr().expose_provenance();
     let Some(place) = lock().list(start..start + mapping.len()) else { return };
     std::mem::forget(mapping); // The list owns it now.
-    let thread = std::thread::Builder::new().name("pagestream-unmap".into());
-    if thread.spawn(move || while unmap_piece(place) {}).is_err() {
+    let builder = Builder::new().name("pagestream-unmap".into());
+    if thread::start(builder, move || while unmap_piece(place) {}).is_err() {
         lock().0[place].take().into_iter().for_each(unmap_now);
     }
 }

@@ -2,8 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use crate::error::Result;
+
+use super::thread;
 
 /// Files that are worth one more thread where opening costs processor time.
 pub const FILES_PER_THREAD: usize = 4;
@@ -49,7 +52,7 @@ pub fn in_parallel_while<T: Send>(
     std::thread::scope(|scope| {
         // If threads cannot be started, the others do all the work.
         for _ in 1..threads.min(count) {
-            let _ = std::thread::Builder::new().spawn_scoped(scope, || work(&mut || Ok(())));
+            let _ = thread::start_scoped(Builder::new(), scope, || work(&mut || Ok(())));
         }
         work(&mut check);
     });

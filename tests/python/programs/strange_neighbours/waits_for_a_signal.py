@@ -1,0 +1,33 @@
+"""Blocks a signal after pagestream has started threads, and waits for it with sigwait."""
+
+import os
+
+# Threads of OpenBLAS would get the signal.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+import pagestream
+from pagestream.safetensors import safe_open
+
+
+def thread_names():
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield (task / "comm").read_text().strip()
+
+
+path = sys.argv[1]
+# Its threads wait for memory, and so stay.
+stream = iter(pagestream.open_checkpoint([path]).stream(strategy="pread", memory_bytes=4 << 20))
+next(stream)
+with safe_open(path, "np") as file:
+    for name in file.keys()[:4]:
+        file.get_tensor(name).sum()
+print(*sorted({name for name in thread_names() if name.startswith("pagestream")}))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(os.getpid(), signal.SIGUSR1)
+print(signal.sigwait({signal.SIGUSR1}).name)
