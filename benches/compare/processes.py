@@ -97,6 +97,7 @@ def at_the_same_time(way: str, case: Case, folder: Path) -> list[dict[str, Any]]
     pipe = subprocess.PIPE
     # The page cache has the bytes once, and each process has them once at most.
     environment = os.environ | {TOUCHED_BYTES: str((case.count + 1) * NEEDED_BYTES // case.count)}
+    environment["PAGESTREAM_SHARE"] = "on"
     with ExitStack() as ends:
         processes = [
             ends.enter_context(

@@ -49,11 +49,13 @@ __all__ = [
     "debug_build",
     "drawn",
     "guard",
+    "is_sharing",
     "natural_sorted",
     "parse_weights",
     "permuted",
     "populate",
     "set_fault_guard",
+    "set_share",
 ]
 
 ADVICE: tuple[str, ...]
@@ -89,6 +91,8 @@ def natural_sorted(names: Sequence[str]) -> list[str]: ...
 def permuted(length: int, seed: int, epoch: int, start: int, step: int, count: int) -> list[int]: ...
 def populate(buffer: StagingBuffer, threads: int) -> None: ...
 def set_fault_guard(guard: str) -> None: ...
+def set_share(is_on: bool) -> None: ...
+def is_sharing() -> bool: ...
 
 # Of one tensor: the element type, the shape, the size in bytes, and the offset in the file.
 @final

@@ -1,8 +1,8 @@
 //! [`MappedFile`]: the one way to open a file.
 //!
 //! **What it promises.** A file that can be read can be opened: `mode.rs` walks from a shared mapping over a private
-//! one to positioned reads. It is opened once, or taken from a process that has it open (`offer.rs`): on FUSE each further
-//! `open` drops the file's page cache. Its descriptor stays open as long as the object; direct reads need a second one. It is
+//! one to positioned reads. It is opened once, or with `PAGESTREAM_SHARE=on` taken from a process that has it open (`offer.rs`):
+//! on FUSE each further `open` drops the file's page cache. Its descriptor stays open as long as the object; direct reads need a second one. It is
 //! mapped once per protection. A file that is cut, rewritten or fails is an error that says so, in every way that copies;
 //! a view of it shows that as damage, or to `check`. No call kills the process. A [`View`] keeps its mapping
 //! alive by itself: closing or refreshing the file does not disturb it.
@@ -49,7 +49,7 @@ mod hints;
 mod identity;
 pub mod locking;
 mod mode;
-mod offer;
+pub mod offer;
 mod opened;
 mod origin;
 pub mod page_cache;

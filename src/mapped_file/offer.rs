@@ -1,31 +1,25 @@
 //! [`Offer`]: an open file for other processes of the same user, which take it instead of opening the file again.
 //!
+//! Off until the program calls [`share`]: a process that offers files opens sockets and hands out descriptors.
+//!
 //! On FUSE each `open` drops the file's pages from the page cache, unless the daemon says otherwise: pages read ahead by
 //! another process, and mapped pages in use. So a process that reads ahead offers its open file description (open(2)), and a
 //! process that is about to open the same file asks for it.
 //!
 //! ```text
-//!   claim ──(open the file)──> Offer: a thread answers ──(the last owner lets go, or the process ends)──> the name is free
-//!     └──(that failed)──────────────────────────────────────────── │ ────────────────────────────────────────────▲─▲
-//!     (other processes use files of the mount) ────────────────────┴──> kept ──(nobody asks any more)───────────┘ │
-//!                                                                            └──(too many are kept)───────────────┘
+//!   claim ──(open the file)──> Offer: a thread answers ──(the last owner closes the file)──> kept ──(20 s)──> the name is free
+//!     └──(that failed)─────────────────────────────────────────────────────────────────────────────────────────────▲
 //! ```
 //!
-//! A process that starts later reaches each file when the first process may have closed it. Without kept files it would read
-//! everything again, and never catch up. A file is kept while other processes use files of the mount: they offer files, each
-//! with a [`Sign`], or have taken some from this process ([`TAKERS`]).
-//!
-//! While a forked child holds the inherited socket, the name is taken, and each process opens the file itself.
+//! A closed file is kept for processes that started later. Without that they would read everything again, and never catch up.
 //!
 //! [`take`] asks for the file at a path, by device and inode. [`take_or_claim`] does the same, or else claims the right to
 //! offer the file, so that no other process opens it in between. A taken file must be the file at the path, unchanged since it
 //! was opened. If file times are whole seconds, two states can look alike, and the file is not taken.
 //!
-//! The name is an abstract socket address. Nothing is written to disk, and only a key of the user stays in the kernel. A
-//! process of another user, or in a container with other mounts, gets and gives nothing. The name follows from a [secret] of
-//! the user and from the mounts of the process, so another user cannot guess it. Another user sees a name in use, and can take
-//! it afterwards: then the secret is renewed, and all names with it. In many containers the kernel keeps no keys for a
-//! process. There another user on the same network can take the names, and each process opens the file itself.
+//! The name is an abstract socket address, which follows from the user, the mount namespace and the file. Another user can
+//! bind it first. Then each process opens the file itself, as it does while a forked child holds the inherited socket. Both ends
+//! check each other's rights (`os::file::pass`).
 //!
 //! Files on local disks are not offered.
 
@@ -34,16 +28,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
-
-use sha2::{Digest, Sha256};
+use std::time::{Duration, Instant};
 
 use crate::os::errno::Code;
 use crate::os::file::open::{self, Identity};
-use crate::os::file::pass::{self, Outlet, Sign};
-use crate::os::process::fork;
-use crate::os::process::secret;
-use crate::os::process::thread;
+use crate::os::file::pass::{self, Outlet};
+use crate::os::process::{fork, thread};
 
 use super::identity::{is_same_file, tells_states_apart};
 use super::origin::Origin;
@@ -55,12 +45,10 @@ static OFFERS: AtomicU32 = AtomicU32::new(0);
 /// Limit of offered files that are kept after the last owner has closed them.
 const MAX_KEPT: u32 = 32;
 static KEPT: AtomicU32 = AtomicU32::new(0);
-/// A kept file is closed if no process asks for it within this time. Processes of one job start to load within seconds.
+/// How long a closed file is kept. Processes of one job start to load within seconds.
 const KEPT_FOR: Duration = Duration::from_secs(20);
-/// The number of the next sign.
-static SIGNS: AtomicU32 = AtomicU32::new(0);
-/// Processes that have taken files from this one, each with the device of the mount.
-static TAKERS: Mutex<Vec<(u64, i32)>> = Mutex::new(Vec::new());
+/// Whether files are offered and taken.
+static IS_ON: AtomicBool = AtomicBool::new(false);
 /// The last folder looked at, and whether it is on a local disk.
 static LAST_FOLDER: Mutex<Option<(PathBuf, bool)>> = Mutex::new(None);
 /// Of [`FileStamp`].
@@ -73,18 +61,26 @@ type FileStamp = [[u8; 8]; 8];
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Has this process offer files to other processes of the user and take theirs, or not.
+pub fn share(is_on: bool) {
+    IS_ON.store(is_on, Ordering::Relaxed);
+}
+
+/// Returns whether files are offered and taken.
+pub fn is_sharing() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
 /// The right to offer the file of a path.
 #[derive(Debug)]
 pub(super) struct OfferRight(Outlet);
 
-/// A thread that answers requests for a file. It ends with this value, unless the file is kept.
+/// A thread that answers requests for a file. It ends some time after this value is dropped.
 #[derive(Debug)]
 struct Offer {
     outlet: Arc<Outlet>,
     files: Arc<Mutex<OfferedFiles>>,
-    device: u64,
     process: u64,
-    sign: Option<Sign>,
 }
 
 /// State shared by the thread and the owner.
@@ -156,24 +152,14 @@ impl Offer {
         files: impl Iterator<Item = &'f Arc<OwnedFd>>,
     ) -> Option<Self> {
         let offered = One::of(&OFFERS, MAX_OFFERS)?;
-        let (outlet, device) = (Arc::new(outlet), identity.device);
+        let outlet = Arc::new(outlet);
         let files = OfferedFiles { files: files.cloned().collect(), kept: None };
         let files = Arc::new(Mutex::new(files));
-        let sign = sign_of_this_process(device) + &SIGNS.fetch_add(1, Ordering::Relaxed).to_string();
-        let offer = Self {
-            outlet: outlet.clone(),
-            files: files.clone(),
-            device,
-            process: fork::generation(),
-            sign: Sign::new(sign.as_bytes()).ok(),
-        };
+        let offer = Self { outlet: outlet.clone(), files: files.clone(), process: fork::generation() };
         let state = stamp_of(identity);
         let builder = Builder::new().name("pagestream-offer".into()).stack_size(STACK_BYTES);
         let serve = move || {
-            let copies = |process| {
-                note_taker(device, process);
-                lock(&files).files.iter().map_while(|file| file.try_clone().ok()).collect()
-            };
+            let copies = || lock(&files).files.iter().map_while(|file| file.try_clone().ok()).collect();
             outlet.serve(state.as_flattened(), copies);
             drop((std::mem::take(&mut *lock(&files)), offered));
         };
@@ -184,19 +170,15 @@ impl Offer {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        self.sign = None;
         // A forked child leaves its parent's offer alone. It does not have the thread, which may have locked the files.
         if self.process != fork::generation() {
             self.files.try_lock().map(|mut offered| std::mem::take(&mut *offered)).ok();
             return;
         }
-        let (beginning, own) = (sign_on(self.device), sign_of_this_process(self.device));
-        let is_wanted =
-            pass::is_taken_by_others(beginning.as_bytes(), own.as_bytes()) || has_takers(self.device);
         let mut offered = lock(&self.files);
-        offered.kept = is_wanted.then(|| One::of(&KEPT, MAX_KEPT)).flatten();
+        offered.kept = One::of(&KEPT, MAX_KEPT);
         if offered.kept.is_some() {
-            self.outlet.close_after(KEPT_FOR);
+            self.outlet.close_at(Instant::now() + KEPT_FOR);
         } else {
             // The owner has closed the file: that holds once this returns, whatever the thread does.
             offered.files.clear();
@@ -220,36 +202,6 @@ impl Drop for One {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// The common beginning of the signs of this user's processes, for files of a mount.
-fn sign_on(device: u64) -> String {
-    name_from("ahead", &[device]) + "/"
-}
-
-fn sign_of_this_process(device: u64) -> String {
-    format!("{}{}-{}-", sign_on(device), std::process::id(), fork::generation())
-}
-
-/// Notes that a process has taken a file, and forgets processes that have ended. If a process ID is used again, files are kept
-/// for a while in vain.
-fn note_taker(device: u64, process: i32) {
-    fork::with_lock(&TAKERS, |takers| {
-        if process != std::process::id() as i32 && !takers.contains(&(device, process)) {
-            takers.retain(|&(_, taker)| is_there(taker));
-            takers.push((device, process));
-        }
-    });
-}
-
-/// Returns whether a process that has taken files of a mount still runs.
-fn has_takers(device: u64) -> bool {
-    fork::with_lock(&TAKERS, |takers| takers.iter().any(|&(of, taker)| of == device && is_there(taker)))
-}
-
-/// Returns whether a process has not ended.
-fn is_there(process: i32) -> bool {
-    pass::mounts_of(&process.to_string()).is_ok()
 }
 
 /// Locks the files of an offer of this process.
@@ -288,23 +240,22 @@ pub(super) fn claim(origin: &Origin) -> Option<OfferRight> {
     Outlet::open(&name_of(&offered_as(origin)?)).ok().map(OfferRight)
 }
 
-/// Asks for a file. Returns `None` if the path leads to another file now.
+/// Asks for a file. Returns `None` if the path leads to another file now, or if the answer is not the file, open for reading.
 fn ask(origin: &Origin, named: &Identity) -> Result<Option<TakenFile>, Code> {
     let mut state = FileStamp::default();
-    let known = secret::of_this_user();
-    let mut answer = pass::ask(&name_of(named), state.as_flattened_mut());
-    if let (Err(Code::PERM), Some(known)) = (&answer, known) {
-        // Another user holds the name.
-        secret::renew(&known);
-        answer = pass::ask(&name_of(named), state.as_flattened_mut());
+    let files = pass::ask(&name_of(named), state.as_flattened_mut())?;
+    if !files.iter().all(|file| pass::is_for_reading(file.as_fd())) {
+        return Ok(None);
     }
-    let mut files = answer?.into_iter();
+    let mut files = files.into_iter();
     let (file, adviser) = (files.next().ok_or(Code::CONNRESET)?, files.next());
     let identity = open::identity_now(file.as_fd())?;
     let is_named = origin.identity().is_some_and(|named| is_same_file(&named, &identity));
     let is_untouched = stamp_of(&identity) == state && tells_states_apart(&identity);
-    // The other process may be in a group that this process is not in.
     let is_allowed = || open::may_read(&origin.path().absolute);
+    let adviser = adviser.filter(|adviser| {
+        open::identity(adviser.as_fd()).is_ok_and(|advised| is_same_file(&advised, &identity))
+    });
     Ok((is_named && is_untouched && is_allowed()).then_some(TakenFile { file, identity, adviser }))
 }
 
@@ -325,26 +276,16 @@ fn is_local(origin: &Origin) -> bool {
 
 /// Returns the identity of the file at a path, the same for all paths to the file. `None` if files there are not offered.
 fn offered_as(origin: &Origin) -> Option<Identity> {
-    if is_local(origin) { None } else { origin.identity() }
+    if !is_sharing() || is_local(origin) { None } else { origin.identity() }
 }
 
-/// The name of the offers of a file, of this user.
+/// The name at which this user's processes with the same mounts offer a file.
 fn name_of(named: &Identity) -> Vec<u8> {
-    name_from("file", &[named.device, named.inode]).into_bytes()
-}
-
-/// A name shared by this user's processes with the same mounts.
-fn name_from(what: &str, numbers: &[u64]) -> String {
-    let mut hasher = Sha256::new_with_prefix(secret::of_this_user().unwrap_or_default());
-    let mounts = pass::mounts_of("self").unwrap_or_default();
+    let mounts = pass::mount_namespace().unwrap_or_default();
     // Test processes that run side by side do not see each other.
-    #[cfg(test)]
-    hasher.update(std::process::id().to_ne_bytes());
-    for number in mounts.iter().flat_map(|&(device, inode)| [device, inode]).chain(numbers.iter().copied()) {
-        hasher.update(number.to_ne_bytes());
-    }
-    let hash = hasher.finalize().first_chunk().map_or(0, |&bytes| u128::from_be_bytes(bytes));
-    format!("pagestream/{}/{what}/{hash:032x}", pass::this_user())
+    let tests = if cfg!(test) { std::process::id() } else { 0 };
+    let (user, device, inode) = (pass::this_user(), named.device, named.inode);
+    format!("pagestream/{user}/{mounts}/{device}/{inode}/{tests}").into_bytes()
 }
 
 fn stamp_of(identity: &Identity) -> FileStamp {
@@ -356,13 +297,12 @@ fn stamp_of(identity: &Identity) -> FileStamp {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use crate::mapped_file::{MappedFile, RequestedMode};
 
     /// A file in memory: not on a local disk.
     fn file() -> (tempfile::TempDir, PathBuf) {
+        share(true);
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
         let path = folder.path().join("file");
         write_at_part_of_a_second(&path);
@@ -392,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_file_is_taken_as_long_as_its_owner_has_it() {
+    fn an_open_file_is_taken_and_still_when_its_owner_has_closed_it() {
         let (_folder, path) = file();
         assert!(!is_taken(&path));
         let owner = offered(&path);
@@ -401,14 +341,18 @@ mod tests {
         let [one, another] = [&owner, &other].map(|file| file.facts().identity);
         assert!(is_same_file(&one, &another));
         owner.close();
-        assert!(!is_taken(&path));
+        assert!(is_taken(&path));
         assert!(other.opened().expect("open").read(0, 5).is_ok_and(|bytes| &*bytes == b"bytes"));
-        // The name is free once the owner's thread has ended. That may take longer than all tries.
-        let asked = || take_or_claim(&Origin::of(&path));
-        let end = Instant::now() + Duration::from_secs(600);
-        let after = std::iter::repeat_with(asked)
-            .find(|asked| !matches!(asked, Asked::Neither) || Instant::now() > end);
-        assert!(matches!(after, Some(Asked::Claimed(_))), "{after:?}");
+    }
+
+    #[test]
+    fn no_more_than_the_bound_is_counted() {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let two = [One::of(&COUNT, 2), One::of(&COUNT, 2)];
+        assert!(two.iter().all(Option::is_some));
+        assert!(One::of(&COUNT, 2).is_none());
+        drop(two);
+        assert!(One::of(&COUNT, 2).is_some());
     }
 
     #[test]

@@ -58,6 +58,17 @@ mod _native {
         Ok(())
     }
 
+    /// Has this process share open files with processes of the same user, or not.
+    #[pyfunction]
+    fn set_share(is_on: bool) {
+        crate::mapped_file::offer::share(is_on);
+    }
+
+    #[pyfunction]
+    fn is_sharing() -> bool {
+        crate::mapped_file::offer::is_sharing()
+    }
+
     /// Puts the SIGBUS handler in front of those that came later. Returns whether there is one.
     #[pyfunction]
     fn guard() -> bool {

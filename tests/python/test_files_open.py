@@ -248,7 +248,7 @@ def test_the_environment_gives_the_mode_and_an_argument_wins(token_file):
     assert output_of(code, token_file, PAGESTREAM_MMAP_MODE="private") == "private shared private"
 
 
-@pytest.mark.parametrize("variable", ["PAGESTREAM_MMAP_MODE", "PAGESTREAM_FAULT_GUARD"])
+@pytest.mark.parametrize("variable", ["PAGESTREAM_MMAP_MODE", "PAGESTREAM_FAULT_GUARD", "PAGESTREAM_SHARE"])
 def test_a_value_that_cannot_be_parsed_names_the_variable(token_file, variable):
     code = PROGRAMS / "files_open/a_value_that_cannot_be_parsed_names.py"
     assert output_of(code, token_file, **{variable: "perhaps"}).startswith(f"{variable} must be ")

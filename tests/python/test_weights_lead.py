@@ -1101,9 +1101,11 @@ def test_the_lead_goes_on_to_a_shard_that_is_open_already(shards, tmp_path, dire
 def test_threads_that_share_a_file_take_each_tensor_from_the_lead(tmp_path):
     """A tensor awaited by one thread keeps its room while another thread requests a tensor."""
     tensors = {"a": np.zeros(1, "u1"), "b": np.ones(20 * MIB, "u1"), "c": np.ones(20 * MIB, "u1")}
+    source = tmp_path / "source"
+    source.mkdir()
     for number in range(8):
-        safetensors.numpy.save_file(tensors, tmp_path / f"{number}.safetensors")
-    with real.slow_fuse(tmp_path, tmp_path / "slow", delay_ms=1, direct_io=True) as slow:
+        safetensors.numpy.save_file(tensors, source / f"{number}.safetensors")
+    with real.slow_fuse(source, tmp_path / "slow", delay_ms=1, direct_io=True) as slow:
         for path in slow.path.glob("*.safetensors"):
             with safe_open(path, "np") as file, ThreadPoolExecutor(2) as pool:
                 slices = [file.get_slice(name) for name in tensors]

@@ -1,8 +1,9 @@
 """Plain processes of one node that load one checkpoint from a slow mount at the same time.
 
 Where the mount has a page cache, that is what they share: a page that one of them is reading is locked,
-others wait for it, and the kernel completes the read whatever becomes of the process. A file is opened by
-one of them, where an opening would drop its pages; the others take it from that one.
+others wait for it, and the kernel completes the read whatever becomes of the process. With
+PAGESTREAM_SHARE=on only one of them opens a file where an opening would drop its pages. The others take it
+from that one.
 """
 
 import contextlib
@@ -18,11 +19,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from pagestream import MappedFile, open_checkpoint
-from pagestream.safetensors import safe_open
+from pagestream import MappedFile, _native, open_checkpoint
 
 from support import real
-from support.offers import SECRET_BYTES, name_of, names_in_use, offers, secret, signs
+from support.offers import name_of, names_in_use, offers, stamp_of
 from support.process import PROGRAMS, output_of, start_python, until
 from support.together import begin, last_lines, processes
 
@@ -33,6 +33,12 @@ SHARDS, TENSORS, TENSOR_BYTES = 2, 12, 2 * MIB
 WHOLE = SHARDS * TENSORS * TENSOR_BYTES
 # Headers, and what the kernel reads ahead of them.
 LITTLE = MIB
+
+
+@pytest.fixture(autouse=True)
+def shares(monkeypatch):
+    """Turns sharing on in the programs of a test."""
+    monkeypatch.setenv("PAGESTREAM_SHARE", "on")
 
 
 @pytest.fixture(scope="module")
@@ -124,31 +130,37 @@ def test_one_that_dies_or_stalls_keeps_none_of_the_others(source, digest, tmp_pa
 
 
 @contextlib.contextmanager
-def loaded(way, folder):
-    """Yields the checkpoint's files, open, once all of their tensors were used in this process."""
-    with contextlib.ExitStack() as ends:
-        if way == "stream":
-            weights = ends.enter_context(open_checkpoint(folder))
-            assert sum(array.nbytes for _, array in weights.stream()) == WHOLE
-        else:
-            files = [
-                ends.enter_context(safe_open(path, "np")) for path in sorted(folder.glob("*.safetensors"))
-            ]
-            arrays = (file.get_tensor(name) for file in files for name in file.keys())  # noqa: SIM118 - as above
-            assert sum(int(array.sum()) > 0 for array in arrays) == SHARDS * TENSORS
-        yield ends
+def held(way, folder):
+    """Yields a process that has used all tensors of the checkpoint and keeps its files open."""
+    with processes(PROGRAMS / "weights_processes/hold.py", [(way, folder)]) as [holder]:
+        begin([holder])
+        assert holder.stdout.readline() == "held\n"
+        yield holder
 
 
 @pytest.mark.parametrize("first", ["stream", "safe_open"])
 @pytest.mark.parametrize("way", ["stream", "safe_open"])
 def test_one_that_comes_later_reads_what_is_in_memory(source, digest, tmp_path, first, way):
-    with mounted(source, tmp_path) as slow:
-        with loaded(first, slow.path), loading(way, slow.path, 2) as found:
-            begin(found)
-            assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
-            assert last_lines(found) == [digest] * 2
-        assert until(lambda: not offers(slow.path))
+    with mounted(source, tmp_path) as slow, held(first, slow.path), loading(way, slow.path, 2) as found:
+        begin(found)
+        assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
+        assert last_lines(found) == [digest] * 2
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
+
+
+def test_nothing_is_shared_unless_the_user_asks_for_it(source, digest, tmp_path, monkeypatch):
+    monkeypatch.delenv("PAGESTREAM_SHARE")
+    assert not _native.is_sharing()
+    with mounted(source, tmp_path) as slow, held("stream", slow.path):
+        assert not offers(slow.path)
+        with loading("stream", slow.path, 1) as found:
+            begin(found)
+            assert found[0].stdout.readline() == "begun\n"
+            assert last_lines(found) == [digest]
+        with open_checkpoint(slow.path) as weights:
+            assert "with PAGESTREAM_SHARE=on processes of this user share open files" in weights.explain()
+    # The second process has opened the files, which dropped their pages.
+    assert slow.counts["read_bytes"] >= 2 * WHOLE
 
 
 def test_nothing_is_left_when_all_are_killed(source, tmp_path):
@@ -161,25 +173,31 @@ def test_nothing_is_left_when_all_are_killed(source, tmp_path):
                 process.kill()
             for process in found:
                 process.wait()
-            assert until(lambda: not offers(slow.path) + signs(slow.path))
+            assert until(lambda: not offers(slow.path))
         assert not [path for path in Path("/dev/shm").iterdir() if "pagestream" in path.name]
 
 
 NOBODY = 65534
 
 
-def asked(name, user=None, wrapper=()):
+def asked(name, restriction="none", wrapper=()):
     """How many files come from a name, or "refused" if nobody has it."""
-    program, user = PROGRAMS / "weights_processes/ask.py", os.geteuid() if user is None else user
-    return output_of(program, name, user, wrapper=wrapper)
+    return output_of(PROGRAMS / "weights_processes/ask.py", name, restriction, wrapper=wrapper)
 
 
-def test_another_user_gets_nothing(source, tmp_path):
-    with mounted(source, tmp_path) as slow, loaded("safe_open", slow.path):
+RESTRICTIONS = ["user", "real user", "group", "supplementary group", "capability", "no new privileges"]
+RESTRICTIONS += ["seccomp", "landlock", "root"]
+
+
+def test_a_process_with_other_rights_gets_nothing(source, tmp_path):
+    if os.geteuid() != 0:
+        real.missing("root, for changing rights")
+    with mounted(source, tmp_path) as slow, held("safe_open", slow.path):
         names = offers(slow.path)
         assert len(names) == SHARDS
-        assert [asked(name, NOBODY) for name in names] == ["0"] * SHARDS
         assert {asked(name) for name in names} <= {"1", "2"}
+        found = {restriction: asked(names[0], restriction) for restriction in RESTRICTIONS}
+        assert found == dict.fromkeys(RESTRICTIONS, "0")
 
 
 def test_a_process_that_may_not_read_a_file_does_not_get_it_passed():
@@ -205,7 +223,7 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
     if os.geteuid() != 0:
         real.missing("root, for namespaces of mounts")
     elsewhere = (real.need_tool("unshare"), "--mount")
-    with mounted(source, tmp_path) as slow, loaded("safe_open", slow.path):
+    with mounted(source, tmp_path) as slow, held("safe_open", slow.path):
         names = offers(slow.path)
         assert len(names) == SHARDS
         assert [asked(name, wrapper=elsewhere) for name in names] == ["0"] * SHARDS
@@ -219,78 +237,66 @@ def test_a_container_that_shares_the_network_gets_nothing(source, tmp_path):
 
 
 @contextlib.contextmanager
-def taken_by_another_user(names):
-    """Names that a process of another user has."""
+def bound(names, user, message, *descriptors):
+    """Names that a process has bound. It answers with a message and descriptors, each given as KIND:PATH."""
+    program = PROGRAMS / "weights_processes/squat.py"
     with contextlib.ExitStack() as ends:
         for name in names:
-            process = ends.enter_context(start_python(PROGRAMS / "weights_processes/squat.py", name, NOBODY))
+            process = ends.enter_context(start_python(program, name, user, message.hex(), *descriptors))
             ends.callback(process.kill)
             assert process.stdout.readline() == "bound\n"
         yield
 
 
-def test_another_user_that_takes_the_names_it_has_seen_does_not_come_first_again(source, digest, tmp_path):
-    if secret() == bytes(SECRET_BYTES):
-        real.missing("a kernel that keeps keys")
-    with mounted(source, tmp_path) as slow:
-        with loaded("safe_open", slow.path):
-            seen = offers(slow.path)
-        assert len(seen) == SHARDS
-        assert until(lambda: not offers(slow.path))
-        with taken_by_another_user(seen), loading("safe_open", slow.path, 4) as found:
-            begin(found)
-            assert [process.stdout.readline() for process in found] == ["begun\n"] * 4
-            assert set(offers(slow.path)) - set(seen)
-            assert last_lines(found) == [digest] * 4
-    # Once before, and once by those that load together, of which one may open the first file late.
-    assert 2 * WHOLE <= slow.counts["read_bytes"] <= 2 * (WHOLE + LITTLE) + late_bytes("safe_open", False)
-
-
-def test_without_keys_another_user_that_has_the_names_keeps_nobody_from_reading(source, digest, tmp_path):
-    """Many containers may not use the kernel's keyrings."""
-    without_keys = (real.need_tool("strace"), "-f", "-qq", "-o", "/dev/null")
-    without_keys += ("-e", "trace=keyctl,add_key", "-e", "inject=keyctl,add_key:error=EPERM")
+def test_another_user_that_has_the_names_keeps_nobody_from_reading(source, digest, tmp_path):
     with mounted(source, tmp_path, keep_cache=True) as slow:
-        names = {name_of(path, known=bytes(SECRET_BYTES)) for path in slow.path.iterdir()}
-        program, ways = PROGRAMS / "weights_processes/load.py", [("safe_open", slow.path)] * 2
-        with taken_by_another_user(names), processes(program, ways, wrapper=without_keys) as found:
+        names = {name_of(path) for path in slow.path.iterdir()}
+        with (
+            bound(names, NOBODY, bytes(64), "read:/etc/hostname"),
+            loading("safe_open", slow.path, 2) as found,
+        ):
             begin(found)
             assert [process.stdout.readline() for process in found] == ["begun\n"] * 2
-            assert not offers(slow.path)
             assert last_lines(found) == [digest] * 2
     assert WHOLE <= slow.counts["read_bytes"] <= WHOLE + LITTLE
 
 
-def fork_that_waits(before=lambda: None):
-    """Returns a child that calls something and ends once the last descriptor, of a pipe, is closed."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(write)
-            before()
-            os.read(read, 1)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return child, read, write
-
-
-def test_a_child_of_a_fork_leaves_the_offer_alone_and_does_not_keep_it(source, tmp_path):
+@pytest.mark.parametrize(
+    "kinds",
+    [["write"], ["both"], ["path"], ["direct"], ["other"], ["read", "path"], ["read", "other"], []],
+    ids=lambda kinds: " and ".join(kinds) or "none",
+)
+def test_a_descriptor_that_is_not_the_file_opened_for_reading_is_not_used(source, digest, tmp_path, kinds):
     with mounted(source, tmp_path) as slow:
-        with loaded("safe_open", slow.path) as files:
-            names = offers(slow.path)
-            child, read, write = fork_that_waits()
-            other_child, *ends = fork_that_waits(files.close)
-            os.close(ends[1])
-            assert os.waitpid(other_child, 0)[1] == 0
-            assert [asked(name) in {"1", "2"} for name in names] == [True] * SHARDS
-        answers = [asked(name) for name in names]
-        os.close(write)
-        assert os.waitpid(child, 0)[1] == 0
-        os.close(read)
-        os.close(ends[0])
-        assert answers == ["refused"] * SHARDS
+        first, second = sorted(slow.path.iterdir())
+        given = [f"read:{second}" if kind == "other" else f"{kind}:{first}" for kind in kinds]
+        with (
+            bound([name_of(first)], os.geteuid(), stamp_of(first), *given),
+            loading("safe_open", slow.path, 1) as found,
+        ):
+            begin(found)
+            assert found[0].stdout.readline() == "begun\n"
+            assert last_lines(found) == [digest]
+
+
+def test_a_child_of_a_fork_leaves_the_offer_alone_and_does_not_answer(source, digest, tmp_path):
+    with mounted(source, tmp_path) as slow, held("safe_open", slow.path) as holder:
+        names = offers(slow.path)
+        begin([holder])
+        word, child = holder.stdout.readline().split()
+        assert word == "forked"
+        try:
+            assert {asked(name) for name in names} <= {"1", "2"}
+            # The child has the sockets, but not the threads.
+            holder.kill()
+            holder.wait()
+            assert offers(slow.path) == names
+            with loading("safe_open", slow.path, 1) as found:
+                begin(found)
+                assert found[0].stdout.readline() == "begun\n"
+                assert last_lines(found) == [digest]
+        finally:
+            os.kill(int(child), signal.SIGKILL)
 
 
 def test_without_a_page_cache_each_process_reads_for_itself_and_it_is_said(source, digest, tmp_path):
@@ -340,7 +346,7 @@ def test_one_that_comes_when_others_have_closed_a_file_finds_it_in_memory(source
 
 
 def test_one_that_is_a_file_behind_finds_it_in_memory(source, digest, tmp_path):
-    """A file that was closed is kept for those that are behind, and for nobody else."""
+    """A closed file is kept for processes that are behind."""
     program = PROGRAMS / "weights_processes/load.py"
     with (
         mounted_apart(source, tmp_path) as slow,
@@ -353,7 +359,6 @@ def test_one_that_is_a_file_behind_finds_it_in_memory(source, digest, tmp_path):
             return [link for link in links if link.startswith(str(slow.path))]
 
         told_until(ahead, "closed")
-        assert until(lambda: not open_files()), "nobody is behind"
         told_until(behind, "read")
         told_until(ahead, "closed")
         # Longer than a process keeps files for itself.

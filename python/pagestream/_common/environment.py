@@ -46,11 +46,15 @@ def apply_log() -> None:
 def apply() -> None:
     """Applies the variables that count once, when the package is imported.
 
-    ``PAGESTREAM_FAULT_GUARD`` is ``on`` (default), ``copies`` or ``off``.
+    ``PAGESTREAM_FAULT_GUARD`` is ``on`` (default), ``copies`` or ``off``. ``PAGESTREAM_SHARE`` is ``off``
+    (default) or ``on``: open files are shared with processes of the same user.
     """
     guard = os.environ.get("PAGESTREAM_FAULT_GUARD", "on")
     one_of("PAGESTREAM_FAULT_GUARD", guard, _native.FAULT_GUARDS)
     _native.set_fault_guard(guard)
+    share = os.environ.get("PAGESTREAM_SHARE", "off")
+    one_of("PAGESTREAM_SHARE", share, ("on", "off"))
+    _native.set_share(share == "on")
     apply_log()
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pagestream import _native
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson
@@ -211,6 +212,12 @@ def _advice(system: FileSystem, mode: str, path: str) -> list[str]:
         rsize = re.search(r"rsize=(\d+)", system.options)
         if rsize and int(rsize[1]) < _WIDE_READ_AHEAD_BYTES:
             found.append(f"mount with rsize=1048576: requests are {size(int(rsize[1]))} at most now")
+    if is_fuse and mode == "shared" and not _native.is_sharing():
+        found.append(
+            "each opening of a file drops its cached pages, unless the daemon keeps them (kernel_cache, "
+            "auto_cache): where several processes load one checkpoint, PAGESTREAM_SHARE=on has them share "
+            "open files"
+        )
     if is_fuse and mode == "shared":
         found.append(
             "the kernel sends a FUSE daemon at most 12 requests of its own at a time unless it asks "

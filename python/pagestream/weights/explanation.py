@@ -25,6 +25,13 @@ _TIMED_TENSORS = 64
 # Fewer places would lie too close to one another.
 _LEAST_PLACES = 4 * _SIDE_BY_SIDE
 
+# Lines about a FUSE mount with a page cache, without and with PAGESTREAM_SHARE=on.
+_SHARING = {
+    False: "each opening of a file drops its cached pages, unless the daemon keeps them; "
+    "with PAGESTREAM_SHARE=on processes of this user share open files instead",
+    True: "open files are shared with processes of this user (PAGESTREAM_SHARE=on)",
+}
+
 
 def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
     """Returns the facts about a plan, and the decision that `streaming.chosen` takes by them."""
@@ -59,10 +66,14 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
         True: "reads come out of the page cache, which all processes share",
         False: "reads bypass the page cache: each process reads for itself",
     }
+    sharing: tuple[str, ...] = ()
+    if file.reads_from_cache and system["type"].startswith("fuse"):
+        sharing = (_SHARING[_native.is_sharing()],)
     return (
         f"{system['mount_point']} ({system['type']}, {system['source']}; {system['options']})",
         f"mode: {file.mode}" + (f", because {file.reason}" if file.reason else ""),
         through[file.reads_from_cache],
+        *sharing,
         "the kernel's read-ahead: " + ("unknown" if window is None else size(window)),
     )
 

@@ -1,16 +1,15 @@
-//! Passing open files to other processes of the same user, by name, without a file that names them.
+//! Passes open files to other processes of the same user over a socket with an abstract name (unix(7)).
 //!
-//! The name is an abstract one (unix(7)): it exists in the network namespace alone, and is gone with the last process that
-//! has the socket, be it a child of a fork. It protects nothing: whoever comes first has it, all users see it, and containers
-//! can share the network and nothing else. So both ends look at the user of the other, and at the files that it sees.
-//!
-//! A [`Sign`] is a name at which nobody answers: it tells others what this process does.
+//! Such a name exists in the network namespace alone, and is free once no process has the socket. It protects nothing:
+//! whoever binds it first has it, and every user sees it. So both ends check each other's [`Rights`], and a process that
+//! differs in any of them gets and gives nothing. Rights are read from /proc. It does not show Landlock rules, but a process
+//! that restricts itself sets `NoNewPrivs`.
 
-use std::io::{Error, IoSlice, IoSliceMut};
+use std::io::{BufRead, Error, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, retry_on_intr};
@@ -21,126 +20,87 @@ use rustix::net::{
 };
 
 use super::open;
-use crate::os::process::fork;
 
 /// Upper bound of the files of one message.
 const MAX_FILES: usize = 2;
-/// Connections that wait to be answered. A process that would be one more opens the file itself.
+/// Limit of connections that wait for an answer. A further process opens the file itself.
 const BACKLOG: i32 = 256;
-/// How long the process that has the name is waited for. It may be opening the file still, or be stopped.
+/// How long a process waits for an answer. The other one may still be opening the file, or be stopped.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_secs(600) } else { Duration::from_millis(500) };
-/// How long a process that did not answer is not asked again, for any name.
-const SILENCE: Duration = Duration::from_secs(10);
 
-/// The process that did not answer last, and when that was.
-static SILENT: Mutex<Option<(libc::pid_t, Instant)>> = Mutex::new(None);
-
-/// A name at which processes of this user ask for files.
+/// A name at which other processes ask for files.
 #[derive(Debug)]
 pub struct Outlet {
     name: Vec<u8>,
     socket: OwnedFd,
-}
-
-/// A name that says that this process does something, as long as it has this value.
-#[derive(Debug)]
-pub struct Sign {
-    _socket: OwnedFd,
-}
-
-impl Sign {
-    /// Takes a name. Fails with EADDRINUSE if a process has it.
-    pub fn new(name: &[u8]) -> Result<Self, Errno> {
-        bound(name).map(|socket| Self { _socket: socket })
-    }
-}
-
-/// Returns whether a process has a name that begins with `beginning` and not with `own`. Anybody can have one.
-pub fn is_taken_by_others(beginning: &[u8], own: &[u8]) -> bool {
-    // An abstract name has an `@` in the place of its first byte, which is 0.
-    let name = |line: &[u8]| line.rsplit(|&byte| byte == b' ').next()?.strip_prefix(b"@").map(<[u8]>::to_vec);
-    let sockets = std::fs::read("/proc/net/unix").unwrap_or_default();
-    let mut names = sockets.split(|&byte| byte == b'\n').filter_map(name);
-    names.any(|name| name.starts_with(beginning) && !name.starts_with(own))
-}
-
-fn bound(name: &[u8]) -> Result<OwnedFd, Errno> {
-    let socket = socket(SocketFlags::empty())?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-    Ok(socket)
+    deadline: Mutex<Option<Instant>>,
 }
 
 impl Outlet {
-    /// Takes a name. Fails with EADDRINUSE if a process has it.
+    /// Binds a name. Fails with EADDRINUSE if another process has it.
     pub fn open(name: &[u8]) -> Result<Self, Errno> {
-        let socket = bound(name)?;
+        let socket = socket(SocketFlags::empty())?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
         rustix::net::listen(&socket, BACKLOG)?;
-        Ok(Self { name: name.into(), socket })
+        Ok(Self { name: name.into(), socket, deadline: Mutex::default() })
     }
 
-    /// Answers each [process of ours](is_one_of_ours) with what `answer` returns for its number, until [`Self::close`],
-    /// until none has come for the time of [`Self::close_after`], or until there are too many descriptors.
-    pub fn serve(&self, message: &[u8], answer: impl Fn(i32) -> Vec<OwnedFd>) {
-        while let Ok(asking) = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
+    /// Sends a message, with the files that `files` returns, to each process that has the [`Rights`] of this one. Ends with
+    /// [`Self::close`], at the deadline of [`Self::close_at`], or if descriptors run out.
+    pub fn serve(&self, message: &[u8], files: impl Fn() -> Vec<OwnedFd>) {
+        while self.waits()
+            && let Ok(asking) = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
         {
-            if let Some(peer) = peer_of(&asking).ok().filter(|&peer| is_one_of_ours(peer)) {
-                // One that has gone meanwhile gets nothing.
-                let _ = send(&asking, message, &answer(peer.pid));
+            if peer_of(&asking).is_ok_and(|peer| has_same_rights(&peer)) {
+                // If the process has ended meanwhile, nobody needs the files.
+                let _ = send(&asking, message, &files());
             }
         }
         self.close();
     }
 
-    /// Has [`Self::serve`] end once no process has asked for so long.
-    pub fn close_after(&self, patience: Duration) {
-        let is_set = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(patience));
-        // One that waits already has to begin anew: this process asks, and goes without an answer.
-        if is_set.and_then(|()| connected(&self.name)).is_err() {
+    /// Sets the time at which [`Self::serve`] ends, whoever asks until then.
+    pub fn close_at(&self, deadline: Instant) {
+        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = Some(deadline);
+        // The server may be waiting without a deadline. A connection wakes it.
+        if connected(&self.name).is_err() {
             self.close();
         }
     }
 
-    /// Ends [`Self::serve`], and has others refused from now on. The name itself is free once this socket is dropped, and a
-    /// child of a fork that has inherited it ends or calls exec: until then nobody else can take it.
+    /// Limits the next wait to the time until the deadline. Returns false once that has passed.
+    fn waits(&self) -> bool {
+        let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        deadline.is_none_or(|deadline| {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            !rest.is_zero() && sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(rest)).is_ok()
+        })
+    }
+
+    /// Ends [`Self::serve`], and refuses connections from now on. The name is free once this socket is dropped and each forked
+    /// child that has inherited it has ended or called exec.
     pub fn close(&self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 }
 
-/// Asks the process that has a name for its message and files. Fails with ECONNREFUSED if none has it, with ECONNRESET if it
-/// gave it back meanwhile, with EPERM if it is another user's, with EACCES if it is none of ours for another reason, and with
-/// EAGAIN if it does not answer.
+/// Asks the process that has a name for its message and files. Fails with ECONNREFUSED if no process has the name, with
+/// ECONNRESET if it was closed meanwhile, with EACCES if the process has other [`Rights`], and with EAGAIN if it does not answer.
 pub fn ask(name: &[u8], message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
     answer_of(&connected(name)?, message, PATIENCE)
 }
 
 /// Waits for the answer to a connection.
 fn answer_of(socket: &OwnedFd, message: &mut [u8], patience: Duration) -> Result<Vec<OwnedFd>, Errno> {
-    // Nor is one that was killed ours: a child of a fork keeps its name, and nobody answers.
-    let peer = peer_of(socket)?;
-    if peer.uid != this_user() {
-        return Err(Errno::PERM);
-    }
-    if !is_one_of_ours(peer) {
+    if !has_same_rights(&peer_of(socket)?) {
         return Err(Errno::ACCESS);
-    }
-    if fork::with_lock(&SILENT, |silent| {
-        silent.is_some_and(|(process, since)| process == peer.pid && since.elapsed() < SILENCE)
-    }) {
-        return Err(Errno::AGAIN);
     }
     rustix::io::ioctl_fionbio(socket, false)?;
     sockopt::set_socket_timeout(socket, Timeout::Recv, Some(patience))?;
-    let answer = receive(socket, message);
-    if answer.as_ref().is_err_and(|&errno| errno == Errno::AGAIN)
-        && peer.pid.cast_unsigned() != std::process::id()
-    {
-        fork::with_lock(&SILENT, |silent| *silent = Some((peer.pid, Instant::now())));
-    }
-    answer
+    receive(socket, message)
 }
 
-/// Connects, and does not wait for room in the queue: another user may have the name, and fill its queue.
+/// Connects without waiting for room in the queue: another user may have the name, and fill its queue.
 fn connected(name: &[u8]) -> Result<OwnedFd, Errno> {
     let socket = socket(SocketFlags::NONBLOCK)?;
     retry_on_intr(|| rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?))?;
@@ -151,18 +111,18 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)
 }
 
-/// Returns the number of the user in whose name this process acts.
+/// Returns the effective user ID of this process.
 pub fn this_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the process at the other end: the one that asks, or took the name. Its number is 0 if this process cannot see
-/// it, which rustix does not expect.
+/// Returns the credentials of the process at the other end. Its ID is 0 if it is outside this PID namespace, which rustix does
+/// not expect.
 fn peer_of(socket: &OwnedFd) -> Result<libc::ucred, Errno> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let (level, option, out) = (libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast());
-    // SAFETY: `out` points to `len` bytes of `peer`, which any bytes are good for, and both are there to be written.
+    // SAFETY: `out` points to `len` writable bytes of `peer`, for which any bytes are valid; both are live.
     let failed = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, out, &raw mut len) };
     if failed == 0 {
         Ok(peer)
@@ -171,28 +131,60 @@ fn peer_of(socket: &OwnedFd) -> Result<libc::ucred, Errno> {
     }
 }
 
-/// Returns whether a process acts for this user, and has the same mounts and the same root. A file of one that has others is
-/// not to be had there, and not to be trusted here.
-fn is_one_of_ours(peer: libc::ucred) -> bool {
+/// Returns whether a process acts for this user, and may do the same as this one.
+fn has_same_rights(peer: &libc::ucred) -> bool {
     peer.uid == this_user()
         && peer.pid > 0
-        && numbers_are_those_of_proc()
-        && mounts_of(&peer.pid.to_string()).is_ok_and(|theirs| mounts_of("self") == Ok(theirs))
+        && proc_shows_this_namespace()
+        && Rights::of("self").is_some_and(|own| Rights::of(&peer.pid.to_string()) == Some(own))
 }
 
-/// Returns the mount namespace and the root of a process, as pairs of a device and an inode. `self` is the calling one.
-pub fn mounts_of(process: &str) -> Result<[(u64, u64); 2], Errno> {
-    let place = |what: &str| {
-        let found = open::identity_at(Path::new("/proc").join(process).join(what).as_ref())?;
-        Ok((found.device, found.inode))
-    };
-    Ok([place("ns/mnt")?, place("root")?])
+/// Decides which files a process may open.
+#[derive(Debug, PartialEq)]
+struct Rights {
+    /// Mount namespace, user namespace and root, as pairs of a device and an inode.
+    places: [(u64, u64); 3],
+    /// Users, groups, capabilities, seccomp and `NoNewPrivs`: lines of /proc/PID/status.
+    status: Vec<String>,
+    /// The label of SELinux, AppArmor or Smack.
+    label: Option<Vec<u8>>,
 }
 
-/// Returns whether /proc has the processes of this namespace: in that of another one a number is that of another process.
-fn numbers_are_those_of_proc() -> bool {
+impl Rights {
+    /// Reads the rights of a process, by its ID or as "self". `None` if that is not allowed, or the process has ended.
+    fn of(process: &str) -> Option<Self> {
+        const FIELDS: [&str; 6] = ["Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", "Seccomp"];
+        let folder = Path::new("/proc").join(process);
+        let places = ["ns/mnt", "ns/user", "root"].map(|place| place_of(&folder.join(place)));
+        let [Some(mounts), Some(user), Some(root)] = places else { return None };
+        let status = std::fs::read(folder.join("status")).ok()?;
+        let status = status.lines().map_while(Result::ok);
+        let status = status.filter(|line| FIELDS.iter().any(|field| line.starts_with(field))).collect();
+        let label = std::fs::read(folder.join("attr/current")).ok();
+        Some(Self { places: [mounts, user, root], status, label })
+    }
+}
+
+fn place_of(path: &Path) -> Option<(u64, u64)> {
+    open::identity_at(path).ok().map(|found| (found.device, found.inode))
+}
+
+/// Returns the inode of the mount namespace of this process.
+pub fn mount_namespace() -> Option<u64> {
+    place_of(Path::new("/proc/self/ns/mnt")).map(|(_, inode)| inode)
+}
+
+/// Returns whether /proc shows the PID namespace of this process. Otherwise an ID there is that of another process.
+fn proc_shows_this_namespace() -> bool {
     std::fs::read_link("/proc/self")
         .is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
+}
+
+/// Returns whether a descriptor is open for reading alone, through the page cache.
+pub fn is_for_reading(file: BorrowedFd<'_>) -> bool {
+    use rustix::fs::OFlags;
+    rustix::fs::fcntl_getfl(file)
+        .is_ok_and(|flags| !flags.intersects(OFlags::RWMODE | OFlags::PATH | OFlags::DIRECT))
 }
 
 fn send(socket: &OwnedFd, message: &[u8], files: &[OwnedFd]) -> Result<(), Errno> {
@@ -206,7 +198,7 @@ fn send(socket: &OwnedFd, message: &[u8], files: &[OwnedFd]) -> Result<(), Errno
     retry_on_intr(|| rustix::net::sendmsg(socket, &[IoSlice::new(message)], &mut control, flags)).map(drop)
 }
 
-/// Returns the files that came with a message of exactly this length.
+/// Receives a message of exactly this length, and its files.
 fn receive(socket: &OwnedFd, message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
     let length = message.len();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
@@ -230,7 +222,6 @@ fn receive(socket: &OwnedFd, message: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, mpsc};
 
     use super::*;
@@ -248,7 +239,7 @@ mod tests {
         let outlet = Arc::new(Outlet::open(&name).expect("free"));
         assert_eq!(Outlet::open(&name).err(), Some(Errno::ADDRINUSE));
         let serving = outlet.clone();
-        let open = move |_| vec![OwnedFd::from(std::fs::File::open(&path).expect("opened"))];
+        let open = move || vec![OwnedFd::from(std::fs::File::open(&path).expect("opened"))];
         let server = std::thread::spawn(move || serving.serve(b"four", open));
         for _ in 0..3 {
             let mut message = [0; 4];
@@ -267,44 +258,62 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_given_back_once_nobody_asks_any_more() {
-        let name = name("patient");
+    fn a_name_is_given_back_at_the_deadline_whoever_asks() {
+        let name = name("deadline");
         let outlet = Arc::new(Outlet::open(&name).expect("free"));
         let serving = outlet.clone();
-        let server = std::thread::spawn(move || serving.serve(b"four", |_| Vec::new()));
+        let server = std::thread::spawn(move || serving.serve(b"four", Vec::new));
         assert!(ask(&name, &mut [0; 4]).is_ok());
-        // The server waits for the next one by now, or will.
-        outlet.close_after(Duration::from_secs(3600));
+        // The server waits for the next process by now, or will.
+        outlet.close_at(Instant::now() + Duration::from_secs(3600));
         for _ in 0..3 {
             assert!(ask(&name, &mut [0; 4]).is_ok());
         }
-        outlet.close_after(Duration::from_millis(1));
+        let waiting: Vec<_> = (0..10).map_while(|_| connected(&name).ok()).collect();
+        outlet.close_at(Instant::now());
         server.join().expect("no panic");
+        drop(waiting);
         assert_eq!(ask(&name, &mut [0; 4]).err(), Some(Errno::CONNREFUSED));
     }
 
     #[test]
-    fn each_that_asks_has_the_server_wait_anew() {
-        const PATIENCE: Duration = Duration::from_millis(1);
-        const MORE: usize = 5;
-        let name = name("anew");
-        let outlet = Outlet::open(&name).expect("free");
-        let first = connected(&name).expect("there is room");
-        let (asking, asked) = (Mutex::new(vec![first]), AtomicUsize::new(0));
-        outlet.serve(b"four", |_| {
-            let number = asked.fetch_add(1, Ordering::Relaxed);
-            if number == 0 {
-                outlet.close_after(PATIENCE); // which asks once itself
-            } else if number <= MORE {
-                // The next one asks when the time since the first is over.
-                std::thread::sleep(2 * PATIENCE);
-                asking.lock().expect("no panic").push(connected(&name).expect("there is room"));
-            }
-            Vec::new()
-        });
-        assert_eq!(asked.into_inner(), 2 + MORE);
-        for socket in asking.into_inner().expect("no panic") {
-            assert!(answer_of(&socket, &mut [0; 4], super::PATIENCE).is_ok());
+    fn rights_are_those_of_the_process() {
+        let own = Rights::of("self").expect("readable");
+        assert_eq!(Rights::of(&std::process::id().to_string()), Some(Rights::of("self").expect("readable")));
+        for field in ["Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:"] {
+            assert_eq!(own.status.iter().filter(|line| line.starts_with(field)).count(), 1, "{field}");
+        }
+        let other = |change: fn(&mut Rights)| {
+            let mut changed = Rights::of("self").expect("readable");
+            change(&mut changed);
+            changed
+        };
+        assert_ne!(own, other(|rights| rights.places[1].1 += 1));
+        assert_ne!(own, other(|rights| rights.label = Some(b"confined".to_vec())));
+        assert_eq!(Rights::of("0"), None);
+    }
+
+    #[test]
+    fn a_process_with_other_rights_neither_gives_nor_gets() {
+        let own = libc::ucred { pid: std::process::id().cast_signed(), uid: this_user(), gid: 0 };
+        assert!(has_same_rights(&own));
+        assert!(!has_same_rights(&libc::ucred { uid: this_user().wrapping_add(1), ..own }));
+        assert!(!has_same_rights(&libc::ucred { pid: 0, ..own }));
+    }
+
+    #[test]
+    fn only_descriptors_for_plain_reading_are_accepted() {
+        use rustix::fs::{Mode, OFlags};
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"bytes").expect("written");
+        let is_accepted = |flags: OFlags| {
+            is_for_reading(rustix::fs::open(&path, flags, Mode::empty()).expect("opened").as_fd())
+        };
+        assert!(is_accepted(OFlags::RDONLY));
+        assert!(is_accepted(OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC));
+        for flags in [OFlags::WRONLY, OFlags::RDWR, OFlags::PATH, OFlags::WRONLY | OFlags::APPEND] {
+            assert!(!is_accepted(flags), "{flags:?}");
         }
     }
 
@@ -314,27 +323,12 @@ mod tests {
         let outlet = Arc::new(Outlet::open(&name).expect("free"));
         let socket = connected(&name).expect("there is room");
         let serving = outlet.clone();
-        let server = std::thread::spawn(move || serving.serve(b"four", |_| Vec::new()));
+        let server = std::thread::spawn(move || serving.serve(b"four", Vec::new));
         let mut message = [0; 4];
         assert!(answer_of(&socket, &mut message, PATIENCE).is_ok());
         assert_eq!(&message, b"four");
         outlet.close();
         server.join().expect("no panic");
-    }
-
-    #[test]
-    fn signs_of_others_are_seen() {
-        let [all, own, other] = ["signs/", "signs/own-", "signs/other-"].map(name);
-        let sign = |name: &[u8]| Sign::new(&[name, b"1"].concat()).expect("free");
-        assert!(!is_taken_by_others(&all, &own));
-        let _own = sign(&own);
-        assert!(!is_taken_by_others(&all, &own));
-        let another = sign(&other);
-        // The list of sockets can lack one while others come and go.
-        let are_seen = || is_taken_by_others(&all, &own);
-        assert!((0..1000).any(|_| are_seen()));
-        drop(another);
-        assert!(!are_seen());
     }
 
     #[test]

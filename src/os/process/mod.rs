@@ -1,4 +1,4 @@
-//! The process: forks, threads, limits, what a thread has used, and a secret that the user's processes share.
+//! The process: forks, threads, limits, and the resources that a thread has used.
 //!
 //! **Forks.** A child has the memory of its parent and one of its threads. [`fork::section`] keeps forks out while a
 //! lock is held, [`atfork::register`] makes forks wait for sections, [`fork::generation`] tells parent and child apart.
@@ -8,6 +8,5 @@ pub mod atfork;
 pub mod fork;
 pub mod limits;
 pub mod parallel;
-pub mod secret;
 pub mod thread;
 pub mod usage;

@@ -1,8 +1,9 @@
-"""Takes a name, prints "bound", and answers each that asks there with the wrong message and file.
+"""Binds a name, prints "bound", and answers each that asks there.
 
-    squat.py NAME USER
+    squat.py NAME USER MESSAGE [KIND:PATH ...]
 
-Acts as the user of this number.
+Acts as the user of this number. MESSAGE is hexadecimal. It comes with a descriptor of each path, opened as
+the kind says.
 """
 
 import contextlib
@@ -10,13 +11,25 @@ import os
 import socket
 import sys
 
-os.setuid(int(sys.argv[2]))
+name, user, message, *kinds_and_paths = sys.argv[1:]
+given = [each.split(":", 1) for each in kinds_and_paths]
+FLAGS = {
+    "read": os.O_RDONLY,
+    "write": os.O_WRONLY,
+    "both": os.O_RDWR,
+    "path": os.O_PATH,
+    "direct": os.O_RDONLY | os.O_DIRECT,
+}
+os.setuid(int(user))
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as bound:
-    bound.bind(b"\0" + sys.argv[1].encode())
+    bound.bind(b"\0" + name.encode())
     bound.listen()
     print("bound", flush=True)
     while True:
         asking, _ = bound.accept()
-        # One that has seen the user does not wait.
-        with asking, open("/etc/hostname", "rb") as file, contextlib.suppress(OSError):
-            socket.send_fds(asking, [bytes(64)], [file.fileno()])
+        opened = [os.open(path, FLAGS[kind]) for kind, path in given]
+        # A process that has seen the user does not wait.
+        with asking, contextlib.suppress(OSError):
+            socket.send_fds(asking, [bytes.fromhex(message)], opened)
+        for descriptor in opened:
+            os.close(descriptor)
