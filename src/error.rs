@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::allocate::OutOfMemory;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failure. [`Error::message`] is the text without the path, for exceptions that carry the path in a field of
@@ -32,6 +34,8 @@ pub enum Error {
     Argument { detail: String },
     /// A position outside a sequence.
     Index { detail: String },
+    /// Memory could not be allocated.
+    Memory(OutOfMemory),
     /// The memory is still in use by a view, or cannot be exported as one.
     Buffer { detail: String },
 }
@@ -112,7 +116,7 @@ impl Error {
             | Self::Safetensors { path, .. }
             | Self::Closed { path } => Some(path),
             Self::Checksum(failure) => Some(&failure.path),
-            Self::Argument { .. } | Self::Index { .. } | Self::Buffer { .. } => None,
+            Self::Argument { .. } | Self::Index { .. } | Self::Memory(_) | Self::Buffer { .. } => None,
         }
     }
 
@@ -132,6 +136,7 @@ impl Error {
             ),
             Self::Format { offset: Some(offset), detail, .. } => format!("{detail} (at byte {offset})"),
             Self::Closed { .. } => "the file is closed".into(),
+            Self::Memory(error) => error.to_string(),
             Self::Checksum(failure) => failure.detail.clone(),
             Self::Format { detail, .. }
             | Self::FileChanged { detail, .. }
@@ -140,6 +145,12 @@ impl Error {
             | Self::Index { detail }
             | Self::Buffer { detail } => detail.clone(),
         }
+    }
+}
+
+impl From<OutOfMemory> for Error {
+    fn from(error: OutOfMemory) -> Self {
+        Self::Memory(error)
     }
 }
 

@@ -1,12 +1,13 @@
 //! `pagestream`: token files and safetensors weights, mapped.
 //!
-//! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`error`], [`words`],
+//! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`allocate`], [`error`], [`words`],
 //! [`dtype`], `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
 //! [`slicing`], [`weights`] · [`batching`], [`streaming`] · `python`.
 
 // Without the binding much has no caller; with it the compiler finds what nobody calls.
 #![cfg_attr(not(feature = "python"), allow(dead_code, unused_imports))]
 
+mod allocate;
 mod batching;
 mod dtype;
 mod error;
@@ -64,7 +65,7 @@ pub mod internals {
     pub use crate::tokens::windows::{Target, Windows};
     pub use crate::weights::checkpoint::Checkpoint;
     pub use crate::weights::header::{Header, HeaderError, HeaderErrorKind, MAX_HEADER_BYTES, header_bytes};
-    pub use crate::weights::index::{Index, MAX_SHARDS};
+    pub use crate::weights::index::{Index, IndexError, MAX_SHARDS};
     pub use crate::weights::locate::CheckpointPath;
     pub use crate::weights::strictness::Strictness;
     pub use crate::widen::{DoesNotFit, Element, widen, widen_window};

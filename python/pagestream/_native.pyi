@@ -170,7 +170,7 @@ class TensorStream:
     def __new__(
         cls,
         checkpoint: Checkpoint,
-        wanted: Sequence[tuple[str, ByteSelection | None]],
+        wanted: list[tuple[str, ByteSelection | None]],
         memory_bytes: int | None,
         threads: int | None,
         checks: ChecksumRun | None,
@@ -179,7 +179,7 @@ class TensorStream:
     @staticmethod
     def choose(
         checkpoint: Checkpoint,
-        wanted: Sequence[tuple[str, ByteSelection | None]],
+        wanted: list[tuple[str, ByteSelection | None]],
         strategy: str,
         local_processes: int,
         may_try: bool,
@@ -192,7 +192,7 @@ class StagedStream:
     def __new__(
         cls,
         checkpoint: Checkpoint,
-        wanted: Sequence[tuple[str, ByteSelection | None]],
+        wanted: list[tuple[str, ByteSelection | None]],
         staging: Buffer,
         first_threads: int,
         most_threads: int | None,
@@ -322,7 +322,7 @@ class WarmLead:
     def __new__(
         cls,
         checkpoint: Checkpoint,
-        wanted: Sequence[tuple[str, ByteSelection | None]],
+        wanted: list[tuple[str, ByteSelection | None]],
         memory_bytes: int | None,
         threads: int | None,
     ) -> Self: ...

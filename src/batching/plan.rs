@@ -3,16 +3,19 @@
 
 use std::sync::Arc;
 
+use crate::allocate;
 use crate::error::{Error, Result};
-use crate::fetch::ranges::{ByteRange, FileId, Merge, MergeRule};
+use crate::fetch::ranges::{ByteRange, FileId, MergeRule};
 use crate::mapped_file::{Opened, page_cache};
-use crate::os::errno::Code;
 use crate::os::memory;
 use crate::sampling::mixture::Mixture;
 use crate::sampling::order::Order;
 use crate::sampling::schedule::{self, Draw, Schedule};
 use crate::tokens::corpus::TokenCorpus;
 use crate::tokens::windows::Windows;
+
+/// The purpose of memory for lists of windows. A batch may have millions of them.
+pub(super) const PLAN: &str = "the plan of a batch, which grows with batch_size";
 
 /// A corpus and the windows that are drawn from it.
 #[derive(Debug, Clone)]
@@ -134,7 +137,7 @@ impl Feed {
         let first = rank * each + rank.min(more);
         let count = each + u64::from(rank < more);
         let draws = self.schedule.draws(position + first, count as usize)?;
-        let mut rows = room_for(draws.len())?;
+        let mut rows = allocate::vec(draws.len(), PLAN)?;
         for draw in &draws {
             rows.push(self.row(draw)?);
         }
@@ -145,18 +148,21 @@ impl Feed {
     pub fn page_ranges<'a>(&self, rows: impl IntoIterator<Item = &'a BatchRow>) -> Result<Vec<ByteRange>> {
         let page = memory::page_bytes() as u64;
         let rows = rows.into_iter();
-        let mut ranges = room_for(rows.size_hint().0)?;
+        let mut ranges = allocate::vec(rows.size_hint().0, PLAN)?;
         for row in rows {
             for range in self.byte_ranges(row)? {
                 let offset = range.offset - range.offset % page;
                 let len = range.end().next_multiple_of(page) - offset;
-                ranges.push(ByteRange { offset, len, ..range });
+                allocate::push(&mut ranges, ByteRange { offset, len, ..range }, PLAN)?;
             }
         }
         ranges.sort_unstable();
-        let mut merged = room_for(ranges.len())?;
-        merged.extend(Merge::new(ranges.into_iter(), MergeRule::TOUCHING).map(|found| found.range));
-        Ok(merged)
+        ranges.dedup_by(|next, last| {
+            let joined = MergeRule::TOUCHING.join(*last, *next);
+            *last = joined.unwrap_or(*last);
+            joined.is_some()
+        });
+        Ok(ranges)
     }
 
     /// The bytes of a row, file by file.
@@ -189,14 +195,4 @@ impl Feed {
         };
         Ok(BatchRow { source: draw.source, epoch: draw.epoch, start, stop })
     }
-}
-
-/// A vector for something of each window of a batch. There may be millions of windows.
-fn room_for<T>(windows: usize) -> Result<Vec<T>> {
-    let mut room = Vec::new();
-    room.try_reserve_exact(windows).map_err(|_| {
-        let advice = format!("it has {windows} windows; use a smaller batch_size");
-        Error::system("cannot allocate the plan of a batch", "", Code::NOMEM.raw_os_error(), advice)
-    })?;
-    Ok(room)
 }

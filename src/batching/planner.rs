@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use crate::allocate;
 use crate::error::Result;
 use crate::fetch::ahead::Ahead;
 use crate::fetch::ranges::ByteRange;
@@ -10,7 +11,7 @@ use crate::mapped_file::Advice;
 use crate::sampling::order::Order;
 
 use super::metrics::Metrics;
-use super::plan::BatchPlan;
+use super::plan::{BatchPlan, PLAN};
 use super::ring::Planned;
 use super::threads::Shared;
 
@@ -149,7 +150,8 @@ impl Planner {
             batches.push_back(plan);
         }
         let ranges = shared.feed.page_ranges(batches.iter().flat_map(|plan| &plan.rows))?;
-        let ranges = ranges.into_iter().flat_map(|range| range.pieces(PIECE_BYTES)).collect();
+        let ranges = ranges.into_iter().flat_map(|range| range.pieces(PIECE_BYTES));
+        let ranges = allocate::collected(ranges, PLAN)?;
         Ok(BatchGroup { count: batches.len(), batches, ranges: Arc::new(ranges), asked: 0 })
     }
 

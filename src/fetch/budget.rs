@@ -44,6 +44,10 @@ impl Budget {
         self.in_flight < self.limit as i64
     }
 
+    pub fn is_unused(&self) -> bool {
+        self.in_flight <= 0
+    }
+
     /// Whether there is room once the limit has grown as far as it may.
     pub fn is_below_most(&self) -> bool {
         self.in_flight < self.most as i64

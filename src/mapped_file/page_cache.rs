@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::allocate;
 use crate::error::Result;
 use crate::os::errno::system;
 use crate::os::fault;
@@ -265,7 +266,7 @@ pub fn restore(opened: &Opened, offset: u64, length: u64, before: Option<&Reside
 /// Reads a range so that it is in the page cache.
 pub fn warm(opened: &Opened, offset: u64, length: u64, progress: &mut Progress<'_>) -> Result<()> {
     opened.check_range(offset, length)?;
-    let mut scratch = Vec::with_capacity(WARM_CHUNK_BYTES.min(length) as usize);
+    let mut scratch = allocate::vec(WARM_CHUNK_BYTES.min(length) as usize, "warming a file")?;
     let mut done = 0;
     while done < length {
         let chunk = WARM_CHUNK_BYTES.min(length - done);

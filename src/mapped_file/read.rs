@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::os::errno::Code;
 use crate::os::fault;
 use crate::os::file::pread::{self, Short};
-use crate::os::memory::Uninit;
+use crate::os::memory::{Uninit, zeroed};
 use crate::os::process::fork;
 
 use super::direct::DirectFile;
@@ -42,7 +42,7 @@ impl FileReader<'_> {
     /// Returns a copy of `length` bytes. The caller has bounded `length`.
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.opened.check_range(offset, length)?;
-        let mut bytes = vec![0; length as usize];
+        let mut bytes = zeroed(length as usize, "a copy of a file's bytes")?;
         self.read_into(offset, Uninit::of(&mut bytes))?;
         Ok(bytes)
     }
@@ -94,7 +94,7 @@ impl Opened {
     /// Returns a copy of `length` bytes. The caller has bounded `length`.
     pub fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
         self.check_range(offset, length)?;
-        let mut bytes = vec![0; length as usize];
+        let mut bytes = zeroed(length as usize, "a copy of a file's bytes")?;
         self.read_into(offset, Uninit::of(&mut bytes))?;
         Ok(bytes)
     }

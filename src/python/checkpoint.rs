@@ -1,6 +1,5 @@
 //! `Checkpoint`: several safetensors files. The Python package `weights/` uses it.
 
-use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,14 +8,14 @@ use std::sync::atomic::AtomicBool;
 use pyo3::exceptions::PyKeyError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict, PyList, PyString, PyTuple};
 
 use super::error::{Raised, text};
 use super::files::{audit_open, path_of, weakest_reason};
 use super::lead::FileLead;
 use super::next_file::NextFile;
 use super::warm_shard::WarmShard;
-use super::weights::{PyWeightFile, dtype_word};
+use super::weights::{PyWeightFile, dtype_word, list_of_names};
 use crate::mapped_file::{Mode, RequestedMode, page_cache};
 use crate::streaming::lead::Handover;
 use crate::streaming::warm::WarmSlot;
@@ -222,8 +221,8 @@ impl PyCheckpoint {
     }
 
     /// Returns the names in order of the files, and in each file in order of the data.
-    fn keys(&self) -> Vec<Cow<'_, str>> {
-        self.checkpoint.names().collect()
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        list_of_names(py, self.checkpoint.names())
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyList, PyString};
 use twox_hash::XxHash3_128;
 
 use super::checkpoint::PyCheckpoint;
 use super::error::{Raised, text};
 use super::export::drop_detached;
 use super::files::audit_open;
+use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{PERIOD, check_threads};
 use crate::mapped_file::{RequestedMode, identity_at};
@@ -126,15 +127,12 @@ fn prepare(
 impl PyChecksumRun {
     /// Returns what compares tensors as they are read. Each of them must have a checksum in a file whose header was
     /// compared.
-    pub fn inspect(
-        &self,
-        names: &[Bound<'_, PyString>],
-        checkpoint: &PyCheckpoint,
-    ) -> PyResult<Box<Inspect>> {
+    pub fn inspect(&self, wanted: &Bound<'_, PyList>, checkpoint: &PyCheckpoint) -> PyResult<Box<Inspect>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut expected = Vec::with_capacity(names.len());
-        for name in names {
-            let (number, entry) = checkpoint.find(name)?;
+        let mut expected = allocate::vec(wanted.len(), "the checksums of tensors").map_err(Error::from)?;
+        for each in wanted {
+            let (name, _): (Bound<'_, PyString>, Bound<'_, PyAny>) = each.extract()?;
+            let (number, entry) = checkpoint.find(&name)?;
             let path = &self.checkpoint.paths[number];
             let header = self.checkpoint.header(number);
             let of = Subject { path, header, file_bytes: size_of(&self.checkpoint, number) };

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::{PyBufferError, PyIndexError, PyOSError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::error::{Error, ReadCause};
@@ -55,6 +55,7 @@ fn convert(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             PyValueError::new_err(full_text(error))
         }
         Error::Index { .. } => PyIndexError::new_err(message),
+        Error::Memory(_) => PyMemoryError::new_err(message),
         Error::Buffer { .. } => PyBufferError::new_err(message),
     })
 }

@@ -229,10 +229,13 @@ impl PyMappedFile {
     ) -> PyResult<ResidencyFields<'py>> {
         let length = self.length(offset, length)?;
         let found = py.detach(|| page_cache::residency(&*self.file.guarded()?, offset, length, seed))?;
-        let pages = found.pages.map(|pages| {
-            let bytes: Vec<u8> = pages.into_iter().map(u8::from).collect();
-            PyBytes::new(py, &bytes)
-        });
+        let bytes_of = |pages: Vec<bool>| {
+            PyBytes::new_with(py, pages.len(), |bytes| {
+                bytes.iter_mut().zip(pages).for_each(|(byte, is_cached)| *byte = is_cached.into());
+                Ok(())
+            })
+        };
+        let pages = found.pages.map(bytes_of).transpose()?;
         Ok(ResidencyFields {
             fraction: found.fraction,
             pages,

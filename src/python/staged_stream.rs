@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use super::checkpoint::PyCheckpoint;
 use super::export::drop_detached;
-use super::stream::{WantedTensor, wants_of};
+use super::stream::wants_of;
 use super::writable::GivenMemory;
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
@@ -37,7 +38,7 @@ impl PyStagedStream {
     fn new(
         py: Python<'_>,
         checkpoint: &PyCheckpoint,
-        wanted: Vec<WantedTensor<'_>>,
+        wanted: &Bound<'_, PyList>,
         staging: &Bound<'_, PyAny>,
         first_threads: usize,
         most_threads: Option<usize>,

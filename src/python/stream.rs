@@ -4,23 +4,25 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyList, PyString};
 
 use super::checkpoint::PyCheckpoint;
 use super::checksums::PyChecksumRun;
 use super::error::Raised;
 use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::ByteSelection;
+use crate::allocate;
+use crate::error::Error;
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
 use crate::streaming::continued::{ContinuedStream, NextWant};
 use crate::streaming::options::{CacheUse, READERS, StreamOptions, memory_bytes_for};
-use crate::streaming::plan::Want;
+use crate::streaming::plan::{PLAN, Want};
 use crate::streaming::strategy::{Choice, Strategy, Surroundings, choose};
 
 /// A tensor by its name; `None` for all of it.
-pub type WantedTensor<'py> = (Bound<'py, PyString>, Option<ByteSelection>);
+type WantedTensor<'py> = (Bound<'py, PyString>, Option<ByteSelection>);
 
 #[pyclass(name = "TensorStream", module = "pagestream._native", frozen)]
 pub struct PyTensorStream {
@@ -34,13 +36,16 @@ pub fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
     Ok(threads.map_or(READERS, |given| Limits { first: given, most: given }))
 }
 
-pub fn wants_of(checkpoint: &PyCheckpoint, wanted: Vec<WantedTensor<'_>>) -> PyResult<Vec<Want>> {
-    let want = |(name, part): WantedTensor<'_>| {
+/// Returns the places of the tensors in a list of [`WantedTensor`]s.
+pub fn wants_of(checkpoint: &PyCheckpoint, wanted: &Bound<'_, PyList>) -> PyResult<Vec<Want>> {
+    let mut wants = allocate::vec(wanted.len(), PLAN).map_err(Error::from)?;
+    for each in wanted {
+        let (name, part): WantedTensor<'_> = each.extract()?;
         let (file, offset, len) = checkpoint.byte_range(&name)?;
         let selection = part.map(|part| part.checked(len)).transpose()?;
-        Ok(Want { file, offset, len, selection })
-    };
-    wanted.into_iter().map(want).collect()
+        wants.push(Want { file, offset, len, selection });
+    }
+    Ok(wants)
 }
 
 #[pymethods]
@@ -49,7 +54,7 @@ impl PyTensorStream {
     fn new(
         py: Python<'_>,
         checkpoint: &PyCheckpoint,
-        wanted: Vec<WantedTensor<'_>>,
+        wanted: &Bound<'_, PyList>,
         memory_bytes: Option<u64>,
         threads: Option<usize>,
         checks: Option<&PyChecksumRun>,
@@ -57,8 +62,7 @@ impl PyTensorStream {
     ) -> PyResult<Self> {
         let cache = CacheUse::from_word(cache_use)?;
         let readers = readers_of(threads)?;
-        let names: Vec<_> = wanted.iter().map(|(name, _)| name.clone()).collect();
-        let inspect = checks.map(|run| run.inspect(&names, checkpoint)).transpose()?;
+        let inspect = checks.map(|run| run.inspect(wanted, checkpoint)).transpose()?;
         let wants = wants_of(checkpoint, wanted)?;
         let files = checkpoint.shared();
         // What was read ahead was not compared.
@@ -77,7 +81,7 @@ impl PyTensorStream {
     fn choose(
         py: Python<'_>,
         checkpoint: &PyCheckpoint,
-        wanted: Vec<WantedTensor<'_>>,
+        wanted: &Bound<'_, PyList>,
         strategy: &str,
         local_processes: u64,
         may_try: bool,

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use super::checkpoint::PyCheckpoint;
 use super::export::drop_detached;
-use super::stream::{WantedTensor, readers_of, wants_of};
+use super::stream::{readers_of, wants_of};
 use crate::error::{Error, Result};
 use crate::fetch::crew::PERIOD;
 use crate::mapped_file::Mode;
@@ -34,7 +35,7 @@ impl PyWarmLead {
     fn new(
         py: Python<'_>,
         checkpoint: &PyCheckpoint,
-        wanted: Vec<WantedTensor<'_>>,
+        wanted: &Bound<'_, PyList>,
         memory_bytes: Option<u64>,
         threads: Option<usize>,
     ) -> PyResult<Self> {

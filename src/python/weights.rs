@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{IntoPyDict, PyDict, PyString, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict, PyList, PyString, PyTuple};
 
 use super::error::text;
 use super::export::{self, PyExporter};
@@ -28,6 +28,16 @@ static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock
 /// Returns the name of an element type, always the same object.
 pub fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
     WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
+}
+
+/// Makes a list of names. `PyList::new` panics if there is no memory for it.
+pub fn list_of_names<S: AsRef<str>>(
+    py: Python<'_>,
+    names: impl Iterator<Item = S>,
+) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    names.into_iter().try_for_each(|name| list.append(name.as_ref()))?;
+    Ok(list)
 }
 
 /// Adds the facts of the format that Python shares: the bits of each element type, and the header's limit.
@@ -260,13 +270,13 @@ impl PyWeightFile {
     }
 
     /// Returns the names, sorted.
-    fn keys(&self) -> Vec<&str> {
-        self.weights.header.tensors().map(|entry| entry.name).collect()
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        list_of_names(py, self.weights.header.tensors().map(|entry| entry.name))
     }
 
     /// Returns the names in order of the data.
-    fn offset_keys(&self) -> Vec<&str> {
-        self.weights.header.tensors_by_offset().map(|entry| entry.name).collect()
+    fn offset_keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        list_of_names(py, self.weights.header.tensors_by_offset().map(|entry| entry.name))
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {

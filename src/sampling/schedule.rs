@@ -6,6 +6,7 @@ use super::key::Key;
 use super::mixture::{Mixture, Pass, Period};
 use super::order::{EpochOrder, Order};
 use super::permutation::check_length;
+use crate::allocate;
 use crate::error::{Error, Result};
 
 /// The size of a source.
@@ -93,8 +94,7 @@ impl Schedule {
         let end = position.checked_add(count as u64).ok_or_else(|| {
             Error::argument(format!("{count} draws from position {position} on end after 2^64"))
         })?;
-        let mut out = Vec::new();
-        out.try_reserve_exact(count).map_err(|_| Error::argument(format!("no memory for {count} draws")))?;
+        let mut out = allocate::vec(count, "the windows of a batch")?;
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         while position < end {
             position = self.draws_of_phase(&mut memory, position, end, &mut out);

@@ -16,7 +16,7 @@ use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, KeepGoing, Limits, Step, Wait, Work};
 use crate::fetch::ranges::{ByteRange, Merge, MergedRange};
 use crate::mapped_file::{FileReader, Opened, can_copy_from_mappings};
-use crate::os::memory::Uninit;
+use crate::os::memory::{Uninit, zeroed};
 
 use super::outputs::{OutputPart, Outputs};
 use super::plan::{Blocks, SlicePlan};
@@ -261,7 +261,7 @@ impl<'p, 'a> SliceWork<'p, 'a> {
         if scratch.len() < len {
             // The old content is not needed, so it is not moved.
             drop(take(scratch));
-            *scratch = vec![0; len];
+            *scratch = zeroed(len, "a part of a slice")?;
         }
         read_into(Uninit::of(&mut scratch[..len]))?;
         for OutputPart { block, memory } in std::iter::once(first).chain(others) {

@@ -14,7 +14,7 @@ use super::{MAX_READERS, Selection, fill, plan_for};
 use crate::error::Result;
 use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::{Opened, page_cache};
-use crate::os::memory::Uninit;
+use crate::os::memory::{Uninit, zeroed};
 use crate::os::process::fork;
 
 /// Longer parts are read by several threads as they are.
@@ -95,7 +95,10 @@ impl Sequence {
         }
         let wanted = (2 * piece.bytes.len() as u64).max(FIRST_PARTS * length).min(limit_bytes);
         let end = opened.size().min(range.start.saturating_add(wanted)).max(range.end);
-        let mut bytes = vec![0; (end - range.start) as usize]; // at most `MAX_PIECE_BYTES`
+        // At most `MAX_PIECE_BYTES`. Without memory the part is read by itself.
+        let Ok(mut bytes) = zeroed((end - range.start) as usize, "parts of tensors") else {
+            return Ok(false);
+        };
         let selection = Selection::new(range.start, &[end - range.start], &[1], 1, opened.size())?;
         let plan = plan_for(opened, 0, selection, MAX_READERS);
         fill(opened, 0, &plan, Uninit::of(&mut bytes), MAX_READERS, keep_going)?;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::background::{Background, BackgroundWork};
 use crate::fetch::crew::{Limits, Step, Wait, Work};
@@ -16,7 +17,7 @@ use crate::slicing::SlicePlan;
 
 use super::options::CacheUse;
 use super::pieces::{Files, read_piece};
-use super::plan::{ReadPiece, Reads, Want, groups};
+use super::plan::{PLAN, ReadPiece, Reads, Want, groups};
 
 /// Bytes between two looks at the available memory.
 const LOOK_BYTES: u64 = 64 << 20;
@@ -97,10 +98,11 @@ impl CacheFill {
         readers: Limits,
     ) -> Result<Self> {
         let mut pieces = Vec::new();
-        let mut pieces_of = vec![0..0; wants.len()];
-        for group in groups(wants, Reads::Exact) {
+        let mut pieces_of = allocate::filled(0..0, wants.len(), PLAN)?;
+        for group in groups(wants, Reads::Exact)? {
             let first = pieces.len();
             let count = group.pieces.len();
+            allocate::reserve(&mut pieces, count, PLAN)?;
             pieces.extend(group.pieces.into_iter().enumerate().map(|(number, (piece, range))| FillPiece {
                 file: group.file,
                 piece,
@@ -114,7 +116,7 @@ impl CacheFill {
         let Limits { first, most } = readers;
         let limits = Limits { first: first.min(pieces.len()), most: most.min(pieces.len()) };
         let state = FillState {
-            is_taken: vec![false; pieces.len()],
+            is_taken: allocate::filled(false, pieces.len(), PLAN)?,
             left: pieces.len(),
             next: 0,
             urgent: VecDeque::new(),
@@ -242,7 +244,7 @@ impl FillWork {
         let opened = (self.files)(piece.file)?;
         let missing = missing_bytes(&opened, piece);
         if missing > 0 {
-            scratch.reserve(piece.len);
+            allocate::reserve(scratch, piece.len, "reading ahead into the page cache")?;
             let memory = Uninit::spare(&mut scratch.spare_capacity_mut()[..piece.len]);
             read_piece(&opened, &piece.piece, memory, CacheUse::Fill, &mut || !self.lock().is_over)?;
         }

@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::allocate::OutOfMemory;
 use crate::error::{Error, Result};
 use crate::fetch::background::{Background, BackgroundWork};
 use crate::fetch::budget::{Budget, default_memory_bytes};
 use crate::fetch::crew::{Limits, Step, Wait, Work};
 use crate::mapped_file::Opened;
 use crate::mapped_file::page_cache;
-use crate::os::memory::Uninit;
+use crate::os::memory::{Uninit, zeroed};
 
 use super::lanes::{LaneHasher, PIECE_BYTES, lanes, piece_end};
 
@@ -218,7 +219,7 @@ impl<T: Send + 'static> Hashing<T> {
     }
 }
 
-impl<T> HashWork<T> {
+impl<T: Send + 'static> HashWork<T> {
     /// Waits for a task. Returns `None` once there will be no more.
     fn wait_for_task(&self) -> Option<HashTask<T>> {
         let mut state = locked(&self.state);
@@ -230,11 +231,20 @@ impl<T> HashWork<T> {
                 state.next_file += 1;
                 return Some(HashTask::Prepare(self.files[state.next_file - 1]));
             }
-            if !state.lanes.is_empty()
-                && let Some(buffer) = state.take_buffer()
-                && let Some((lane, range)) = state.take_piece(self.width)
-            {
-                return Some(HashTask::Read { lane, range, buffer });
+            if !state.lanes.is_empty() {
+                match state.take_buffer() {
+                    Ok(Some(buffer)) => {
+                        if let Some((lane, range)) = state.take_piece(self.width) {
+                            return Some(HashTask::Read { lane, range, buffer });
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(error) => {
+                        drop(state);
+                        self.end(Some(error.into()));
+                        return None;
+                    }
+                }
             }
             state = self.task_ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -331,11 +341,21 @@ impl<T> HashWork<T> {
 }
 
 impl<T> HashState<T> {
-    fn take_buffer(&mut self) -> Option<Vec<u8>> {
-        self.pieces.has_room().then(|| {
-            self.pieces.take(1);
-            self.free.pop().unwrap_or_else(|| vec![0; PIECE_BYTES as usize])
-        })
+    /// Returns a buffer. `None` until another thread gives one back, if there is no room or no memory for more.
+    fn take_buffer(&mut self) -> Result<Option<Vec<u8>>, OutOfMemory> {
+        if !self.pieces.has_room() {
+            return Ok(None);
+        }
+        let buffer = match self.free.pop() {
+            Some(buffer) => buffer,
+            None => match zeroed(PIECE_BYTES as usize, "a piece of a file to hash") {
+                Ok(buffer) => buffer,
+                Err(_) if !self.pieces.is_unused() => return Ok(None),
+                Err(error) => return Err(error),
+            },
+        };
+        self.pieces.take(1);
+        Ok(Some(buffer))
     }
 
     fn give_back(&mut self, buffer: Vec<u8>) {

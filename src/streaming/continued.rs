@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::allocate;
 use crate::error::Result;
 
 use super::engine::{Inspect, Landed, NextTensor, Stream};
 use super::options::StreamOptions;
 use super::pieces::Files;
-use super::plan::{FIRST_BYTES, Want};
+use super::plan::{FIRST_BYTES, PLAN, Want};
 use super::warm::WarmLead;
 
 /// The tensors of a plan, in order: those that a lead has in memory or is reading, and others, which a stream reads.
@@ -70,9 +71,9 @@ impl ContinuedStream {
     ) -> Result<Self> {
         let files = SharedFiles(files);
         let claim = |want: &Want| lead.as_ref()?.claim_or_leave(want.file, want.offset, want.part());
-        let claims: Vec<_> = wants.iter().map(claim).collect();
+        let claims = allocate::collected(wants.iter().map(claim), PLAN)?;
         let unclaimed = wants.iter().zip(&claims).filter(|(_, claim)| claim.is_none());
-        let left: Vec<_> = unclaimed.map(|(want, _)| want.clone()).collect();
+        let left = allocate::collected(unclaimed.map(|(want, _)| want.clone()), PLAN)?;
         let options = StreamOptions { readers: options.readers_of(&wants), ..options };
         let first = StreamOptions { memory_bytes: options.memory_bytes.min(FIRST_BYTES), ..options };
         let stream = Stream::start(&left, files.boxed(), inspect, first, None)?;

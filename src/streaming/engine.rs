@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::background::{Background, BackgroundWork};
 use crate::fetch::crew::{Limits, Step, Wait, Work};
@@ -17,7 +18,7 @@ use crate::os::memory::parts::{Part, Whole, WritableMemory, split};
 use super::options::{CacheUse, StreamOptions};
 use super::pace::Pace;
 use super::pieces::{Files, read_piece};
-use super::plan::{TensorGroup, TensorPlace, Want, groups};
+use super::plan::{PLAN, TensorGroup, TensorPlace, Want, groups};
 use super::staging::StagingPlaces;
 use super::state::{LandedGroup, Reading, State, Task};
 
@@ -82,7 +83,7 @@ impl Stream {
         options: StreamOptions,
         pace: Option<Arc<Pace>>,
     ) -> Result<Self> {
-        Self::begin(groups(wants, options.cache.reads()), files, inspect, options, None, pace)
+        Self::begin(groups(wants, options.cache.reads())?, files, inspect, options, None, pace)
     }
 
     pub(super) fn begin(
@@ -93,12 +94,12 @@ impl Stream {
         staging: Option<StagingPlaces>,
         pace: Option<Arc<Pace>>,
     ) -> Result<Self> {
-        let numbered = |(group, of): (usize, &TensorGroup)| {
-            (0..of.places.len()).map(move |number| (group, number)).collect::<Vec<_>>()
-        };
+        let numbered =
+            |(group, of): (usize, &TensorGroup)| (0..of.places.len()).map(move |number| (group, number));
+        let group_of = allocate::collected(groups.iter().enumerate().flat_map(numbered), PLAN)?;
         let state = State { memory_bytes: options.memory_bytes, end: groups.len(), pace, ..State::default() };
         let work = StreamWork {
-            group_of: groups.iter().enumerate().flat_map(numbered).collect(),
+            group_of,
             groups,
             files,
             cache: options.cache,

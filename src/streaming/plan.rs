@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::allocate::{self, OutOfMemory};
 use crate::fetch::ranges::{ByteRange, FileId, MergeRule};
 use crate::os::file::direct::ALIGN_BYTES;
 use crate::slicing::{GAP_BYTES, PIECE_BYTES, Selection};
@@ -15,6 +16,9 @@ pub const PAGE_BYTES: u64 = ALIGN_BYTES as u64;
 /// Many mounts cut a read into requests of this length, and make them one after another: pieces are small at first, so that
 /// threads share the first tensors.
 pub const REQUEST_BYTES: u64 = 128 << 10;
+/// The purpose of memory for the plan of a stream.
+pub const PLAN: &str = "the list of tensors to read";
+
 /// The length of pieces, behind so many bytes of the plan. Other mounts make one request of 1 MiB, so pieces are as large
 /// once all threads have one.
 const PIECES: [(u64, u64); 3] =
@@ -94,7 +98,7 @@ impl TensorGroup {
         places: &[ByteRange],
         reads: Reads,
         planned_bytes: &mut u64,
-    ) -> Self {
+    ) -> Result<Self, OutOfMemory> {
         let base = range.offset - range.offset % PAGE_BYTES;
         let place_of = |offset: u64| (offset - base) as usize;
         let (mut offset, last) = match reads {
@@ -108,7 +112,8 @@ impl TensorGroup {
             let piece_bytes = length.map_or(PIECE_BYTES, |&(_, bytes)| bytes);
             // Pieces end where the file's large blocks do: no two of them share a page or a request.
             let end = (offset - offset % piece_bytes + piece_bytes).min(last);
-            pieces.push((ReadPiece::Run { offset }, place_of(offset)..place_of(end)));
+            let piece = (ReadPiece::Run { offset }, place_of(offset)..place_of(end));
+            allocate::push(&mut pieces, piece, PLAN)?;
             *planned_bytes = planned_bytes.saturating_add(end - offset);
             offset = end;
         }
@@ -117,26 +122,27 @@ impl TensorGroup {
             offset: place_of(place.offset),
             len: place.len as usize,
         };
-        let places = (first..).zip(places).map(place).collect();
-        Self { file: range.file.index, memory_bytes: place_of(last), pieces, places }
+        let places = allocate::collected((first..).zip(places).map(place), PLAN)?;
+        Ok(Self { file: range.file.index, memory_bytes: place_of(last), pieces, places })
     }
 
     /// Makes a group of a part of a tensor.
-    fn of_part(want: usize, of: &Want, selection: &Selection) -> Self {
+    fn of_part(want: usize, of: &Want, selection: &Selection) -> Result<Self, OutOfMemory> {
         let pieces = selection.cut(PIECE_BYTES).into_iter().map(|(selection, range)| {
             (ReadPiece::Part { data_offset: of.offset, selection }, range.start as usize..range.end as usize)
         });
-        let mut pieces: Vec<_> = pieces.collect();
+        let mut pieces = allocate::collected(pieces, PLAN)?;
         // Where an axis is reversed the order of the file is not that of the result.
-        pieces.sort_by_key(|(_, range)| range.start);
+        pieces.sort_unstable_by_key(|(_, range)| range.start);
         let len = selection.result_bytes as usize;
-        Self { file: of.file, memory_bytes: len, pieces, places: vec![TensorPlace { want, offset: 0, len }] }
+        let places = vec![TensorPlace { want, offset: 0, len }];
+        Ok(Self { file: of.file, memory_bytes: len, pieces, places })
     }
 }
 
 /// Plans the reading of tensors, in their order. Whole tensors that are neighbours are joined if gaps between them are below
 /// [`GAP_BYTES`].
-pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
+pub fn groups(wants: &[Want], reads: Reads) -> Result<Vec<TensorGroup>, OutOfMemory> {
     let range_of = |want: &Want| {
         let (offset, len) = want.run()?;
         Some(ByteRange { file: FileId { set: 0, index: want.file }, offset, len })
@@ -145,7 +151,9 @@ pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
     let (mut first, mut planned_bytes) = (0, 0);
     while let Some(want) = wants.get(first) {
         let Some(mut range) = range_of(want) else {
-            found.extend(want.selection.as_ref().map(|part| TensorGroup::of_part(first, want, part)));
+            if let Some(part) = &want.selection {
+                allocate::push(&mut found, TensorGroup::of_part(first, want, part)?, PLAN)?;
+            }
             first += 1;
             continue;
         };
@@ -160,12 +168,13 @@ pub fn groups(wants: &[Want], reads: Reads) -> Vec<TensorGroup> {
             && let Some(joined) = rule.join(range, next)
         {
             range = joined;
-            places.push(next);
+            allocate::push(&mut places, next, PLAN)?;
         }
-        found.push(TensorGroup::of_run(range, first, &places, reads, &mut planned_bytes));
+        let group = TensorGroup::of_run(range, first, &places, reads, &mut planned_bytes)?;
+        allocate::push(&mut found, group, PLAN)?;
         first += places.len();
     }
-    found
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -183,7 +192,7 @@ mod tests {
     fn neighbours_share_a_lot_and_large_tensors_have_their_own() {
         let wants =
             [whole(0, 100, 50), whole(0, 150, 50), whole(0, 300, 3 << 20), whole(1, 300, 10), whole(0, 0, 8)];
-        let found = groups(&wants, Reads::Exact);
+        let found = groups(&wants, Reads::Exact).expect("memory");
         let tensors: Vec<Vec<_>> =
             found.iter().map(|group| group.places.iter().map(|place| place.want).collect()).collect();
         assert_eq!(tensors, [vec![0, 1], vec![2], vec![3], vec![4]]);
@@ -197,7 +206,7 @@ mod tests {
         let wants = [whole(0, 0, tensor_bytes), whole(0, tensor_bytes, tensor_bytes)];
         let lens = |group: &TensorGroup| group.pieces.iter().map(|(_, range)| range.len() as u64).collect();
         for reads in [Reads::Exact, Reads::WholePages] {
-            let found: Vec<Vec<u64>> = groups(&wants, reads).iter().map(lens).collect();
+            let found: Vec<Vec<u64>> = groups(&wants, reads).expect("memory").iter().map(lens).collect();
             let (small, others) = found[0].split_at(8);
             let (middle, large) = others.split_at(60);
             assert!(small.iter().all(|&len| len == REQUEST_BYTES), "{small:?}");
@@ -213,7 +222,7 @@ mod tests {
             Want { file: 0, offset: 5000, len: 1 << 20, selection: Some(selection) }
         };
         let wants = [part(8, &[4, 100], &[100, 1]), part(408, &[100], &[1]), part(0, &[4, 50], &[100, 1])];
-        let found = groups(&wants, Reads::WholePages);
+        let found = groups(&wants, Reads::WholePages).expect("memory");
         let (runs, parts) = found.split_at(2);
         for (group, offset) in runs.iter().zip([5008, 5408]) {
             assert!(matches!(
@@ -239,7 +248,7 @@ mod tests {
                 ends[file] = offset + len;
                 whole(file, offset, len)
             }).collect();
-            let found = groups(&wants, reads);
+            let found = groups(&wants, reads).expect("memory");
             let order: Vec<_> = found.iter().flat_map(|group| group.places.iter().map(|place| place.want)).collect();
             prop_assert_eq!(order, (0..wants.len()).collect::<Vec<_>>());
             for group in &found {

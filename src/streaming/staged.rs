@@ -22,7 +22,7 @@ impl Stream {
         readers: Limits,
         cache: CacheUse,
     ) -> Result<Self> {
-        let groups = groups(wants, cache.reads());
+        let groups = groups(wants, cache.reads())?;
         let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
         let staging = StagingPlaces::new(arena, &groups)?;
         Self::begin(groups, files, None, options, Some(staging), None)

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::budget::default_memory_bytes;
 use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::Opened;
 use crate::words::words;
 
-use super::plan::Want;
+use super::plan::{PLAN, Want};
 use super::sample::{drawn, is_cached};
 use super::trial;
 
@@ -90,7 +91,7 @@ fn choose_by(
         *end = end.saturating_add(want.len);
         Some(*end)
     };
-    let ends: Vec<u64> = wants.iter().scan(0, add).collect();
+    let ends = allocate::collected(wants.iter().scan(0, add), PLAN)?;
     let Some(&total) = ends.last().filter(|&&total| total > 0) else {
         return decided(Strategy::Mapped, "there is nothing to read".into());
     };
@@ -127,7 +128,8 @@ fn choose_by(
                 decided(Strategy::Ahead, reason)
             }
             None => {
-                let in_file: Vec<_> = wants.iter().filter(|other| other.file == want.file).collect();
+                let in_file = wants.iter().filter(|other| other.file == want.file);
+                let in_file = allocate::collected(in_file, PLAN)?;
                 let has_memory = default_memory_bytes() >= trial::MEMORY_BYTES;
                 let is_worth_it = around.may_try && has_memory && result_bytes >= trial::LEAST_BYTES;
                 let known =

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, Limits, PERIOD};
 use crate::mapped_file::{Opened, page_cache};
@@ -17,7 +18,7 @@ use crate::slicing::PIECE_BYTES;
 
 use super::engine::{NextTensor, Stream};
 use super::options::{CacheUse, StreamOptions};
-use super::plan::Want;
+use super::plan::{PLAN, Want};
 use super::sample::drawn;
 
 /// Pieces that are read in each way, side by side.
@@ -99,11 +100,12 @@ fn drawn_places(wants: &[&Want], seed: u64) -> Option<Vec<u64>> {
         first..(run.end / PIECE_BYTES).max(first)
     };
     let whole = wants.iter().filter(|want| want.selection.is_none());
-    let mut ranges: Vec<_> = whole.map(|want| want.offset..want.offset + want.len).collect();
-    ranges.sort_by_key(|range| range.start);
+    let ranges = whole.map(|want| want.offset..want.offset + want.len);
+    let mut ranges = allocate::collected(ranges, PLAN).ok()?;
+    ranges.sort_unstable_by_key(|range| (range.start, range.end));
     let runs = ranges.chunk_by(|one, next| one.end == next.start);
     let runs = runs.map(|run| run[0].start..run[run.len() - 1].end);
-    let places: Vec<u64> = runs.flat_map(|run| pieces(&run)).collect();
+    let places = allocate::collected(runs.flat_map(|run| pieces(&run)), PLAN).ok()?;
     if places.len() < 4 * PIECES {
         return None;
     }

@@ -1,6 +1,9 @@
 //! [`Catalog`]: which file has which tensor. What files and index disagree about goes into the [`Report`].
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 use std::sync::Arc;
 
 use super::header::{Header, quoted};
@@ -9,6 +12,10 @@ use super::last_wins::keep_last;
 use super::locate::ShardPath;
 use super::open::OpenedShard;
 use super::report::Report;
+use crate::allocate::{self, OutOfMemory};
+
+/// The purpose of memory for a catalog.
+const CATALOG: &str = "the names of a checkpoint";
 
 /// A tensor: the number of its file, and its rank among the names of that file.
 pub type TensorAt = (u32, u32);
@@ -35,16 +42,16 @@ impl Catalog {
         opened: &[OpenedShard],
         shards: &[ShardPath],
         report: &mut Report,
-    ) -> Self {
+    ) -> Result<Self, OutOfMemory> {
         let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
         // The names of the index are sorted, as are those of each header: one walk through all of them.
         let names = headers.iter().map(|header| header.tensors().map(|entry| entry.name).zip(0..).peekable());
         let mut held: Vec<_> = names.collect();
         let mut others = Vec::new();
-        let mut by_name: Vec<TensorAt> = Vec::with_capacity(index.len());
+        let mut by_name: Vec<TensorAt> = allocate::vec(index.len(), CATALOG)?;
         for (name, file) in index.names() {
             while let Some((other, _)) = held[file].next_if(|(held, _)| *held < name) {
-                others.push((file, other));
+                allocate::push(&mut others, (file, other), CATALOG)?;
             }
             match held[file].next_if(|(held, _)| *held == name) {
                 Some((_, rank)) => by_name.push((file as u32, rank)),
@@ -56,7 +63,9 @@ impl Catalog {
             }
         }
         let rest = held.into_iter().enumerate();
-        others.extend(rest.flat_map(|(file, names)| names.map(move |(name, _)| (file, name))));
+        for other in rest.flat_map(|(file, names)| names.map(move |(name, _)| (file, name))) {
+            allocate::push(&mut others, other, CATALOG)?;
+        }
         others.sort_unstable();
         for (file, name) in others {
             match index.shard_of(name) {
@@ -66,12 +75,16 @@ impl Catalog {
                 }
             }
         }
-        Self::new(&headers, by_name)
+        Ok(Self::new(&headers, by_name))
     }
 
     /// Takes each tensor from the last file that has it, as with `dict.update`.
-    pub fn by_order(headers: &[Arc<Header>], shards: &[ShardPath], report: &mut Report) -> Self {
-        let mut by_name = sorted(headers);
+    pub fn by_order(
+        headers: &[Arc<Header>],
+        shards: &[ShardPath],
+        report: &mut Report,
+    ) -> Result<Self, OutOfMemory> {
+        let mut by_name = sorted(headers)?;
         for pair in by_name.windows(2).filter(|pair| name(headers, pair[0]) == name(headers, pair[1])) {
             let shard = |(file, _): TensorAt| &shards[file as usize];
             report.add_repeat(name(headers, pair[0]), shard(pair[0]), shard(pair[1]));
@@ -79,7 +92,7 @@ impl Catalog {
         if report.repeated_names.count > 0 {
             keep_last(&mut by_name, |a, b| name(headers, *a) == name(headers, *b));
         }
-        Self::new(headers, by_name)
+        Ok(Self::new(headers, by_name))
     }
 
     /// `by_name` is in order of names, which are all different.
@@ -131,14 +144,24 @@ impl Catalog {
     }
 }
 
-/// Returns all tensors of all files in order of names, and those of one name in order of the files.
-fn sorted(headers: &[Arc<Header>]) -> Vec<TensorAt> {
-    let ranks =
-        |(file, header): (usize, &Arc<Header>)| (0..header.len() as u32).map(move |rank| (file as u32, rank));
-    let mut all: Vec<TensorAt> = headers.iter().enumerate().flat_map(ranks).collect();
-    // A stable sort, which is quick because the names of each file are sorted already.
-    all.sort_by(|a, b| name(headers, *a).cmp(name(headers, *b)));
-    all
+/// Returns all tensors of all files in order of names, and those of one name in order of the files: merges the files, whose
+/// names are in order each.
+fn sorted(headers: &[Arc<Header>]) -> Result<Vec<TensorAt>, OutOfMemory> {
+    let mut all = allocate::vec(headers.iter().map(|header| header.len()).sum(), CATALOG)?;
+    let first_of = |(file, header): (usize, &Arc<Header>)| {
+        (header.len() > 0).then(|| Reverse((name(headers, (file as u32, 0)), file as u32, 0)))
+    };
+    let mut next: BinaryHeap<_> = headers.iter().enumerate().filter_map(first_of).collect();
+    while let Some(mut top) = next.peek_mut() {
+        let Reverse((_, file, rank)) = *top;
+        all.push((file, rank));
+        if (rank as usize) + 1 < headers[file as usize].len() {
+            *top = Reverse((name(headers, (file, rank + 1)), file, rank + 1));
+        } else {
+            PeekMut::pop(top);
+        }
+    }
+    Ok(all)
 }
 
 fn name(headers: &[Arc<Header>], (file, rank): TensorAt) -> &str {

@@ -71,10 +71,10 @@ impl Checkpoint {
             _ if is_apart => (Catalog::Apart, ""),
             _ if alone => (Catalog::OfOneFile, ""),
             Some(found) => {
-                let catalog = Catalog::by_index(&found.index, &opened, &shards, &mut report);
+                let catalog = Catalog::by_index(&found.index, &opened, &shards, &mut report)?;
                 (catalog, "those that the index names")
             }
-            None => (Catalog::by_order(&headers, &shards, &mut report), "those of the last file"),
+            None => (Catalog::by_order(&headers, &shards, &mut report)?, "those of the last file"),
         };
         if let Some(detail) = report.problems(used, strictness) {
             return Err(Error::Safetensors { path: index.map_or(path, |found| found.path), detail });

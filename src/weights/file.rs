@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::mapped_file::{GivenPath, MappedFile, Origin, RequestedMode};
 
-use super::header::{self, Header, HeaderError, LENGTH_BYTES};
+use super::header::{self, Header, HeaderError, HeaderErrorKind, LENGTH_BYTES};
 use super::header_cache;
 use super::mistaken::{self, SNIFFED_BYTES};
 use super::strictness::Strictness;
@@ -34,6 +34,9 @@ pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Head
 
 /// The error for a file with a bad header. It names the true format if the first bytes show it, for example a zip file.
 fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8]) -> Error {
+    if let HeaderErrorKind::NoMemory(error) = error.kind {
+        return error.into();
+    }
     let hint = mistaken::named(first).map_or_else(String::new, |hint| format!("; {hint}"));
     Error::Safetensors { path: path.into(), detail: format!("{what}: {error}{hint}") }
 }
@@ -76,7 +79,7 @@ fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     // Bytes behind the header need not be readable.
     let first_read = reader.read(0, size.min(FIRST_READ_BYTES));
     let head = first_read.or_else(|_| reader.read(0, size.min(LENGTH_BYTES)))?;
-    let read = || {
+    let read = || -> Result<_> {
         let length = match header::header_bytes(&head, size) {
             Ok(length) => length,
             Err(error) => return Ok(Err(error)),

@@ -15,12 +15,44 @@ use super::json::{Any, Discard, Word};
 use super::last_wins::keep_last;
 use super::strictness::Strictness;
 use super::tally::Tally;
+use crate::allocate::{self, OutOfMemory};
 use crate::natural;
 
 /// Upper bound of an index's length. The largest that are published have 13.5 MB.
 pub const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// Upper bound of the files that an index names. The largest checkpoints have about a thousand.
 pub const MAX_SHARDS: usize = 1 << 16;
+
+/// The purpose of memory for an index.
+const INDEX: &str = "the index of a checkpoint";
+
+/// The reason for which an index is refused. It names no path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IndexError {
+    Invalid(String),
+    NoMemory(OutOfMemory),
+}
+
+impl From<String> for IndexError {
+    fn from(detail: String) -> Self {
+        Self::Invalid(detail)
+    }
+}
+
+impl From<OutOfMemory> for IndexError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::NoMemory(error)
+    }
+}
+
+impl fmt::Display for IndexError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(detail) => f.write_str(detail),
+            Self::NoMemory(error) => error.fmt(f),
+        }
+    }
+}
 
 /// What an index says. Names are sorted, shards in natural order.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,22 +73,30 @@ struct IndexEntry {
 }
 
 impl Index {
-    /// Reads the JSON. The error says what is wrong, without a path.
-    pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self, String> {
+    /// Reads the JSON.
+    pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self, IndexError> {
         let text = std::str::from_utf8(json).map_err(|error| format!("invalid UTF-8: {error}"))?;
         let mut reader = IndexReader { strictness, ..IndexReader::default() };
+        // Room for all names.
+        let room = reader.index.text.try_reserve_exact(json.len());
+        room.map_err(|_| OutOfMemory { bytes: json.len(), purpose: INDEX })?;
         let mut deserializer = serde_json::Deserializer::from_str(text);
         Any(IndexVisitor(&mut reader))
             .deserialize(&mut deserializer)
             .and_then(|()| deserializer.end())
-            .map_err(|error| reader.refusal.take().unwrap_or_else(|| format!("invalid JSON: {error}")))?;
+            .map_err(|error| {
+                reader.refusal.take().unwrap_or_else(|| format!("invalid JSON: {error}").into())
+            })?;
         if !reader.has_map {
-            return Err("no `weight_map`: expected an object that names each tensor's file".into());
+            return Err(IndexError::Invalid(
+                "no `weight_map`: expected an object that names each tensor's file".into(),
+            ));
         }
         let mut index = reader.index;
         index.sort_names(strictness)?;
         index.check_shards()?;
-        index.sort_shards();
+        index.sort_shards()?;
+        index.text.shrink_to_fit();
         Ok(index)
     }
 
@@ -89,32 +129,31 @@ impl Index {
         &self.text[entry.start as usize..entry.end as usize]
     }
 
-    fn sort_names(&mut self, strictness: Strictness) -> Result<(), String> {
+    fn sort_names(&mut self, strictness: Strictness) -> Result<(), IndexError> {
         let text = &self.text;
         let name = |entry: &IndexEntry| &text[entry.start as usize..entry.end as usize];
         // As transformers writes them.
         if self.entries.windows(2).all(|pair| name(&pair[0]) < name(&pair[1])) {
             return Ok(());
         }
-        // Stable: of equal names the last one stays the last.
-        self.entries.sort_by(|a, b| name(a).cmp(name(b)));
-        let repeated: Vec<_> =
-            self.entries.windows(2).filter(|pair| name(&pair[0]) == name(&pair[1])).collect();
-        if let (Strictness::Strict, Some([first, ..])) = (strictness, repeated.first()) {
-            let count = repeated.len();
-            return Err(format!(
-                "duplicate keys in `weight_map`: found {count}, the first {}; expected each name once",
-                quoted(name(first))
-            ));
+        // Of equal names the last one stays the last.
+        self.entries.sort_unstable_by(|a, b| name(a).cmp(name(b)).then(a.start.cmp(&b.start)));
+        let mut repeated = self.entries.windows(2).filter(|pair| name(&pair[0]) == name(&pair[1])).peekable();
+        if let (Strictness::Strict, Some([first, ..])) = (strictness, repeated.peek()) {
+            let first = quoted(name(first));
+            let count = repeated.count();
+            return Err(IndexError::Invalid(format!(
+                "duplicate keys in `weight_map`: found {count}, the first {first}; expected each name once"
+            )));
         }
-        if !repeated.is_empty() {
+        if repeated.peek().is_some() {
             keep_last(&mut self.entries, |a, b| name(a) == name(b));
         }
         Ok(())
     }
 
     /// Accepts plain relative paths alone, before anything is opened.
-    fn check_shards(&self) -> Result<(), String> {
+    fn check_shards(&self) -> Result<(), IndexError> {
         let wrong: Tally = self
             .shards
             .iter()
@@ -123,26 +162,30 @@ impl Index {
         if wrong.count == 0 {
             return Ok(());
         }
-        Err(format!(
+        Err(IndexError::Invalid(format!(
             "{} of {} files' names in `weight_map` are not plain relative paths: {}; expected names of files in \
              the index's folder or below it",
             wrong.count,
             self.shards.len(),
             wrong.names(),
-        ))
+        )))
     }
 
-    fn sort_shards(&mut self) {
-        let mut order: Vec<usize> = (0..self.shards.len()).collect();
-        order.sort_by(|&a, &b| natural::compare(self.shards[a].as_bytes(), self.shards[b].as_bytes()));
-        let mut place = vec![0; order.len()];
+    fn sort_shards(&mut self) -> Result<(), OutOfMemory> {
+        let mut order = allocate::collected(0..self.shards.len(), INDEX)?;
+        order.sort_unstable_by(|&a, &b| {
+            natural::compare(self.shards[a].as_bytes(), self.shards[b].as_bytes()).then(a.cmp(&b))
+        });
+        let mut place = allocate::filled(0, order.len(), INDEX)?;
         for (new, &old) in order.iter().enumerate() {
             place[old] = new as u32;
         }
         for entry in &mut self.entries {
             entry.shard = place[entry.shard as usize];
         }
-        self.shards = order.iter().map(|&old| std::mem::take(&mut self.shards[old])).collect();
+        let sorted = order.iter().map(|&old| std::mem::take(&mut self.shards[old]));
+        self.shards = allocate::collected(sorted, INDEX)?;
+        Ok(())
     }
 }
 
@@ -174,11 +217,16 @@ struct IndexReader {
     has_map: bool,
     has_metadata: bool,
     /// What is wrong where the JSON is not.
-    refusal: Option<String>,
+    refusal: Option<IndexError>,
 }
 
 impl IndexReader {
-    /// Appends a name to the text.
+    fn out_of_memory<E: Error>(&mut self, error: OutOfMemory) -> E {
+        self.refusal = Some(error.into());
+        E::custom(error)
+    }
+
+    /// Appends a name to the text, which has room for all names.
     fn append(&mut self, name: &str) -> (u32, u32) {
         let start = self.index.text.len();
         self.index.text.push_str(name);
@@ -195,11 +243,15 @@ impl IndexReader {
             return Ok(known);
         }
         if shards.len() == MAX_SHARDS {
-            self.refusal =
-                Some(format!("`weight_map` names more than {MAX_SHARDS} files; expected at most that"));
+            let detail = format!("`weight_map` names more than {MAX_SHARDS} files; expected at most that");
+            self.refusal = Some(detail.into());
             return Err(E::custom("too many files"));
         }
         let number = shards.len() as u32;
+        if self.numbers.try_reserve(1).and(shards.try_reserve(1)).is_err() {
+            let bytes = 2 * size_of_val(&**shards);
+            return Err(self.out_of_memory(OutOfMemory { bytes, purpose: INDEX }));
+        }
         self.numbers.insert(file.into(), number);
         shards.push(file.into());
         Ok(number)
@@ -229,8 +281,9 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
                     if std::mem::replace(&mut reader.has_map, true) && strict {
                         return Err(A::Error::duplicate_field("weight_map"));
                     }
-                    let metadata = reader.index.metadata.take();
-                    reader.index = Index { metadata, ..Index::default() };
+                    let Index { mut text, metadata, .. } = std::mem::take(&mut reader.index);
+                    text.clear();
+                    reader.index = Index { text, metadata, ..Index::default() };
                     (reader.numbers, reader.last) = (HashMap::new(), 0);
                     map.next_value_seed(Any(WeightMapVisitor(reader)))?;
                 }
@@ -281,7 +334,9 @@ impl<'de> Visitor<'de> for WeightMapVisitor<'_> {
             map.next_key_seed(Any(Word { what: "a tensor's name", read: |name: &str| reader.append(name) }))?
         {
             let shard = map.next_value_seed(Any(ShardVisitor { reader, start, end }))?;
-            reader.index.entries.push(IndexEntry { start, end, shard });
+            let entry = IndexEntry { start, end, shard };
+            allocate::push(&mut reader.index.entries, entry, INDEX)
+                .map_err(|error| reader.out_of_memory(error))?;
             reader.last = shard;
         }
         Ok(())

@@ -14,9 +14,10 @@ SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
 
 # What each Rust room may use, beside itself. ARCHITECTURE.md has the picture.
-GROUND = {"error", "words", "dtype", "mix", "natural"}
+GROUND = {"allocate", "error", "words", "dtype", "mix", "natural"}
 MAY_USE = {
-    "error": set(),
+    "allocate": set(),
+    "error": {"allocate"},
     "words": {"error"},
     "dtype": set(),
     "mix": set(),
@@ -159,7 +160,7 @@ def test_no_reference_is_made_to_mapped_memory():
     """No code holds a `&[u8]` over a mapping; slices lie over other memory."""
     code = {str(file.relative_to(SOURCE)): file.read_text() for file in rust_files()}
     # A block that was filled, before anyone gets it, and a range that was.
-    read = {name for name, text in code.items() if re.search(r"\bfrom_raw_parts\b", text)}
+    read = {name for name, text in code.items() if re.search(r"\b(?<!Vec::)from_raw_parts\b", text)}
     assert read == {"os/memory/parts.rs", "os/memory/uninit.rs"}
     mutable = {name for name, text in code.items() if re.search(r"\bfrom_raw_parts_mut\b", text)}
     assert mutable == SLICES_OF_MEMORY

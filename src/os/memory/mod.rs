@@ -13,6 +13,8 @@ pub mod parts;
 pub mod residency;
 mod uninit;
 pub mod unmap;
+mod zeroed;
 
 pub use page::page_bytes;
 pub use uninit::{Uninit, UninitArray};
+pub use zeroed::zeroed;

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::anonymous::Anonymous;
 use super::uninit::Uninit;
+use crate::allocate;
 
 /// Memory that can be split.
 ///
@@ -83,7 +84,8 @@ pub fn split<M: WritableMemory + 'static>(
     }
     let block = Arc::new(block);
     let part = |&(offset, len): &(usize, usize)| Part { block: block.clone(), offset, len };
-    let parts = ranges.iter().map(part).collect();
+    let parts = allocate::collected(ranges.iter().map(part), "the parts of a block");
+    let parts = parts.map_err(|_| Errno::NOMEM)?;
     Ok((Whole(block), parts))
 }
 

@@ -18,6 +18,7 @@ use rustix::thread::CapabilitySet;
 
 use super::map::Region;
 use super::page::{page_bytes, whole_pages};
+use crate::allocate;
 use crate::mix::{GAMMA, mix};
 use crate::os::process::usage::Usage;
 use crate::words::words;
@@ -30,6 +31,8 @@ pub const MAX_LISTED_PAGES: u64 = 1 << 26;
 
 /// Pages handled by one call of mincore.
 const CHUNK_PAGES: usize = 1 << 18;
+/// The purpose of memory for a list of pages.
+const PAGES: &str = "the list of cached pages";
 
 words! {
     /// How it was found out which pages are cached.
@@ -113,8 +116,8 @@ pub fn kernel_tells_truth(file: BorrowedFd<'_>) -> bool {
 /// if [`kernel_tells_truth`].
 pub fn mincore(region: &Region, first: usize, count: usize) -> Option<Vec<bool>> {
     let page = page_bytes();
-    let mut pages = Vec::with_capacity(count);
-    let mut answer = vec![0_u8; count.clamp(1, CHUNK_PAGES)];
+    let mut pages = allocate::vec(count, PAGES).ok()?;
+    let mut answer = allocate::filled(0_u8, count.clamp(1, CHUNK_PAGES), PAGES).ok()?;
     ask_mincore(region, first * page, count * page, &mut answer, |present| {
         pages.extend(present.iter().map(|byte| byte & 1 == 1));
         true
@@ -179,7 +182,7 @@ struct Cachestat {
 /// Lists the cached pages by cachestat(2), which only counts those of a range: halves ranges until each is full or
 /// empty.
 fn cachestat(file: BorrowedFd<'_>, first: u64, count: u64) -> Result<Vec<bool>, Errno> {
-    let mut pages = vec![false; count as usize];
+    let mut pages = allocate::filled(false, count as usize, PAGES).map_err(|_| Errno::NOMEM)?;
     let mut open = vec![(0_u64, count)];
     while let Some((start, len)) = open.pop() {
         let cached = cachestat_range(file, first + start, len)?;

@@ -44,7 +44,7 @@ impl Header {
         })?;
         let mut table = json::parse(text, strictness)?;
         let by_name = validate::unique_names(&mut table, strictness)?;
-        let by_offset = validate::offset_order(&table);
+        let by_offset = validate::offset_order(&table)?;
         validate::check_layout(&table, &by_offset, data_start, file_size)?;
         table.shrink();
         Ok(Self { table, data_start, by_name, by_offset })

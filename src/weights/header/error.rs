@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::allocate::OutOfMemory;
+
 /// The rule that a header broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -31,6 +33,8 @@ pub enum HeaderErrorKind {
     InvalidSize,
     /// Tensors that do not end where the file ends.
     IncompleteCover,
+    /// The header may be right, but there is no memory for it.
+    NoMemory(OutOfMemory),
 }
 
 /// The reason for which a header is refused. `offset` counts bytes from the file's start.
@@ -44,6 +48,12 @@ pub struct HeaderError {
 impl HeaderError {
     pub(super) fn new(kind: HeaderErrorKind, offset: Option<u64>, detail: String) -> Self {
         Self { kind, offset, detail: clipped(detail) }
+    }
+}
+
+impl From<OutOfMemory> for HeaderError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::new(HeaderErrorKind::NoMemory(error), None, error.to_string())
     }
 }
 

@@ -12,7 +12,8 @@ use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Unexpected, Visito
 
 use super::error::{HeaderError, HeaderErrorKind, quoted};
 use super::prefix::LENGTH_BYTES;
-use super::table::{HeaderTable, Pair, Record, Span, Text};
+use super::table::{HEADER, HeaderTable, Pair, Record, Span, Text};
+use crate::allocate;
 use crate::dtype::Dtype;
 use crate::weights::json::{Any, Discard, Word};
 use crate::weights::strictness::Strictness;
@@ -21,7 +22,7 @@ use crate::weights::strictness::Strictness;
 const MAX_WARNINGS: usize = 16;
 
 pub(super) fn parse(json: &str, strictness: Strictness) -> Result<HeaderTable, HeaderError> {
-    let table = HeaderTable::with_capacity(json.len());
+    let table = HeaderTable::with_capacity(json.len())?;
     let mut reader =
         HeaderReader { json, strictness, table, current: None, refusal: None, uncounted_warnings: 0 };
     let mut deserializer = serde_json::Deserializer::from_str(json);
@@ -52,6 +53,12 @@ impl HeaderReader<'_> {
         E::custom(text)
     }
 
+    /// Appends to a list of the header.
+    fn push<T, E: Error>(&mut self, list: fn(&mut HeaderTable) -> &mut Vec<T>, item: T) -> Result<(), E> {
+        allocate::push(list(&mut self.table), item, HEADER)
+            .map_err(|error| self.refuse(HeaderErrorKind::NoMemory(error), error))
+    }
+
     fn duplicate<E: Error>(&mut self, field: &str) -> E {
         self.refuse(HeaderErrorKind::Duplicate, format_args!("duplicate field `{field}`"))
     }
@@ -72,6 +79,7 @@ impl HeaderReader<'_> {
 
     fn append(&mut self, value: &str, place: Option<NonZeroU32>) -> Text {
         let start = self.table.text.len();
+        // There is room for all strings of the header.
         self.table.text.push_str(value);
         Text { span: Span::new(start, self.table.text.len()), place }
     }
@@ -159,7 +167,8 @@ impl<'de> Visitor<'de> for MetadataVisitor<'_, '_> {
         let mut pairs = Vec::new();
         while let Some(key) = map.next_key_seed(Any(TextVisitor(reader)))? {
             let value = map.next_value_seed(Any(TextVisitor(reader)))?;
-            pairs.push(Pair { key, value: value.span });
+            allocate::push(&mut pairs, Pair { key, value: value.span }, HEADER)
+                .map_err(|error| reader.refuse(HeaderErrorKind::NoMemory(error), error))?;
         }
         pairs.shrink_to_fit();
         Ok(Some(pairs))
@@ -223,8 +232,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
         let dtype = dtype.ok_or_else(|| A::Error::missing_field("dtype"))?;
         let shape = shape.ok_or_else(|| A::Error::missing_field("shape"))?;
         let (begin, end) = offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?;
-        reader.table.records.push(Record { name: self.name, shape, dtype, begin, end });
-        Ok(())
+        reader.push(|table| &mut table.records, Record { name: self.name, shape, dtype, begin, end })
     }
 
     /// Derived serde code, as upstream's, also takes the fields' values as an array.
@@ -236,8 +244,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_, '_> {
         let dtype = seq.next_element_seed(Any(DtypeVisitor(self.reader)))?.ok_or_else(|| missing(0))?;
         let shape = seq.next_element_seed(Any(ShapeVisitor(self.reader)))?.ok_or_else(|| missing(1))?;
         let (begin, end) = seq.next_element_seed(Any(OffsetsVisitor))?.ok_or_else(|| missing(2))?;
-        self.reader.table.records.push(Record { name: self.name, shape, dtype, begin, end });
-        Ok(())
+        self.reader.push(|table| &mut table.records, Record { name: self.name, shape, dtype, begin, end })
     }
 }
 
@@ -312,12 +319,11 @@ impl<'de> Visitor<'de> for ShapeVisitor<'_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Span, A::Error> {
-        let shapes = &mut self.0.table.shapes;
-        let start = shapes.len();
+        let start = self.0.table.shapes.len();
         while let Some(dimension) = seq.next_element()? {
-            shapes.push(dimension);
+            self.0.push(|table| &mut table.shapes, dimension)?;
         }
-        Ok(Span::new(start, shapes.len()))
+        Ok(Span::new(start, self.0.table.shapes.len()))
     }
 }
 

@@ -1,6 +1,9 @@
 //! [`NameOrder`]: keys in order, found fast. Names of one model begin alike, so the 8 bytes after the shared prefix
 //! decide most comparisons.
 
+use super::table::HEADER;
+use crate::allocate::{self, OutOfMemory};
+
 /// Indices of items in order of their keys, and of equal keys in order of the header.
 #[derive(Debug, Default)]
 pub(super) struct NameOrder {
@@ -12,17 +15,17 @@ pub(super) struct NameOrder {
 }
 
 impl NameOrder {
-    pub fn new<'t, T>(items: &[T], key: impl Fn(&T) -> &'t str) -> Self {
+    pub fn new<'t, T>(items: &[T], key: impl Fn(&T) -> &'t str) -> Result<Self, OutOfMemory> {
         let name = |index: u32| key(&items[index as usize]).as_bytes();
         let shared_bytes = shared_prefix(items.iter().map(|item| key(item).as_bytes()));
-        let mut order: Vec<(u64, u32)> = (0..items.len() as u32)
-            .map(|index| (leading_bytes(&name(index)[shared_bytes..]), index))
-            .collect();
+        let leading_of = |index| (leading_bytes(&name(index)[shared_bytes..]), index);
+        let mut order = allocate::collected((0..items.len() as u32).map(leading_of), HEADER)?;
         order.sort_unstable_by(|&(a_bytes, a), &(b_bytes, b)| {
             a_bytes.cmp(&b_bytes).then_with(|| name(a).cmp(name(b))).then_with(|| a.cmp(&b))
         });
-        let (leading, indices) = order.into_iter().unzip();
-        Self { shared_bytes, leading, indices }
+        let leading = allocate::collected(order.iter().map(|&(leading, _)| leading), HEADER)?;
+        let indices = allocate::collected(order.iter().map(|&(_, index)| index), HEADER)?;
+        Ok(Self { shared_bytes, leading, indices })
     }
 
     /// Returns how much memory the order takes, beside itself.

@@ -3,6 +3,7 @@
 
 use std::num::NonZeroU32;
 
+use crate::allocate::{self, OutOfMemory};
 use crate::dtype::Dtype;
 
 /// A range in [`HeaderTable::text`] or [`HeaderTable::shapes`]. 32 bits suffice, because neither is longer than a
@@ -61,19 +62,24 @@ pub(super) struct HeaderTable {
     pub warnings: Vec<String>,
 }
 
+/// The purpose of memory for a header.
+pub(super) const HEADER: &str = "the header of a safetensors file";
+
 /// Typical length of an entry, for a first guess at the number of entries.
 const ENTRY_BYTES: usize = 100;
 
 impl HeaderTable {
-    /// Makes a table with capacity for a header of this length.
-    pub fn with_capacity(json_bytes: usize) -> Self {
+    /// Makes a table with capacity for a header of this length: for all of its strings, and for a usual number of entries.
+    pub fn with_capacity(json_bytes: usize) -> Result<Self, OutOfMemory> {
         let entries = json_bytes / ENTRY_BYTES;
-        Self {
-            text: String::with_capacity(json_bytes / 2),
-            shapes: Vec::with_capacity(2 * entries),
-            records: Vec::with_capacity(entries),
+        let mut text = String::new();
+        text.try_reserve_exact(json_bytes).map_err(|_| OutOfMemory { bytes: json_bytes, purpose: HEADER })?;
+        Ok(Self {
+            text,
+            shapes: allocate::vec(2 * entries, HEADER)?,
+            records: allocate::vec(entries, HEADER)?,
             ..Self::default()
-        }
+        })
     }
 
     pub fn text(&self, span: Span) -> &str {

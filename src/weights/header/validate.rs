@@ -2,7 +2,8 @@
 
 use super::error::{HeaderError, HeaderErrorKind, quoted, shape_text};
 use super::names::NameOrder;
-use super::table::{HeaderTable, Pair, Record, Text};
+use super::table::{HEADER, HeaderTable, Pair, Record, Text};
+use crate::allocate::{self, OutOfMemory};
 use crate::dtype::SizeError;
 use crate::weights::strictness::Strictness;
 
@@ -25,7 +26,7 @@ fn unique<T>(
     key: impl Fn(&T) -> Text,
 ) -> Result<NameOrder, HeaderError> {
     let name = |item: &T| &text[key(item).span.range()];
-    let order = NameOrder::new(items, name);
+    let order = NameOrder::new(items, name)?;
     let is_repeat = |pair: &&[u32]| name(&items[pair[0] as usize]) == name(&items[pair[1] as usize]);
     let Some(repeat) = order.indices.windows(2).find(is_repeat) else {
         return Ok(order);
@@ -34,13 +35,13 @@ fn unique<T>(
         let (first, second) = (&items[repeat[0] as usize], &items[repeat[1] as usize]);
         return Err(duplicate(name(first), place, key(first), key(second)));
     }
-    let mut wins = vec![true; items.len()];
+    let mut wins = allocate::filled(true, items.len(), HEADER)?;
     for repeat in order.indices.windows(2).filter(is_repeat) {
         wins[repeat[0] as usize] = false;
     }
     let mut wins = wins.into_iter();
     items.retain(|_| wins.next() == Some(true));
-    Ok(NameOrder::new(items, name))
+    Ok(NameOrder::new(items, name)?)
 }
 
 fn duplicate(name: &str, place: &str, first: Text, second: Text) -> HeaderError {
@@ -50,12 +51,12 @@ fn duplicate(name: &str, place: &str, first: Text, second: Text) -> HeaderError 
 }
 
 /// Returns the records' indices in order of their data, empty tensors first, then by name.
-pub(super) fn offset_order(table: &HeaderTable) -> Vec<u32> {
+pub(super) fn offset_order(table: &HeaderTable) -> Result<Vec<u32>, OutOfMemory> {
     let place = |(index, record): (usize, &Record)| (record.begin, record.end, index as u32);
-    let mut order: Vec<_> = table.records.iter().enumerate().map(place).collect();
+    let mut order = allocate::collected(table.records.iter().enumerate().map(place), HEADER)?;
     let name = |index: u32| table.name(&table.records[index as usize]);
     order.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then_with(|| name(a.2).cmp(name(b.2))));
-    order.into_iter().map(|(.., index)| index).collect()
+    allocate::collected(order.iter().map(|&(.., index)| index), HEADER)
 }
 
 /// Checks each tensor's place and size, and that the last one ends where the file ends.
