@@ -8,6 +8,7 @@ use super::lead::FileLead;
 use super::next_file::NextFile;
 use crate::error::Result;
 use crate::mapped_file::{GivenPath, MappedFile, RequestedMode};
+use crate::os::process::credentials::Credentials;
 use crate::os::process::fork;
 use crate::streaming::idle::{IdleStore, Rest};
 use crate::weights::file::WeightFile;
@@ -40,6 +41,8 @@ pub struct IdleKey {
     mode: RequestedMode,
     strictness: Strictness,
     ahead_bytes: Option<u64>,
+    /// A file that was opened with other rights is not handed out.
+    credentials: Credentials,
 }
 
 /// A file without a user.
@@ -68,7 +71,8 @@ impl Drop for IdleFile {
 
 impl IdleKey {
     pub fn new(path: &Path, mode: RequestedMode, strictness: Strictness, ahead_bytes: Option<u64>) -> Self {
-        Self { path: GivenPath::new(path), mode, strictness, ahead_bytes }
+        let credentials = Credentials::of_this_thread();
+        Self { path: GivenPath::new(path), mode, strictness, ahead_bytes, credentials }
     }
 
     /// Opens the file, or takes it out of the store if it has not changed.

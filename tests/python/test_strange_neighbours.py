@@ -2,6 +2,8 @@
 
 import os
 import signal
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
@@ -70,3 +72,20 @@ def test_a_background_thread_blocks_signals_except_synchronous_ones():
     assert {signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGPROF} <= masks[0]
     assert not {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE} & masks[0]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_kept_file_is_not_handed_out_to_a_process_that_has_given_up_its_rights():
+    if os.geteuid() != 0:
+        real.missing("root, for dropping rights")
+    content = {f"{number:02}": np.full(MIB, number, "u1") for number in range(64)}
+    # Other users may look at files there, and of a mount by bindfs.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        os.chmod(folder, 0o755)
+        source = Path(folder) / "source"
+        source.mkdir()
+        safetensors.numpy.save_file(content, source / "model.safetensors")
+        (source / "model.safetensors").chmod(0o600)
+        with real.bindfs(source, Path(folder) / "mount") as mount:
+            program = PROGRAMS / "strange_neighbours/gives_up_rights.py"
+            lines = output_of(program, mount / "model.safetensors", NOBODY).splitlines()
+    assert lines == ["PermissionError", "PermissionError", "64"]

@@ -103,7 +103,7 @@ def _trial(files: _native.Checkpoint, tensors: list[Wanted]) -> list[str]:
 
 
 def _timed(files: _native.Checkpoint, places: list[tuple[str, int]], strategy: Strategy) -> str:
-    wanted = [
+    wanted: list[tuple[str, ByteSelection | None]] = [
         (name, ByteSelection(place * _REQUEST_BYTES, (_REQUEST_BYTES,), (1,), 1)) for name, place in places
     ]
     begin = time.perf_counter()
