@@ -1,32 +1,34 @@
 # ruff: noqa: INP001 - Python finds the module by its name, in a folder of its own
+# ruff: noqa: ANN001, ANN202, F401, UP004 - types are in comments, because Python 2.7 must parse this file
 """Puts pagestream in place of safetensors in the processes that a program under ``pagestream run`` starts.
 
 `run` puts this folder in front of ``PYTHONPATH``, and Python imports the module of this name when it starts
-(https://docs.python.org/3/library/site.html). The module of that name that this one hides is imported, too.
+(https://docs.python.org/3/library/site.html). This module hides the user's ``sitecustomize``, and imports it.
+
+A child process may run any version of Python. In a version too old for pagestream, this module does nothing
+but import the user's ``sitecustomize``.
 """
 
-from __future__ import annotations
-
-import importlib
 import os
 import sys
 
-# Each Python process runs this: `typing` and `contextlib` take longer to import than all else here.
+# Each Python process runs this: `typing` takes longer to import than the rest.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+# The oldest Python that pagestream supports.
+_OLDEST = (3, 11)
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _Installer:
+class _Installer(object):
     """Installs pagestream when safetensors is first imported. Other processes wait for nothing."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
         if name.partition(".")[0] != "safetensors":
             return None
         sys.meta_path.remove(self)
@@ -40,10 +42,10 @@ class _Installer:
         return next(filter(None, specs), None)
 
 
-sys.meta_path.insert(0, _Installer())
+if sys.version_info >= _OLDEST:
+    sys.meta_path.insert(0, _Installer())
 sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _HERE]
+# The reference matters: Python 2.7 clears a running module once nothing refers to it.
 _own = sys.modules.pop(__name__)
-try:
-    importlib.import_module(__name__)
-except ModuleNotFoundError:
-    sys.modules[__name__] = _own
+# No `except`: Python itself ignores a missing `sitecustomize`, and reports an error inside it.
+__import__(__name__)

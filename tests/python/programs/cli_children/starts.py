@@ -1,0 +1,6 @@
+"""Starts another Python."""
+
+import subprocess
+import sys
+
+subprocess.run([sys.executable, "-c", "print('child')"], check=True)
