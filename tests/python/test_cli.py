@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from support.process import PROGRAMS, run_python, thread_names, until
 COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
 GOOD, BAD, WRONG_USE = 0, 1, 2
 MIB = 1 << 20
+ROOT = Path(__file__).parents[2]
 
 
 def pagestream_command(*arguments):
@@ -478,6 +480,52 @@ class TestRun:
         )
         found = program("run", tmp_path / "starts.py", env={**os.environ, "PYTHONPATH": str(tmp_path)})
         assert found.stdout == "pagestream.safetensors.torch True\n" * 2, found.stderr
+
+
+ON_USE = ("PAGESTREAM_MMAP_MODE", "PAGESTREAM_THREADS", "PAGESTREAM_MEMORY_BYTES", "PAGESTREAM_AHEAD")
+ON_IMPORT = ("PAGESTREAM_FAULT_GUARD", "PAGESTREAM_SHARE", "PAGESTREAM_LOG")
+
+
+class TestEnvironment:
+    """A bad variable is wrong use, told in one line, whether or not the command reads it."""
+
+    def told(self, variable):
+        return rf"pagestream: {variable} (must be .+, not 'bogus'|is 'bogus'; it must be .+)\n"
+
+    def test_no_variable_is_forgotten(self):
+        table = re.findall(r"^\| `(PAGESTREAM_\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+        assert sorted(table) == sorted(ON_USE + ON_IMPORT)
+
+    @pytest.mark.parametrize("variable", ON_USE)
+    @pytest.mark.parametrize("command", [*COMMANDS, "tokenize", "bench"])
+    def test_of_a_command(self, command, variable, tokens, monkeypatch):
+        monkeypatch.setenv(variable, "bogus")
+        paths = {"tokenize": [tokens, tokens, "--tokenizer", tokens], "bench": []}.get(command, [tokens])
+        found = pagestream_command(command, *paths)
+        assert (found.exit_code, found.stdout) == (WRONG_USE, "")
+        assert re.fullmatch(self.told(variable), found.stderr)
+
+    def test_of_a_command_as_json(self, tokens, monkeypatch):
+        monkeypatch.setenv("PAGESTREAM_THREADS", "bogus")
+        found = pagestream_command("info", tokens, "--json")
+        assert found.exit_code == WRONG_USE
+        assert json.loads(found.stdout)["error"]["message"] in found.stderr
+
+    @pytest.mark.parametrize("variable", ON_USE + ON_IMPORT)
+    def test_of_a_program(self, variable, tmp_path):
+        (tmp_path / "program.py").write_text("print('runs')\n")
+        found = program("run", tmp_path / "program.py", env={**os.environ, variable: "bogus"})
+        assert (found.returncode, found.stdout) == (WRONG_USE, "")
+        assert re.fullmatch(self.told(variable), found.stderr)
+
+    @pytest.mark.parametrize("variable", ON_IMPORT)
+    def test_of_the_installed_script(self, variable, tmp_path):
+        script = tmp_path / "pagestream"
+        script.write_text("import sys\nfrom pagestream.cli import main\nsys.exit(main())\n")
+        command, environment = [sys.executable, script, "--version"], {**os.environ, variable: "bogus"}
+        found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert (found.returncode, found.stdout) == (WRONG_USE, "")
+        assert re.fullmatch(self.told(variable), found.stderr)
 
 
 def test_a_pipe_gets_plain_lines(weights):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, cast
 
 from pagestream import _native
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pagestream.files")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_COMMAND = "pagestream"
+_WRONG_USE = 2
 
 
 def mmap_mode(explicit: Mode | None, argument: str = "mmap_mode") -> Mode:
@@ -49,6 +52,17 @@ def apply() -> None:
     ``PAGESTREAM_FAULT_GUARD`` is ``on`` (default), ``copies`` or ``off``. ``PAGESTREAM_SHARE`` is ``off``
     (default) or ``on``: open files are shared with processes of the same user.
     """
+    try:
+        _apply()
+    except ValueError as error:
+        if not _is_command():
+            raise
+        # The command cannot catch this error: Python imports the package before the command runs.
+        print(f"{_COMMAND}: {error}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(_WRONG_USE) from None
+
+
+def _apply() -> None:
     guard = os.environ.get("PAGESTREAM_FAULT_GUARD", "on")
     one_of("PAGESTREAM_FAULT_GUARD", guard, _native.FAULT_GUARDS)
     _native.set_fault_guard(guard)
@@ -56,6 +70,27 @@ def apply() -> None:
     one_of("PAGESTREAM_SHARE", share, ("on", "off"))
     _native.set_share(share == "on")
     apply_log()
+
+
+def _is_command() -> bool:
+    """Returns whether Python imports the package for its script, or for ``python -m pagestream``."""
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    # Until Python has found the module of `-m`, only `orig_argv` has its name.
+    return program == _COMMAND or (program == "-m" and _COMMAND in sys.orig_argv)
+
+
+def check() -> None:
+    """Refuses a bad value of a variable that is read on use, such as ``PAGESTREAM_THREADS``.
+
+    The command calls this before it begins. A program may not use the variable for hours.
+
+    Raises:
+        ValueError: A value cannot be parsed.
+    """
+    mmap_mode(None)
+    threads(None)
+    memory_bytes(None)
+    ahead_bytes(None)
 
 
 def log_opening(what: str, mode: str, reason: str | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pagestream._common import environment
 from pagestream._native import __version__
 from pagestream.cli import _output
 from pagestream.cli.bench import bench
@@ -43,6 +44,7 @@ def _ending(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def ended(**options: Any) -> None:  # noqa: ANN401 - those of the command
         with _output.ending(as_json=options.get("as_json", False)):
+            environment.check()
             command(**options)
 
     return ended

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pagestream._common import environment
 from pagestream.cli import _output
 from pagestream.safetensors import install
 
@@ -33,7 +34,9 @@ def run(
     sys.path.insert(0, os.getcwd() if module else os.path.dirname(os.path.abspath(name)))
     if not (_has_module(name) if module else os.path.exists(name)):
         _output.fail(f"no such {'module' if module else 'program'}: {name}", _output.WRONG_USE)
-    install()
+    with _output.ending(as_json=False):
+        environment.check()
+        install()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILDREN, os.environ.get("PYTHONPATH"))))
     sys.argv = program
     try:
