@@ -24,9 +24,10 @@ from pagestream import open_tokens
 from pagestream.cli import _encoding, _texts, _tokenizer
 from pagestream.cli._app import app
 from pagestream.cli._encoding import Job, encode_part
+from pagestream.cli._stamps import Stamp
 from pagestream.cli._texts import Part, documents, parts_of
 from pagestream.cli._tokenizer import cuts_between_words, pieces
-from pagestream.errors import FormatError
+from pagestream.errors import FileChangedError, FormatError
 
 from support.process import until
 
@@ -326,6 +327,98 @@ def test_what_is_made_is_not_made_again(tmp_path, tokenizer):
     assert json.loads(tokenize(*command).stdout)["parts_made_before"] == 0
 
 
+def replace_text(path, content, times_of=None):
+    """Puts another file in place of a text. `times_of` has the times that it gets."""
+    other = path.with_suffix(".new")
+    other.write_text(content)
+    if times_of is not None:
+        os.utime(other, ns=(times_of.st_atime_ns, times_of.st_mtime_ns))
+    other.replace(path)
+
+
+CHANGES = {
+    "replaced": (
+        lambda path: replace_text(path, "dog\n" * 9, path.stat()),
+        r"found inode \d+, expected \d+;",
+    ),
+    "longer": (lambda path: path.write_text("dog\n" * 10), r"found 40 bytes, expected 36, found a modif"),
+    "written": (
+        lambda path: os.utime(path, ns=(0, 10**18)),
+        r"found a modification at .*\.0{9}, expected .*;",
+    ),
+    "bad": (lambda path: path.write_bytes(b"\xff\n" * 18), r"found a modification at "),
+    "removed": (lambda path: path.unlink(), "it was removed;"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_text_that_changes_is_not_encoded(tmp_path, tokenizer, change):
+    """Not even if it leads to an error of its own."""
+    path = tmp_path / "texts.txt"
+    path.write_text("cat\n" * 9)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    job = Job(str(tokenizer), "uint16", None, str(parts))
+    (part,) = parts_of(str(path), "text", lines=True)
+    make_change, told = CHANGES[change]
+    make_change(path)
+    with pytest.raises(FileChangedError, match=told) as caught:
+        encode_part(part, str(parts / "part"), job)
+    assert caught.value.filename == str(path)
+    assert "run the same command again" in str(caught.value)
+    assert not list(parts.iterdir())
+
+
+def test_a_text_that_is_replaced_between_two_parts(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(_texts, "PART_BYTES", 8)
+    path = tmp_path / "text.txt"
+    path.write_text("the cat\n" * 3)
+    as_completed = _encoding.as_completed
+
+    def replace_after_first(futures):
+        completed = as_completed(futures)
+        yield next(completed)
+        replace_text(path, "two dog\n" * 3)
+        yield from completed
+
+    monkeypatch.setattr(_encoding, "as_completed", replace_after_first)
+    command = (path, tmp_path / "out.bin", "--tokenizer", tokenizer, "--lines", "--processes", 1)
+    found = tokenize(*command)
+    assert found.exit_code == BAD, found.output
+    assert f"pagestream: {path}: the file changed during the run: found inode " in found.stderr
+    assert found.stderr.count("\n") == 1, "no part can be used again"
+    assert not (tmp_path / "out.bin").exists()
+    assert not (tmp_path / "out.bin.parts").exists()
+
+
+@pytest.mark.parametrize("lines", ["the cat\n", ""])
+def test_a_text_that_is_replaced_after_its_last_part(tmp_path, tokenizer, monkeypatch, lines):
+    """Its parts are not used again, even if the new text has its size and times."""
+    path, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    path.write_text(lines)
+    other.write_text("a mouse\n")
+
+    def encode_and_replace(*arguments):
+        encoded = _encoding.encode(*arguments)
+        replace_text(path, lines.replace("the cat", "two dog"), path.stat())
+        return encoded
+
+    command = (other, path, tmp_path / "out.bin", "--tokenizer", tokenizer, "--lines", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["pagestream.cli.tokenize"], "encode", encode_and_replace)
+        found = tokenize(*command)
+    assert found.exit_code == BAD, found.output
+    kept, error = found.stderr.splitlines()
+    total = "2 parts" if lines else "1 part"
+    assert kept.endswith(f"out.bin.parts keeps 1 of {total}; the same command resumes there")
+    assert error.startswith(f"pagestream: {path}: the file changed during the run: found inode ")
+    assert not (tmp_path / "out.bin").exists()
+    assert json.loads(tokenize(*command).stdout)["parts_made_before"] == 1
+    texts = ["a mouse", *["two dog"] * bool(lines)]
+    assert open_tokens(tmp_path / "out.bin")[:].tolist() == expected(tokenizer, texts, ends=False)
+    assert not (tmp_path / "out.bin.parts").exists()
+
+
 def made(tmp_path):
     return len(list((tmp_path / "out.bin.parts").glob("*.lengths")))
 
@@ -472,8 +565,10 @@ def test_a_line_that_spans_parts(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_bytes(b"aaaa\nbb\ncccccccc\n")
     for cut in range(1, path.stat().st_size):
+        stamp = Stamp.of(path.stat())
         parts = [
-            Part(str(path), "lines", *bounds, "text", 0) for bounds in ((0, cut), (cut, path.stat().st_size))
+            Part(str(path), "lines", *bounds, "text", 0, stamp)
+            for bounds in ((0, cut), (cut, path.stat().st_size))
         ]
         assert [text for part in parts for text in documents(part)] == ["aaaa", "bb", "cccccccc"]
 

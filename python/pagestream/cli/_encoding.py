@@ -17,7 +17,7 @@ import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from pagestream._common.atomic_write import Replacement
 from pagestream.cli._progress import bar_of_bytes
+from pagestream.cli._stamps import unchanged
 from pagestream.cli._texts import Part, documents
 from pagestream.cli._tokenizer import LARGEST_PIECE_CHARS, cuts_between_words, load, pieces
 from pagestream.errors import FormatError
@@ -61,18 +62,11 @@ def names_of(parts: list[Part], job: Job) -> list[str]:
     """Returns where the tokens of each part are, once they are made."""
     with open(job.tokenizer, "rb") as file:
         common = [hashlib.file_digest(file, "sha256").hexdigest(), job.dtype, job.end_token]
-    stats = {path: os.stat(path) for path in {part.path for part in parts}}
     names = []
     for number, part in enumerate(parts):
-        stat = stats[part.path]
-        facts = [
-            *common,
-            os.path.abspath(part.path),
-            stat.st_size,
-            stat.st_mtime_ns,
-            number,
-            *asdict(part).values(),
-        ]
+        # The number of a device may change when it is mounted again. The other facts tell texts apart.
+        stamp = part.stamp._replace(device=0)
+        facts = (*common, number, replace(part, path=os.path.abspath(part.path), stamp=stamp))
         key = hashlib.blake2b(repr(facts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
         names.append(os.path.join(job.folder, f"{number:06}-{key}"))
     return names
@@ -88,6 +82,7 @@ def encode(parts: list[Part], names: list[str], job: Job, processes: int) -> int
 
     Raises:
         ChildProcessError: A process was killed.
+        FileChangedError: A text changed since it was cut into parts.
         FormatError: A file is bad.
     """
     missing = [(part, name) for part, name in zip(parts, names, strict=True) if not is_made(name)]
@@ -156,12 +151,17 @@ def _tokenizer(path: str) -> tuple[Any, bool]:
 
 
 def encode_part(part: Part, name: str, job: Job) -> None:
-    """Writes the tokens of a part, and the lengths of its documents."""
+    """Writes the tokens of a part, and the lengths of its documents.
+
+    Raises:
+        FileChangedError: The text is not the one that was cut into parts.
+        FormatError: The text is bad.
+    """
     tokenizer, may_cut = _tokenizer(job.tokenizer)
     # It leaves out the places in the text. Not all versions have it.
     encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
     lengths, length = [], 0
-    with Replacement() as replacement:
+    with Replacement() as replacement, unchanged(part.path, part.stamp):
         # The lengths come last: where they are, all is.
         tokens = replacement.open(f"{name}.tokens", "tokens")
         for batch in _batches(part, may_cut=may_cut):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from pagestream.cli._stamps import Stamp
 from pagestream.errors import FormatError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Part:
         end: Where the next part begins. A line belongs to the part in which it begins.
         field: The name of the field.
         nbytes: For progress.
+        stamp: The state of the file that the part is of.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Part:
     end: int
     field: str
     nbytes: int
+    stamp: Stamp
 
 
 def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
@@ -64,7 +67,7 @@ def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
     if not stat.S_ISREG(found.st_mode):
         message = f"{path}: not a regular file, but a pipe or a device; write the text to a file first"
         raise ValueError(message)
-    size_bytes = found.st_size
+    stamp, size_bytes = Stamp.of(found), found.st_size
     lower = path.lower()
     if lower.endswith(COMPRESSED):
         message = f"{path}: compressed files are not read; unpack it first"
@@ -73,14 +76,14 @@ def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
         with _parquet_errors(path):
             groups = _parquet(path).metadata
         return [
-            Part(path, "parquet", number, number + 1, field, groups.row_group(number).total_byte_size)
+            Part(path, "parquet", number, number + 1, field, groups.row_group(number).total_byte_size, stamp)
             for number in range(groups.num_row_groups)
         ]
     if not lines and not lower.endswith(_JSON_LINES):
-        return [Part(path, "text", 0, size_bytes, field, size_bytes)]
+        return [Part(path, "text", 0, size_bytes, field, size_bytes, stamp)]
     kind = "json" if lower.endswith(_JSON_LINES) else "lines"
     bounds = [*range(0, size_bytes, PART_BYTES), size_bytes]
-    return [Part(path, kind, start, end, field, end - start) for start, end in pairwise(bounds)]
+    return [Part(path, kind, start, end, field, end - start, stamp) for start, end in pairwise(bounds)]
 
 
 def documents(part: Part) -> Iterator[str]:

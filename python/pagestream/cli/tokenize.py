@@ -20,6 +20,7 @@ from pagestream._common.amounts import count, size
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._encoding import Job, encode, is_made, lengths_of, names_of, remove, tokens_of
+from pagestream.cli._stamps import Stamp, is_current, refuse_changed
 from pagestream.cli._texts import Part, parts_of
 from pagestream.cli._token_target import Format, dtype_for, format_of, refuse_what_is_not_ours
 from pagestream.cli._tokenizer import LARGEST_PIECE_CHARS, cuts_between_words, load
@@ -82,12 +83,15 @@ def tokenize(
     refuse_what_is_not_ours(out, written_as, sources)
     loaded = load(tokenizer)
     job = _job(loaded, tokenizer, written_as, dtype, end_token, out)
+    stamps = {path: Stamp.of(os.stat(path)) for path in sources}
     parts = [part for path in sources for part in parts_of(path, field, lines=lines)]
     if not cuts_between_words(loaded):
         _refuse_large_texts(parts, tokenizer)
     names = names_of(parts, job)
-    with _sigterm_as_exit(), _folder_of_parts(names, job):
+    with _sigterm_as_exit(), _folder_of_parts(parts, names, job):
         encoded = encode(parts, names, job, processes or len(os.sched_getaffinity(0)))
+        for path, stamp in stamps.items():
+            refuse_changed(path, stamp)
         written = write_tokens(
             out,
             (tokens_of(name, job) for name in names),
@@ -157,13 +161,14 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 @contextmanager
-def _folder_of_parts(names: list[str], job: Job) -> Iterator[None]:
+def _folder_of_parts(parts: list[Part], names: list[str], job: Job) -> Iterator[None]:
     """Makes the folder. What fails leaves it, if a part is done, and says so."""
     os.makedirs(job.folder, exist_ok=True)
     try:
         yield
     except BaseException:
-        if done := sum(map(is_made, names)):
+        pairs = zip(parts, names, strict=True)
+        if done := sum(is_made(name) and is_current(part.path, part.stamp) for part, name in pairs):
             print(
                 f"pagestream: {job.folder} keeps {done} of {count(len(names), 'part')}; "
                 "the same command resumes there",
