@@ -59,6 +59,11 @@ def expected(tokenizer, texts, ends=True):
     return [token for text in texts for token in [*loaded.encode(text).ids, *end]]
 
 
+def job_of(tokenizer, folder):
+    _, sha256 = _tokenizer.load(str(tokenizer))
+    return Job(str(tokenizer), sha256, "uint16", None, str(folder))
+
+
 def json_lines(path, texts, field="text"):
     path.write_text(
         "".join(json.dumps({"id": number, field: text}) + "\n" for number, text in enumerate(texts))
@@ -358,7 +363,7 @@ def test_a_text_that_changes_is_not_encoded(tmp_path, tokenizer, change):
     path.write_text("cat\n" * 9)
     parts = tmp_path / "parts"
     parts.mkdir()
-    job = Job(str(tokenizer), "uint16", None, str(parts))
+    job = job_of(tokenizer, parts)
     (part,) = parts_of(str(path), "text", lines=True)
     make_change, told = CHANGES[change]
     make_change(path)
@@ -419,6 +424,24 @@ def test_a_text_that_is_replaced_after_its_last_part(tmp_path, tokenizer, monkey
     assert not (tmp_path / "out.bin.parts").exists()
 
 
+def test_a_tokenizer_that_changes_before_a_process_has_loaded_it(tmp_path, tokenizer, monkeypatch):
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+
+    def replace_and_encode(*arguments):
+        GPT_2.save(str(tokenizer))
+        return _encoding.encode(*arguments)
+
+    command = (path, tmp_path / "out.bin", "--tokenizer", tokenizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["pagestream.cli.tokenize"], "encode", replace_and_encode)
+        found = tokenize(*command)
+    assert found.exit_code == BAD, found.output
+    assert f"{tokenizer}: the tokenizer changed during the run: found SHA-256 " in found.stderr
+    assert not (tmp_path / "out.bin").exists()
+    assert tokenize(*command).exit_code == GOOD
+    assert open_tokens(tmp_path / "out.bin")[:].tolist() == expected(tokenizer, STORIES, ends=False)
+
+
 def made(tmp_path):
     return len(list((tmp_path / "out.bin.parts").glob("*.lengths")))
 
@@ -475,7 +498,7 @@ def test_an_interruption_leaves_no_thread_of_the_pool(tmp_path, tokenizer, monke
 
     monkeypatch.setattr(_encoding, "as_completed", interrupted)
     path = str(json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 800))
-    job = Job(str(tokenizer), "uint16", None, str(tmp_path))
+    job = job_of(tokenizer, tmp_path)
     parts = parts_of(path, "text", lines=False)
     before = threading.enumerate()
     with pytest.raises(KeyboardInterrupt):
@@ -737,7 +760,7 @@ def test_a_document_without_a_place_to_cut_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_encoding, "LARGEST_PIECE_CHARS", 10)
     path = json_lines(tmp_path / "texts.jsonl", ["a cat", "cats" * 3])
     GPT_2.save(str(tmp_path / "tokenizer.json"))
-    job = Job(str(tmp_path / "tokenizer.json"), "uint16", None, str(tmp_path))
+    job = job_of(tmp_path / "tokenizer.json", tmp_path)
     (part,) = parts_of(str(path), "text", lines=False)
     with pytest.raises(FormatError, match=r"texts.jsonl: a document has 12 characters that cannot be cut"):
         encode_part(part, str(tmp_path / "part"), job)

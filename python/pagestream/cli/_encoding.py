@@ -9,6 +9,7 @@ part ──process──> OUT.parts/<key>.tokens, then <key>.lengths: where thes
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -28,7 +29,7 @@ from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._stamps import unchanged
 from pagestream.cli._texts import Part, documents
 from pagestream.cli._tokenizer import LARGEST_PIECE_CHARS, cuts_between_words, load, pieces
-from pagestream.errors import FormatError
+from pagestream.errors import FileChangedError, FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,12 +48,14 @@ class Job:
 
     Attributes:
         tokenizer: The path of the tokenizer.
+        sha256: The SHA-256 of the tokenizer's file, in hexadecimal digits.
         dtype: The type of tokens, which has room for all of the vocabulary.
         end_token: What ends each document; None for nothing.
         folder: Where the parts go.
     """
 
     tokenizer: str
+    sha256: str
     dtype: str
     end_token: int | None
     folder: str
@@ -60,13 +63,17 @@ class Job:
 
 def names_of(parts: list[Part], job: Job) -> list[str]:
     """Returns where the tokens of each part are, once they are made."""
-    with open(job.tokenizer, "rb") as file:
-        common = [hashlib.file_digest(file, "sha256").hexdigest(), job.dtype, job.end_token]
     names = []
     for number, part in enumerate(parts):
         # The number of a device may change when it is mounted again. The other facts tell texts apart.
         stamp = part.stamp._replace(device=0)
-        facts = (*common, number, replace(part, path=os.path.abspath(part.path), stamp=stamp))
+        facts = (
+            job.sha256,
+            job.dtype,
+            job.end_token,
+            number,
+            replace(part, path=os.path.abspath(part.path), stamp=stamp),
+        )
         key = hashlib.blake2b(repr(facts).encode(errors="surrogateescape"), digest_size=16).hexdigest()
         names.append(os.path.join(job.folder, f"{number:06}-{key}"))
     return names
@@ -82,7 +89,7 @@ def encode(parts: list[Part], names: list[str], job: Job, processes: int) -> int
 
     Raises:
         ChildProcessError: A process was killed.
-        FileChangedError: A text changed since it was cut into parts.
+        FileChangedError: A text changed since it was cut into parts, or the tokenizer since it was loaded.
         FormatError: A file is bad.
     """
     missing = [(part, name) for part, name in zip(parts, names, strict=True) if not is_made(name)]
@@ -144,9 +151,15 @@ def _end_with_parent() -> None:
 
 
 @cache
-def _tokenizer(path: str) -> tuple[Any, bool]:
+def _tokenizer(path: str, sha256: str) -> tuple[Any, bool]:
     """Returns the tokenizer of this process, and whether texts may be cut for it."""
-    loaded = load(path)
+    loaded, found = load(path)
+    if found != sha256:
+        message = (
+            f"the tokenizer changed during the run: found SHA-256 {found}, expected {sha256}; run the same "
+            "command again"
+        )
+        raise FileChangedError(errno.ESTALE, message, path)
     return loaded, cuts_between_words(loaded)
 
 
@@ -154,10 +167,10 @@ def encode_part(part: Part, name: str, job: Job) -> None:
     """Writes the tokens of a part, and the lengths of its documents.
 
     Raises:
-        FileChangedError: The text is not the one that was cut into parts.
+        FileChangedError: The text changed since it was cut into parts, or the tokenizer since it was loaded.
         FormatError: The text is bad.
     """
-    tokenizer, may_cut = _tokenizer(job.tokenizer)
+    tokenizer, may_cut = _tokenizer(job.tokenizer, job.sha256)
     # It leaves out the places in the text. Not all versions have it.
     encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
     lengths, length = [], 0

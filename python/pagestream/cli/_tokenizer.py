@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -32,8 +33,10 @@ _CUT = re.compile(
 )
 
 
-def load(path: str) -> Any:  # noqa: ANN401 - tokenizers has no types
-    """Returns the tokenizer of a file, which encodes texts as they are: neither cut off nor padded.
+def load(path: str) -> tuple[Any, str]:
+    """Returns the tokenizer of a file and the SHA-256 of the file.
+
+    The tokenizer encodes texts as they are: neither cut off nor padded.
 
     Raises:
         ImportError: tokenizers is not installed.
@@ -47,15 +50,17 @@ def load(path: str) -> Any:  # noqa: ANN401 - tokenizers has no types
         raise ImportError(message) from error
     if not os.path.isfile(path):
         raise FileNotFoundError(errno.ENOENT, "no such tokenizer", path)
+    with open(path, "rb") as file:
+        content = file.read()
     try:
-        loaded = Tokenizer.from_file(path)
+        loaded = Tokenizer.from_buffer(content)
     except Exception as error:
         # It raises no other class.
         message = f"{path}: not a tokenizer.json: {error}"
         raise ValueError(message) from error
     loaded.no_truncation()
     loaded.no_padding()
-    return loaded
+    return loaded, hashlib.sha256(content).hexdigest()
 
 
 def cuts_between_words(tokenizer: Any) -> bool:  # noqa: ANN401 - tokenizers has no types

@@ -81,8 +81,8 @@ def tokenize(
         raise ValueError(message)
     written_as = format or format_of(out)
     refuse_what_is_not_ours(out, written_as, sources)
-    loaded = load(tokenizer)
-    job = _job(loaded, tokenizer, written_as, dtype, end_token, out)
+    loaded, sha256 = load(tokenizer)
+    job = _job(loaded, sha256, tokenizer, written_as, dtype, end_token, out)
     stamps = {path: Stamp.of(os.stat(path)) for path in sources}
     parts = [part for path in sources for part in parts_of(path, field, lines=lines)]
     if not cuts_between_words(loaded):
@@ -121,6 +121,7 @@ def tokenize(
 
 def _job(
     loaded: Any,  # noqa: ANN401 - tokenizers has no types
+    sha256: str,
     tokenizer: str,
     format: Format,
     dtype: str | None,
@@ -133,7 +134,11 @@ def _job(
         raise ValueError(message)
     largest = max(loaded.get_vocab(with_added_tokens=True).values(), default=0)
     return Job(
-        os.path.abspath(tokenizer), dtype_for(format, dtype, largest), end, f"{os.path.abspath(out)}.parts"
+        os.path.abspath(tokenizer),
+        sha256,
+        dtype_for(format, dtype, largest),
+        end,
+        f"{os.path.abspath(out)}.parts",
     )
 
 
