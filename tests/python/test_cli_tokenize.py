@@ -1,9 +1,12 @@
 """``pagestream tokenize``: text files, JSON lines and Parquet to token files."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from typer.testing import CliRunner
 
 from pagestream import open_tokens
-from pagestream.cli import _encoding, _texts, _tokenizer
+from pagestream.cli import _encoding, _parts_folder, _texts, _tokenizer
 from pagestream.cli._app import app
 from pagestream.cli._encoding import Job, encode_part
 from pagestream.cli._stamps import Stamp
@@ -446,6 +449,82 @@ def made(tmp_path):
     return len(list((tmp_path / "out.bin.parts").glob("*.lengths")))
 
 
+def test_two_runs_with_one_target(tmp_path, tokenizer, monkeypatch):
+    """The second one ends at once, and takes nothing from the first."""
+    path, out = json_lines(tmp_path / "texts.jsonl", STORIES), tmp_path / "out.bin"
+    seconds = []
+
+    def encode_between_second_runs(*arguments):
+        patch.undo()
+        seconds.append(tokenize(path, out, "--tokenizer", tokenizer))
+        encoded = _encoding.encode(*arguments)
+        seconds.append(tokenize(path, out, "--tokenizer", tokenizer))
+        return encoded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["pagestream.cli.tokenize"], "encode", encode_between_second_runs)
+        first = tokenize(path, out, "--tokenizer", tokenizer)
+    assert first.exit_code == GOOD, first.output
+    told = (
+        f"pagestream: {out}: process {os.getpid()} writes this token file now, and holds "
+        f"{out}.parts/{_parts_folder._LOCK}; wait until it ends, or name another token file\n"
+    )
+    assert [(second.exit_code, second.stderr) for second in seconds] == [(WRONG_USE, told)] * 2
+    assert open_tokens(out)[:].tolist() == expected(tokenizer, STORIES, ends=False)
+    assert not (tmp_path / "out.bin.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "owner"), [(b"", "another process"), (b"12 elsewhere\n", "process 12 on elsewhere")]
+)
+def test_the_holder_of_the_lock_as_far_as_it_is_known(tmp_path, tokenizer, content, owner):
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+    lock = tmp_path / "out.bin.parts" / _parts_folder._LOCK
+    lock.parent.mkdir()
+    lock.write_bytes(content)
+    command = (path, tmp_path / "out.bin", "--tokenizer", tokenizer)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = tokenize(*command)
+        assert (found.exit_code, lock.read_bytes()) == (WRONG_USE, content)
+        assert f"{tmp_path}/out.bin: {owner} writes this token file now" in found.stderr
+    assert tokenize(*command).exit_code == GOOD
+    assert not lock.parent.exists()
+
+
+def test_a_lock_file_that_the_run_before_removes(tmp_path, tokenizer, monkeypatch):
+    """It may do so, together with the folder, after this run has opened the file or made the folder."""
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+    folder = tmp_path / "out.bin.parts"
+    removed = []
+
+    def removed_after(call):
+        def called(*arguments, **options):
+            result = call(*arguments, **options)
+            if call not in removed:
+                removed.append(call)
+                shutil.rmtree(folder)
+            return result
+
+        return called
+
+    for module, name in ((os, "makedirs"), (fcntl, "flock")):
+        monkeypatch.setattr(module, name, removed_after(getattr(module, name)))
+    assert tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer).exit_code == GOOD
+    assert len(removed) == 2
+    assert not folder.exists()
+
+
+def test_a_file_system_without_locks(tmp_path, tokenizer, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = json_lines(tmp_path / "texts.jsonl", STORIES)
+    assert tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer).exit_code == GOOD
+    assert not (tmp_path / "out.bin.parts").exists()
+
+
 def started(tmp_path, tokenizer, processes, **options):
     """A run of ten parts, which goes on when the first is done."""
     path = json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 8000)
@@ -550,6 +629,20 @@ def test_processes_end_with_a_killed_parent(tmp_path, tokenizer, parts):
         output, _ = running.communicate()
         assert output == ""
     assert are_gone(children)
+
+
+def test_a_killed_run_is_resumed_at_once(tmp_path, tokenizer):
+    """Its lock file stays, and its lock does not."""
+    with started(tmp_path, tokenizer, 1) as running:
+        assert until(lambda: made(tmp_path) > 0)
+        running.kill()
+        assert running.wait() == -signal.SIGKILL
+        assert (tmp_path / "out.bin.parts" / _parts_folder._LOCK).exists()
+        command = (tmp_path / "texts.jsonl", tmp_path / "out.bin", "--tokenizer", tokenizer, "--json")
+        found = tokenize(*command)
+        assert found.exit_code == GOOD, found.output
+        running.communicate()
+    assert json.loads(found.stdout)["parts_made_before"] > 0
 
 
 def test_a_process_that_is_killed(tmp_path, tokenizer):

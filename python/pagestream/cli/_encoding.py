@@ -13,7 +13,6 @@ import errno
 import hashlib
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 # What is encoded at a time ends with the piece that reaches one of these.
 _BATCH_PIECES, _BATCH_CHARS = 256, 1 << 20
-# What the command and `Replacement` call files in the folder of parts.
-_OURS = re.compile(r"\d{6,}-[0-9a-f]{32}\.(tokens|lengths)|\.\d{6,}-[0-9a-f]+\..*(tmp|lock)")
 
 
 @dataclass(frozen=True)
@@ -234,12 +231,3 @@ def tokens_of(name: str, job: Job) -> npt.NDArray[Any]:
 def lengths_of(name: str) -> npt.NDArray[np.int64]:
     """Returns how many tokens each document of a part has."""
     return np.fromfile(f"{name}.lengths", "<i8")
-
-
-def remove(folder: str) -> None:
-    """Removes the files of all parts, and the folder if it has nothing else."""
-    for name in os.listdir(folder):
-        if _OURS.fullmatch(name):
-            os.unlink(os.path.join(folder, name))
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)

@@ -19,8 +19,9 @@ import typer
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson
-from pagestream.cli._encoding import Job, encode, is_made, lengths_of, names_of, remove, tokens_of
-from pagestream.cli._stamps import Stamp, is_current, refuse_changed
+from pagestream.cli._encoding import Job, encode, lengths_of, names_of, tokens_of
+from pagestream.cli._parts_folder import folder_of_parts
+from pagestream.cli._stamps import Stamp, refuse_changed
 from pagestream.cli._texts import Part, parts_of
 from pagestream.cli._token_target import Format, dtype_for, format_of, refuse_what_is_not_ours
 from pagestream.cli._tokenizer import LARGEST_PIECE_CHARS, cuts_between_words, load
@@ -88,7 +89,7 @@ def tokenize(
     if not cuts_between_words(loaded):
         _refuse_large_texts(parts, tokenizer)
     names = names_of(parts, job)
-    with _sigterm_as_exit(), _folder_of_parts(parts, names, job):
+    with _sigterm_as_exit(), folder_of_parts(job.folder, out, parts, names):
         encoded = encode(parts, names, job, processes or len(os.sched_getaffinity(0)))
         for path, stamp in stamps.items():
             refuse_changed(path, stamp)
@@ -100,7 +101,6 @@ def tokenize(
             documents=_starts(names) if written_as == "megatron" else None,
         )
         ended = sum(len(lengths_of(name)) for name in names)
-    remove(job.folder)
     if as_json:
         _output.print_json(
             {
@@ -163,25 +163,6 @@ def _sigterm_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _folder_of_parts(parts: list[Part], names: list[str], job: Job) -> Iterator[None]:
-    """Makes the folder. What fails leaves it, if a part is done, and says so."""
-    os.makedirs(job.folder, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        pairs = zip(parts, names, strict=True)
-        if done := sum(is_made(name) and is_current(part.path, part.stamp) for part, name in pairs):
-            print(
-                f"pagestream: {job.folder} keeps {done} of {count(len(names), 'part')}; "
-                "the same command resumes there",
-                file=sys.stderr,
-            )
-        else:
-            remove(job.folder)
-        raise
 
 
 def _starts(names: list[str]) -> npt.NDArray[np.int64]:
