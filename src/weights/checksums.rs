@@ -29,7 +29,7 @@ use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
 use super::header::{Header, TensorEntry, quoted};
 use super::json::{Any, Word};
 use crate::error::{ChecksumFailure, Error, Result};
-use crate::mapped_file::{MappedFile, Origin, RequestedMode, is_gone, is_refusal};
+use crate::mapped_file::{MappedFile, Origin, RequestedMode, is_gone};
 use crate::os::errno::Code;
 
 /// What is appended to the name of a file.
@@ -103,21 +103,26 @@ pub fn text(header: &Header, file_bytes: u64, spans: &[u128]) -> String {
 }
 
 impl Checksums {
-    /// Reads the checksums beside a file, as `path`; `None` if there are none. The outer error is the system's, the inner
-    /// one says why they are refused.
+    /// Reads the checksums beside a file, as `path`; `None` if there are none. The inner error says why they are refused.
+    /// The outer error concerns more than this file.
     pub fn beside(origin: &Origin, path: &Path, header: &Header) -> Result<Option<Result<Self>>> {
         let refused = |offset, detail| Ok(Some(Err(failure(path, None, offset, None, detail))));
+        let unusable = |error: Error| {
+            if concerns_more_than_the_file(&error) {
+                return Err(error);
+            }
+            let reason = error.message();
+            let advice = "remove what is there, and write_checksums() makes new ones";
+            refused(None, format!("the checksums cannot be used: {reason}; {advice}"))
+        };
         let file = match MappedFile::open_again(&origin.with_suffix(SUFFIX), RequestedMode::Read) {
             Ok(file) => file,
-            // A name that is too long is that of no file.
+            // No file can have a name that long.
             Err(Error::System { errno, .. }) if is_gone(errno) || errno == TOO_LONG => return Ok(None),
-            Err(Error::System { operation, errno, advice, .. }) if is_refusal(errno) => {
-                let advice = if errno == IS_A_DIRECTORY { "it is a directory".into() } else { advice };
-                let reason = Error::system(operation, path, errno, advice).message();
-                let what = "remove what is there, and write_checksums() makes new ones";
-                return refused(None, format!("the checksums cannot be used: {reason}; {what}"));
+            Err(Error::System { operation, errno: errno @ IS_A_DIRECTORY, .. }) => {
+                return unusable(Error::system(operation, path, errno, "it is a directory"));
             }
-            Err(error) => return Err(error),
+            Err(error) => return unusable(error),
         };
         let (found, most) = (file.size(), max_bytes(header));
         if found > most {
@@ -126,7 +131,10 @@ impl Checksums {
                 format!("checksums too large: found {found} bytes, expected at most {most}"),
             );
         }
-        let json = file.opened()?.read(0, found)?;
+        let json = match file.opened().and_then(|opened| opened.read(0, found)) {
+            Ok(json) => json,
+            Err(error) => return unusable(error),
+        };
         match Self::parse(&json, header) {
             Ok(checksums) => Ok(Some(Ok(checksums))),
             Err(Malformed { offset, detail }) => {
@@ -190,6 +198,18 @@ impl Checksums {
             let detail = format!("its checksums leave out tensor {}: {HINT}", quoted(entry.name));
             failure(of.path, Some(entry.name), Some(entry.offset), None, detail)
         })
+    }
+}
+
+/// Returns whether other files would meet the same error: the process lacks descriptors or memory, or the checkpoint was
+/// closed.
+fn concerns_more_than_the_file(error: &Error) -> bool {
+    match error {
+        Error::System { errno, .. } => {
+            [Code::MFILE, Code::NFILE, Code::NOMEM].map(Code::raw_os_error).contains(errno)
+        }
+        Error::MappedRead { .. } | Error::FileChanged { .. } => false,
+        _ => true,
     }
 }
 

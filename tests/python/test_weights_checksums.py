@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
@@ -698,3 +699,32 @@ def test_the_number_of_threads_is_checked(path):
     with pytest.raises(ValueError, match="threads must be 1 to 1024"):
         open_checkpoint(path).write_checksums(threads=5000)
     assert pagestream.VerifyReport is VerifyReport
+
+
+def bind_socket(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (bind_socket, "No such device or address: it is a socket; only regular files can be mapped"),
+        (lambda path: path.symlink_to("/proc/self/mem"), "Input/output error"),
+    ],
+    ids=["socket", "cannot be read"],
+)
+def test_checksums_that_cannot_be_read_leave_the_other_files(tmp_path, make, reason):
+    files = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for file in files:
+        safetensors.numpy.save_file({file.stem: np.arange(9)}, file)
+    weights = open_checkpoint(files)
+    weights.write_checksums()
+    beside(files[1]).unlink()
+    make(beside(files[1]))
+    report = weights.verify()
+    assert (report.checked, report.unchecked) == ((str(files[0]), str(files[2])), (str(files[1]),))
+    (error,) = report.bad
+    assert error.path == str(beside(files[1]))
+    assert reason in str(error)
+    assert "remove what is there, and write_checksums() makes new ones" in str(error)

@@ -1,4 +1,4 @@
-"""Prints which file the error names when the checksums may not be read."""
+"""Prints the file that a verification reports when the checksums may not be read."""
 
 import os
 import sys
@@ -14,7 +14,5 @@ if os.getuid() == 0:
     for folder in (os.path.dirname(written), os.path.dirname(os.path.dirname(written))):
         os.chmod(folder, 0o755)
     os.seteuid(65534)
-try:
-    weights.verify()
-except PermissionError as error:
-    print(error.filename)
+(error,) = weights.verify().bad
+print(error.path)
