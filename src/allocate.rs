@@ -47,6 +47,13 @@ pub fn push<T>(vec: &mut Vec<T>, item: T, purpose: &'static str) -> Result<(), O
     Ok(())
 }
 
+/// Returns an empty string with room for `len` bytes.
+pub fn string(len: usize, purpose: &'static str) -> Result<String, OutOfMemory> {
+    let mut room = String::new();
+    room.try_reserve_exact(len).map_err(|_| OutOfMemory { bytes: len, purpose })?;
+    Ok(room)
+}
+
 /// Returns `len` times a value.
 pub fn filled<T: Clone>(value: T, len: usize, purpose: &'static str) -> Result<Vec<T>, OutOfMemory> {
     let mut room = vec(len, purpose)?;
@@ -83,6 +90,7 @@ mod tests {
         assert_eq!(filled(0_u8, bytes, "a test"), Err(error));
         assert!(error.to_string().starts_with(&format!("cannot allocate {bytes} bytes for a test: ")));
         assert_eq!(vec::<u64>(bytes, "a test"), Err(OutOfMemory { bytes: usize::MAX, purpose: "a test" }));
+        assert_eq!(string(bytes, "a test"), Err(error));
         assert!(collected(0..u64::MAX, "a test").is_err());
         assert!(reserve(&mut vec![0_u16; 2], bytes, "a test").is_err());
     }

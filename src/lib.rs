@@ -65,7 +65,7 @@ pub mod internals {
     pub use crate::tokens::windows::{Target, Windows};
     pub use crate::weights::checkpoint::Checkpoint;
     pub use crate::weights::header::{Header, HeaderError, HeaderErrorKind, MAX_HEADER_BYTES, header_bytes};
-    pub use crate::weights::index::{Index, IndexError, MAX_SHARDS};
+    pub use crate::weights::index::{Index, MAX_SHARDS};
     pub use crate::weights::locate::CheckpointPath;
     pub use crate::weights::strictness::Strictness;
     pub use crate::widen::{DoesNotFit, Element, widen, widen_window};

@@ -129,7 +129,7 @@ impl PyChecksumRun {
     /// compared.
     pub fn inspect(&self, wanted: &Bound<'_, PyList>, checkpoint: &PyCheckpoint) -> PyResult<Box<Inspect>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut expected = allocate::vec(wanted.len(), "the checksums of tensors").map_err(Error::from)?;
+        let mut expected = allocate::vec(wanted.len(), "the checksums of tensors")?;
         for each in wanted {
             let (name, _): (Bound<'_, PyString>, Bound<'_, PyAny>) = each.extract()?;
             let (number, entry) = checkpoint.find(&name)?;

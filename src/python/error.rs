@@ -7,11 +7,18 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::allocate::OutOfMemory;
 use crate::error::{Error, ReadCause};
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         Python::attach(|py| convert(py, &error).unwrap_or_else(|failure| failure))
+    }
+}
+
+impl From<OutOfMemory> for PyErr {
+    fn from(error: OutOfMemory) -> Self {
+        Error::from(error).into()
     }
 }
 

@@ -15,6 +15,7 @@ mod files;
 mod idle;
 mod lead;
 mod loader;
+mod names;
 mod next_file;
 mod sampling;
 mod staged_stream;

@@ -12,7 +12,6 @@ use super::error::Raised;
 use super::export::{PyExporter, drop_detached, landed_object};
 use super::stored_tensor::ByteSelection;
 use crate::allocate;
-use crate::error::Error;
 use crate::fetch::crew::{Limits, PERIOD, check_threads};
 use crate::os::fault;
 use crate::os::process::limits;
@@ -38,7 +37,7 @@ pub fn readers_of(threads: Option<usize>) -> PyResult<Limits> {
 
 /// Returns the places of the tensors in a list of [`WantedTensor`]s.
 pub fn wants_of(checkpoint: &PyCheckpoint, wanted: &Bound<'_, PyList>) -> PyResult<Vec<Want>> {
-    let mut wants = allocate::vec(wanted.len(), PLAN).map_err(Error::from)?;
+    let mut wants = allocate::vec(wanted.len(), PLAN)?;
     for each in wanted {
         let (name, part): WantedTensor<'_> = each.extract()?;
         let (file, offset, len) = checkpoint.byte_range(&name)?;

@@ -14,6 +14,7 @@ use super::export::{self, PyExporter};
 use super::files::{FileSystemFields, audit_open, file_system_of, path_of};
 use super::idle::IdleKey;
 use super::lead::FileLead;
+use super::names::list_of_names;
 use super::stored_tensor::PyStoredTensor;
 use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
@@ -28,16 +29,6 @@ static WORDS: [PyOnceLock<Py<PyString>>; Dtype::ALL.len()] = [const { PyOnceLock
 /// Returns the name of an element type, always the same object.
 pub fn dtype_word(py: Python<'_>, dtype: Dtype) -> &Bound<'_, PyString> {
     WORDS[dtype as usize].get_or_init(py, || PyString::intern(py, dtype.name()).unbind()).bind(py)
-}
-
-/// Makes a list of names. `PyList::new` panics if there is no memory for it.
-pub fn list_of_names<S: AsRef<str>>(
-    py: Python<'_>,
-    names: impl Iterator<Item = S>,
-) -> PyResult<Bound<'_, PyList>> {
-    let list = PyList::empty(py);
-    names.into_iter().try_for_each(|name| list.append(name.as_ref()))?;
-    Ok(list)
 }
 
 /// Adds the facts of the format that Python shares: the bits of each element type, and the header's limit.

@@ -147,13 +147,13 @@ pub fn groups(wants: &[Want], reads: Reads) -> Result<Vec<TensorGroup>, OutOfMem
         let (offset, len) = want.run()?;
         Some(ByteRange { file: FileId { set: 0, index: want.file }, offset, len })
     };
-    let mut found = Vec::new();
+    let mut found = allocate::vec(wants.len(), PLAN)?;
     let (mut first, mut planned_bytes) = (0, 0);
     while let Some(want) = wants.get(first) {
         let Some(mut range) = range_of(want) else {
-            if let Some(part) = &want.selection {
-                allocate::push(&mut found, TensorGroup::of_part(first, want, part)?, PLAN)?;
-            }
+            found.extend(
+                want.selection.as_ref().map(|part| TensorGroup::of_part(first, want, part)).transpose()?,
+            );
             first += 1;
             continue;
         };
@@ -170,8 +170,7 @@ pub fn groups(wants: &[Want], reads: Reads) -> Result<Vec<TensorGroup>, OutOfMem
             range = joined;
             allocate::push(&mut places, next, PLAN)?;
         }
-        let group = TensorGroup::of_run(range, first, &places, reads, &mut planned_bytes)?;
-        allocate::push(&mut found, group, PLAN)?;
+        found.push(TensorGroup::of_run(range, first, &places, reads, &mut planned_bytes)?);
         first += places.len();
     }
     Ok(found)

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::collections::binary_heap::PeekMut;
 use std::sync::Arc;
 
 use super::header::{Header, quoted};
@@ -47,11 +46,11 @@ impl Catalog {
         // The names of the index are sorted, as are those of each header: one walk through all of them.
         let names = headers.iter().map(|header| header.tensors().map(|entry| entry.name).zip(0..).peekable());
         let mut held: Vec<_> = names.collect();
-        let mut others = Vec::new();
+        let mut others = allocate::vec(headers.iter().map(|header| header.len()).sum(), CATALOG)?;
         let mut by_name: Vec<TensorAt> = allocate::vec(index.len(), CATALOG)?;
         for (name, file) in index.names() {
             while let Some((other, _)) = held[file].next_if(|(held, _)| *held < name) {
-                allocate::push(&mut others, (file, other), CATALOG)?;
+                others.push((file, other));
             }
             match held[file].next_if(|(held, _)| *held == name) {
                 Some((_, rank)) => by_name.push((file as u32, rank)),
@@ -63,9 +62,7 @@ impl Catalog {
             }
         }
         let rest = held.into_iter().enumerate();
-        for other in rest.flat_map(|(file, names)| names.map(move |(name, _)| (file, name))) {
-            allocate::push(&mut others, other, CATALOG)?;
-        }
+        others.extend(rest.flat_map(|(file, names)| names.map(move |(name, _)| (file, name))));
         others.sort_unstable();
         for (file, name) in others {
             match index.shard_of(name) {
@@ -148,18 +145,14 @@ impl Catalog {
 /// names are in order each.
 fn sorted(headers: &[Arc<Header>]) -> Result<Vec<TensorAt>, OutOfMemory> {
     let mut all = allocate::vec(headers.iter().map(|header| header.len()).sum(), CATALOG)?;
-    let first_of = |(file, header): (usize, &Arc<Header>)| {
-        (header.len() > 0).then(|| Reverse((name(headers, (file as u32, 0)), file as u32, 0)))
+    let at = |file: u32, rank: u32| {
+        let exists = (rank as usize) < headers[file as usize].len();
+        exists.then(|| Reverse((name(headers, (file, rank)), file, rank)))
     };
-    let mut next: BinaryHeap<_> = headers.iter().enumerate().filter_map(first_of).collect();
-    while let Some(mut top) = next.peek_mut() {
-        let Reverse((_, file, rank)) = *top;
+    let mut next: BinaryHeap<_> = (0..headers.len() as u32).filter_map(|file| at(file, 0)).collect();
+    while let Some(Reverse((_, file, rank))) = next.pop() {
         all.push((file, rank));
-        if (rank as usize) + 1 < headers[file as usize].len() {
-            *top = Reverse((name(headers, (file, rank + 1)), file, rank + 1));
-        } else {
-            PeekMut::pop(top);
-        }
+        next.extend(at(file, rank + 1));
     }
     Ok(all)
 }

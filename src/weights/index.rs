@@ -6,8 +6,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 
-use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{self, DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::header::quoted;
@@ -16,6 +17,7 @@ use super::last_wins::keep_last;
 use super::strictness::Strictness;
 use super::tally::Tally;
 use crate::allocate::{self, OutOfMemory};
+use crate::error::{Error, Result};
 use crate::natural;
 
 /// Upper bound of an index's length. The largest that are published have 13.5 MB.
@@ -25,34 +27,6 @@ pub const MAX_SHARDS: usize = 1 << 16;
 
 /// The purpose of memory for an index.
 const INDEX: &str = "the index of a checkpoint";
-
-/// The reason for which an index is refused. It names no path.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum IndexError {
-    Invalid(String),
-    NoMemory(OutOfMemory),
-}
-
-impl From<String> for IndexError {
-    fn from(detail: String) -> Self {
-        Self::Invalid(detail)
-    }
-}
-
-impl From<OutOfMemory> for IndexError {
-    fn from(error: OutOfMemory) -> Self {
-        Self::NoMemory(error)
-    }
-}
-
-impl fmt::Display for IndexError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Invalid(detail) => f.write_str(detail),
-            Self::NoMemory(error) => error.fmt(f),
-        }
-    }
-}
 
 /// What an index says. Names are sorted, shards in natural order.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -73,24 +47,20 @@ struct IndexEntry {
 }
 
 impl Index {
-    /// Reads the JSON.
-    pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self, IndexError> {
-        let text = std::str::from_utf8(json).map_err(|error| format!("invalid UTF-8: {error}"))?;
+    /// Reads the JSON. Errors have no path.
+    pub fn parse(json: &[u8], strictness: Strictness) -> Result<Self> {
+        let text = std::str::from_utf8(json).map_err(|error| invalid(format!("invalid UTF-8: {error}")))?;
         let mut reader = IndexReader { strictness, ..IndexReader::default() };
-        // Room for all names.
-        let room = reader.index.text.try_reserve_exact(json.len());
-        room.map_err(|_| OutOfMemory { bytes: json.len(), purpose: INDEX })?;
+        reader.index.text = allocate::string(json.len(), INDEX)?;
         let mut deserializer = serde_json::Deserializer::from_str(text);
         Any(IndexVisitor(&mut reader))
             .deserialize(&mut deserializer)
             .and_then(|()| deserializer.end())
             .map_err(|error| {
-                reader.refusal.take().unwrap_or_else(|| format!("invalid JSON: {error}").into())
+                reader.refusal.take().unwrap_or_else(|| invalid(format!("invalid JSON: {error}")))
             })?;
         if !reader.has_map {
-            return Err(IndexError::Invalid(
-                "no `weight_map`: expected an object that names each tensor's file".into(),
-            ));
+            return Err(invalid("no `weight_map`: expected an object that names each tensor's file"));
         }
         let mut index = reader.index;
         index.sort_names(strictness)?;
@@ -129,7 +99,7 @@ impl Index {
         &self.text[entry.start as usize..entry.end as usize]
     }
 
-    fn sort_names(&mut self, strictness: Strictness) -> Result<(), IndexError> {
+    fn sort_names(&mut self, strictness: Strictness) -> Result<()> {
         let text = &self.text;
         let name = |entry: &IndexEntry| &text[entry.start as usize..entry.end as usize];
         // As transformers writes them.
@@ -142,7 +112,7 @@ impl Index {
         if let (Strictness::Strict, Some([first, ..])) = (strictness, repeated.peek()) {
             let first = quoted(name(first));
             let count = repeated.count();
-            return Err(IndexError::Invalid(format!(
+            return Err(invalid(format!(
                 "duplicate keys in `weight_map`: found {count}, the first {first}; expected each name once"
             )));
         }
@@ -153,7 +123,7 @@ impl Index {
     }
 
     /// Accepts plain relative paths alone, before anything is opened.
-    fn check_shards(&self) -> Result<(), IndexError> {
+    fn check_shards(&self) -> Result<()> {
         let wrong: Tally = self
             .shards
             .iter()
@@ -162,7 +132,7 @@ impl Index {
         if wrong.count == 0 {
             return Ok(());
         }
-        Err(IndexError::Invalid(format!(
+        Err(invalid(format!(
             "{} of {} files' names in `weight_map` are not plain relative paths: {}; expected names of files in \
              the index's folder or below it",
             wrong.count,
@@ -171,7 +141,7 @@ impl Index {
         )))
     }
 
-    fn sort_shards(&mut self) -> Result<(), OutOfMemory> {
+    fn sort_shards(&mut self) -> Result<()> {
         let mut order = allocate::collected(0..self.shards.len(), INDEX)?;
         order.sort_unstable_by(|&a, &b| {
             natural::compare(self.shards[a].as_bytes(), self.shards[b].as_bytes()).then(a.cmp(&b))
@@ -187,6 +157,10 @@ impl Index {
         self.shards = allocate::collected(sorted, INDEX)?;
         Ok(())
     }
+}
+
+fn invalid(detail: impl Into<String>) -> Error {
+    Error::Safetensors { path: PathBuf::new(), detail: detail.into() }
 }
 
 /// Returns what is wrong with a file's name in an index. Confinement does not depend on this, because links can
@@ -217,11 +191,11 @@ struct IndexReader {
     has_map: bool,
     has_metadata: bool,
     /// What is wrong where the JSON is not.
-    refusal: Option<IndexError>,
+    refusal: Option<Error>,
 }
 
 impl IndexReader {
-    fn out_of_memory<E: Error>(&mut self, error: OutOfMemory) -> E {
+    fn out_of_memory<E: de::Error>(&mut self, error: OutOfMemory) -> E {
         self.refusal = Some(error.into());
         E::custom(error)
     }
@@ -234,7 +208,7 @@ impl IndexReader {
     }
 
     /// Returns the number of a file, a new one if the file was not named before.
-    fn number_of<E: Error>(&mut self, file: &str) -> Result<u32, E> {
+    fn number_of<E: de::Error>(&mut self, file: &str) -> Result<u32, E> {
         let shards = &mut self.index.shards;
         if shards.get(self.last as usize).is_some_and(|last| last == file) {
             return Ok(self.last);
@@ -244,7 +218,7 @@ impl IndexReader {
         }
         if shards.len() == MAX_SHARDS {
             let detail = format!("`weight_map` names more than {MAX_SHARDS} files; expected at most that");
-            self.refusal = Some(detail.into());
+            self.refusal = Some(invalid(detail));
             return Err(E::custom("too many files"));
         }
         let number = shards.len() as u32;
@@ -302,7 +276,7 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
 }
 
 /// Checks the value of `metadata`, which the binding reads again: no reader may stumble over it.
-fn metadata<E: Error>(value: &RawValue, strictness: Strictness) -> Result<Option<String>, E> {
+fn metadata<E: de::Error>(value: &RawValue, strictness: Strictness) -> Result<Option<String>, E> {
     let wrong = |error| E::custom(format_args!("invalid `metadata`: {error}"));
     Any(Discard).deserialize(&mut serde_json::Deserializer::from_str(value.get())).map_err(wrong)?;
     match value.get() {
@@ -358,7 +332,7 @@ impl Visitor<'_> for ShardVisitor<'_> {
         write!(f, "the name of the file of tensor {}", quoted(name))
     }
 
-    fn visit_str<E: Error>(self, file: &str) -> Result<u32, E> {
+    fn visit_str<E: de::Error>(self, file: &str) -> Result<u32, E> {
         self.reader.number_of(file)
     }
 }

@@ -23,7 +23,7 @@ use crate::mapped_file::{
     Beside, Folder, Identity, MappedFile, NOT_FOUND, Origin, RequestedMode, is_directory, is_gone, is_refusal,
 };
 
-use super::index::{Index, IndexError, MAX_INDEX_BYTES};
+use super::index::{Index, MAX_INDEX_BYTES};
 use super::mistaken;
 use super::strictness::Strictness;
 use super::tally::Tally;
@@ -157,12 +157,12 @@ fn read_index(
     }
     let json = opened.read(0, opened.size())?;
     let index = Index::parse(&json, strictness).map_err(|error| match error {
-        IndexError::NoMemory(error) => error.into(),
-        IndexError::Invalid(detail) => {
+        Error::Safetensors { detail, .. } => {
             let hint = mistaken::named(&json).filter(|_| !json.starts_with(b"{"));
             let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
             wrong(format!("invalid index: {detail}{hint}"))
         }
+        other => other,
     })?;
     Ok(IndexFile { index, identity: opened.facts.identity, path })
 }

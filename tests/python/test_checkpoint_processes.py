@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -72,11 +72,10 @@ def test_other_processes_read_it(folder, method):
 
 
 def in_child(work):
-    """Runs `work` after a fork, and kills what hangs. Its return value is whether all was well."""
+    """Runs `work` after a fork, whose return value is whether all was well. A child that hangs shows its stacks and ends."""
     child = os.fork()
     if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
+        faulthandler.dump_traceback_later(120, exit=True)
         try:
             os._exit(0 if work() else 1)
         except BaseException:  # noqa: BLE001 - nothing may go back into pytest

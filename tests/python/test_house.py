@@ -9,8 +9,8 @@ from support import house
 # Names that mean the same on both sides: a class of the core and what its module in the binding calls it.
 TYPE_NAMES_TWICE = set()
 
-MAX_WALK_LINES = 3000
-MAX_WALK_FILES = 20
+MAX_WALK_LINES = 3_500
+MAX_WALK_FILES = 25
 
 
 def test_rust_files_of_a_room_form_no_circle():

@@ -72,10 +72,8 @@ impl HeaderTable {
     /// Makes a table with capacity for a header of this length: for all of its strings, and for a usual number of entries.
     pub fn with_capacity(json_bytes: usize) -> Result<Self, OutOfMemory> {
         let entries = json_bytes / ENTRY_BYTES;
-        let mut text = String::new();
-        text.try_reserve_exact(json_bytes).map_err(|_| OutOfMemory { bytes: json_bytes, purpose: HEADER })?;
         Ok(Self {
-            text,
+            text: allocate::string(json_bytes, HEADER)?,
             shapes: allocate::vec(2 * entries, HEADER)?,
             records: allocate::vec(entries, HEADER)?,
             ..Self::default()

@@ -1,0 +1,14 @@
+//! Lists of names, as Python has them.
+
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+/// Makes a list of names. `PyList::new` panics if there is no memory for it.
+pub fn list_of_names<S: AsRef<str>>(
+    py: Python<'_>,
+    names: impl Iterator<Item = S>,
+) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    names.into_iter().try_for_each(|name| list.append(name.as_ref()))?;
+    Ok(list)
+}
