@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -72,10 +73,12 @@ def test_other_processes_read_it(folder, method):
 
 
 def in_child(work):
-    """Runs `work` after a fork, whose return value is whether all was well. A child that hangs shows its stacks and ends."""
+    """Runs `work` after a fork: it returns whether all was well. A child that hangs shows its stacks."""
     child = os.fork()
     if child == 0:
-        faulthandler.dump_traceback_later(120, exit=True)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(120)
         try:
             os._exit(0 if work() else 1)
         except BaseException:  # noqa: BLE001 - nothing may go back into pytest

@@ -1,5 +1,6 @@
 """Runs a function in a forked child; a child that hangs is killed by its alarm, and its status tells."""
 
+import faulthandler
 import os
 import signal
 
@@ -9,7 +10,9 @@ def forked(act):
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
+        # A child that hangs is killed, and shows its stacks.
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(120)
         try:
             act()
         except BaseException as error:

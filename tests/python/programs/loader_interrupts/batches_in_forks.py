@@ -1,5 +1,6 @@
 """Batches in forks."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -22,7 +23,9 @@ thread.start()
 for turn in range(100):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        # A child that hangs is killed, and shows its stacks.
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(120)
         kept.clear()  # the parent's arrays die here
         for _ in range(5):
             next(loader)

@@ -1,5 +1,6 @@
 """Metrics in forks."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -22,7 +23,9 @@ before = 0
 for turn in range(150):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # a child that hangs is killed, and seen
+        # A child that hangs is killed, and shows its stacks.
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(120)
         found = loader.metrics()
         assert found.batches >= before
         assert (found.threads, found.ring_batches) == (0, 0), found

@@ -1,5 +1,6 @@
 """Forks."""
 
+import faulthandler
 import os
 import resource
 import signal
@@ -25,7 +26,9 @@ thread.start()
 for turn in range(40):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # a child that hangs is killed, and seen
+        # A child that hangs is killed, and shows its stacks.
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(120)
         for shard in range(200):
             assert tokens[shard * 100] == shard
         os._exit(0)

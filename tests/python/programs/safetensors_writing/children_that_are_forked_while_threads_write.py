@@ -1,5 +1,6 @@
 """Children that are forked while threads write can write."""
 
+import faulthandler
 import os
 import signal
 import threading
@@ -22,7 +23,9 @@ for _ in range(2):
 for _ in range(60):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        # A child that hangs is killed, and shows its stacks.
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(120)
         save(tensors)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
