@@ -12,6 +12,6 @@ options = {"dtype": "raw", "threads": 1, "memory_bytes": 1 << 20}
 loader = TokenLoader(tokens, sequence_length=1, batch_size=1 << 24, **options)
 try:
     print(next(loader).x.shape)
-except (OSError, ValueError) as error:
+except (MemoryError, OSError, ValueError) as error:
     print(type(error).__name__, "16777216 " in str(error))
 loader.close()
