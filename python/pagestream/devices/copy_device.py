@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pagestream.devices import constructors
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -67,15 +69,15 @@ class CopyDevice:
 
     def copy(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         """Queues the copy of an array; the array must stay as it is until an event recorded later is done."""
-        return torch.from_numpy(array).to(self.device, non_blocking=True, copy=True)
+        return constructors.from_numpy(array).to(self.device, non_blocking=True, copy=True)
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """Returns bytes on the device, as yet without content."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return constructors.empty((nbytes,), torch.uint8, self.device)
 
     def copy_into(self, target: torch.Tensor, array: npt.NDArray[np.uint8]) -> None:
         """Queues the copy of an array to bytes on the device; see `copy`."""
-        target.copy_(torch.from_numpy(array), non_blocking=True)
+        target.copy_(constructors.from_numpy(array), non_blocking=True)
 
     def record(self) -> Any:  # noqa: ANN401 - an event, with `query` and `synchronize`
         """Returns an event that is done once everything queued so far is."""
@@ -103,7 +105,7 @@ class CopyDevice:
             if failed:
                 # The next kernel's check would report the error as its own.
                 with contextlib.suppress(RuntimeError):
-                    torch.zeros(1, device=self.device)
+                    constructors.empty((1,), torch.uint8, self.device).zero_()
         return failed
 
     def allocate_pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -113,7 +115,7 @@ class CopyDevice:
             RuntimeError: The runtime cannot page-lock that much.
         """
         with torch.cuda.device(self.device):
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu").numpy()
+            return constructors.empty((nbytes,), torch.uint8, constructors.CPU, pin_memory=True).numpy()
 
     def free_pinned(self) -> None:
         """Makes the runtime give back page-locked memory that nothing uses any more, if torch can do that."""

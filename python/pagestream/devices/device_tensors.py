@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pagestream._common import environment
-from pagestream.devices import copy_device
+from pagestream.devices import constructors, copy_device
 from pagestream.devices.cuts import cut
 from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.devices.transfer import first_threads
@@ -55,7 +55,7 @@ def tensors_for(
 class _Shapes(TorchTensors):
     """Tensors without content. Where a device has no memory for it, torch says so in its own words."""
 
-    new_on = "meta"
+    new_on = torch.device("meta")
 
 
 class DeviceTensors(TorchTensors):
@@ -115,7 +115,8 @@ class DeviceTensors(TorchTensors):
 
     def _empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
         """Makes a tensor as yet without content."""
-        return torch.empty_like(self._shapes.over(dtype, shape, nbytes, 0, None), device=self.device)
+        described = self._shapes.over(dtype, shape, nbytes, 0, None)
+        return constructors.empty(described.shape, described.dtype, self.device)
 
     def _sent(
         self,
@@ -133,7 +134,7 @@ class DeviceTensors(TorchTensors):
         # Waits for what is being read ahead; where that is memory of its own, this is it.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003
         if ahead is not None:
-            flat.copy_(torch.frombuffer(ahead, dtype=torch.uint8))
+            flat.copy_(constructors.frombuffer(ahead, dtype=torch.uint8))
             return tensor
         threads = environment.threads(None) or first_threads()
         first = 0

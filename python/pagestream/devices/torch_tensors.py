@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pagestream.devices import constructors
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.arrays import Framework
@@ -34,7 +35,7 @@ class TorchTensors(Framework):
     """torch's tensors on the CPU."""
 
     # Where tensors get new memory, whatever the default device is.
-    new_on = "cpu"
+    new_on = constructors.CPU
 
     def over(
         self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
@@ -44,9 +45,10 @@ class TorchTensors(Framework):
         shape = shape_in_torch(dtype, shape)
         try:
             if buffer is None or not nbytes:
-                return torch.empty(shape, dtype=kind, device=self.new_on)
-            flat = torch.frombuffer(buffer, dtype=kind, count=nbytes // kind.itemsize, offset=offset)
-            return flat if len(shape) == 1 else flat.view(shape)
+                return constructors.empty(shape, kind, self.new_on)
+            count = nbytes // kind.itemsize
+            flat = constructors.frombuffer(buffer, dtype=kind, count=count, offset=offset)
+            return constructors.checked(flat if len(shape) == 1 else flat.view(shape), kind, self.new_on)
         except (OverflowError, RuntimeError, TypeError) as error:
             # The first line; C++ frames follow it.
             reason = str(error).partition("\n")[0]
@@ -134,7 +136,7 @@ def _narrowed(
     dots = sum(part is ... for part in parts)
     if len(lists) != 1 or dots > 1 or len(parts) > len(shape) + dots:
         return None
-    places = torch.as_tensor(parts[lists[0]], device="cpu")
+    places = constructors.as_tensor(parts[lists[0]], device="cpu")
     if places.ndim != 1 or not places.numel() or places.dtype not in (torch.int64, torch.int32):
         return None
     behind = len(parts) - 1 - lists[0]

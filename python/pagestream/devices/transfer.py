@@ -11,6 +11,7 @@ import torch
 
 from pagestream import _native
 from pagestream._common import ranks
+from pagestream.devices import constructors
 from pagestream.devices.cuts import cut
 from pagestream.devices.pinned import PinnedMemory
 from pagestream.devices.planned import finished, shape_of
@@ -193,7 +194,7 @@ class _Arrivals:
         self._staging = staging
         self._cast_of = cast_of
         # The bytes of the tensor that crosses in pieces.
-        self._large = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._large = constructors.empty((0,), torch.uint8, constructors.CPU)
 
     def take(self, lot: list[tuple[int, int, int]]) -> deque[tuple[int, torch.Tensor]]:
         """Queues the copy of what lies side by side in staging; returns the tensors that are then whole."""

@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pagestream._common.threads import BackgroundThread
+from pagestream.devices import constructors
 from pagestream.errors import RankError
 from pagestream.torch._lifelines import Lifeline, Watch
 from pagestream.torch._store import Questions, connection, keep
@@ -261,8 +262,8 @@ class Meeting:
         for each in (each for arrays in outgoing for each in arrays):
             sent[first : first + each.nbytes].reshape(each.shape)[...] = each
             first += each.nbytes
-        going = torch.from_numpy(sent).to(self._device)
-        came = torch.empty(sum(incoming_bytes), dtype=torch.uint8, device=self._device)
+        going = constructors.from_numpy(sent).to(self._device)
+        came = constructors.empty((sum(incoming_bytes),), torch.uint8, self._device)
         # Once all are here nothing can fail but the collective itself.
         self.meet()
         work = None

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from pagestream import _native
 from pagestream._common.checks import at_least, element, one_of, only_with
 from pagestream._common.closing import HoldsFiles
+from pagestream.devices import constructors
 from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 
@@ -118,8 +119,8 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         numbers = [element(index, self._length, "window") for index in indices]
         shape = (len(numbers), self.sequence_length)
         # The gather writes to host memory, whatever torch.set_default_device says.
-        x = torch.empty(shape, dtype=self._torch_dtype, device="cpu")
-        y = None if self.target == "none" else torch.empty(shape, dtype=self._torch_dtype, device="cpu")
+        x = constructors.empty(shape, self._torch_dtype, constructors.CPU)
+        y = None if self.target == "none" else constructors.empty(shape, self._torch_dtype, constructors.CPU)
         out = (x.numpy(), None if y is None else y.numpy())
         native_corpus(self.tokens).assemble(numbers, *self._windows, self.dtype, *out)
         return list(x) if y is None else list(zip(x, y, strict=True))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from pagestream.devices import constructors
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.loader import BatchT_co
@@ -133,4 +134,4 @@ class TensorBatches(HostBatches):
         found = super().take(position)
         if found is None:
             return None
-        return converted(found[0], torch.from_numpy, torch.from_numpy), found[1]
+        return converted(found[0], constructors.from_numpy, constructors.from_numpy), found[1]

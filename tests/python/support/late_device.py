@@ -15,6 +15,9 @@ import torch
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.torch import TokenLoader
 
+# A test may put something else in its place.
+_zeros = torch.zeros
+
 
 class LateEvent:
     """An event that is done once everything queued before it is."""
@@ -64,12 +67,12 @@ class LateDevice:
         return self
 
     def copy(self, array):
-        out = torch.zeros(array.shape, dtype=torch.from_numpy(array).dtype)
+        out = _zeros(array.shape, dtype=torch.from_numpy(array).dtype, device="cpu")
         self.copy_into(out, array)
         return out
 
     def empty(self, nbytes):
-        return torch.zeros(nbytes, dtype=torch.uint8)
+        return _zeros(nbytes, dtype=torch.uint8, device="cpu")
 
     def copy_into(self, target, array):
         if self.fail_copy is not None:
