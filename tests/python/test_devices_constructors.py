@@ -1,18 +1,20 @@
-"""Loads while the program has replaced torch's constructors, and by way of them."""
+"""Loads while the program has replaced torch's constructors, or makes fake tensors."""
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pagestream.devices import constructors, copy_device, staged_file
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.devices.device_tensors import DeviceTensors
-from pagestream.errors import SafetensorError
+from pagestream.errors import MappedReadError, SafetensorError, SliceError
 from pagestream.safetensors import _open, safe_open
 from pagestream.safetensors.torch import load, load_file
 from pagestream.torch import TokenDataset, TokenLoader, load_into, load_state_dict, stream_checkpoint
 
+from support import real
 from support.late_device import LateDevice, StagedOnCpu
 from support.process import PROGRAMS, output_of
 from support.torch_constructors import PLACES, WRAPPED, Changes, deepspeed_zero_init
@@ -203,3 +205,103 @@ def test_constructors_are_those_of_torch(monkeypatch):
 
 
 GIVEN = [([1.0],), (2,), (2,), (2,), ((2,), 1.0), (1.0,), (2,), (2,)]
+
+
+# --- fake tensors ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unreadable(tensors, tmp_path):
+    """A file on a mount where each read of a tensor's bytes fails."""
+    (tmp_path / "source").mkdir()
+    source = tmp_path / "source/model.safetensors"
+    safetensors.torch.save_file(tensors, source)
+    with source.open("rb") as file:
+        data_start = 8 + int.from_bytes(file.read(8), "little")
+    # To open a file in "read" mode is to try its last byte.
+    failing = (data_start, source.stat().st_size - 1)
+    slow = real.slow_fuse(source.parent, tmp_path / "mount", direct_io=True, fail_range=failing)
+    with slow as mount, safe_open(mount.path / source.name, "np", mmap_mode="read") as file:
+        with pytest.raises(MappedReadError):
+            file.get_tensor("int8")
+        yield mount.path / source.name
+
+
+def described(tensors, device):
+    return {name: (FakeTensor, tensor.dtype, tensor.shape, device) for name, tensor in tensors.items()}
+
+
+def facts(tensors):
+    return {name: (type(each), each.dtype, each.shape, each.device.type) for name, each in tensors.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+@pytest.mark.parametrize("options", [{}, {"mmap_mode": "read"}, {"copy": True}], ids=str)
+def test_safe_open_gives_fake_tensors_and_reads_nothing(unreadable, tensors, options, device):
+    expected = in_order_of(unreadable, tensors)
+    with FakeTensorMode(), safe_open(unreadable, "pt", device, **options) as file:
+        found = {name: file.get_tensor(name) for name in expected}
+        parts = [file.get_slice("matrix")[index] for index in INDICES]
+        loaded = load_file(unreadable, device, **options)
+    assert facts(found) == facts(loaded) == described(expected, device)
+    shapes = [tensors["matrix"].numpy()[index].shape for index in INDICES]
+    assert facts(dict(enumerate(parts))) == {
+        number: (FakeTensor, torch.float32, shape, device) for number, shape in enumerate(shapes)
+    }
+
+
+@pytest.mark.parametrize("strategy", ["auto", "pread", "direct"])
+def test_streams_give_fake_tensors_and_read_nothing(unreadable, tensors, strategy, device):
+    expected = in_order_of(unreadable, tensors)
+    plan = {"matrix": np.s_[:, ::2], "vector": None}
+    with FakeTensorMode():
+        for where in ("cpu", "cuda"):
+            found = dict(stream_checkpoint(unreadable, device=where, strategy=strategy))
+            assert facts(found) == described(expected, where)
+        parts = dict(stream_checkpoint(unreadable, device="cuda", plan=plan, dtype=torch.float16))
+        assert facts(load_state_dict(unreadable)) == described(expected, "cpu")
+    assert facts(parts) == {
+        "vector": (FakeTensor, torch.float16, (700,), "cuda"),
+        "matrix": (FakeTensor, torch.float16, (300, 350), "cuda"),
+    }
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_fake_module_is_filled_with_fake_tensors(unreadable, assign):
+    with FakeTensorMode():
+        module = torch.nn.Module()
+        module.matrix = torch.nn.Parameter(torch.empty(300, 700, dtype=torch.float64))
+        module.tied = module.matrix
+        module.matrix.note = "kept"
+        module.register_buffer("vector", torch.empty(700))
+        report = load_into(module, unreadable, plan=["matrix", "vector"], assign=assign)
+    assert report.tied == {"tied": "matrix"}
+    assert module.matrix is module.tied
+    assert (module.matrix.note, module.matrix.requires_grad) == ("kept", True)
+    kinds = (torch.float32, torch.float64) if assign else (torch.float64, torch.float32)
+    assert facts(dict(module.named_parameters()) | dict(module.named_buffers())) == {
+        "matrix": (FakeTensor, kinds[0], (300, 700), "cpu"),
+        "vector": (FakeTensor, kinds[1], (700,), "cpu"),
+    }
+
+
+def test_bytes_and_streams_that_were_read_already_give_fake_tensors(path, tensors):
+    expected = in_order_of(path, tensors)
+    stream = stream_checkpoint(path, device="cpu", strategy="pread")
+    with FakeTensorMode():
+        assert facts(load(path.read_bytes())) == facts(dict(stream)) == described(expected, "cpu")
+
+
+def test_a_stream_goes_on_with_bytes_where_the_mode_ends(path, tensors):
+    expected = in_order_of(path, tensors)
+    with FakeTensorMode():
+        stream = stream_checkpoint(path, device="cpu")
+        first, tensor = next(stream)
+    assert facts({first: tensor}) == described({first: expected.pop(first)}, "cpu")
+    same(dict(stream), expected)
+
+
+def test_fake_masks_are_refused(path):
+    """The shape of such a part depends on elements."""
+    with FakeTensorMode(), safe_open(path, "pt") as file, pytest.raises(SliceError, match="nonzero"):
+        file.get_slice("vector")[[True, False] * 350]

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch._C import _VariableFunctions
+from torch._C import _len_torch_dispatch_stack, _VariableFunctions
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,3 +50,19 @@ def checked(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> t
         "TorchDispatchMode of the program changes tensors; load outside of it"
     )
     raise RuntimeError(message)
+
+
+def makes_fakes() -> bool:
+    """Returns whether this thread is under a `FakeTensorMode`, whose tensors have types and shapes alone."""
+    if not _len_torch_dispatch_stack():
+        return False
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is one of a `FakeTensorMode`."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

@@ -78,12 +78,12 @@ class DeviceTensors(TorchTensors):
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
         """Makes one tensor of a file."""
+        if self.makes_empty():
+            return super().whole_of(file, name, facts)
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
-        if self.device.type == "meta":
-            return self._empty(dtype, shape, facts.nbytes)
         staged_for = self._staged_for(facts.nbytes)
         if staged_for is None:
-            return self._host.whole_of(file, name, facts).to(self.device)  # type: ignore[no-any-return]
+            return self._host.whole_of(file, name, facts).to(self.device)
         whole = indexing.Selection(0, (facts.nbytes,), (1,))
         return self._sent(staged_for, file.stored(name), dtype, shape, whole, 1)
 
@@ -97,13 +97,12 @@ class DeviceTensors(TorchTensors):
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> torch.Tensor:
         """Makes a part of a tensor seen as `dtype` and `shape`."""
+        if self.makes_empty():
+            return super().basic_part(stored, dtype, shape, index)
         found, item_bytes = indexing.select(shape, index), itemsize(dtype)
-        nbytes = found.size * item_bytes
-        if self.device.type == "meta":
-            return self._empty(dtype, found.shape, nbytes)
-        staged_for = self._staged_for(nbytes)
+        staged_for = self._staged_for(found.size * item_bytes)
         if staged_for is None:
-            return self._host.basic_part(stored, dtype, shape, index).to(self.device)  # type: ignore[no-any-return]
+            return self._host.basic_part(stored, dtype, shape, index).to(self.device)
         return self._sent(staged_for, stored, dtype, found.shape, found, item_bytes)
 
     def _staged_for(self, nbytes: int) -> CopyDevice | None:
@@ -113,7 +112,11 @@ class DeviceTensors(TorchTensors):
         found = copy_device.staged_for(self.device)
         return None if found is None else found.on_current_stream()
 
-    def _empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
+    def makes_empty(self) -> bool:
+        """Returns whether tensors that are made now have no bytes."""
+        return self.device.type == "meta" or super().makes_empty()
+
+    def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
         """Makes a tensor as yet without content."""
         described = self._shapes.over(dtype, shape, nbytes, 0, None)
         return constructors.empty(described.shape, described.dtype, self.device)
@@ -129,7 +132,7 @@ class DeviceTensors(TorchTensors):
     ) -> torch.Tensor:
         """Makes a tensor of `selected` elements, each of so many bytes."""
         nbytes = selected.size * item_bytes
-        tensor = self._empty(dtype, shape, nbytes)
+        tensor = self.empty(dtype, shape, nbytes)
         flat = tensor.view(-1).view(torch.uint8)
         # Waits for what is being read ahead; where that is memory of its own, this is it.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003

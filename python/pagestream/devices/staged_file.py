@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagestream._common import environment
-from pagestream.devices import copy_device
+from pagestream.devices import constructors, copy_device
 from pagestream.devices.planned import cast_to, planned
 from pagestream.devices.transfer import transferred
 from pagestream.weights.checkpoint import native_files, open_checkpoint
@@ -35,7 +35,7 @@ def load(
         MappedReadError: The file was cut or its storage failed.
         FileChangedError: It was rewritten meanwhile.
     """
-    staged_for = _gpu(device)
+    staged_for = None if constructors.makes_fakes() else _gpu(device)
     if staged_for is None or not _is_large(filename):
         return None
     memory_bytes, threads = environment.memory_bytes(None), environment.threads(None)

@@ -10,7 +10,7 @@ from pagestream.devices import constructors
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.arrays import Framework
-from pagestream.weights.dtypes import NAMES
+from pagestream.weights.dtypes import NAMES, itemsize
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -32,7 +32,10 @@ TYPES: dict[str, torch.dtype] = {
 
 
 class TorchTensors(Framework):
-    """torch's tensors on the CPU."""
+    """torch's tensors on the CPU.
+
+    Under a `FakeTensorMode` they are fake, and no bytes of the file are read.
+    """
 
     # Where tensors get new memory, whatever the default device is.
     new_on = constructors.CPU
@@ -55,6 +58,36 @@ class TorchTensors(Framework):
             message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {reason}"
             raise SafetensorError(message) from error
 
+    def makes_empty(self) -> bool:
+        """Returns whether tensors that are made now have no bytes."""
+        return constructors.makes_fakes()
+
+    def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
+        """Makes a tensor as yet without content."""
+        return self.over(dtype, shape, nbytes, 0, None)
+
+    def make(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> torch.Tensor:  # noqa: ANN401
+        """Makes a tensor over a buffer, or a copy."""
+        if self.makes_empty():
+            return self.empty(dtype, shape, nbytes)
+        return super().make(dtype, shape, nbytes, *place)  # type: ignore[no-any-return]
+
+    def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
+        """Makes one tensor of a file."""
+        if self.makes_empty():
+            dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
+            return self.empty(dtype, shape, facts.nbytes)
+        return super().whole_of(file, name, facts)  # type: ignore[no-any-return]
+
+    def basic_part(
+        self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
+    ) -> torch.Tensor:
+        """Makes a part of a tensor seen as `dtype` and `shape`."""
+        if self.makes_empty():
+            found = indexing.select(shape, index)
+            return self.empty(dtype, found.shape, found.size * itemsize(dtype))
+        return super().basic_part(stored, dtype, shape, index)  # type: ignore[no-any-return]
+
     def is_aligned(self, tensor: torch.Tensor) -> bool:
         """Returns whether the elements begin at a multiple of their size."""
         return not tensor.data_ptr() % tensor.itemsize
@@ -73,7 +106,8 @@ class TorchTensors(Framework):
             return super().part(stored, index)  # type: ignore[no-any-return]
         parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
         _, shape = self.described(stored.dtype, stored.shape, stored.nbytes)
-        narrowed = _narrowed(parts, list(shape))
+        # Under a `FakeTensorMode` the numbers in a list are unknown.
+        narrowed = None if constructors.makes_fakes() else _narrowed(parts, list(shape))
         try:
             if narrowed is None:
                 return super().part(stored, ...)[index]  # type: ignore[no-any-return]
@@ -96,7 +130,7 @@ class TorchTensors(Framework):
             )
             raise SafetensorError(message)
         pairs = self.basic_part(stored, "U8", (*shape[:-1], shape[-1] // 2), index)
-        return pairs.view(kind)  # type: ignore[no-any-return]
+        return pairs.view(kind)
 
 
 def shape_in_torch(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

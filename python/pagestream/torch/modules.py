@@ -12,6 +12,7 @@ from torch.nn.parameter import Parameter, is_lazy
 from pagestream._common import checks
 from pagestream._common.generators import telling
 from pagestream._common.progress import reporting
+from pagestream.devices import constructors
 from pagestream.devices.planned import planned, shape_of
 from pagestream.devices.torch_tensors import dtype_named
 from pagestream.torch._joining import joined
@@ -86,8 +87,8 @@ class _Target:
             tensor = tensor.to(self.tensor.dtype)
         if isinstance(self.tensor, Parameter):
             tensor = Parameter(tensor, requires_grad=self.tensor.requires_grad)
-            # What others have noted on it, as trainers do that split models.
-            vars(tensor).update(vars(self.tensor))
+            # What others have noted on it, as trainers do that split models; not what a fake tensor is.
+            vars(tensor).update(vars(self.tensor) | vars(tensor))
         for module, name in self.places:
             setattr(module, name, tensor)
         # The memory of the old one is free from here on, and not at the end of the model.
@@ -256,7 +257,7 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
 
 def _memory_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - hashable
     """Returns what two tensors have in common if they are one, or views of the same elements."""
-    address = 0 if tensor.is_meta else tensor.data_ptr()
+    address = 0 if tensor.is_meta or constructors.is_fake(tensor) else tensor.data_ptr()
     if not address:
         return id(tensor)
     return type(tensor), tensor.device, tensor.dtype, address, tuple(tensor.shape), tensor.stride()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pagestream._common import environment
-from pagestream.devices import copy_device
+from pagestream.devices import constructors, copy_device
 from pagestream.devices.planned import cast_to, finished, planned
 from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.devices.transfer import transferred
@@ -195,6 +195,8 @@ def usable(device: torch.device | str | int) -> torch.device:
     except (RuntimeError, TypeError, ValueError) as error:
         message = f"device {device!r} is invalid: {error}"
         raise ValueError(message) from error
+    if constructors.makes_fakes():
+        return found
     is_there = {"cpu": True, "mps": torch.backends.mps.is_available()}
     is_there["cuda"] = (found.index or 0) < torch.cuda.device_count()
     if not is_there.get(found.type, False):
@@ -225,6 +227,8 @@ def tensors_on(
     """
     files, memory_bytes = native_files(weights), environment.memory_bytes(memory_bytes)
     threads = environment.threads(threads)
+    if constructors.makes_fakes():
+        return _fake(device, files, wanted, cast_of, meeting)
     tensors, staged_for = TorchTensors(), copy_device.staged_for(device)
     is_cpu = staged_for is None and device.type == "cpu"
     if strategy in ("mapped", "ahead") and not is_cpu:
@@ -253,6 +257,31 @@ def tensors_on(
     view = partial(_on_file, files, tensors)
     pairs = streaming.tensors(
         files, wanted, means, tensors, view, memory_bytes, threads, checks=None, drop_behind=False
+    )
+    return _moved(pairs, device, cast_of)
+
+
+def _fake(
+    device: torch.device,
+    files: _native.Checkpoint,
+    wanted: list[Wanted],
+    cast_of: CastOf,
+    meeting: Meeting | None,
+) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
+    """Returns an iterator over fake tensors, which are made as views are: nothing is read ahead.
+
+    Raises:
+        ValueError: Ranks share the reads.
+    """
+    if meeting is not None:
+        message = (
+            "process_group: under a FakeTensorMode no bytes are read that ranks could share; leave it out"
+        )
+        raise ValueError(message)
+    # Copies, in case the mode ends before the iterator: a mapping is not for a device.
+    view = partial(_on_file, files, TorchTensors(copies=True))
+    pairs = streaming.tensors(
+        files, wanted, "mapped", TorchTensors(), view, None, None, checks=None, drop_behind=False
     )
     return _moved(pairs, device, cast_of)
 

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import weakref
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.quantized_hf_storage import (
@@ -475,7 +476,7 @@ def a_group_that_is_not_the_one_that_loads(folder):
 def failure(begin, told):
     """Has the last rank fail in `begin`, and looks for what the others raise."""
     is_failing = dist.get_rank() == dist.get_world_size() - 1
-    with pytest.raises((RankError, OSError, KeyError, TypeError, ZeroDivisionError)) as raised:
+    with pytest.raises((RankError, OSError, KeyError, TypeError, ValueError, ZeroDivisionError)) as raised:
         begin(is_failing)
     error = raised.value
     assert isinstance(error, RankError) != is_failing
@@ -505,6 +506,16 @@ def a_bad_argument(folder):
         dict(stream_checkpoint(folder, device="cpu", **options))
 
     failure(begin_with_progress, "progress must be")
+
+
+def a_rank_with_fake_tensors(folder):
+    """It has no bytes for the others."""
+
+    def begin(is_failing):
+        with FakeTensorMode() if is_failing else nullcontext():
+            load_state_dict(folder, process_group=dist.group.WORLD)
+
+    failure(begin, "under a FakeTensorMode no bytes are read")
 
 
 def a_consumer_that_fails(folder):
@@ -899,6 +910,7 @@ CHECKS = {
         a_group_that_is_not_the_one_that_loads,
         a_rank_without_files,
         a_bad_argument,
+        a_rank_with_fake_tensors,
         a_consumer_that_fails,
         a_consumer_that_fails_where_the_stream_is_closed,
         a_consumer_that_fails_where_nobody_needs_it,
