@@ -53,6 +53,8 @@ SILENT_SECONDS = 60.0
 CUT_SECONDS = 2.0
 # The store closes a connection on which 8 MiB come (MAX_PAYLOAD_LEN in torch's TCPStoreLibUvBackend.cpp).
 MESSAGE_BYTES = 4 << 20
+# The largest message of a rank, which names the tensors of its plan: three million of them.
+MOST_SAID_BYTES = 256 << 20
 # After so long the log says which ranks are waited for.
 LATE_SECONDS = 10.0
 # Between two looks at the store, which is one process for all ranks.
@@ -198,8 +200,20 @@ class Meeting:
             time.sleep(BEAT_SECONDS / 100)
 
     def gather(self, name: str, payload: str) -> list[str]:
-        """Returns what each rank has to say. What many of them say crosses the network once for each rank."""
-        packed = zlib.compress(payload.encode())
+        """Returns what each rank has to say. What many of them say crosses the network once for each rank.
+
+        Raises:
+            ValueError: This rank has too much to say.
+            RankError: Another rank has failed, or what it says is not valid.
+        """
+        plain = payload.encode()
+        if len(plain) > MOST_SAID_BYTES:
+            message = (
+                f"process_group: the {name} of this rank's plan take {len(plain)} bytes to tell the other "
+                f"ranks, and may take {MOST_SAID_BYTES}; load the checkpoint in several plans"
+            )
+            raise ValueError(message)
+        packed = zlib.compress(plain)
         digest = f"{name}/{hashlib.sha256(packed).hexdigest()}"
         pieces = [packed[first : first + MESSAGE_BYTES] for first in range(0, len(packed), MESSAGE_BYTES)]
         values = {f"{digest}/{number}": piece for number, piece in enumerate(pieces)}
@@ -210,15 +224,36 @@ class Meeting:
         keys = [f"{name}/{rank}" for rank in range(self.size)]
         self._await_ranks(keys)
         told = self._ask(lambda store: [store.get(key).decode() for key in keys])
-        said = {each: self._heard(each) for each in set(told)}
+        said: dict[str, str] = {}
+        for rank, each in enumerate(told):
+            if each not in said:
+                said[each] = self._heard(name, rank, each)
         return [said[each] for each in told]
 
-    def _heard(self, told: str) -> str:
-        """Returns what a rank has said, by the number of its pieces and their name."""
-        count, digest = told.split(" ", 1)
-        keys = [f"{digest}/{number}" for number in range(int(count))]
-        pieces = [self._ask(partial(_get, key=key)) for key in keys]
-        return zlib.decompress(b"".join(pieces)).decode()
+    def _heard(self, name: str, rank: int, told: str) -> str:
+        """Returns what a rank has said, by the number of its pieces and their name.
+
+        Raises:
+            RankError: It is no message of a rank, or too large.
+        """
+        try:
+            count, digest = told.split(" ", 1)
+            # What cannot be compressed is a little larger for it.
+            _check(int(count) <= MOST_SAID_BYTES // MESSAGE_BYTES + 1, f"it has {count} pieces")
+            keys = [f"{digest}/{number}" for number in range(int(count))]
+            pieces = [self._ask(partial(_get, key=key)) for key in keys]
+            unpacking = zlib.decompressobj()
+            plain = unpacking.decompress(b"".join(pieces), MOST_SAID_BYTES + 1)
+            _check(len(plain) <= MOST_SAID_BYTES, f"it has more than {MOST_SAID_BYTES} bytes when unpacked")
+            _check(unpacking.eof, "its end is missing")
+            return plain.decode()
+        except (ValueError, zlib.error) as error:
+            why = (
+                f"its message {name!r} is not valid: {error}; all ranks must run the same release of "
+                "pagestream, and no other program may write to keys of the group's store below pagestream/"
+            )
+            self._ask(lambda store: _fail(store, rank, why))
+            raise RankError(rank, why) from error
 
     def check(self) -> None:
         """Checks that no failure is known. It does not ask the store.
@@ -500,6 +535,11 @@ def _told_of(error: BaseException) -> str:
         cause = cause.__context__
     because = "" if cause is None else f" (it handles {type(cause).__name__}: {cause})"
     return f"it left before all was loaded: its consumer stopped, or has failed{because}"
+
+
+def _check(is_valid: bool, problem: str) -> None:  # noqa: FBT001
+    if not is_valid:
+        raise ValueError(problem)
 
 
 def _set(store: Store, key: str, value: bytes) -> None:

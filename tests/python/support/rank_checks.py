@@ -7,11 +7,13 @@
 import gc
 import json
 import os
+import random
 import sys
 import threading
 import time
 import traceback
 import weakref
+import zlib
 from contextlib import closing, nullcontext
 from datetime import timedelta
 from itertools import islice
@@ -791,6 +793,38 @@ def a_plan_of_many_tensors(folder):
         pass
 
 
+def messages_that_are_not_valid(folder):
+    """The last rank sends them: one that grows when it is unpacked, and others that are broken."""
+    last = dist.get_world_size() - 1
+    messages = {
+        zlib.compress(bytes(3 << 20)): "it has more than 1048576 bytes when unpacked",
+        random.Random(0).randbytes(3 << 20): "it has 3 pieces",
+        b"no zlib": "incorrect header check",
+        zlib.compress(b"mapped")[:-1]: "its end is missing",
+        zlib.compress(b"\xff"): "invalid start byte",
+    }
+    for message, told in messages.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_meeting, "MOST_SAID_BYTES", 1 << 20)
+            patch.setattr(_meeting, "MESSAGE_BYTES", 1 << 20)
+            if dist.get_rank() == last:
+                patch.setattr(zlib, "compress", lambda _, message=message: message)
+            with pytest.raises(RankError, match=f"its message 'means' is not valid: .*{told}") as raised:
+                load_state_dict(folder, process_group=dist.group.WORLD)
+            assert raised.value.rank == last
+            dist.barrier()
+
+
+def a_rank_with_too_much_to_say(folder):
+    def begin(is_failing):
+        with pytest.MonkeyPatch.context() as patch:
+            if is_failing:
+                patch.setattr(_meeting, "MOST_SAID_BYTES", 100)
+            load_state_dict(folder, process_group=dist.group.WORLD)
+
+    failure(begin, "bytes to tell the other ranks, and may take 100; load the checkpoint in several plans")
+
+
 def module_on_meta(expected):
     """Returns a module without memory for tensors, and the names that it has for theirs."""
     names = {name: name.replace(".", "_") for name in expected}
@@ -929,6 +963,8 @@ CHECKS = {
         nothing_stays_in_the_store,
         connections_to_the_store_are_kept_as_long_as_the_group,
         a_plan_of_many_tensors,
+        messages_that_are_not_valid,
+        a_rank_with_too_much_to_say,
         a_module_of_cached_files,
         a_module_that_fails,
         a_rank_without_a_module,
