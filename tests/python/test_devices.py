@@ -20,7 +20,7 @@ from pagestream.safetensors.torch import load, load_file, save
 from pagestream.weights.indexing import select
 
 from support import real
-from support.late_device import LateDevice, StallingDevice
+from support.late_device import LateDevice, StallingDevice, interrupt_first_wait
 from support.mappings import place_in_file
 from support.process import PROGRAMS, output_of
 from support.torch_tensors import of_every_type, same_bits
@@ -191,6 +191,13 @@ def test_a_read_that_fails_leaves_no_copy_under_way(tmp_path, late, monkeypatch)
             file.get_tensor("t")
         assert late._reading == []
     assert len(late.copied) >= 4
+
+
+def test_an_interrupt_before_copies_are_waited_for_is_raised_after_them(path, late):
+    interrupt_first_wait(late)
+    with safe_open(path, "pt", "cuda") as file, pytest.raises(KeyboardInterrupt):
+        file.get_tensor("large")
+    assert late._reading == []
 
 
 def test_other_devices_get_a_copy_of_memory_of_its_own(path, tensors, late, monkeypatch):

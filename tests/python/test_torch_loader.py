@@ -18,7 +18,7 @@ from pagestream.loading.options import LoaderOptions
 from pagestream.torch import TokenLoader
 from pagestream.torch._staging import StagedBatches
 
-from support.late_device import StagedLate, StagedOnCpu
+from support.late_device import StagedLate, StagedOnCpu, interrupt_first_wait
 from support.process import PROGRAMS
 from support.ranks import run_ranks
 
@@ -207,6 +207,7 @@ def mapped_ranges():
 
 
 def test_a_copy_that_fails_midway_is_waited_for_before_its_buffer_goes(random_tokens):
+    """Also where the wait is interrupted."""
     with StagedLate(random_tokens, **LATE) as loader:
         calls = itertools.count()
 
@@ -217,10 +218,22 @@ def test_a_copy_that_fails_midway_is_waited_for_before_its_buffer_goes(random_to
                 raise RuntimeError(message)
 
         loader.late.fail_copy = sometimes
-        with pytest.raises(RuntimeError, match="out of memory"):  # noqa: PT012 - at the second or the third call
-            for position in (0, 0, 8):
-                loader._batches.take(position)
-        assert loader.late._reading == []
+        interrupt_first_wait(loader.late)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            list(loader)
+        assert str(raised.value.__context__) == "CUDA out of memory"
+        assert (loader.late._reading, loader.late.registered) == ([], {})
+        assert loader.late.unregistered_while_read == []
+
+
+def test_an_interrupt_before_copies_are_waited_for_frees_no_buffer(random_tokens):
+    with StagedLate(random_tokens, **LATE) as loader:
+        interrupt_first_wait(loader.late)
+        next(loader)
+        with pytest.raises(KeyboardInterrupt):
+            loader.load_state_dict(loader.state_dict())
+        assert (loader.late._reading, loader.late.registered) == ([], {})
+        assert loader.late.unregistered_while_read == []
 
 
 def test_an_interrupt_while_copies_are_waited_for_leaves_no_registration_behind(random_tokens):

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from contextlib import closing
 
 import numpy as np
@@ -25,7 +26,7 @@ from pagestream.errors import MappedReadError
 from pagestream.torch import load_state_dict, stream_checkpoint
 
 from support import real
-from support.late_device import LateDevice, StallingDevice
+from support.late_device import LateDevice, StallingDevice, interrupt_first_wait
 from support.process import PROGRAMS, output_of, run_python, start_python, thread_names
 from support.rest import threads_rest
 
@@ -397,6 +398,55 @@ def test_an_interrupt_while_copies_are_waited_for_leaves_no_registration(path, l
     with pytest.raises(KeyboardInterrupt):
         stream.close()
     assert left_behind(late) == NOTHING
+
+
+def staging(device):
+    """Returns the memory that a stream has page-locked."""
+    if not device.registered:
+        return device.runtimes()
+    [(address, nbytes)] = device.registered.items()
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+@pytest.mark.parametrize("most_registered", [None, 100])
+def test_an_interrupt_before_copies_are_waited_for_frees_no_memory(path, late, most_registered):
+    """As by a second Ctrl-C. The memory is registered, or allocated by the runtime."""
+    late.most_registered = most_registered
+    stream = stream_checkpoint(path, device="cpu", memory_bytes=6 * MIB)
+    next(stream)
+    interrupt_first_wait(late)
+    # From the staging memory, which is still filled: the stream may wait for all copies of its own.
+    late.copy_into(torch.zeros(4096, dtype=torch.uint8), staging(late)[:4096])
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()
+    assert left_behind(late) == NOTHING
+    assert late.unregistered_while_read == []
+    assert late.runtimes is None
+
+
+def test_memory_stays_where_copies_cannot_be_waited_for(monkeypatch):
+    device = LateDevice()
+    memory = pinned(device, 4 * MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "synchronize", lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            memory.close()
+    assert list(device.registered.values()) == [memory.array.nbytes] == [4 * MIB]
+    memory.close()
+    assert (device.registered, memory.array.nbytes) == ({}, 0)
+
+
+def test_memory_that_nobody_has_closed_stays():
+    """An exception can come before `close` is called."""
+    device = LateDevice()
+    memory = pinned(device, 4 * MIB)
+    array, kept = weakref.ref(memory.array), weakref.ref(memory)
+    del memory
+    gc.collect()
+    assert array().nbytes == 4 * MIB
+    kept().close()
+    gc.collect()
+    assert array() is kept() is None
 
 
 def test_a_failure_of_storage_comes_after_what_has_arrived(tmp_path, late):

@@ -130,6 +130,23 @@ class CopyDevice:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
 
+def finish_copies(device: CopyDevice) -> BaseException | None:
+    """Waits until a device has done all copies, also if an exception ends the first wait, as Ctrl-C may.
+
+    Returns:
+        That exception, for the caller to raise once the memory is free.
+
+    Raises:
+        BaseException: The second wait has failed as well. Copies may be under way: the memory must stay.
+    """
+    try:
+        device.synchronize()
+    except BaseException as error:  # noqa: BLE001 - returned
+        device.synchronize()
+        return error
+    return None
+
+
 def staged_for(device: torch.device) -> CopyDevice | None:
     """Returns the device that tensors are staged for; None where it works in the host's memory."""
     return None if shares_memory(device) else CopyDevice(device)

@@ -156,7 +156,8 @@ class DeviceTensors(TorchTensors):
                 first += piece.size
         finally:
             # As upstream: whatever uses the tensor, on whichever stream, finds its bytes.
-            device.synchronize()
+            if (interrupt := copy_device.finish_copies(device)) is not None:
+                raise interrupt
         return tensor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagestream import _native
+from pagestream.devices.copy_device import finish_copies
 from pagestream.files.staging import StagingBuffer
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ _log = logging.getLogger("pagestream.torch")
 # Registering 2 GiB at once fails on some drivers; so much does not.
 PIECE_BYTES = 256 << 20
 _BY_RUNTIME = "allocated by the runtime"
+# Memory that the device may read. `close` alone frees it: an exception may come before that is called.
+_in_use: set[PinnedMemory] = set()
+# The copies and the registrations are the parent's.
+os.register_at_fork(after_in_child=_in_use.clear)
 
 
 class PinnedMemory:
@@ -31,6 +37,8 @@ class PinnedMemory:
     `pin` allocates it, and page-locks it by the first way that works: one registration; registrations of
     pieces; memory that the runtime allocates. Memory that is not page-locked serves as well, and copies from
     it wait for each other.
+
+    It stays until `close` has waited for the copies, whatever else ends.
 
     Attributes:
         array: The memory; empty before `pin` and after `close`.
@@ -46,6 +54,7 @@ class PinnedMemory:
 
     def pin(self, nbytes: int, threads: int = 1) -> None:
         """Allocates the memory, by so many threads, and page-locks it, and reports how."""
+        _in_use.add(self)
         # Shared: of private memory a fork would leave the pages that the device knows to the child.
         buffer = StagingBuffer(nbytes, shared=True)
         self.array = np.frombuffer(buffer, np.uint8)
@@ -103,10 +112,16 @@ class PinnedMemory:
                 stack.callback(self._device.unregister, self._registered.pop())
 
     def close(self) -> None:
-        """Unlocks and frees the memory, which nothing reads any more."""
-        try:
-            self._unregister()
-        finally:
-            self.array = np.empty(0, np.uint8)
-            if self.way == _BY_RUNTIME:
-                self._device.free_pinned()
+        """Waits for the copies, then unlocks and frees the memory.
+
+        An exception that comes meanwhile, as by Ctrl-C, is raised at the end. If the copies cannot be waited
+        for, or the memory cannot be unlocked, it stays.
+        """
+        interrupt = finish_copies(self._device)
+        self._unregister()
+        self.array = np.empty(0, np.uint8)
+        if self.way == _BY_RUNTIME:
+            self._device.free_pinned()
+        _in_use.discard(self)
+        if interrupt is not None:
+            raise interrupt

@@ -99,7 +99,6 @@ def transferred(
         staging = PinnedMemory(device)
         stack.callback(staging.close)
         staging.pin(nbytes, first_threads())
-        stack.callback(device.synchronize)
         try:
             arrivals = _Arrivals(wanted, pieces, device, staging, cast_of)
             following = 0

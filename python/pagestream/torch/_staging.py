@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from pagestream.devices.copy_device import finish_copies
 from pagestream.loading.batches import Batch, PackedBatch
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class StagedBatches:
         # the same addresses, for other pages.
         self._pinned: dict[int, int] = {}
         self._can_pin = device.is_cuda
+        # A batch of which some copies may be queued, and others not.
+        self._sending: Any = None
 
     def start(self, position: int) -> Any:  # noqa: ANN401 - the native pipeline
         """Starts to read at a position."""
@@ -125,16 +128,13 @@ class StagedBatches:
             self._reading.popleft()
 
     def _send(self, host: Any, position: int) -> None:  # noqa: ANN401 - a batch of arrays
-        """Queues the copy of a batch."""
+        """Queues the copy of a batch. If that fails, `stop` waits for the copies that are queued."""
         self._pin(host[0] if isinstance(host, tuple) else host)
-        try:
-            with self._device.stream():
-                batch = converted(host, self._widened, self._device.copy)
-                self._flight.append(_Sent(batch, position, self._device.record(), host))
-        except BaseException:
-            # A part of the batch may be queued, and its buffer goes with this call.
-            self._device.synchronize()
-            raise
+        self._sending = host
+        with self._device.stream():
+            batch = converted(host, self._widened, self._device.copy)
+            self._flight.append(_Sent(batch, position, self._device.record(), host))
+        self._sending = None
 
     def _widened(self, array: Array) -> torch.Tensor:
         if self._wanted is None:
@@ -173,15 +173,15 @@ class StagedBatches:
     def stop(self) -> None:
         """Ends reading ahead, once no buffer is read any more. Batches in flight stay."""
         try:
-            try:
-                # One call of C: an interrupt is heard when all copies are done.
-                self._device.synchronize()
-            finally:
-                self._unpin_all()
+            interrupt = finish_copies(self._device)
+            self._unpin_all()
             self._reading.clear()
+            self._sending = None
             self._flight = deque(sent._replace(host=None) for sent in self._flight)
         finally:
             self._host.stop()
+        if interrupt is not None:
+            raise interrupt
 
     def _unpin_all(self) -> None:
         """Ends all registrations, also where one fails; the last failure is raised."""

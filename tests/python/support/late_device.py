@@ -119,11 +119,31 @@ class LateDevice:
 
     def free_pinned(self):
         assert self.runtimes() is None, "it is still in use"
+        self.unregistered_while_read += self._reading
         self.runtimes = None
 
     def unregister(self, address):
         first, last = address, address + self.registered.pop(address)
         self.unregistered_while_read += [source for source in self._reading if first <= source < last]
+
+
+def interrupt_first_wait(device):
+    """Has the next wait for all copies end by Ctrl-C before any copy runs; the second one waits for them."""
+    synchronize, copies_may_run, move = device.synchronize, threading.Event(), device.move
+
+    def second_wait():
+        copies_may_run.set()
+        synchronize()
+
+    def first_wait():
+        device.synchronize = second_wait
+        raise KeyboardInterrupt
+
+    def held_move(*arguments):
+        assert copies_may_run.wait(120)
+        move(*arguments)
+
+    device.synchronize, device.move = first_wait, held_move
 
 
 class StallingDevice(LateDevice):
