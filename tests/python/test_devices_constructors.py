@@ -177,19 +177,33 @@ def test_a_library_that_is_imported_meanwhile(path, tensors):
     assert output_of(program, path, with_torch=True) == f"{line}\n{line}"
 
 
-@pytest.mark.parametrize(("function", "mode"), [("empty", "read"), ("view", "auto")])
-def test_a_mode_that_changes_tensors_is_named(path, function, mode):
+@pytest.mark.parametrize(
+    ("function", "mode", "name", "kind"),
+    [("empty", "read", "matrix", torch.float32), ("view", "auto", "bfloat16", torch.bfloat16)],
+)
+def test_a_mode_that_changes_tensors_is_named(path, function, mode, name, kind):
     """A tensor with another type or device than in the header is refused."""
-    told = r"'matrix' .*torch returned torch.bfloat16 on cpu, not torch.float32 on cpu: a TorchFunctionMode"
+    told = f"'{name}' .*torch returned torch.float64 on cpu, not {kind} on cpu: a TorchFunctionMode"
     with safe_open(path, "pt", mmap_mode=mode) as file:
         with Changes(function), pytest.raises(SafetensorError, match=told):
-            file.get_tensor("matrix")
-        assert file.get_tensor("matrix").dtype == torch.float32
+            file.get_tensor(name)
+        assert file.get_tensor(name).dtype == kind
+
+
+def test_more_dimensions_than_numpy_has(tmp_path):
+    shape = (1,) * 70 + (3,)
+    path = tmp_path / "deep.safetensors"
+    safetensors.torch.save_file(
+        {"deep": torch.arange(3.0).view(shape), "half": torch.arange(3).bfloat16().view(shape)}, path
+    )
+    with safe_open(path, "pt") as file:
+        same_bits(file.get_tensor("deep"), torch.arange(3.0).view(shape))
+        same_bits(file.get_tensor("half"), torch.arange(3).bfloat16().view(shape))
 
 
 def test_constructors_are_those_of_torch(monkeypatch):
     """The replacements are seen by programs, and not by loads."""
-    for name in ("as_tensor", "from_numpy", "frombuffer"):
+    for name in ("as_tensor", "from_numpy"):
         monkeypatch.setattr(torch, name, None)
     with deepspeed_zero_init():
         kinds = {getattr(torch, name)(*given).dtype for name, given in zip(WRAPPED, GIVEN, strict=True)}
@@ -197,7 +211,7 @@ def test_constructors_are_those_of_torch(monkeypatch):
         assert kinds == {torch.bfloat16}
         made = [
             constructors.empty((2,), torch.float32, constructors.CPU),
-            constructors.frombuffer(bytearray(8), dtype=torch.float32),
+            constructors.over_memory(bytearray(8), torch.float32, (2,), 2, 0),
             constructors.from_numpy(np.zeros(2, "f4")),
             constructors.as_tensor([1.0, 2.0]),
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch._C import _len_torch_dispatch_stack, _VariableFunctions
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -17,11 +18,45 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Buffer
+
 CPU = torch.device("cpu")
 
 as_tensor = _VariableFunctions.as_tensor
-frombuffer = _VariableFunctions.frombuffer
 from_numpy = _VariableFunctions.from_numpy
+
+
+# NumPy's types that torch takes as they are. Memory of other types passes as integers of the same size.
+_TAKEN = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+_INTEGERS = {size: np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
+# NumPy 1 has arrays of 32 dimensions at most, and torch has no limit.
+_MAX_DIMENSIONS = 32
+
+
+def over_memory(
+    buffer: Buffer, dtype: torch.dtype, shape: tuple[int, ...], count: int, offset: int
+) -> torch.Tensor:
+    """Returns a tensor on the CPU over writable memory, of `count` elements that begin at byte `offset`.
+
+    By way of an array this takes a third of the time of `torch.frombuffer` and a view of its result.
+
+    Raises:
+        RuntimeError: torch cannot make it, or a mode of the program has changed it.
+    """
+    dimensions = shape if len(shape) <= _MAX_DIMENSIONS else (count,)
+    taken = _TAKEN.get(dtype)
+    if taken is None:
+        integers = from_numpy(np.ndarray(dimensions, _INTEGERS[dtype.itemsize], buffer, offset))
+        tensor = integers.view(dtype)
+    else:
+        tensor = from_numpy(np.ndarray(dimensions, taken, buffer, offset))
+    return as_asked(tensor if dimensions is shape else tensor.view(shape), dtype, CPU)
 
 
 def empty(
@@ -33,17 +68,17 @@ def empty(
         RuntimeError: torch cannot make it, or a mode of the program has changed it.
     """
     tensor = _VariableFunctions.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
-    return checked(tensor, dtype, device)
+    return as_asked(tensor, dtype, device)
 
 
-def checked(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def as_asked(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Returns a tensor that has this type, and is on this device.
 
     Raises:
         RuntimeError: A mode of the program has changed it.
     """
-    # `torch.device.type` takes a microsecond. A device may lack the number that the tensor has.
-    if tensor.dtype is dtype and (tensor.device == device or tensor.device.type == device.type):
+    # A device may lack the number that the tensor has, and to compare the types takes a microsecond.
+    if tensor.dtype is dtype and ((device is CPU and tensor.is_cpu) or tensor.device.type == device.type):
         return tensor
     message = (
         f"torch returned {tensor.dtype} on {tensor.device}, not {dtype} on {device}: a TorchFunctionMode or "

@@ -78,9 +78,9 @@ class DeviceTensors(TorchTensors):
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
         """Makes one tensor of a file."""
-        if self.makes_empty():
-            return super().whole_of(file, name, facts)
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
+        if self._makes_empty():
+            return self.empty(dtype, shape, facts.nbytes)
         staged_for = self._staged_for(facts.nbytes)
         if staged_for is None:
             return self._host.whole_of(file, name, facts).to(self.device)
@@ -97,13 +97,18 @@ class DeviceTensors(TorchTensors):
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> torch.Tensor:
         """Makes a part of a tensor seen as `dtype` and `shape`."""
-        if self.makes_empty():
-            return super().basic_part(stored, dtype, shape, index)
         found, item_bytes = indexing.select(shape, index), itemsize(dtype)
-        staged_for = self._staged_for(found.size * item_bytes)
+        nbytes = found.size * item_bytes
+        if self._makes_empty():
+            return self.empty(dtype, found.shape, nbytes)
+        staged_for = self._staged_for(nbytes)
         if staged_for is None:
             return self._host.basic_part(stored, dtype, shape, index).to(self.device)
         return self._sent(staged_for, stored, dtype, found.shape, found, item_bytes)
+
+    def _makes_empty(self) -> bool:
+        """Returns whether tensors that are made now have no bytes."""
+        return self.device.type == "meta" or constructors.makes_fakes()
 
     def _staged_for(self, nbytes: int) -> CopyDevice | None:
         """Returns the GPU, to copy on the caller's current stream; None where pieces are of no use."""
@@ -111,10 +116,6 @@ class DeviceTensors(TorchTensors):
             return None
         found = copy_device.staged_for(self.device)
         return None if found is None else found.on_current_stream()
-
-    def makes_empty(self) -> bool:
-        """Returns whether tensors that are made now have no bytes."""
-        return self.device.type == "meta" or super().makes_empty()
 
     def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
         """Makes a tensor as yet without content."""
@@ -137,7 +138,7 @@ class DeviceTensors(TorchTensors):
         # Waits for what is being read ahead; where that is memory of its own, this is it.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003
         if ahead is not None:
-            flat.copy_(constructors.frombuffer(ahead, dtype=torch.uint8))
+            flat.copy_(constructors.from_numpy(np.frombuffer(ahead, np.uint8)))
             return tensor
         threads = environment.threads(None) or first_threads()
         first = 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pagestream.devices import constructors
+from pagestream.devices.constructors import CPU, as_tensor, empty, makes_fakes, over_memory
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.arrays import Framework
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pagestream import _native
+    from pagestream.weights.arrays import Filler
     from pagestream.weights.indexing import Index
 
 # torch has NumPy's names, but for the type of which two elements share a byte. Types that this torch does not
@@ -38,7 +39,7 @@ class TorchTensors(Framework):
     """
 
     # Where tensors get new memory, whatever the default device is.
-    new_on = constructors.CPU
+    new_on = CPU
 
     def over(
         self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None
@@ -48,33 +49,35 @@ class TorchTensors(Framework):
         shape = shape_in_torch(dtype, shape)
         try:
             if buffer is None or not nbytes:
-                return constructors.empty(shape, kind, self.new_on)
-            count = nbytes // kind.itemsize
-            flat = constructors.frombuffer(buffer, dtype=kind, count=count, offset=offset)
-            return constructors.checked(flat if len(shape) == 1 else flat.view(shape), kind, self.new_on)
+                return empty(shape, kind, self.new_on)
+            return over_memory(buffer, kind, shape, nbytes // kind.itemsize, offset)
         except (OverflowError, RuntimeError, TypeError) as error:
             # The first line; C++ frames follow it.
             reason = str(error).partition("\n")[0]
             message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {reason}"
             raise SafetensorError(message) from error
 
-    def makes_empty(self) -> bool:
-        """Returns whether tensors that are made now have no bytes."""
-        return constructors.makes_fakes()
-
     def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
         """Makes a tensor as yet without content."""
         return self.over(dtype, shape, nbytes, 0, None)
 
-    def make(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> torch.Tensor:  # noqa: ANN401
+    def make(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        nbytes: int,
+        offset: int,
+        buffer: Buffer | None,
+        fill: Filler,
+    ) -> torch.Tensor:
         """Makes a tensor over a buffer, or a copy."""
-        if self.makes_empty():
+        if makes_fakes():
             return self.empty(dtype, shape, nbytes)
-        return super().make(dtype, shape, nbytes, *place)  # type: ignore[no-any-return]
+        return super().make(dtype, shape, nbytes, offset, buffer, fill)  # type: ignore[no-any-return]
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
         """Makes one tensor of a file."""
-        if self.makes_empty():
+        if makes_fakes():
             dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
             return self.empty(dtype, shape, facts.nbytes)
         return super().whole_of(file, name, facts)  # type: ignore[no-any-return]
@@ -83,7 +86,7 @@ class TorchTensors(Framework):
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> torch.Tensor:
         """Makes a part of a tensor seen as `dtype` and `shape`."""
-        if self.makes_empty():
+        if makes_fakes():
             found = indexing.select(shape, index)
             return self.empty(dtype, found.shape, found.size * itemsize(dtype))
         return super().basic_part(stored, dtype, shape, index)  # type: ignore[no-any-return]
@@ -107,7 +110,7 @@ class TorchTensors(Framework):
         parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
         _, shape = self.described(stored.dtype, stored.shape, stored.nbytes)
         # Under a `FakeTensorMode` the numbers in a list are unknown.
-        narrowed = None if constructors.makes_fakes() else _narrowed(parts, list(shape))
+        narrowed = None if makes_fakes() else _narrowed(parts, list(shape))
         try:
             if narrowed is None:
                 return super().part(stored, ...)[index]  # type: ignore[no-any-return]
@@ -170,7 +173,7 @@ def _narrowed(
     dots = sum(part is ... for part in parts)
     if len(lists) != 1 or dots > 1 or len(parts) > len(shape) + dots:
         return None
-    places = constructors.as_tensor(parts[lists[0]], device="cpu")
+    places = as_tensor(parts[lists[0]], device="cpu")
     if places.ndim != 1 or not places.numel() or places.dtype not in (torch.int64, torch.int32):
         return None
     behind = len(parts) - 1 - lists[0]
