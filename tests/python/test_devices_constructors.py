@@ -177,6 +177,12 @@ def test_a_library_that_is_imported_meanwhile(path, tensors):
     assert output_of(program, path, with_torch=True) == f"{line}\n{line}"
 
 
+def test_deepspeed_itself(path, tmp_path):
+    program = PROGRAMS / "devices_constructors/with_deepspeed.py"
+    told = output_of(program, path, tmp_path, with_torch=True)
+    assert "loaded 14 tensors in each context of deepspeed" in told
+
+
 @pytest.mark.parametrize(
     ("function", "mode", "name", "kind"),
     [("empty", "read", "matrix", torch.float32), ("view", "auto", "bfloat16", torch.bfloat16)],
