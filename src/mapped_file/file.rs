@@ -223,7 +223,7 @@ impl MappedFile {
         if now.size <= known.size && !is_same {
             return Err(before.change_or_rewrite(&now));
         }
-        let opened = before.again(now, self.requested)?;
+        let opened = before.again(now)?;
         page_cache::reapply_hints(&opened)?;
         let _section = fork::section();
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);

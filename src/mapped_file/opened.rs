@@ -12,7 +12,7 @@ use crate::os::fault;
 use crate::os::file::beneath::path_of;
 use crate::os::file::fsinfo;
 use crate::os::file::open::{self, Identity};
-use crate::os::memory::advise::Advice;
+use crate::os::memory::advise::{self, Advice};
 use crate::os::memory::map::{Mapping, Region};
 use crate::os::process::{fork, limits};
 
@@ -61,6 +61,8 @@ pub struct Opened {
     pub facts: Facts,
     /// The mapping; `None` in `read` mode and for an empty file.
     pub region: Option<Arc<Region>>,
+    /// The mode that the caller asked for.
+    requested: RequestedMode,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
     pub(super) hints: Arc<Mutex<Hints>>,
     pub(super) direct: OnceLock<DirectFile>,
@@ -127,6 +129,7 @@ impl Opened {
             file,
             facts: Facts { mode: found.mode, reason: found.reason, identity },
             region: found.region.map(Arc::new),
+            requested,
             copy_on_write: OnceLock::new(),
             hints,
             direct: OnceLock::new(),
@@ -143,9 +146,9 @@ impl Opened {
     }
 
     /// The file at another size, or mapped anew: on the same descriptor, with the same hints.
-    pub(super) fn again(&self, identity: Identity, requested: RequestedMode) -> Result<Self> {
+    pub(super) fn again(&self, identity: Identity) -> Result<Self> {
         let offering = Offering::default();
-        Self::new(&self.named, self.file.clone(), identity, requested, self.hints.clone(), offering)
+        Self::new(&self.named, self.file.clone(), identity, self.requested, self.hints.clone(), offering)
     }
 
     /// The same file for another user, with copy-on-write pages of its own.
@@ -155,6 +158,7 @@ impl Opened {
             file: self.file.clone(),
             facts: self.facts.clone(),
             region: self.region.clone(),
+            requested: self.requested,
             copy_on_write: OnceLock::new(),
             hints: self.hints.clone(),
             direct: OnceLock::new(),
@@ -239,6 +243,30 @@ impl Opened {
         Ok(self.copy_on_write_region().ok().map(view))
     }
 
+    /// Returns a range for arrays that are read-only by a flag of Python's alone. Code that does not know the flag, such as
+    /// torch, may write to them: that changes copy-on-write pages and not the file. It is a range of the read-only mapping,
+    /// where such a write ends the process, if the caller asked for a shared mapping, and where there are no such pages.
+    pub fn array_view(&self, offset: u64, length: u64) -> Result<Option<View>> {
+        let written = match self.requested {
+            RequestedMode::Shared => None,
+            _ => self.copy_on_write_view(offset, length)?,
+        };
+        if written.is_some() { Ok(written) } else { self.view(offset, length) }
+    }
+
+    /// Returns why arrays lie on pages that cannot be written; `None` if they do not.
+    pub fn read_only_pages_reason(&self) -> Option<String> {
+        match self.requested {
+            RequestedMode::Shared => Some("mode \"shared\" was asked for".into()),
+            _ => self.copy_on_write_refusal(),
+        }
+    }
+
+    /// Returns whether the next view of this kind needs no system call.
+    pub fn has_copy_on_write(&self) -> bool {
+        self.copy_on_write.get().is_some()
+    }
+
     fn prepare_view(&self, offset: u64, length: u64) -> Result<()> {
         self.check_range(offset, length)?;
         self.check_damage()?;
@@ -266,8 +294,14 @@ impl Opened {
         if self.size() == 0 {
             return Ok(None);
         }
-        let map = || Region::map(self.file(), self.path(), self.size() as usize, Mapping::CopyOnWrite);
-        fork::get_or_make(&self.copy_on_write, || map().map(Arc::new)).clone().map(Some).map_err(Some)
+        let map = || {
+            let region = Region::map(self.file(), self.path(), self.size() as usize, Mapping::CopyOnWrite)?;
+            if let Some(advice) = fork::with_lock(&self.hints, |hints| hints.advice) {
+                let _ = advise::advise_map(&region, 0, region.len(), advice);
+            }
+            Ok(Arc::new(region))
+        };
+        fork::get_or_make(&self.copy_on_write, map).clone().map(Some).map_err(Some)
     }
 
     /// Refuses a file with a damaged mapping, or one that the kernel knows to be truncated. The rest of the page at the new
@@ -294,16 +328,19 @@ impl Opened {
         let _ = open::known_size_and_change(self.file());
     }
 
+    /// Returns the mapping with copy-on-write pages, if it was made.
+    pub(super) fn copy_on_write(&self) -> Option<&Arc<Region>> {
+        self.copy_on_write.get().and_then(|region| region.as_ref().ok())
+    }
+
     /// Returns whether anybody has a view of a mapping.
     pub fn has_views(&self) -> bool {
-        let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
-        self.region.iter().chain(copy_on_write).any(|region| Arc::strong_count(region) > 1)
+        self.region.iter().chain(self.copy_on_write()).any(|region| Arc::strong_count(region) > 1)
     }
 
     /// Returns all mappings with possible views.
     pub(super) fn regions(&self) -> impl Iterator<Item = &Region> {
-        let copy_on_write = self.copy_on_write.get().and_then(|region| region.as_ref().ok());
-        self.region.iter().chain(copy_on_write).map(|region| &**region)
+        self.region.iter().chain(self.copy_on_write()).map(|region| &**region)
     }
 
     /// Refuses a truncated or rewritten file. To be called after ranges were copied.

@@ -96,7 +96,15 @@ pub(super) fn reapply_hints(opened: &Opened) -> Result<()> {
 
 fn pass_on(opened: &Opened, advice: Advice, offset: u64, length: u64) -> bool {
     match &opened.region {
-        Some(region) => advise::advise_map(region, offset as usize, length as usize, advice).is_ok(),
+        Some(region) => {
+            let (offset, length) = (offset as usize, length as usize);
+            if let Some(region) = opened.copy_on_write() {
+                // To discard written pages would lose what was written.
+                let kept = if advice == Advice::DontNeed { Advice::Cold } else { advice };
+                let _ = advise::advise_map(region, offset, length, kept);
+            }
+            advise::advise_map(region, offset, length, advice).is_ok()
+        }
         None => advise::advise_file(opened.file(), offset, length, advice),
     }
 }
@@ -309,6 +317,9 @@ pub fn evict(opened: &Opened) -> Result<()> {
     advise::write_out(opened.file());
     if let Some(region) = &opened.region {
         let _ = advise::advise_map(region, 0, region.len(), Advice::DontNeed);
+    }
+    if let Some(region) = opened.copy_on_write() {
+        advise::reclaim(region);
     }
     advise::drop_cache(opened.file(), 0, 0).map_err(|errno| system("cannot evict", opened.path(), errno, ""))
 }

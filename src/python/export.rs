@@ -184,11 +184,12 @@ pub fn range_object<'py>(
     writable: bool,
 ) -> PyResult<Option<Bound<'py, PyExporter>>> {
     ask_in_time(py, opened);
-    let (view, access) = if writable {
-        (py.detach(|| opened.copy_on_write_view(offset, length))?, Access::Writable)
-    } else {
-        (opened.view(offset, length)?, Access::ReadOnly)
+    let access = if writable { Access::Writable } else { Access::ReadOnly };
+    let view = || match access {
+        Access::Writable => opened.copy_on_write_view(offset, length),
+        Access::ReadOnly => opened.array_view(offset, length),
     };
+    let view = if opened.has_copy_on_write() { view() } else { py.detach(view) }?;
     view.map(|view| view_object(py, view, access)).transpose()
 }
 

@@ -57,7 +57,7 @@ struct WholeFile {
 impl Exportable for WholeFile {
     fn export(&self, py: Python<'_>, requester: Requester) -> PyResult<Export> {
         let opened = self.file.opened().map_err(|error| PyBufferError::new_err(full_text(&error)))?;
-        let Some(view) = opened.view(0, opened.size())? else {
+        let Some(view) = py.detach(|| opened.array_view(0, opened.size()))? else {
             let why = opened.facts.reason.as_deref().unwrap_or("as was asked for");
             let mut message = text(self.file.path());
             message.push(format!(
@@ -206,7 +206,8 @@ impl PyMappedFile {
         length: Option<u64>,
     ) -> PyResult<Bound<'py, PyMemoryView>> {
         let length = self.length(offset, length)?;
-        match self.file.opened()?.view(offset, length)? {
+        let opened = self.file.opened()?;
+        match py.detach(|| opened.array_view(offset, length))? {
             Some(view) => PyMemoryView::from(export::view_object(py, view, Access::ReadOnly)?.as_any()),
             None => PyMemoryView::from(self.read(py, offset, Some(length))?.as_any()),
         }

@@ -152,7 +152,7 @@ impl TokenCorpus {
         match (pieces.next(), pieces.next()) {
             (Some(piece), None) => {
                 let (offset, length) = self.byte_range(piece);
-                self.opened(piece.shard)?.view(offset, length)
+                self.opened(piece.shard)?.array_view(offset, length)
             }
             _ => Ok(None),
         }

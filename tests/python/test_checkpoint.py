@@ -71,7 +71,7 @@ def test_arrays_lie_in_the_mapping_of_their_file(folder):
     weights = open_checkpoint(folder)
     for name in ("layer.0.0", "layer.11.3"):
         info = weights.info(name)
-        assert place_in_file(weights[name], info.path) == (info.offset, "r--s")
+        assert place_in_file(weights[name], info.path) == (info.offset, "rw-p")
 
 
 def test_a_relative_folder_gives_relative_paths(folder, monkeypatch):

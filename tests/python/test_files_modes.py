@@ -151,11 +151,11 @@ def test_too_little_address_space_leads_to_reads_and_the_limit_is_named(tmp_path
     assert "RLIMIT_AS" in second
 
 
-def test_nothing_is_mapped_twice_and_opened_once(token_file):
+def test_a_file_is_opened_once_and_mapped_once_per_protection(token_file):
     strace = real.need_tool("strace")
     log = token_file.parent / "log"
-    code = PROGRAMS / "files_modes/nothing_is_mapped_twice_and_opened_once.py"
+    code = PROGRAMS / "files_modes/mapped_once_per_protection.py"
     wrapper = (strace, "-f", "-qq", "-o", str(log), "-P", str(token_file), "-e", "trace=open,openat,mmap")
     output_of(code, token_file, wrapper=wrapper)
     calls = [line.split("(")[0].split()[-1] for line in log.read_text().splitlines() if "(" in line]
-    assert sorted(call.removesuffix("at") for call in calls) == ["mmap", "open"]
+    assert sorted(call.removesuffix("at") for call in calls) == ["mmap", "mmap", "open"]

@@ -160,7 +160,7 @@ def test_reading_outside_is_an_index_error(path, start, stop):
         open_tokens(path).read(start, stop)
 
 
-@pytest.mark.parametrize(("mode", "permissions"), [("auto", "r--s"), ("shared", "r--s"), ("private", "r--p")])
+@pytest.mark.parametrize(("mode", "permissions"), [("auto", "rw-p"), ("shared", "r--s"), ("private", "rw-p")])
 @every_format
 def test_a_slice_lies_inside_the_mapping_at_its_place(tmp_path, format, mode, permissions):
     path = write_tokens(tmp_path / "t", tokens_of("<u4", 5000), format)

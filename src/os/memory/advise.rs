@@ -64,6 +64,15 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
     unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice.for_map()) }
 }
 
+/// Has the kernel reclaim a region's pages that no other process maps (Linux 5.4). Pages of the file leave the cache. Pages
+/// that were written go to swap, or stay where there is none. Best effort.
+pub fn reclaim(region: &Region) {
+    if let Some((address, len)) = region.range(0, region.len()) {
+        // SAFETY: `range` checked that the pages belong to the region. What they hold stays.
+        let _ = unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, MapAdvice::LinuxPageOut) };
+    }
+}
+
 /// Advises on a range of a file that is read and not mapped (posix_fadvise(2)). Returns whether the kernel took the
 /// advice, which it may not know.
 pub fn advise_file(file: BorrowedFd<'_>, offset: u64, len: u64, advice: Advice) -> bool {

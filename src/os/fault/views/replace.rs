@@ -4,7 +4,7 @@
 //! | mapping | truncated file: the page lies behind its new end | I/O error |
 //! |---|---|---|
 //! | read-only | one mapping of zeros, from the file's new end to the mapping's end | one mapping of zeros over the absent pages of a block |
-//! | writable | zeros for the pages from there to the mapping's end that nobody has touched | zeros for the page, and for those of a block behind it that nobody has touched |
+//! | writable | zeros for the pages from the file's new end to the mapping's end that nobody has touched | zeros for the page, and for those of a block behind it that nobody has touched |
 //!
 //! To replace page by page would take a signal for each page, and end at the limit of mappings of a process
 //! (vm.max_map_count). Where each access waits for a server until it fails, it would also take hours: each further error in
@@ -47,15 +47,16 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
         return true;
     }
     let cut_off = if start.elapsed() < SLOW { cut_off(first, &mapping) } else { None };
-    let (is_cut_off, (range, behind)) = (cut_off.is_some(), to_replace(first, cut_off, &mapping));
+    let (is_cut_off, (range, spared)) = (cut_off.is_some(), to_replace(first, cut_off, &mapping));
     // The mark precedes the zeros, because a thread that copies checks it afterwards.
-    let is_first = mapping.mark_damaged(&(range.start..behind.end));
+    let start = range.start.min(spared.start);
+    let is_first = mapping.mark_damaged(&(start..spared.end));
     if !map_zeros(&range, &mapping) {
         return false;
     }
-    let is_whole = replace_untouched(&behind, &mapping);
-    if is_cut_off && is_whole.unwrap_or_else(|| replace_unreadable(behind, &mapping)) {
-        mapping.set_tail(range.start);
+    let is_whole = replace_untouched(&spared, &mapping);
+    if is_cut_off && is_whole.unwrap_or_else(|| replace_unreadable(spared, &mapping)) {
+        mapping.set_tail(start);
     }
     if is_first {
         table::call_hook();
@@ -63,7 +64,7 @@ pub(in crate::os::fault) fn replace(address: usize) -> bool {
     true
 }
 
-/// Returns the range that is replaced, and the one behind it, in which pages that somebody has touched stay.
+/// Returns the range that is replaced, and another one, in which pages that somebody has touched stay.
 fn to_replace(
     first: usize,
     cut_off: Option<Range<usize>>,
@@ -72,7 +73,7 @@ fn to_replace(
     let (page, end) = (page_bytes(), mapping.pages.end);
     let one = first..first + page;
     match cut_off {
-        Some(all) if mapping.writable => (one, first + page..all.end),
+        Some(all) if mapping.writable => (one, all),
         Some(all) => (all.clone(), all.end..all.end),
         None => {
             let growth = BLOCK_GROWTH.saturating_pow(mapping.count_failure());

@@ -1,4 +1,4 @@
-"""Nothing is mapped twice and opened once."""
+"""Uses a file in many ways: arrays lie on copy-on-write pages, and all else reads the shared mapping."""
 
 import sys
 
@@ -7,6 +7,7 @@ from pagestream import MappedFile
 f = MappedFile(sys.argv[1])
 f.read()
 f.view()
+f.view(7, 9)
 f.read(5, 5)
 f.file_system
 f.residency()
