@@ -66,7 +66,10 @@ impl Catalog {
         others.sort_unstable();
         for (file, name) in others {
             match index.shard_of(name) {
-                Some(right) => report.add_repeat(name, &shards[right], &shards[file]),
+                Some(right) => {
+                    let (used, other) = (shards[right].path.display(), shards[file].path.display());
+                    report.second_copies.add(format_args!("{} (in {other}, used from {used})", quoted(name)));
+                }
                 None => {
                     report.unnamed.add(format_args!("{} ({})", quoted(name), shards[file].path.display()));
                 }

@@ -67,16 +67,13 @@ impl Checkpoint {
             });
         }
         let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
-        let (catalog, used) = match &index {
-            _ if is_apart => (Catalog::Apart, ""),
-            _ if alone => (Catalog::OfOneFile, ""),
-            Some(found) => {
-                let catalog = Catalog::by_index(&found.index, &opened, &shards, &mut report)?;
-                (catalog, "those that the index names")
-            }
-            None => (Catalog::by_order(&headers, &shards, &mut report)?, "those of the last file"),
+        let catalog = match &index {
+            _ if is_apart => Catalog::Apart,
+            _ if alone => Catalog::OfOneFile,
+            Some(found) => Catalog::by_index(&found.index, &opened, &shards, &mut report)?,
+            None => Catalog::by_order(&headers, &shards, &mut report)?,
         };
-        if let Some(detail) = report.problems(used, strictness) {
+        if let Some(detail) = report.problems(strictness) {
             return Err(Error::Safetensors { path: index.map_or(path, |found| found.path), detail });
         }
         if let Some(found) = &index {

@@ -4,7 +4,8 @@
 //! finding                               strict     upstream's rules
 //! a file is missing, refused, broken    error      error
 //! the index names an absent tensor      error      warning
-//! a tensor is in two files              error      warning
+//! two files have a tensor, no index     error      warning
+//! a second copy, not the index's        warning    warning
 //! a tensor is not in the index          warning    warning
 //! a header or the metadata is odd       warning    warning
 //! ```
@@ -33,8 +34,10 @@ pub struct Report {
     pub skipped_files: Tally,
     /// Tensors that the index names but the file lacks.
     pub missing_names: Tally,
-    /// Tensors that two files have.
+    /// Tensors that two files have, and no index chooses between them.
     pub repeated_names: Tally,
+    /// Tensors that are also in a file that the index does not name for them.
+    pub second_copies: Tally,
     /// Tensors that the index does not name.
     pub unnamed: Tally,
     pub warnings: Vec<String>,
@@ -94,14 +97,15 @@ impl Report {
         Some(agreed)
     }
 
-    /// Returns all problems as one sentence, if there are any. The other findings become warnings; `used` says which
-    /// of two tensors of one name counts then.
-    pub fn problems(&mut self, used: &str, strictness: Strictness) -> Option<String> {
+    /// Returns all problems as one sentence, if there are any. The other findings become warnings.
+    pub fn problems(&mut self, strictness: Strictness) -> Option<String> {
         let unnamed =
             self.unnamed.text("tensor is not named by the index", "tensors are not named by the index");
         let unnamed =
             unnamed.map(|text| format!("{text}; to have them, name the files themselves as a list"));
         self.warnings.extend(unnamed);
+        let copies = self.second_copies.text("tensor has a second copy", "tensors have a second copy");
+        self.warnings.extend(copies.map(|text| format!("{text}; the index decides")));
         if strictness == Strictness::Upstream {
             let (missing, repeated) = (take(&mut self.missing_names), take(&mut self.repeated_names));
             self.warnings.extend(
@@ -111,7 +115,7 @@ impl Report {
                 ),
             );
             let repeated = repeated.text("tensor is in two files", "tensors are in two files");
-            self.warnings.extend(repeated.map(|text| format!("{text}; {used} are used")));
+            self.warnings.extend(repeated.map(|text| format!("{text}; the last file decides")));
         }
         let problems = [
             self.missing_files.text("file is missing", "files are missing"),

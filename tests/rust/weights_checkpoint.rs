@@ -87,20 +87,12 @@ fn names_come_in_order_of_the_files_and_then_of_the_data() {
 #[test]
 fn all_problems_are_told_together() {
     let folder = tempfile::tempdir().expect("a folder");
-    write(&folder.path().join("m-1"), &["a", "twice"]);
-    write(&folder.path().join("m-2"), &["twice"]);
+    write(&folder.path().join("m-1"), &["a"]);
     std::fs::write(folder.path().join("m-4"), "short").expect("written");
     std::fs::create_dir(folder.path().join("m-5")).expect("made");
     index(
         folder.path(),
-        &[
-            ("a", "m-1"),
-            ("twice", "m-2"),
-            ("missing", "m-1"),
-            ("gone", "m-3"),
-            ("broken", "m-4"),
-            ("folder", "m-5"),
-        ],
+        &[("a", "m-1"), ("missing", "m-1"), ("gone", "m-3"), ("broken", "m-4"), ("folder", "m-5")],
     );
     let message = refusal(open(folder.path()));
     for words in [
@@ -109,7 +101,6 @@ fn all_problems_are_told_together() {
         "m-5 (cannot open: Is a directory: it is a directory, not a file); 1 file is broken: ",
         "m-4 (Error while deserializing header: header too small: found 5 bytes",
         "1 tensor is not in the file that the index names for it: \"missing\" (",
-        "1 tensor is in more than one file: \"twice\" (",
     ] {
         assert!(message.contains(words), "{words}\n{message}");
     }
@@ -126,7 +117,7 @@ fn of_many_problems_the_first_few_and_their_number_are_told() {
 }
 
 #[test]
-fn without_strictness_the_index_decides_or_else_the_last_file() {
+fn the_index_decides_or_without_strictness_the_last_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let files: Vec<PathBuf> = ["m-1", "m-2"].map(|name| folder.path().join(name)).into();
     write(&files[0], &["pad", "twice"]);
@@ -135,7 +126,7 @@ fn without_strictness_the_index_decides_or_else_the_last_file() {
     let checkpoint = lenient(CheckpointPath::Files(files.clone()));
     assert_eq!(byte(&checkpoint, "twice"), 0);
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["pad", "twice"]);
-    assert!(checkpoint.warnings[0].contains("those of the last file are used"));
+    assert!(checkpoint.warnings[0].contains("the last file decides"));
     assert!(
         refusal(open_with(CheckpointPath::Files(files), Strictness::Strict)).contains("more than one file")
     );
@@ -144,6 +135,17 @@ fn without_strictness_the_index_decides_or_else_the_last_file() {
     assert_eq!(byte(&checkpoint, "twice"), 1);
     assert_eq!(checkpoint.len(), 1);
     assert_eq!(checkpoint.warnings.len(), 3, "{:?}", checkpoint.warnings);
+    index(folder.path(), &[("twice", "m-1"), ("pad", "m-1")]);
+    let strict = open(folder.path()).expect("opened");
+    assert_eq!(byte(&strict, "twice"), 1);
+    write(&folder.path().join("m-2"), &["twice", "other"]);
+    index(folder.path(), &[("twice", "m-1"), ("pad", "m-1"), ("other", "m-2")]);
+    let strict = open(folder.path()).expect("opened");
+    assert_eq!(strict.names().collect::<Vec<_>>(), ["pad", "twice", "other"]);
+    assert_eq!([byte(&strict, "twice"), byte(&strict, "other")], [1, 1]);
+    let [warning] = &*strict.warnings else { panic!("{:?}", strict.warnings) };
+    assert!(warning.starts_with("1 tensor has a second copy: \"twice\" (in "), "{warning}");
+    assert!(warning.ends_with("m-1); the index decides"), "{warning}");
 }
 
 #[test]

@@ -114,9 +114,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     def warnings(self) -> list[str]:
         """Oddities that are no errors, as sentences.
 
-        Tensors and files that the index does not name, fields of a header that the format does not
-        know, keys of the metadata that differ; with ``strict=False`` also tensors that are missing or
-        in two files.
+        Tensors and files that the index does not name, second copies of tensors in files that it does not
+        name for them, fields of a header that the format does not know, keys of the metadata that differ.
+        With ``strict=False`` also tensors that only the index has, and without an index those in two files.
         """
         return self._files.warnings
 
@@ -546,10 +546,11 @@ def open_checkpoint(
             * a list of files, in order.
         mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
         strict: Whether to refuse headers that the format disallows though upstream accepts them,
-            duplicate names above all; an index with duplicate names; and files that lack a tensor that
-            the index names for them, or hold one that is in another file too. With False the last
-            duplicate counts, missing tensors are left out, and of two files that have a tensor the one that
-            the index names counts, or else the last; `Checkpoint.warnings` lists them.
+            duplicate names above all; an index with duplicate names; files that lack a tensor that the
+            index names for them; and, without an index, a tensor in two files. With False the last
+            duplicate counts, missing tensors are left out, and of two files that have a tensor the last
+            counts; `Checkpoint.warnings` lists them. With an index, the file that it names has the tensor,
+            and a copy in another file is a warning, whatever `strict` is.
         cache_root: Another folder that links may lead into. With it, files that are named here are
             confined too: to their folder and to this one.
         raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
