@@ -1,7 +1,7 @@
 //! `weights::checkpoint`: many files as one set of names.
 
 use pagestream::internals::{
-    Checkpoint, CheckpointPath, Error, MappedFile, RequestedMode, Result, Strictness,
+    Assembly, Checkpoint, CheckpointPath, Error, MappedFile, RequestedMode, Result, Strictness,
 };
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,8 @@ fn files_that_are_apart_may_have_the_same_names() {
     write(&paths[1], &["a", "b/c", "d"]);
     let list = CheckpointPath::Files(paths.to_vec());
     let list = list.locate(None, Strictness::Strict, &|_| Ok(())).expect("there");
-    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, true, &mut || true);
+    let found =
+        Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Apart, &mut || true);
     let checkpoint = found.expect("whole");
     assert_eq!(checkpoint.len(), 5);
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["0/b/c", "0/a", "1/a", "1/b/c", "1/d"]);
@@ -47,7 +48,7 @@ fn index(folder: &Path, pairs: &[(&str, &str)]) {
 
 fn open_with(path: CheckpointPath, strictness: Strictness) -> Result<Checkpoint> {
     let list = path.locate(None, strictness, &|_| Ok(()))?;
-    Checkpoint::open(list, RequestedMode::Auto, strictness, false, &mut || true)
+    Checkpoint::open(list, RequestedMode::Auto, strictness, Assembly::Whole, &mut || true)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
@@ -104,6 +105,42 @@ fn all_problems_are_told_together() {
     ] {
         assert!(message.contains(words), "{words}\n{message}");
     }
+}
+
+#[test]
+fn a_partial_checkpoint_has_what_is_there_and_the_problem() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder.path().join("m-2"), &["a", "other"]);
+    write(&folder.path().join("m-4"), &["other", "b"]);
+    index(
+        folder.path(),
+        &[("gone", "m-1"), ("a", "m-2"), ("lost", "m-2"), ("gone, too", "m-3"), ("b", "m-4")],
+    );
+    let list = CheckpointPath::Path(folder.path().into()).locate(None, Strictness::Strict, &|_| Ok(()));
+    let list = list.expect("located");
+    let found =
+        Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Partial, &mut || true);
+    let checkpoint = found.expect("opened");
+    let problem = checkpoint.problem.as_deref().expect("a problem");
+    assert!(problem.contains("2 files are missing") && problem.contains("\"lost\""), "{problem}");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(["a", "b"].map(|name| byte(&checkpoint, name)), [0, 1]);
+    assert_eq!(checkpoint.paths, ["m-2", "m-4"].map(|name| folder.path().join(name)));
+    checkpoint.check().expect("unchanged");
+}
+
+#[test]
+fn files_that_are_apart_follow_their_index() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder.path().join("m-1"), &["pad", "a"]);
+    write(&folder.path().join("m-2"), &["a", "b"]);
+    index(folder.path(), &[("pad", "m-1"), ("a", "m-1"), ("b", "m-2")]);
+    let list = CheckpointPath::Path(folder.path().into()).locate(None, Strictness::Strict, &|_| Ok(()));
+    let list = list.expect("located");
+    let found =
+        Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Apart, &mut || true);
+    let checkpoint = found.expect("opened");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["pad", "a", "b"]);
 }
 
 #[test]
@@ -212,7 +249,7 @@ fn opening_stops_when_the_caller_says_so() {
         false
     };
     let list = CheckpointPath::Files(paths).locate(None, Strictness::Strict, &|_| Ok(())).expect("located");
-    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, false, &mut stop);
+    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Whole, &mut stop);
     assert!(matches!(found, Err(Error::Argument { .. })));
     assert_eq!(asked, 1);
 }
