@@ -91,6 +91,7 @@ impl Checkpoint {
             keep(&mut headers, &is_open);
             keep(&mut shards, &is_open);
         } else if let Some(detail) = problem {
+            let detail = detail + report.remedy();
             return Err(Error::Safetensors { path: index.map_or(path, |found| found.path), detail });
         }
         if let Some(found) = &index {

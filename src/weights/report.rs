@@ -21,8 +21,7 @@ use super::tally::Tally;
 use crate::error::Error;
 use crate::mapped_file::is_gone;
 
-const EXPECTED: &str = "expected each tensor in one file, and every file whole; fetch the checkpoint again, or name the files \
-     that are meant as a list";
+const EXPECTED: &str = "expected each tensor in one file, and every file whole; fetch the checkpoint again";
 
 /// Problems and warnings, collected while a checkpoint is opened.
 #[derive(Debug, Default)]
@@ -102,7 +101,7 @@ impl Report {
         let unnamed =
             self.unnamed.text("tensor is not named by the index", "tensors are not named by the index");
         let unnamed =
-            unnamed.map(|text| format!("{text}; to have them, name the files themselves as a list"));
+            unnamed.map(|text| format!("{text}; open_checkpoint has them if it gets a list of the files"));
         self.warnings.extend(unnamed);
         let copies = self.second_copies.text("tensor has a second copy", "tensors have a second copy");
         self.warnings.extend(copies.map(|text| format!("{text}; the index decides")));
@@ -131,5 +130,15 @@ impl Report {
         let problems: Vec<_> = problems.into_iter().flatten().collect();
         (!problems.is_empty())
             .then(|| format!("the checkpoint is not whole: {}; {EXPECTED}", problems.join("; ")))
+    }
+
+    /// Returns what a program can do about the problems. It can give an open checkpoint to all functions that take a path.
+    pub fn remedy(&self) -> &'static str {
+        let bad_files = [&self.missing_files, &self.refused_files, &self.broken_files];
+        match (self.missing_names.count, self.repeated_names.count) {
+            _ if bad_files.iter().any(|files| files.count > 0) => "",
+            (0, _) => "; or use open_checkpoint(..., strict=False), which takes the last copy",
+            _ => "; or use open_checkpoint(..., strict=False), which leaves these tensors out",
+        }
     }
 }
