@@ -63,7 +63,7 @@ pub mod internals {
     pub use crate::tokens::corpus::{Piece, TokenCorpus};
     pub use crate::tokens::format::layout::{Format, TOKEN_DTYPES};
     pub use crate::tokens::windows::{Target, Windows};
-    pub use crate::weights::checkpoint::Checkpoint;
+    pub use crate::weights::checkpoint::{Assembly, Checkpoint};
     pub use crate::weights::header::{Header, HeaderError, HeaderErrorKind, MAX_HEADER_BYTES, header_bytes};
     pub use crate::weights::index::{Index, MAX_SHARDS};
     pub use crate::weights::locate::CheckpointPath;

@@ -6,7 +6,7 @@
 //! still be the same file.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -101,6 +101,11 @@ impl FileSet {
     /// Returns the facts found at the first opening.
     pub fn facts(&self, index: usize) -> &Facts {
         &self.members[index].facts
+    }
+
+    /// Returns the absolute path that a file had at the first opening.
+    pub fn absolute(&self, index: usize) -> &Path {
+        &self.members[index].absolute
     }
 
     /// Returns the file, opened again if necessary. For an open file this takes two uncontended read locks.

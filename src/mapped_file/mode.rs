@@ -112,13 +112,13 @@ fn refused(path: &Path, size: u64, mode: Mode, errno: Code) -> Error {
         if mode == Mode::Shared { "cannot map the file shared" } else { "cannot map the file private" };
     let advice = match errno {
         Code::NODEV if mode == Mode::Shared => {
-            "this file system refuses MAP_SHARED (FUSE with direct_io does); use mode=\"auto\" or \"private\""
+            "this file system refuses MAP_SHARED (FUSE with direct_io does); use the mode \"auto\" or \"private\""
                 .to_owned()
         }
         Code::NOMEM => {
-            format!("{}; use mode=\"auto\" or \"read\"", limits::explain_enomem(size))
+            format!("{}; use the mode \"auto\" or \"read\"", limits::explain_enomem(size))
         }
-        _ => "use mode=\"auto\" or \"read\"".to_owned(),
+        _ => "use the mode \"auto\" or \"read\"".to_owned(),
     };
     system(operation, path, errno, advice)
 }

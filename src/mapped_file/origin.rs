@@ -107,10 +107,11 @@ impl Folder {
                     let allowed: Vec<_> =
                         opened.allowed().map(|path| path.display().to_string()).collect();
                     let advice = format!(
-                        "it leads to {}, which is outside {}; if that is meant, name the folder that it leads \
-                         into as cache_root",
+                        "it leads to {}, which is outside {}; if that is meant, open_checkpoint allows it with \
+                         cache_root=\"{}\"",
                         target.display(),
                         allowed.join(" and "),
+                        target.parent().unwrap_or(&target).display(),
                     );
                     (Code::XDEV, advice)
                 }

@@ -20,7 +20,7 @@ use super::weights::{PyWeightFile, dtype_word};
 use crate::mapped_file::{Mode, RequestedMode, page_cache};
 use crate::streaming::lead::Handover;
 use crate::streaming::warm::WarmSlot;
-use crate::weights::checkpoint::Checkpoint;
+use crate::weights::checkpoint::{Assembly, Checkpoint};
 use crate::weights::file::WeightFile;
 use crate::weights::header::TensorEntry;
 use crate::weights::locate::{AccessRequest, CheckpointPath};
@@ -32,6 +32,9 @@ words! {
     enum What as "what" {
         Path = "path",
         Files = "files",
+        /// A path, see [`Assembly::Partial`].
+        Partial = "partial",
+        /// A path, see [`Assembly::Apart`].
         Apart = "apart",
     }
 }
@@ -134,7 +137,7 @@ fn leads_of(
 
 #[pymethods]
 impl PyCheckpoint {
-    /// Opens one path of any kind, or the files of a list. With those that are apart a name begins with the number of its file.
+    /// Opens one path of any kind, or the files of a list.
     #[new]
     fn new(
         py: Python<'_>,
@@ -149,8 +152,13 @@ impl PyCheckpoint {
         let path_buf = |encoded: &Vec<u8>| path_of(encoded).map(PathBuf::from);
         let mut paths = paths.iter().map(path_buf).collect::<PyResult<Vec<_>>>()?;
         let source = match paths.pop() {
-            Some(path) if what == What::Path => CheckpointPath::Path(path),
+            Some(path) if what != What::Files => CheckpointPath::Path(path),
             last => CheckpointPath::Files(paths.into_iter().chain(last).collect()),
+        };
+        let assembly = match what {
+            What::Path | What::Files => Assembly::Whole,
+            What::Partial => Assembly::Partial,
+            What::Apart => Assembly::Apart,
         };
         let cache_root = cache_root.map(path_of).transpose()?;
         let mode = RequestedMode::from_word(mode)?;
@@ -172,8 +180,7 @@ impl PyCheckpoint {
         }
         let raised = Raised::default();
         let mut keep_going = || raised.call(|py| -> PyResult<()> { py.check_signals() }).is_ok();
-        let opened =
-            py.detach(|| Checkpoint::open(list, mode, strictness, what == What::Apart, &mut keep_going));
+        let opened = py.detach(|| Checkpoint::open(list, mode, strictness, assembly, &mut keep_going));
         let checkpoint = Arc::new(raised.or(opened)?);
         let warm = Arc::default();
         let leads = leads_of(&checkpoint, mode, ahead_bytes, &warm);
@@ -186,6 +193,13 @@ impl PyCheckpoint {
     #[getter]
     fn paths(&self) -> &[Py<PyString>] {
         &self.paths
+    }
+
+    /// The absolute paths of the files.
+    #[getter]
+    fn absolute_paths(&self) -> Vec<OsString> {
+        let numbers = 0..self.paths.len();
+        numbers.map(|number| text(self.checkpoint.files.absolute(number))).collect()
     }
 
     /// The weakest mode in use.
@@ -211,6 +225,12 @@ impl PyCheckpoint {
     #[getter]
     fn warnings(&self) -> Vec<String> {
         self.checkpoint.warnings.clone()
+    }
+
+    /// Why a partial checkpoint is not whole.
+    #[getter]
+    fn problem(&self) -> Option<&str> {
+        self.checkpoint.problem.as_deref()
     }
 
     fn __len__(&self) -> usize {

@@ -276,7 +276,10 @@ impl StreamWork {
     pub(super) fn begin(&self, state: &mut State, number: usize) -> Result<bool> {
         let group = &self.groups[number];
         let no_memory = |errno: Code| {
-            let advice = format!("{} bytes were asked for; give a lower memory_bytes", group.memory_bytes);
+            let advice = format!(
+                "{} bytes were asked for; lower memory_bytes or PAGESTREAM_MEMORY_BYTES",
+                group.memory_bytes
+            );
             Error::system("cannot allocate a tensor", Path::new(""), errno.raw_os_error(), advice)
         };
         let block: Box<dyn WritableMemory> = match &self.staging {

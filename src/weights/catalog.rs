@@ -66,7 +66,10 @@ impl Catalog {
         others.sort_unstable();
         for (file, name) in others {
             match index.shard_of(name) {
-                Some(right) => report.add_repeat(name, &shards[right], &shards[file]),
+                Some(right) => {
+                    let (used, other) = (shards[right].path.display(), shards[file].path.display());
+                    report.second_copies.add(format_args!("{} (in {other}, used from {used})", quoted(name)));
+                }
                 None => {
                     report.unnamed.add(format_args!("{} ({})", quoted(name), shards[file].path.display()));
                 }
@@ -101,6 +104,21 @@ impl Catalog {
         }
         let has_others = headers.iter().zip(served).map(|(header, served)| served < header.len()).collect();
         Self::ByName { by_name, has_others }
+    }
+
+    /// Leaves out files that serve no tensor, and numbers the others anew.
+    pub fn keep_files(&mut self, is_kept: &[bool]) {
+        let Self::ByName { by_name, has_others } = self else { return };
+        let mut next = 0;
+        let mut numbers = Vec::with_capacity(is_kept.len());
+        for kept in is_kept {
+            numbers.push(next);
+            next += u32::from(*kept);
+        }
+        for (file, _) in by_name.iter_mut() {
+            *file = numbers[*file as usize];
+        }
+        keep(has_others, is_kept);
     }
 
     pub fn len(&self, headers: &[Arc<Header>]) -> usize {
@@ -139,6 +157,12 @@ impl Catalog {
             })
         })
     }
+}
+
+/// Keeps the items whose flag is set.
+pub fn keep<T>(items: &mut Vec<T>, flags: &[bool]) {
+    let mut flags = flags.iter();
+    items.retain(|_| flags.next().is_some_and(|flag| *flag));
 }
 
 /// Returns all tensors of all files in order of names, and those of one name in order of the files: merges the files, whose

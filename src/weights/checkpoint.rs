@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::catalog::Catalog;
+use super::catalog::{Catalog, keep};
 use super::file::WeightFile;
 use super::header::{Header, TensorEntry};
 use super::locate::{ShardList, blame_checkpoint};
@@ -16,6 +16,17 @@ use crate::fetch::crew::KeepGoing;
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet};
 use crate::mapped_file::{Facts, Identity, RequestedMode, identity_at};
 use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel};
+
+/// How the tensors of several files become one set of names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Assembly {
+    /// Each name is there once. Any problem is an error.
+    Whole,
+    /// Each name is there once. Files and tensors with problems are left out, and the problems kept.
+    Partial,
+    /// Without an index a name begins with the number of its file, so that several files may have it.
+    Apart,
+}
 
 /// Tensors of some files, by name. Each name is there once.
 #[derive(Debug)]
@@ -31,24 +42,24 @@ pub struct Checkpoint {
     /// The headers' metadata, without keys on which two headers differ; `None` if no header has any.
     pub metadata: Option<Vec<(String, String)>>,
     pub warnings: Vec<String>,
+    /// Why the checkpoint is not whole, if it is opened all the same.
+    pub problem: Option<String>,
 }
 
 impl Checkpoint {
     /// Opens the files in parallel, and checks that they are what the index says.
-    ///
-    /// With `is_apart` the name of a tensor begins with the number of its file, and several files may have one name.
     ///
     /// The calling thread calls `keep_going` now and then; `false` stops the opening with an error.
     pub fn open(
         list: ShardList,
         mode: RequestedMode,
         strictness: Strictness,
-        is_apart: bool,
+        assembly: Assembly,
         keep_going: &mut KeepGoing<'_>,
     ) -> Result<Self> {
         let budget = DescriptorBudget::for_files(list.shards.len());
         let outcomes = open_shards(&list.shards, mode, strictness, &budget, keep_going)?;
-        let ShardList { path, shards, index, warnings } = list;
+        let ShardList { path, mut shards, index, warnings } = list;
         let mut report = Report::new(warnings);
         let alone = shards.len() == 1 && index.is_none();
         let mut opened = Vec::with_capacity(outcomes.len());
@@ -66,17 +77,21 @@ impl Checkpoint {
                 }
             });
         }
-        let headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
-        let (catalog, used) = match &index {
-            _ if is_apart => (Catalog::Apart, ""),
-            _ if alone => (Catalog::OfOneFile, ""),
-            Some(found) => {
-                let catalog = Catalog::by_index(&found.index, &opened, &shards, &mut report)?;
-                (catalog, "those that the index names")
-            }
-            None => (Catalog::by_order(&headers, &shards, &mut report)?, "those of the last file"),
+        let mut headers: Vec<_> = opened.iter().map(|shard| shard.header.clone()).collect();
+        let mut catalog = match &index {
+            None if assembly == Assembly::Apart => Catalog::Apart,
+            _ if alone => Catalog::OfOneFile,
+            Some(found) => Catalog::by_index(&found.index, &opened, &shards, &mut report)?,
+            None => Catalog::by_order(&headers, &shards, &mut report)?,
         };
-        if let Some(detail) = report.problems(used, strictness) {
+        let problem = report.problems(strictness);
+        if assembly == Assembly::Partial {
+            let is_open: Vec<_> = opened.iter().map(|shard| shard.kept.is_some()).collect();
+            catalog.keep_files(&is_open);
+            keep(&mut headers, &is_open);
+            keep(&mut shards, &is_open);
+        } else if let Some(detail) = problem {
+            let detail = detail + report.remedy();
             return Err(Error::Safetensors { path: index.map_or(path, |found| found.path), detail });
         }
         if let Some(found) = &index {
@@ -94,6 +109,7 @@ impl Checkpoint {
             index: index.map(|found| (found.path, found.identity)),
             metadata,
             warnings: report.warnings,
+            problem,
         })
     }
 

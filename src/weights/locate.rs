@@ -238,7 +238,7 @@ fn nothing_in(path: PathBuf, names: &[OsString]) -> Error {
     let advice = if names.iter().any(|name| name == "snapshots") {
         "give one of the folders in its folder \"snapshots\""
     } else {
-        "give other files as a list"
+        "open_checkpoint also takes a list of files"
     };
     let advice = format!("found {found}; expected names that end in .safetensors; {advice}");
     Error::system("no checkpoint in this folder", path, NOT_FOUND, advice)

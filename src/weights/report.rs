@@ -4,7 +4,8 @@
 //! finding                               strict     upstream's rules
 //! a file is missing, refused, broken    error      error
 //! the index names an absent tensor      error      warning
-//! a tensor is in two files              error      warning
+//! two files have a tensor, no index     error      warning
+//! a second copy, not the index's        warning    warning
 //! a tensor is not in the index          warning    warning
 //! a header or the metadata is odd       warning    warning
 //! ```
@@ -20,8 +21,7 @@ use super::tally::Tally;
 use crate::error::Error;
 use crate::mapped_file::is_gone;
 
-const EXPECTED: &str = "expected each tensor in one file, and every file whole; fetch the checkpoint again, or name the files \
-     that are meant as a list";
+const EXPECTED: &str = "expected each tensor in one file, and every file whole; fetch the checkpoint again";
 
 /// Problems and warnings, collected while a checkpoint is opened.
 #[derive(Debug, Default)]
@@ -33,8 +33,10 @@ pub struct Report {
     pub skipped_files: Tally,
     /// Tensors that the index names but the file lacks.
     pub missing_names: Tally,
-    /// Tensors that two files have.
+    /// Tensors that two files have, and no index chooses between them.
     pub repeated_names: Tally,
+    /// Tensors that are also in a file that the index does not name for them.
+    pub second_copies: Tally,
     /// Tensors that the index does not name.
     pub unnamed: Tally,
     pub warnings: Vec<String>,
@@ -94,14 +96,15 @@ impl Report {
         Some(agreed)
     }
 
-    /// Returns all problems as one sentence, if there are any. The other findings become warnings; `used` says which
-    /// of two tensors of one name counts then.
-    pub fn problems(&mut self, used: &str, strictness: Strictness) -> Option<String> {
+    /// Returns all problems as one sentence, if there are any. The other findings become warnings.
+    pub fn problems(&mut self, strictness: Strictness) -> Option<String> {
         let unnamed =
             self.unnamed.text("tensor is not named by the index", "tensors are not named by the index");
         let unnamed =
-            unnamed.map(|text| format!("{text}; to have them, name the files themselves as a list"));
+            unnamed.map(|text| format!("{text}; open_checkpoint has them if it gets a list of the files"));
         self.warnings.extend(unnamed);
+        let copies = self.second_copies.text("tensor has a second copy", "tensors have a second copy");
+        self.warnings.extend(copies.map(|text| format!("{text}; the index decides")));
         if strictness == Strictness::Upstream {
             let (missing, repeated) = (take(&mut self.missing_names), take(&mut self.repeated_names));
             self.warnings.extend(
@@ -111,7 +114,7 @@ impl Report {
                 ),
             );
             let repeated = repeated.text("tensor is in two files", "tensors are in two files");
-            self.warnings.extend(repeated.map(|text| format!("{text}; {used} are used")));
+            self.warnings.extend(repeated.map(|text| format!("{text}; the last file decides")));
         }
         let problems = [
             self.missing_files.text("file is missing", "files are missing"),
@@ -127,5 +130,15 @@ impl Report {
         let problems: Vec<_> = problems.into_iter().flatten().collect();
         (!problems.is_empty())
             .then(|| format!("the checkpoint is not whole: {}; {EXPECTED}", problems.join("; ")))
+    }
+
+    /// Returns what a program can do about the problems. It can give an open checkpoint to all functions that take a path.
+    pub fn remedy(&self) -> &'static str {
+        let bad_files = [&self.missing_files, &self.refused_files, &self.broken_files];
+        match (self.missing_names.count, self.repeated_names.count) {
+            _ if bad_files.iter().any(|files| files.count > 0) => "",
+            (0, _) => "; or use open_checkpoint(..., strict=False), which takes the last copy",
+            _ => "; or use open_checkpoint(..., strict=False), which leaves these tensors out",
+        }
     }
 }

@@ -50,7 +50,7 @@ PYTHON_MAY_USE = {
     "devices": {"_native", "errors", "_common", "files", "weights"},
     "safetensors": {"_native", "errors", "_common", "files", "weights", "devices"},
     "torch": {"_native", "errors", "_common", "files", "tokens", "weights", "loading", "devices"},
-    "plugins": {"_common", "safetensors"},
+    "plugins": {"_common", "safetensors", "weights"},
     "cli": {"_native", "errors", "_common", "files", "tokens", "weights", "loading", "safetensors"},
     "__init__": {"_native", "_common", "errors", "files", "tokens", "weights", "loading"},
     "__main__": {"cli"},

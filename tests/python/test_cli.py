@@ -24,6 +24,7 @@ from pagestream.cli.residency import _bar, _parts
 from pagestream.cli.warm import _parsed
 
 from support import real
+from support.checkpoints import INDEX, write_index
 from support.process import PROGRAMS, run_python, thread_names, until
 
 COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
@@ -109,6 +110,69 @@ class TestInfo:
     def test_markup_in_names_is_text(self, tmp_path):
         safetensors.numpy.save_file({"[bold]x[/bold]": np.zeros(4)}, tmp_path / "model.safetensors")
         assert "[bold]x[/bold]" in pagestream_command("info", tmp_path / "model.safetensors").stdout
+
+
+class TestFolders:
+    @pytest.fixture
+    def folder(self, weights, tmp_path):
+        """An index that names one of two copies, and a link to another folder."""
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        (folder / "1.safetensors").symlink_to(weights)
+        safetensors.numpy.save_file(
+            {"layers.0": np.ones(4, "f4"), "b": np.zeros(4, "f4")}, folder / "2.safetensors"
+        )
+        write_index(folder, {"layers.0": "1.safetensors", "b": "2.safetensors"})
+        return folder
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    @pytest.mark.parametrize("by", ["folder", "index"])
+    def test_links_and_second_copies_are_no_error(self, command, folder, by):
+        found = pagestream_command(command, folder if by == "folder" else folder / INDEX)
+        assert found.exit_code == GOOD, found.output
+
+    def test_tensors_of_linked_files_have_rows(self, folder):
+        found = facts("residency", "--tensors", folder)
+        assert {row["name"] for row in found} == {"layers.0", "b"}
+
+    @pytest.mark.parametrize("command", ["info", "check"])
+    def test_what_there_is_stands_above_the_problem(self, command, folder):
+        found = {"b": "2.safetensors", "lost": "2.safetensors", "gone": "3.safetensors"}
+        write_index(folder, found)
+        told = pagestream_command(command, folder)
+        assert told.exit_code == BAD
+        *above, last = told.stdout.splitlines()
+        assert last.startswith("problem: the checkpoint is not whole: 1 file is missing: ")
+        assert '"lost"' in last
+        assert "1 file" in above[0]
+        as_json = pagestream_command(command, folder, "--json")
+        assert as_json.exit_code == BAD
+        assert f"problem: {json.loads(as_json.stdout)['problem']}" == last
+
+    @pytest.mark.parametrize("command", ["info", "check"])
+    def test_a_whole_checkpoint_has_no_problem(self, command, folder):
+        assert facts(command, folder)["problem"] is None
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_nothing_but_problems_is_an_error(self, command, folder):
+        write_index(folder, {"gone": "3.safetensors"})
+        found = pagestream_command(command, folder)
+        assert found.exit_code == BAD
+        assert "1 file is missing" in found.output
+
+    @pytest.mark.parametrize("command", ["residency", "warm", "evict", "verify"])
+    def test_a_command_that_works_on_all_files_wants_all(self, command, folder):
+        write_index(folder, {"b": "2.safetensors", "lost": "2.safetensors"})
+        found = pagestream_command(command, folder)
+        assert found.exit_code == BAD
+        assert "1 tensor is not in the file that the index names for it" in found.output
+        assert "open_checkpoint" not in found.output
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_a_descriptor_is_a_file(self, command, weights):
+        with open(weights, "rb") as file:
+            found = pagestream_command(command, f"/proc/self/fd/{file.fileno()}")
+        assert found.exit_code == GOOD, found.output
 
 
 class TestCodes:

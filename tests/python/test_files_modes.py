@@ -29,7 +29,7 @@ def test_a_direct_io_mount_refuses_shared_and_is_mapped_private(direct_mount):
 
 def test_shared_asked_for_on_a_direct_io_mount_is_an_error_that_says_what_to_do(direct_mount):
     (direct_mount / "f").write_bytes(CONTENT)
-    with pytest.raises(OSError, match=r'MAP_SHARED.*mode="auto" or "private"') as caught:
+    with pytest.raises(OSError, match=r'MAP_SHARED.*mode "auto" or "private"') as caught:
         MappedFile(direct_mount / "f", mode="shared")
     assert (caught.value.errno, caught.value.filename) == (errno.ENODEV, str(direct_mount / "f"))
 
@@ -109,7 +109,7 @@ def test_a_pinned_mode_raises_the_errno(token_file, mode):
     number, named, text = output_of(code, token_file, mode, wrapper=wrapper).split(" ", 2)
     assert (int(number), named) == (errno.EPERM, "True")
     assert text.startswith(f"cannot map the file {mode}")
-    assert 'use mode="auto" or "read"' in text
+    assert 'use the mode "auto" or "read"' in text
 
 
 @pytest.mark.parametrize(

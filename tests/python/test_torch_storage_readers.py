@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.quantized_hf_storage import (
     QuantizedHuggingFaceStorageReader as TorchQuantizedReader,
 )
 
+from pagestream import open_checkpoint
 from pagestream.errors import FileChangedError, SafetensorError
 from pagestream.torch import HuggingFaceStorageReader, QuantizedHuggingFaceStorageReader, storage_readers
 
@@ -203,6 +204,40 @@ def test_a_plan_by_what_another_reader_has_said_is_read(tmp_path):
     with pytest.raises(FileNotFoundError, match="12 parts are to be read") as caught:
         reader.read_data(plan, planner)
     assert caught.value.filename == str(tmp_path / "empty")
+
+
+def test_an_open_checkpoint_is_read_until_the_reader_goes_on_to_a_folder(tmp_path):
+    first, second = write(tmp_path / "first"), write(tmp_path / "second", first=100)
+    state = empty_state()
+    with open_checkpoint(first) as checkpoint:
+        reader = HuggingFaceStorageReader(checkpoint)
+        for _ in range(2):
+            dcp.load(state, storage_reader=reader, no_dist=True)
+            assert values(state) == list(range(COUNT))
+        dcp.load(state, checkpoint_id=second, storage_reader=reader, no_dist=True)
+        assert values(state) == list(range(100, 100 + COUNT))
+        assert not checkpoint.closed
+
+
+def test_a_checkpoint_that_was_closed_is_an_error(tmp_path):
+    checkpoint = open_checkpoint(write(tmp_path))
+    reader = HuggingFaceStorageReader(checkpoint)
+    checkpoint.close()
+    planner, plan = planned(reader, empty_state())
+    with pytest.raises(ValueError, match="closed"):
+        reader.read_data(plan, planner)
+
+
+@pytest.mark.parametrize("by", ["folder", "checkpoint"])
+def test_weights_and_scales_are_paired_without_an_index(tmp_path, by):
+    scales_in("2.safetensors", tmp_path)
+    names = [f"{number:02}.weight" for number in range(WEIGHTS)]
+    found, expected = ({name: torch.zeros(SHAPE) for name in names} for _ in range(2))
+    dcp.load(expected, storage_reader=TorchQuantizedReader(str(tmp_path)), no_dist=True)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    given = tmp_path if by == "folder" else open_checkpoint(tmp_path)
+    dcp.load(found, storage_reader=QuantizedHuggingFaceStorageReader(given), no_dist=True)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
 
 
 def test_budget_and_threads_reach_the_stream(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from pagestream import MappedFile, open_checkpoint
 from pagestream.devices import copy_device
 from pagestream.devices.planned import planned
 from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
-from pagestream.torch import load_state_dict, stream_checkpoint, weights
+from pagestream.torch import load_into, load_state_dict, stream_checkpoint, weights
 from pagestream.torch._exchange import byte_box
 from pagestream.weights.dtypes import NAMES
 
@@ -186,7 +186,9 @@ def test_a_type_is_not_cast_to_what_loses_it(every_type):
 def test_a_type_that_torch_lacks_is_refused_before_anything_is_read(tmp_path):
     header = {"a": entry("F32", [2], 0, 8), "b": entry("F6_E2M3", [4], 8, 11)}
     path = write(tmp_path / "six.safetensors", weight_file(header, 11))
-    with pytest.raises(SafetensorError, match=r"tensor 'b' at byte \d+: torch .* has no type for F6_E2M3"):
+    with pytest.raises(
+        SafetensorError, match=r"tensor 'b' at byte \d+: torch .* has no type for F6_E2M3 elements; safe_open"
+    ):
         stream_checkpoint(path, device="cpu")
     assert list(load_state_dict(path, plan=["a"])) == ["a"]
     header = {"odd": entry("F4", [2, 3], 0, 3)}
@@ -303,6 +305,38 @@ def test_wrong_arguments_are_refused_at_once(folder):
         load_state_dict(folder, plan={"scale": None, "embed": 700})
     with pytest.raises(FileNotFoundError):
         load_state_dict(folder / "none.safetensors")
+
+
+def test_an_open_checkpoint_is_taken_with_its_options_and_stays_open(tmp_path, tensors):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    safetensors.torch.save_file({"scale": tensors["scale"]}, elsewhere / "blob")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / shard_name(1, 1)).symlink_to(elsewhere / "blob")
+    write_index(linked, dict.fromkeys(["scale", "lost"], shard_name(1, 1)))
+    module = torch.nn.Module()
+    module.register_buffer("scale", torch.zeros(()))
+    with open_checkpoint(linked, cache_root=elsewhere, strict=False, mmap_mode="read") as checkpoint:
+        assert load_state_dict(checkpoint) == {"scale": tensors["scale"]}
+        assert dict(stream_checkpoint(checkpoint, device="cpu")) == {"scale": tensors["scale"]}
+        load_into(module, checkpoint)
+        assert module.scale.item() == tensors["scale"].item() == checkpoint["scale"].item()
+    for load in (
+        load_state_dict,
+        lambda closed: list(stream_checkpoint(closed, device="cpu")),
+        lambda closed: load_into(module, closed),
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            load(checkpoint)
+
+
+def test_an_open_checkpoint_has_its_mode(folder):
+    with open_checkpoint(folder) as checkpoint:
+        with pytest.raises(ValueError, match="mmap_mode='read' has no effect without a path"):
+            load_state_dict(checkpoint, mmap_mode="read")
+        with pytest.raises(TypeError, match="path must be a path or a list of paths, not <Checkpoint"):
+            open_checkpoint(checkpoint)
 
 
 def test_progress_counts_the_bytes_of_the_plan(folder):

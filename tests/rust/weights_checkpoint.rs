@@ -1,7 +1,7 @@
 //! `weights::checkpoint`: many files as one set of names.
 
 use pagestream::internals::{
-    Checkpoint, CheckpointPath, Error, MappedFile, RequestedMode, Result, Strictness,
+    Assembly, Checkpoint, CheckpointPath, Error, MappedFile, RequestedMode, Result, Strictness,
 };
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,8 @@ fn files_that_are_apart_may_have_the_same_names() {
     write(&paths[1], &["a", "b/c", "d"]);
     let list = CheckpointPath::Files(paths.to_vec());
     let list = list.locate(None, Strictness::Strict, &|_| Ok(())).expect("there");
-    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, true, &mut || true);
+    let found =
+        Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Apart, &mut || true);
     let checkpoint = found.expect("whole");
     assert_eq!(checkpoint.len(), 5);
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["0/b/c", "0/a", "1/a", "1/b/c", "1/d"]);
@@ -47,7 +48,7 @@ fn index(folder: &Path, pairs: &[(&str, &str)]) {
 
 fn open_with(path: CheckpointPath, strictness: Strictness) -> Result<Checkpoint> {
     let list = path.locate(None, strictness, &|_| Ok(()))?;
-    Checkpoint::open(list, RequestedMode::Auto, strictness, false, &mut || true)
+    Checkpoint::open(list, RequestedMode::Auto, strictness, Assembly::Whole, &mut || true)
 }
 
 fn open(path: &Path) -> Result<Checkpoint> {
@@ -87,20 +88,12 @@ fn names_come_in_order_of_the_files_and_then_of_the_data() {
 #[test]
 fn all_problems_are_told_together() {
     let folder = tempfile::tempdir().expect("a folder");
-    write(&folder.path().join("m-1"), &["a", "twice"]);
-    write(&folder.path().join("m-2"), &["twice"]);
+    write(&folder.path().join("m-1"), &["a"]);
     std::fs::write(folder.path().join("m-4"), "short").expect("written");
     std::fs::create_dir(folder.path().join("m-5")).expect("made");
     index(
         folder.path(),
-        &[
-            ("a", "m-1"),
-            ("twice", "m-2"),
-            ("missing", "m-1"),
-            ("gone", "m-3"),
-            ("broken", "m-4"),
-            ("folder", "m-5"),
-        ],
+        &[("a", "m-1"), ("missing", "m-1"), ("gone", "m-3"), ("broken", "m-4"), ("folder", "m-5")],
     );
     let message = refusal(open(folder.path()));
     for words in [
@@ -109,10 +102,45 @@ fn all_problems_are_told_together() {
         "m-5 (cannot open: Is a directory: it is a directory, not a file); 1 file is broken: ",
         "m-4 (Error while deserializing header: header too small: found 5 bytes",
         "1 tensor is not in the file that the index names for it: \"missing\" (",
-        "1 tensor is in more than one file: \"twice\" (",
     ] {
         assert!(message.contains(words), "{words}\n{message}");
     }
+}
+
+#[test]
+fn a_partial_checkpoint_has_what_is_there_and_the_problem() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder.path().join("m-2"), &["a", "other"]);
+    write(&folder.path().join("m-4"), &["other", "b"]);
+    index(
+        folder.path(),
+        &[("gone", "m-1"), ("a", "m-2"), ("lost", "m-2"), ("gone, too", "m-3"), ("b", "m-4")],
+    );
+    let list = CheckpointPath::Path(folder.path().into()).locate(None, Strictness::Strict, &|_| Ok(()));
+    let list = list.expect("located");
+    let found =
+        Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Partial, &mut || true);
+    let checkpoint = found.expect("opened");
+    let problem = checkpoint.problem.as_deref().expect("a problem");
+    assert!(problem.contains("2 files are missing") && problem.contains("\"lost\""), "{problem}");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(["a", "b"].map(|name| byte(&checkpoint, name)), [0, 1]);
+    assert_eq!(checkpoint.paths, ["m-2", "m-4"].map(|name| folder.path().join(name)));
+    checkpoint.check().expect("unchanged");
+}
+
+#[test]
+fn files_that_are_apart_follow_their_index() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder.path().join("m-1"), &["pad", "a"]);
+    write(&folder.path().join("m-2"), &["a", "b"]);
+    index(folder.path(), &[("pad", "m-1"), ("a", "m-1"), ("b", "m-2")]);
+    let list = CheckpointPath::Path(folder.path().into()).locate(None, Strictness::Strict, &|_| Ok(()));
+    let list = list.expect("located");
+    let found =
+        Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Apart, &mut || true);
+    let checkpoint = found.expect("opened");
+    assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["pad", "a", "b"]);
 }
 
 #[test]
@@ -126,7 +154,7 @@ fn of_many_problems_the_first_few_and_their_number_are_told() {
 }
 
 #[test]
-fn without_strictness_the_index_decides_or_else_the_last_file() {
+fn the_index_decides_or_without_strictness_the_last_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let files: Vec<PathBuf> = ["m-1", "m-2"].map(|name| folder.path().join(name)).into();
     write(&files[0], &["pad", "twice"]);
@@ -135,7 +163,7 @@ fn without_strictness_the_index_decides_or_else_the_last_file() {
     let checkpoint = lenient(CheckpointPath::Files(files.clone()));
     assert_eq!(byte(&checkpoint, "twice"), 0);
     assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["pad", "twice"]);
-    assert!(checkpoint.warnings[0].contains("those of the last file are used"));
+    assert!(checkpoint.warnings[0].contains("the last file decides"));
     assert!(
         refusal(open_with(CheckpointPath::Files(files), Strictness::Strict)).contains("more than one file")
     );
@@ -144,6 +172,17 @@ fn without_strictness_the_index_decides_or_else_the_last_file() {
     assert_eq!(byte(&checkpoint, "twice"), 1);
     assert_eq!(checkpoint.len(), 1);
     assert_eq!(checkpoint.warnings.len(), 3, "{:?}", checkpoint.warnings);
+    index(folder.path(), &[("twice", "m-1"), ("pad", "m-1")]);
+    let strict = open(folder.path()).expect("opened");
+    assert_eq!(byte(&strict, "twice"), 1);
+    write(&folder.path().join("m-2"), &["twice", "other"]);
+    index(folder.path(), &[("twice", "m-1"), ("pad", "m-1"), ("other", "m-2")]);
+    let strict = open(folder.path()).expect("opened");
+    assert_eq!(strict.names().collect::<Vec<_>>(), ["pad", "twice", "other"]);
+    assert_eq!([byte(&strict, "twice"), byte(&strict, "other")], [1, 1]);
+    let [warning] = &*strict.warnings else { panic!("{:?}", strict.warnings) };
+    assert!(warning.starts_with("1 tensor has a second copy: \"twice\" (in "), "{warning}");
+    assert!(warning.ends_with("m-1); the index decides"), "{warning}");
 }
 
 #[test]
@@ -210,7 +249,7 @@ fn opening_stops_when_the_caller_says_so() {
         false
     };
     let list = CheckpointPath::Files(paths).locate(None, Strictness::Strict, &|_| Ok(())).expect("located");
-    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, false, &mut stop);
+    let found = Checkpoint::open(list, RequestedMode::Auto, Strictness::Strict, Assembly::Whole, &mut stop);
     assert!(matches!(found, Err(Error::Argument { .. })));
     assert_eq!(asked, 1);
 }

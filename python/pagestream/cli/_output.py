@@ -110,6 +110,12 @@ def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installe
     return Figure
 
 
+def print_problem(console: Console, problem: str | None) -> None:
+    """Prints why a checkpoint is not whole, if it is not."""
+    if problem:
+        console.print(f"problem: {problem}", style="red")
+
+
 def percent(share: float) -> str:
     """Returns a share in percent. 0 % and 100 % mean nothing and all; NaN is what is not known."""
     if math.isnan(share):

@@ -6,8 +6,9 @@ import errno
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
+from pagestream.errors import SafetensorError
 from pagestream.tokens.corpus import TokenCorpus, open_tokens
-from pagestream.weights.checkpoint import Checkpoint, open_checkpoint
+from pagestream.weights.checkpoint import Checkpoint, native_files, open_partly
 
 if TYPE_CHECKING:
     from pagestream.tokens.corpus import Format, TokenShard
@@ -22,9 +23,14 @@ _BEGINNING_BYTES = 9
 
 
 def opened(
-    path: str, dtype: str | None = None, format: Format | None = None, *, ahead: bool | None = None
+    path: str,
+    dtype: str | None = None,
+    format: Format | None = None,
+    *,
+    ahead: bool | None = None,
+    partly: bool = False,
 ) -> Opened:
-    """Opens what lies at a path. `dtype` and `format` are those of token files.
+    """Opens what lies at a path. `dtype` and `format` are those of token files, `partly` is for weights.
 
     Raises:
         OSError: There is nothing, or it cannot be opened.
@@ -36,7 +42,7 @@ def opened(
         if dtype is not None:
             message = f"{path}: it has safetensors weights, which say their types; --dtype is for raw tokens"
             raise ValueError(message)
-        return open_checkpoint(path, ahead=ahead)
+        return open_weights(path, ahead=ahead, partly=partly)
     try:
         return open_tokens(path, dtype=dtype, format=format)
     except FileNotFoundError as error:
@@ -46,6 +52,30 @@ def opened(
                 found = ", ".join(sorted(os.listdir(snapshots)))
                 error.strerror += f"; the Hugging Face cache has them in snapshots/: name one of {found}"
         raise
+
+
+def open_weights(path: str, *, ahead: bool | None = None, partly: bool = False) -> Checkpoint:
+    """Opens safetensors files. Links lead where the user has put them.
+
+    With `partly` files and tensors with problems are left out, and `problem_of` tells of them.
+
+    Raises:
+        OSError: There is nothing, or it cannot be opened.
+        SafetensorError: The files are bad; with `partly` all of them.
+    """
+    # A single file is followed wherever it leads, be it a descriptor.
+    cache_root = os.sep if os.path.isdir(path) or path.endswith(_INDEX) else None
+    found = open_partly(path, cache_root=cache_root, ahead=ahead)
+    if (problem := problem_of(found)) and not (partly and found.files):
+        found.close()
+        message = f"{path}: {problem}"
+        raise SafetensorError(message)
+    return found
+
+
+def problem_of(weights: Checkpoint) -> str | None:
+    """Returns why a checkpoint that was opened partly is not whole."""
+    return native_files(weights).problem
 
 
 def has_weights(path: str) -> bool:
@@ -62,7 +92,7 @@ def has_weights(path: str) -> bool:
     return beginning[8:] == b"{" and 0 < length <= os.path.getsize(path)
 
 
-def files_of(path: str) -> list[str]:
+def files_of(path: str, *, partly: bool = False) -> list[str]:
     """Returns the regular files at a path, whatever they hold.
 
     Of a folder, a pattern or an index they are those that `opened` takes; of a Megatron pair, both.
@@ -79,7 +109,7 @@ def files_of(path: str) -> list[str]:
     if os.path.lexists(path) and not is_file and not os.path.isdir(path):
         message = "not a regular file; pipes and devices have no pages"
         raise OSError(errno.EINVAL, message, path)
-    with opened(path, ahead=False) as found:
+    with opened(path, ahead=False, partly=partly) as found:
         if isinstance(found, Checkpoint):
             return list(found.files)
         return [file for shard in found.shards for file in _with_index(shard)]

@@ -16,9 +16,8 @@ from pagestream import _native
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson
-from pagestream.cli._target import files_of, has_weights
+from pagestream.cli._target import files_of, has_weights, open_weights, problem_of
 from pagestream.files.mapped_file import FileSystem, MappedFile
-from pagestream.weights.checkpoint import open_checkpoint
 
 # What one request of a FUSE mount is at most, by default.
 _REQUEST_BYTES = 128 << 10
@@ -58,10 +57,11 @@ def check(
 
     Example: pagestream check /mnt/models/llama
     """
-    files = files_of(path)
+    files = files_of(path, partly=True)
     largest = max(files, key=os.path.getsize)
     with MappedFile(largest) as file:
         system, mode, reason = file.file_system, file.mode, file.reason
+    decision, problem = _decision(path)
     facts: dict[str, Any] = {
         "path": path,
         "files": len(files),
@@ -72,13 +72,16 @@ def check(
         "reason": reason,
         "cached": _cached(files),
         "trial": _trial(largest),
-        "stream": _decision(path),
+        "stream": decision,
         "advice": _advice(system, mode, largest),
+        "problem": problem,
     }
     if as_json:
         _output.print_json(facts)
-        return
-    _print(facts)
+    else:
+        _print(facts)
+    if problem:
+        raise typer.Exit(_output.BAD)
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -114,6 +117,7 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(made)
     for line in facts["advice"]:
         console.print(f"* {line}")
+    _output.print_problem(console, facts["problem"])
 
 
 def _answer(path: str, mode: str) -> str:
@@ -179,12 +183,12 @@ def _rate(file: MappedFile, offsets: list[int], threads: int) -> float:
     return (time.perf_counter() - begun) / max(1, sum(done))
 
 
-def _decision(path: str) -> str | None:
-    """Returns what a stream of a checkpoint does, and why."""
+def _decision(path: str) -> tuple[str | None, str | None]:
+    """Returns what a stream of a checkpoint does and why, and what is wrong with the checkpoint."""
     if not has_weights(path):
-        return None
-    with open_checkpoint(path, ahead=False) as weights:
-        return weights.explain().splitlines()[-1]
+        return None, None
+    with open_weights(path, ahead=False, partly=True) as weights:
+        return weights.explain().splitlines()[-1], problem_of(weights)
 
 
 def _advice(system: FileSystem, mode: str, path: str) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
 from pagestream.cli._arguments import All, AsJson
-from pagestream.cli._target import opened
+from pagestream.cli._target import opened, problem_of
 from pagestream.files.mapped_file import MappedFile
 from pagestream.tokens.corpus import Format
 from pagestream.weights import summary
@@ -38,16 +38,16 @@ def info(
 
     Example: pagestream info model.safetensors
     """
-    found = opened(path, _checked(dtype), format, ahead=False)
+    found = opened(path, _checked(dtype), format, ahead=False, partly=True)
     facts = _of_weights(found) if isinstance(found, Checkpoint) else _of_tokens(found)
     if as_json:
         _output.print_json(facts)
-        return
-    console = _output.console()
-    if isinstance(found, Checkpoint):
-        _print_weights(console, found, all_=all_)
+    elif isinstance(found, Checkpoint):
+        _print_weights(_output.console(), found, all_=all_)
     else:
-        _print_tokens(console, found, facts, all_=all_)
+        _print_tokens(_output.console(), found, facts, all_=all_)
+    if facts.get("problem"):
+        raise typer.Exit(_output.BAD)
 
 
 def _checked(dtype: str | None) -> str | None:
@@ -74,6 +74,7 @@ def _of_weights(weights: Checkpoint) -> dict[str, Any]:
         "metadata": weights.metadata,
         "index_metadata": weights.index_metadata,
         "warnings": weights.warnings,
+        "problem": problem_of(weights),
     }
 
 
@@ -101,6 +102,7 @@ def _print_weights(console: Console, weights: Checkpoint, *, all_: bool) -> None
         console.print(largest)
     if len(shown) < len(tensors):
         console.print(f"… and {count(len(tensors) - len(shown), 'smaller tensor')}: --all shows them")
+    _output.print_problem(console, problem_of(weights))
 
 
 def _of_tokens(tokens: TokenCorpus) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from rich.cells import cell_len
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
 from pagestream.cli._arguments import All, AsJson, Paths
-from pagestream.cli._target import files_of, has_weights
+from pagestream.cli._target import files_of, has_weights, open_weights
 from pagestream.files.mapped_file import MappedFile
-from pagestream.weights.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -124,7 +123,7 @@ def _widest(texts: list[str]) -> int:
 def _rows(path: str, *, tensors: bool) -> list[Row]:
     if not tensors or not has_weights(path):
         return [_row(_output.short(file), file, 0, None) for file in files_of(path)]
-    with open_checkpoint(path, ahead=False) as weights:
+    with open_weights(path, ahead=False) as weights:
         found = [weights.info(name) for name in weights]
     return [_row(each.name, each.path, each.offset, each.nbytes) for each in found]
 

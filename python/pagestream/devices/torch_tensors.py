@@ -158,7 +158,10 @@ def dtype_named(name: str) -> torch.dtype:
     """
     if name in TYPES:
         return TYPES[name]
-    message = f"torch {torch.__version__} has no type for {name} elements; raw=True gives their bytes"
+    message = (
+        f"torch {torch.__version__} has no type for {name} elements; "
+        'safe_open(path, "pt", raw=True) gives their bytes'
+    )
     raise SafetensorError(message)
 
 

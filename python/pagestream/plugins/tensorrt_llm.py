@@ -10,6 +10,7 @@ from tensorrt_llm._torch.models.checkpoints.base_weight_loader import BaseWeight
 from tensorrt_llm._torch.models.modeling_utils import register_checkpoint_weight_loader
 
 from pagestream.safetensors.torch import load_file
+from pagestream.weights.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from tensorrt_llm.mapping import Mapping
@@ -35,7 +36,9 @@ class PagestreamWeightLoader(BaseWeightLoader):
         use_consolidated: bool = False,  # noqa: FBT001, FBT002 - TensorRT-LLM's
         **options: Any,  # noqa: ANN401, ARG002 - what its other loaders take: `model`, `source_identity`
     ) -> ConsumableWeightsDict:
-        """Returns all tensors of a folder by name.
+        """Returns all tensors of a folder by name, from the files that `open_checkpoint` takes.
+
+        Links lead wherever they lead, as with the host's own loader.
 
         Args:
             checkpoint_dir: The folder.
@@ -46,7 +49,7 @@ class PagestreamWeightLoader(BaseWeightLoader):
 
         Raises:
             FileNotFoundError: The folder has no safetensors files.
-            SafetensorError: Not a valid safetensors file.
+            SafetensorError: Not a valid checkpoint.
 
         Examples:
             >>> from tensorrt_llm.mapping import Mapping
@@ -59,7 +62,17 @@ class PagestreamWeightLoader(BaseWeightLoader):
             message = f"no safetensors files in {checkpoint_dir}"
             raise FileNotFoundError(message)
         chosen = [path for path in found if ("consolidated" in os.path.basename(path)) == use_consolidated]
+        # An index names the shards. Without one, consolidated files beside shards are left out here.
+        has_index = bool(glob(os.path.join(escape(checkpoint_dir), "*.safetensors.index.json")))
+        is_chosen = use_consolidated if has_index else chosen != found
+        with open_checkpoint(
+            (chosen or found) if is_chosen else checkpoint_dir, cache_root=os.sep
+        ) as checkpoint:
+            names_of: dict[str, list[str]] = {path: [] for path in checkpoint.files}
+            for name in checkpoint:
+                names_of[checkpoint.info(name).path].append(name)
         weights: dict[str, Any] = {}
-        for path in chosen or found:
-            weights.update(load_file(path))
+        for path, names in names_of.items():
+            tensors = load_file(path)
+            weights |= {name: tensors[name] for name in names}
         return ConsumableWeightsDict(weights)

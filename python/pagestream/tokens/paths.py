@@ -73,7 +73,7 @@ def _in_directory(folder: str) -> list[str]:
         others = ", ".join(sorted(files)[:_SHOWN]) or "no files at all"
         message = (
             f"no token files in this directory: found {others}; expected names that end in "
-            f"{', '.join(TOKEN_SUFFIXES)}; give other files as a list"
+            f"{', '.join(TOKEN_SUFFIXES)}; open_tokens also takes a list of files"
         )
         raise FileNotFoundError(errno.ENOENT, message, folder)
     return chosen

@@ -82,7 +82,7 @@ def agreed(
         OSError: A file is gone.
     """
     # Ranks mostly want boxes of their own, of the same tensors: what many say is sent and parsed once.
-    named, wants = told(wanted, boxes)
+    named, wants = told(files, wanted, boxes)
     rows, wants_of = _parsed(meeting.gather("tensors", named)), _parsed(meeting.gather("wants", wants))
     catalogs, facts = _numbered(rows)
     _check_files(meeting, files, wanted, _doubtful(rows, [each["stamps"] for each in wants_of]))
@@ -130,7 +130,9 @@ def _kinds(
     return kinds, kind_of
 
 
-def told(wanted: list[Wanted], boxes: list[tuple[tuple[int, ...], Box]]) -> tuple[str, str]:
+def told(
+    files: _native.Checkpoint, wanted: list[Wanted], boxes: list[tuple[tuple[int, ...], Box]]
+) -> tuple[str, str]:
     """Returns what a rank tells the others: the tensors that it wants, and what it wants of them.
 
     Raises:
@@ -144,7 +146,9 @@ def told(wanted: list[Wanted], boxes: list[tuple[tuple[int, ...], Box]]) -> tupl
     ]
     box_of = [places.setdefault(box, len(places)) for _, box in boxes]
     told_boxes = [[(each.start, each.stop, each.step) for each in box] for box in places]
-    wants = {"stamps": list(map(_stamp, paths)), "boxes": told_boxes, "box_of": box_of}
+    # The current directory may be another one than when the files were opened.
+    absolute = dict(zip(files.paths, files.absolute_paths, strict=True))
+    wants = {"stamps": [_stamp(absolute[path]) for path in paths], "boxes": told_boxes, "box_of": box_of}
     return json.dumps(named), json.dumps(wants)
 
 

@@ -17,7 +17,7 @@ from pagestream.devices.planned import planned, shape_of
 from pagestream.devices.torch_tensors import dtype_named
 from pagestream.torch._joining import joined
 from pagestream.torch.weights import tensors_on, usable
-from pagestream.weights.checkpoint import open_checkpoint
+from pagestream.weights.checkpoint import opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -101,7 +101,7 @@ class _Target:
 
 def load_into(
     module: torch.nn.Module,
-    path: StrPath | Iterable[StrPath],
+    path: StrPath | Iterable[StrPath] | Checkpoint,
     *,
     plan: Plan = None,
     rename: Rename = None,
@@ -127,7 +127,8 @@ def load_into(
 
     Args:
         module: What to fill.
-        path: A file, a folder, an index or a list of files; see `open_checkpoint`.
+        path: A file, a folder, an index or a list of files, or an open `Checkpoint`, which stays open; see
+            `stream_checkpoint`.
         plan: Which tensors to load, and which parts of them, by the names of the checkpoint; see
             `Checkpoint.stream`.
         rename: The module's name for a checkpoint's name: a mapping, which changes only the names that it
@@ -150,7 +151,7 @@ def load_into(
             ``torch.nn.Module.load_state_dict``.
         TypeError: `module` is no module, or `rename` no such mapping or function.
         ValueError: Two tensors of the checkpoint get one name; or a parameter is not initialised
-            (``torch.nn.LazyLinear`` and its like).
+            (``torch.nn.LazyLinear`` and its like); or `path` is a `Checkpoint` that is closed.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid checkpoint, or a type that torch does not have.
         KeyError: The plan has a name that is not there.
@@ -173,7 +174,7 @@ def load_into(
         checks.check_bool("strict", strict)
         checks.check_bool("assign", assign)
         _check_module(module)
-        with open_checkpoint(path) as weights:
+        with opened(path) as weights:
             wanted = planned(weights, plan, "file")
             names = _renamed(wanted, rename)
             targets = _targets(module)

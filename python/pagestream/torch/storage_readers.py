@@ -45,7 +45,7 @@ __all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"]
 
 # What torch's writer notes in a file's metadata: where its parts of tensors lie in the whole ones.
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
-_SUFFIX = ".safetensors"
+_SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
 # Tensors on other devices get copies of what came to the CPU.
 _STREAMED_TO = ("cpu", "cuda", "mps")
 
@@ -82,7 +82,10 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     several ranks each range is read by one of those that need it, and sent to the others.
 
     Args:
-        path: The folder of the ``.safetensors`` files. All of them count, as with torch's reader.
+        path: The folder of the ``.safetensors`` files. If it has an index, this decides which file has a
+            tensor, as for `open_checkpoint`. Without an index all files count, as with torch's reader, or
+            ``model.safetensors`` alone if there is one. Or an open `Checkpoint`, made with options of its own
+            such as ``cache_root`` and ``strict=False``, which stays open.
         thread_count: Threads that read. None means ``PAGESTREAM_THREADS``, or as many as the storage is slow.
         process_group: The group that ``load`` gets, whose ranks share the reads; None for the default one.
             With None and a ``load`` of another group each rank reads for itself, which a warning tells.
@@ -107,7 +110,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Checkpoint,
         thread_count: int | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
@@ -115,7 +118,9 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         memory_bytes: int | None = None,
     ) -> None:
         """Keeps the arguments. Nothing is opened yet."""
-        hf_storage.HuggingFaceStorageReader.__init__(self, os.fspath(path))
+        self._given = path if isinstance(path, Checkpoint) else None
+        folder = os.path.dirname(next(iter(path.files), "")) if isinstance(path, Checkpoint) else path
+        hf_storage.HuggingFaceStorageReader.__init__(self, os.fspath(folder) or ".")
         if thread_count is not None:
             checks.at_least(1, "thread_count", thread_count)
         self._threads = thread_count
@@ -135,6 +140,8 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             >>> HuggingFaceStorageReader("elsewhere").reset(".")
         """
         super().reset(checkpoint_id)
+        if checkpoint_id:
+            self._given = None
         self._weights = None
 
     def read_metadata(self) -> Metadata:
@@ -142,18 +149,18 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
 
         Raises:
             OSError: A file cannot be opened; with ``errno`` and ``filename``.
-            SafetensorError: A file is not a valid safetensors file.
+            SafetensorError: The folder has no valid checkpoint; see `open_checkpoint`.
 
         Examples:
             >>> from pagestream.torch import HuggingFaceStorageReader
             >>> sorted(HuggingFaceStorageReader(".").read_metadata().state_dict_metadata)
             ['bias', 'weight']
         """
-        names = sorted(name for name in os.listdir(self.path) if name.endswith(_SUFFIX))
         self.storage_data: dict[MetadataIndex, _Stored] = {}
-        self._weights, self._last_of = None, {}
-        if names:
-            self._weights = open_apart([os.path.join(self.path, name) for name in names])
+        self._weights, self._last_of = self._given, {}
+        if self._weights is None and any(name.endswith((_SUFFIX, _INDEX)) for name in os.listdir(self.path)):
+            self._weights = open_apart(os.fspath(self.path))
+        if self._weights is not None:
             self._note_tensors(self._weights)
         tensors: dict[str, TensorStorageMetadata] = {}
         for place, stored in self.storage_data.items():
@@ -170,14 +177,15 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
 
     def _note_tensors(self, weights: Checkpoint) -> None:
         """Notes where each part of a tensor is. Of two files that have a part the last one counts."""
-        places: dict[str, Any] = {}
+        files = native_files(weights)
+        places: dict[int, Any] = {}
         for apart in weights:
-            number, name = apart.split("/", 1)
+            number, name = files.number_of(apart), files.name_in_file(apart)
             info = weights.info(apart)
             shape = torch.Size(shape_in_torch(info.dtype, info.shape))
             try:
                 if number not in places:
-                    told = native_files(weights).metadata_of(int(number)) or {}
+                    told = files.metadata_of(number) or {}
                     places[number] = json.loads(told.get(_SHARDING, "null"))
                 offsets = _offsets(places[number], name, len(shape))
             except (LookupError, TypeError, ValueError) as error:
@@ -325,7 +333,7 @@ class QuantizedHuggingFaceStorageReader(
     Reads are those of `HuggingFaceStorageReader`, and so are the other arguments.
 
     Args:
-        path: The folder, which has a ``model.safetensors.index.json``.
+        path: The folder, or an open `Checkpoint`.
         thread_count: Threads that read.
         target_dtype: The type of dequantised tensors.
         block_size: The length of a block of FP8 weights, in elements, in both dimensions.
@@ -344,7 +352,7 @@ class QuantizedHuggingFaceStorageReader(
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Checkpoint,
         thread_count: int | None = None,
         target_dtype: torch.dtype = torch.float32,
         block_size: int = 128,
@@ -373,22 +381,23 @@ class QuantizedHuggingFaceStorageReader(
 
         Raises:
             OSError: A file or the index cannot be opened; with ``errno`` and ``filename``.
-            SafetensorError: A file is not a valid safetensors file.
+            SafetensorError: The folder has no valid checkpoint; see `open_checkpoint`.
 
         Examples:
             >>> from pagestream.torch import QuantizedHuggingFaceStorageReader
-            >>> try:
-            ...     QuantizedHuggingFaceStorageReader(".").read_metadata()
-            ... except FileNotFoundError as error:
-            ...     print(error.filename)
-            model.safetensors.index.json
+            >>> sorted(QuantizedHuggingFaceStorageReader(".").read_metadata().state_dict_metadata)
+            ['bias', 'weight']
         """
         metadata = super().read_metadata()
         # What a load that failed has left is of items that are no more.
         self._held.clear()
-        # Scales come beside their weights here, whichever file has them: torch's reader shall open none.
-        self._weight_map = dict.fromkeys(self._weight_map, "")
         return metadata  # type: ignore[no-any-return]
+
+    def _load_quantization_metadata(self) -> None:
+        """Pairs weights and scales by name. torch's reader would read the index again for that."""
+        self._weight_scale_mapping = {}
+        # Scales come beside their weights here, whichever file has them: torch's reader shall open none.
+        self._build_weight_scale_mapping(dict.fromkeys(self._last_of, ""))
 
     def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
         name = item.storage_index.fqn
@@ -407,7 +416,8 @@ class QuantizedHuggingFaceStorageReader(
             super()._take(item, each, tensor, planner)
             return
         held = self._held[id(item)]
-        held[each.info.name.split("/", 1)[1]] = tensor
+        assert self._weights is not None  # noqa: S101 - for the type; tensors come from it
+        held[native_files(self._weights).name_in_file(each.info.name)] = tensor
         if len(held) > 1:
             super()._process_read_request(_Held(self._held.pop(id(item))), item, planner)
 

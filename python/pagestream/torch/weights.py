@@ -16,7 +16,7 @@ from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.devices.transfer import transferred
 from pagestream.torch._joining import joined
 from pagestream.weights import streaming
-from pagestream.weights.checkpoint import native_files, open_checkpoint
+from pagestream.weights.checkpoint import Checkpoint, native_files, open_checkpoint, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pagestream._common.types import Mode, StrPath
     from pagestream.devices.planned import CastOf
     from pagestream.torch._meeting import Meeting
-    from pagestream.weights.checkpoint import Checkpoint
     from pagestream.weights.plan import Plan
     from pagestream.weights.streaming import Strategy, StreamOrder, Wanted
 
@@ -40,7 +39,7 @@ __all__ = ["load_state_dict", "stream_checkpoint"]
 
 
 def load_state_dict(
-    path: StrPath | Iterable[StrPath],
+    path: StrPath | Iterable[StrPath] | Checkpoint,
     device: torch.device | str | int = "cpu",
     *,
     mmap_mode: Mode | None = None,
@@ -58,9 +57,12 @@ def load_state_dict(
     instead. `stream_checkpoint` says how tensors get to other devices.
 
     Args:
-        path: A file, a folder, an index or a list of files; see `open_checkpoint`.
+        path: A file, a folder, an index or a list of files; see `open_checkpoint`. Or an open `Checkpoint`,
+            made with options of its own such as ``cache_root`` and ``strict=False``, which stays open. Its
+            ``raw`` counts for NumPy arrays only.
         device: Where the tensors go.
         mmap_mode: How to open the files; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
+            For an open `Checkpoint` it must be None.
         dtype: Type of the floating-point tensors; see `stream_checkpoint`.
         plan: Which tensors to load, and which parts of them; see `Checkpoint.stream`.
         process_group: Ranks that load at the same time and share the reads; see `stream_checkpoint`. Then
@@ -72,7 +74,8 @@ def load_state_dict(
     Raises:
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid checkpoint, or a type that torch does not have.
-        ValueError: `device` is no such device; `dtype` is no floating-point type.
+        ValueError: `device` is no such device; `dtype` is no floating-point type; `path` is a `Checkpoint`
+            that is closed, or `mmap_mode` is given with one.
         KeyError: The plan has a name that is not there.
         MappedReadError: A file was cut or its storage failed.
         FileChangedError: A file was rewritten meanwhile.
@@ -86,7 +89,7 @@ def load_state_dict(
         >>> list(load_state_dict("model.safetensors", plan=["weight"]))
         ['weight']
     """
-    with joined(process_group) as meeting, open_checkpoint(path, mmap_mode=mmap_mode) as weights:
+    with joined(process_group) as meeting, opened(path, mmap_mode) as weights:
         cast_of, where = cast_to(dtype), usable(device)
         wanted = planned(weights, plan, "file")
         pairs = tensors_on(where, weights, wanted, cast_of=cast_of, meeting=meeting)
@@ -95,7 +98,7 @@ def load_state_dict(
 
 
 def stream_checkpoint(
-    path: StrPath | Iterable[StrPath],
+    path: StrPath | Iterable[StrPath] | Checkpoint,
     *,
     device: torch.device | str | int,
     plan: Plan = None,
@@ -118,7 +121,9 @@ def stream_checkpoint(
     tensor is copied from where it was read, one at a time. For the CPU nothing is copied.
 
     Args:
-        path: A file, a folder, an index or a list of files; see `open_checkpoint`.
+        path: A file, a folder, an index or a list of files; see `open_checkpoint`. Or an open `Checkpoint`,
+            made with options of its own such as ``cache_root`` and ``strict=False``, which stays open. Its
+            ``raw`` counts for NumPy arrays only.
         device: Where the tensors go: ``"cpu"``, a GPU of CUDA, or ``"mps"``.
         plan: Which tensors to stream, and which parts of them; see `Checkpoint.stream`.
         dtype: Type of the tensors that the files hold as float16, bfloat16, float32 or float64. Integers,
@@ -132,7 +137,8 @@ def stream_checkpoint(
             128 MiB for others.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
         process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a
-            plan of its own, and share the reads: each byte that any of them wants is read by one of those
+            path or `Checkpoint` and a plan of its own, and share the reads. Tensors of one name must have the
+            same type, shape and bytes on all ranks. Each byte that any of them wants is read by one of those
             that want it, and sent to the others (``torch.distributed.all_to_all_single``, in rounds), in the
             host's memory if the group can, and from there to the device tensor by tensor. Tensors come in
             the order of rank 0, and the last one of a rank once no other rank needs it; those of which ranks
@@ -153,7 +159,8 @@ def stream_checkpoint(
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: Not a valid checkpoint, or a type that torch does not have.
         ValueError: `device` is no such device; `dtype` is no floating-point type; a word or number is wrong;
-            ``"mapped"`` or ``"ahead"`` for a device, or where that is not possible.
+            ``"mapped"`` or ``"ahead"`` for a device, or where that is not possible; `path` is a `Checkpoint`
+            that is closed.
         KeyError: The plan has a name that is not there.
         MappedReadError: A file was cut or its storage failed; while it is streamed.
         FileChangedError: A file was rewritten meanwhile; while it is streamed.
@@ -169,7 +176,7 @@ def stream_checkpoint(
         bias torch.float32 (3,)
     """
     with joined(process_group) as meeting:
-        weights = open_checkpoint(path)
+        weights = path if isinstance(path, Checkpoint) else open_checkpoint(path)
         cast_of, where = cast_to(dtype), usable(device)
         wanted = planned(weights, plan, order)
         pairs = tensors_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class _OpenedWith(NamedTuple):
     """The arguments that open a checkpoint. Those that a checkpoint keeps have absolute paths."""
 
     paths: list[str]
-    what: Literal["path", "files", "apart"]
+    what: Literal["path", "files", "partial", "apart"]
     mode: str
     strict: bool
     cache_root: str | None
@@ -114,9 +115,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     def warnings(self) -> list[str]:
         """Oddities that are no errors, as sentences.
 
-        Tensors and files that the index does not name, fields of a header that the format does not
-        know, keys of the metadata that differ; with ``strict=False`` also tensors that are missing or
-        in two files.
+        Tensors and files that the index does not name, second copies of tensors in files that it does not
+        name for them, fields of a header that the format does not know, keys of the metadata that differ.
+        With ``strict=False`` also tensors that only the index has, and without an index those in two files.
         """
         return self._files.warnings
 
@@ -499,15 +500,46 @@ def native_files(weights: Checkpoint) -> _native.Checkpoint:
     return weights._files  # noqa: SLF001 - of this module's class
 
 
-def open_apart(paths: list[str]) -> Checkpoint:
-    """Opens files that may have the same names: ``weight`` of the first one is ``0/weight`` here.
+@contextmanager
+def opened(
+    path: StrPath | Iterable[StrPath] | Checkpoint, mmap_mode: Mode | None = None
+) -> Iterator[Checkpoint]:
+    """Opens a checkpoint and closes it at the end. An open checkpoint of the caller stays open.
 
     Raises:
-        OSError: A file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: A file is not a valid safetensors file.
+        ValueError: `path` is a checkpoint, and `mmap_mode` is given.
+    """
+    if not isinstance(path, Checkpoint):
+        with open_checkpoint(path, mmap_mode=mmap_mode) as weights:
+            yield weights
+        return
+    needs = "a path: this checkpoint is open already"
+    checks.only_with("mmap_mode", mmap_mode, needed=False, needs=needs)
+    yield path
+
+
+def open_apart(folder: str) -> Checkpoint:
+    """Opens a folder. Without an index ``weight`` of its first file is ``0/weight`` here.
+
+    Raises:
+        OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
+        SafetensorError: The folder has no valid checkpoint; see `open_checkpoint`.
     """
     mode = environment.mmap_mode(None)
-    return _OpenedWith(paths, "apart", mode, strict=True, cache_root=None, raw=False, ahead=None).open()
+    return _OpenedWith([folder], "apart", mode, strict=True, cache_root=None, raw=False, ahead=None).open()
+
+
+def open_partly(path: str, *, cache_root: str | None, ahead: int | None) -> Checkpoint:
+    """Opens what there is of a checkpoint. ``native_files(…).problem`` tells what is wrong with the rest.
+
+    Raises:
+        OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
+        SafetensorError: The index or the only file is not valid.
+    """
+    mode = environment.mmap_mode(None)
+    return _OpenedWith(
+        [path], "partial", mode, strict=True, cache_root=cache_root, raw=False, ahead=ahead
+    ).open()
 
 
 def _absolute(path: str) -> str:
@@ -546,10 +578,11 @@ def open_checkpoint(
             * a list of files, in order.
         mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
         strict: Whether to refuse headers that the format disallows though upstream accepts them,
-            duplicate names above all; an index with duplicate names; and files that lack a tensor that
-            the index names for them, or hold one that is in another file too. With False the last
-            duplicate counts, missing tensors are left out, and of two files that have a tensor the one that
-            the index names counts, or else the last; `Checkpoint.warnings` lists them.
+            duplicate names above all; an index with duplicate names; files that lack a tensor that the
+            index names for them; and, without an index, a tensor in two files. With False the last
+            duplicate counts, missing tensors are left out, and of two files that have a tensor the last
+            counts; `Checkpoint.warnings` lists them. With an index, the file that it names has the tensor,
+            and a copy in another file is a warning, whatever `strict` is.
         cache_root: Another folder that links may lead into. With it, files that are named here are
             confined too: to their folder and to this one.
         raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
@@ -576,11 +609,12 @@ def open_checkpoint(
     """
     checks.check_bool("strict", strict)
     checks.check_bool("raw", raw)
-    if not isinstance(path, (str, bytes, os.PathLike, Iterable)):
-        message = f"path must be a path or a list of paths, not {path!r}"  # type: ignore[unreachable]
+    if isinstance(path, Checkpoint) or not isinstance(path, (str, bytes, os.PathLike, Iterable)):
+        message = f"path must be a path or a list of paths, not {path!r}"
         raise TypeError(message)
     paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
     what: Literal["path", "files"] = "files" if paths is path else "path"
     given = [os.fsdecode(each) for each in paths]
     root = None if cache_root is None else os.fsdecode(cache_root)
-    return _OpenedWith(given, what, environment.mmap_mode(mmap_mode), strict, root, raw, ahead).open()
+    mode = environment.mmap_mode(mmap_mode)
+    return _OpenedWith(given, what, mode, strict, root, raw, ahead).open()

@@ -67,7 +67,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     except (ImportError, AttributeError) as error:
         message = (
             f"NumPy has a type for {name} only with ml_dtypes (0.5 or newer): pip install ml_dtypes; "
-            "or open the file with raw=True, which gives the bytes"
+            "or use safe_open or open_checkpoint with raw=True for the bytes"
         )
         raise errors.SafetensorError(message) from error
     KNOWN[name] = found

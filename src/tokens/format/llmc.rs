@@ -21,7 +21,7 @@ pub fn claims(prefix: &[u8]) -> bool {
 /// Finds the layout of a file from its header.
 pub fn layout(opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {
     let refuse = |offset: u64, detail: String| Error::format(opened.path(), offset, detail);
-    let raw = "; if it is a raw token stream all the same, pass format=\"raw\"";
+    let raw = "; if it is a raw token stream all the same, open_tokens reads it with format=\"raw\"";
     let prefix = read_prefix(opened, 12)?;
     let Some(&(magic, version, found)) = KINDS.iter().find(|(magic, _, _)| word(&prefix, 0) == Some(*magic))
     else {

@@ -68,5 +68,9 @@ fn by_magic(prefix: &[u8]) -> Option<&'static str> {
 }
 
 fn refusal(path: &Path, what: &str) -> Error {
-    Error::format(path, 0, format!("{what}; if it is a raw token stream all the same, pass format=\"raw\""))
+    Error::format(
+        path,
+        0,
+        format!("{what}; if it is a raw token stream all the same, open_tokens reads it with format=\"raw\""),
+    )
 }

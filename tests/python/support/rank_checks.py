@@ -14,7 +14,7 @@ import time
 import traceback
 import weakref
 import zlib
-from contextlib import closing, nullcontext
+from contextlib import chdir, closing, nullcontext
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import empty as distributed_empty
 
+from pagestream import open_checkpoint
 from pagestream.errors import FileChangedError, RankError
 from pagestream.torch import (
     HuggingFaceStorageReader,
@@ -909,6 +910,28 @@ def a_state_dict(folder):
     assert list(load_state_dict(folder, plan=plan, process_group=dist.group.WORLD)) == plan
 
 
+def checkpoints_that_are_open(folder):
+    """Some ranks open the files by another path and with another mode; the last one gives the path itself."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    expected = everything(folder)
+    linked = folder / f"linked-{rank}"
+    source_of(linked).mkdir()
+    for path in source_of(folder).glob("*.safetensors"):
+        (source_of(linked) / path.name).symlink_to(f"../{path.name}")
+    with (
+        open_checkpoint(os.path.relpath(linked), cache_root=folder, mmap_mode="read") as checkpoint,
+        chdir("/"),
+    ):
+        given = folder if 0 < rank == size - 1 else checkpoint
+        found = load_state_dict(given, process_group=dist.group.WORLD)
+        assert all(is_equal(found[name], tensor) for name, tensor in expected.items())
+        assert np.array_equal(checkpoint["layers.0.norm"], expected["layers.0.norm"].numpy())
+    # One that is closed is an error of all ranks.
+    with pytest.raises((ValueError, RankError), match="closed"):
+        load_state_dict(checkpoint if rank == 0 else folder, process_group=dist.group.WORLD)
+    dist.barrier()
+
+
 CHECKS = {
     each.__name__.replace("_", " "): each
     for each in (
@@ -930,6 +953,7 @@ CHECKS = {
         a_cast,
         a_module,
         a_state_dict,
+        checkpoints_that_are_open,
         sharded_by_storage_reader,
         two_dimensions_by_storage_reader,
         alone_by_storage_reader,
