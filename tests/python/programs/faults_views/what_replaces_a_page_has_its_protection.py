@@ -18,7 +18,10 @@ def protection(array):
             return line.split()[1], "w.safetensors" in line
 
 
-written, read_only = safe_open(path, "np").get_tensor("x"), pagestream.open_checkpoint(path, mmap_mode="shared")["x"]
+written, read_only = (
+    safe_open(path, "np").get_tensor("x"),
+    pagestream.open_checkpoint(path, mmap_mode="shared")["x"],
+)
 written[:1000] = 7
 assert (protection(written), protection(read_only)) == (("rw-p", True), ("r--s", True))
 os.truncate(path, 8192)
