@@ -172,7 +172,10 @@ def save_file(
 ) -> None:
     """Saves these tensors to a file.
 
-    A new file's mode follows the umask, an old one's stays; a link is followed.
+    The finished file replaces an old one, so tensors that were loaded from the old file keep their values. It
+    takes over mode, owner and extended attributes; without an old one, its mode follows the umask. A symbolic
+    link stays, and its target is replaced. If a rename is impossible, as over a mount point, the old file is
+    overwritten. That is refused while this process has tensors of it.
 
     Args:
         tensors: As for `save`.
