@@ -29,7 +29,7 @@ def load_file(
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
     strict: bool | None = None,
-    copy: bool = False,
+    copy: bool | None = None,
     raw: bool = False,
     ahead: int | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
