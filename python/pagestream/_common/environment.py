@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from pagestream import _native
-from pagestream._common.checks import at_least, one_of
+from pagestream._common.checks import at_least, check_bool, one_of
 
 if TYPE_CHECKING:
     from pagestream._common.types import Mode
@@ -91,6 +91,7 @@ def check() -> None:
     threads(None)
     memory_bytes(None)
     ahead_bytes(None)
+    copies(None)
 
 
 def log_opening(what: str, mode: str, reason: str | None) -> None:
@@ -153,3 +154,12 @@ def ahead_bytes(explicit: int | None) -> int | None:
         message = f'PAGESTREAM_AHEAD is {text!r}; it must be "auto", "off" or a number of bytes, at least 1'
         raise ValueError(message)
     return int(text)
+
+
+def copies(explicit: bool | None) -> bool:  # noqa: FBT001
+    """Returns whether tensors are copied: the argument ``copy``, else ``PAGESTREAM_COPY``, else False."""
+    if explicit is not None:
+        return check_bool("copy", explicit)
+    value = os.environ.get("PAGESTREAM_COPY") or "off"
+    one_of("PAGESTREAM_COPY", value, ("on", "off"))
+    return value == "on"

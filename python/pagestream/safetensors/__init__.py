@@ -2,7 +2,8 @@
 
 Reading is ours: files open where mapping is refused, headers are checked strictly, and arrays and tensors are
 not copied. They can be written, as upstream's can: a page is copied when it is first written, so that neither
-the file nor another load of it changes. Upstream's own code writes files, guarded against its open defects.
+the file nor another load of it changes. Saving is upstream's own code, guarded against its open defects, into
+a temporary file. This file then replaces the old one.
 
 `install` puts this package in place of ``safetensors`` for code that is not yours.
 """
@@ -123,7 +124,10 @@ def serialize_file(
 ) -> None:
     """Writes what `serialize` gives to a file.
 
-    A new file's mode follows the umask, an old one's stays; a link is followed.
+    The finished file replaces an old one, so tensors that were loaded from the old file keep their values. It
+    takes over mode, owner and extended attributes; without an old one, its mode follows the umask. A symbolic
+    link stays, and its target is replaced. If a rename is impossible, as over a mount point, the old file is
+    overwritten. That is refused while this process has tensors of it.
 
     Args:
         tensor_dict: As for `serialize`.

@@ -1,4 +1,4 @@
-"""What counts where a call names no `strict` and no `ahead`: the arguments of the last `install`."""
+"""Defaults of `strict`, `ahead` and `copy` in calls: the arguments of the last `install`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class HasDefaults(Protocol):
 
     strict: bool
     ahead: int | None
+    copy: bool | None
 
 
 # The result of each `install` in effect, in order.
@@ -34,3 +35,13 @@ def ahead_bytes(ahead: int | None) -> int | None:
     if ahead is None and installed:
         ahead = installed[-1].ahead
     return environment.ahead_bytes(ahead)
+
+
+def copies(copy: bool | None) -> bool:  # noqa: FBT001
+    """Returns whether tensors are copied.
+
+    That is the argument ``copy``, or else that of the last `install`, or else ``PAGESTREAM_COPY``.
+    """
+    if copy is None and installed:
+        copy = installed[-1].copy
+    return environment.copies(copy)

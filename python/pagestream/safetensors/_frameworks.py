@@ -146,7 +146,7 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
     if framework != "paddle":
         check_cpu(framework, device)
     makers: dict[str, Callable[[], Callable[[str, npt.NDArray[Any]], Any]]] = {
-        "flax": partial(_by_function, "jax.numpy", "array"),
+        "flax": _jax,
         "tensorflow": partial(_by_function, "tensorflow", "convert_to_tensor"),
         "mlx": _mlx,
         "paddle": partial(_paddle, device),
@@ -167,6 +167,12 @@ def converter(framework: str, device: Any = "cpu") -> Callable[[str, npt.NDArray
 def _by_function(module: str, name: str) -> Callable[[str, npt.NDArray[Any]], Any]:
     convert = getattr(import_module(module), name)
     return lambda _, values: convert(values)
+
+
+def _jax() -> Callable[[str, npt.NDArray[Any]], Any]:
+    jax, jnp = import_module("jax"), import_module("jax.numpy")
+    # jax copies in threads of its own, also after `array` has returned. The file may change by then.
+    return lambda _, values: jax.block_until_ready(jnp.array(values))
 
 
 def _mlx() -> Callable[[str, npt.NDArray[Any]], Any]:

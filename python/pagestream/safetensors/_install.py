@@ -41,6 +41,7 @@ class Installed:
     Attributes:
         strict: The argument of `install`.
         ahead: The argument of `install`.
+        copy: The argument of `install`.
 
     Examples:
         >>> import pagestream.safetensors
@@ -50,9 +51,10 @@ class Installed:
         True
     """
 
-    def __init__(self, *, strict: bool, ahead: int | None) -> None:
+    def __init__(self, *, strict: bool, ahead: int | None, copy: bool | None) -> None:
         self.strict = strict
         self.ahead = ahead
+        self.copy = copy
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -63,7 +65,7 @@ class Installed:
         _take_away(self)
 
 
-def install(*, strict: bool = True, ahead: int | None = None) -> Installed:
+def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None = None) -> Installed:
     """Puts `pagestream.safetensors` in place of ``safetensors`` for the whole process.
 
     ``import safetensors`` and ``from safetensors.torch import load_file`` get ours from now on. Modules that
@@ -77,13 +79,18 @@ def install(*, strict: bool = True, ahead: int | None = None) -> Installed:
             call has no argument ``strict``, as calls in other people's code. Of nested calls the last counts.
         ahead: How much to read ahead of the tensors that are asked for, where a call has no argument
             ``ahead``; see `safe_open`.
+        copy: Whether tensors get memory of their own, where a call has no argument ``copy``. Otherwise they
+            are views of the file, and a program that rewrites the file in place (``open(path, "wb")`` or
+            ``"r+b"``) changes them. Upstream's NumPy functions return copies. None means
+            ``PAGESTREAM_COPY``, or False.
 
     Returns:
         A context manager that uninstalls.
 
     Raises:
-        TypeError: `strict` is neither True nor False, or `ahead` neither False nor a number.
-        ValueError: `ahead` is a number below 1.
+        TypeError: `strict` is neither True nor False, `ahead` neither False nor a number, or `copy`
+            neither True, False nor None.
+        ValueError: `ahead` is a number below 1; or ``PAGESTREAM_AHEAD`` or ``PAGESTREAM_COPY`` is wrong.
 
     Examples:
         >>> import pagestream.safetensors
@@ -92,10 +99,19 @@ def install(*, strict: bool = True, ahead: int | None = None) -> Installed:
         >>> load_file.__module__
         'pagestream.safetensors.numpy'
         >>> pagestream.safetensors.uninstall()
+
+        A program that rewrites the files that it has loaded needs copies:
+
+        >>> with pagestream.safetensors.install(copy=True):
+        ...     from safetensors.numpy import load_file
+        ...     bias = load_file("model.safetensors")["bias"]
+        >>> bias.flags.owndata
+        True
     """
     with _upstream.lock.lock:
         environment.ahead_bytes(ahead)
-        installed = Installed(strict=check_bool("strict", strict), ahead=ahead)
+        environment.copies(copy)
+        installed = Installed(strict=check_bool("strict", strict), ahead=ahead, copy=copy)
         _defaults.installed.append(installed)
         if len(_defaults.installed) == 1:
             _put_in_place()

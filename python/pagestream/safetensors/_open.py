@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         backend: Backend | None
         mmap_mode: Mode | None
         strict: bool | None
-        copy: bool
+        copy: bool | None
         raw: bool
         align: Align
         ahead: int | None
@@ -109,6 +109,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         strict: Whether to refuse headers that the format disallows though upstream accepts them. None means
             the argument of the last `install`, or True.
         copy: Whether to copy tensors into memory of their own, which no later fault of the file can reach.
+            None means the argument of the last `install`, or ``PAGESTREAM_COPY``, or False.
         raw: Whether to return each tensor as its bytes: type uint8, the last dimension counting bytes. For
             element types that a framework does not have.
         align: What to do with a tensor that is misaligned in the file (writers need not align tensors):
@@ -174,7 +175,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         backend: Backend | None = None,
         mmap_mode: Mode | None = None,
         strict: bool | None = None,
-        copy: bool = False,
+        copy: bool | None = None,
         raw: bool = False,
         align: Align = "copy",
         ahead: int | None = None,
@@ -186,8 +187,9 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         if align == "view" and name != "numpy":
             message = f'align="view" is for NumPy; tensors of {name} must be aligned'
             raise ValueError(message)
+        copy = _defaults.copies(copy)
         options = {
-            "copies": checks.check_bool("copy", copy),
+            "copies": copy,
             "read_only": self._mode == "shared" and name == "numpy",
             "raw": checks.check_bool("raw", raw),
         }

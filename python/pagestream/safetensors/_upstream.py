@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import os
-import stat
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pagestream._common.locks import ForkSafeLock
 from pagestream.errors import SafetensorError
+from pagestream.safetensors import _saving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,53 +149,23 @@ def save_file(
     write(lambda path: module(part).save_file(tensors, path, metadata), filename)
 
 
-def write(writer: Callable[[StrPath], Any], filename: StrPath) -> None:
-    """Writes a file by one of upstream's writers, and keeps links and modes.
+def write(writer: Callable[[str], Any], filename: StrPath) -> None:
+    """Saves a file by one of upstream's writers; see `_saving.save`.
 
-    Upstream writes a temporary file that only its owner may read, and renames it: links become files, and
-    the umask is ignored (https://github.com/huggingface/safetensors/issues/782). Here the file that a link
-    leads to is written; a new file gets the mode that `open` would give it, an old one keeps its own.
+    Upstream before 0.8 rewrites the file in place. Later versions rename a temporary file that only its owner
+    may read: links become files, and the umask is ignored
+    (https://github.com/huggingface/safetensors/issues/782).
 
     Args:
         writer: Writes to the path that it gets.
-        filename: The file to write.
+        filename: The file to save.
 
     Raises:
-        SafetensorError: Upstream's writer refuses; or `filename` is a device, FIFO or folder.
-        OSError: `filename` cannot be looked up: a link leads to itself, or a folder may not be searched.
+        SafetensorError: Upstream's writer refuses, or the file cannot be written.
+        OSError: `filename` cannot be looked up.
     """
-    path = os.path.realpath(filename)
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        mode = 0o666 & ~_umask()
-    else:
-        mode = stat.S_IMODE(found.st_mode)
-        # Renaming would replace a device or a FIFO by a file.
-        if not stat.S_ISREG(found.st_mode):
-            message = (
-                f"{os.fsdecode(path)}: it is no regular file, and would be replaced by one; name another"
-            )
-            raise SafetensorError(message)
     with errors_as_ours():
-        writer(path)
-    # File systems without modes refuse to set one; the file is written all the same.
-    with suppress(OSError):
-        os.chmod(path, mode)
-
-
-def _umask() -> int:
-    """Returns this process's umask, without changing it where the system tells it (proc(5), ``Umask``)."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            for line in status:
-                if line.startswith("Umask:"):
-                    return int(line.split()[1], 8)
-    except OSError:
-        pass
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
+        _saving.save(writer, filename)
 
 
 def version() -> str:

@@ -29,7 +29,7 @@ def load_file(
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
     strict: bool | None = None,
-    copy: bool = False,
+    copy: bool | None = None,
     raw: bool = False,
     ahead: int | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
@@ -105,7 +105,10 @@ def save_file(
 ) -> None:
     """Saves these arrays to a file.
 
-    A new file's mode follows the umask, an old one's stays; a link is followed.
+    The finished file replaces an old one, so tensors that were loaded from the old file keep their values. It
+    takes over mode, owner and extended attributes; without an old one, its mode follows the umask. A symbolic
+    link stays, and its target is replaced. If a rename is impossible, as over a mount point, the old file is
+    overwritten. That is refused while this process has tensors of it.
 
     Args:
         tensor_dict: As for `save`.

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TC002 - the examples use it
 
-from pagestream._common import checks
 from pagestream.devices import staged_file
 from pagestream.safetensors import _defaults, _load, _upstream
 from pagestream.safetensors._open import mode_of
@@ -32,7 +31,7 @@ def load_file(
     backend: Backend | None = None,
     mmap_mode: Mode | None = None,
     strict: bool | None = None,
-    copy: bool = False,
+    copy: bool | None = None,
     raw: bool = False,
     ahead: int | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -65,7 +64,7 @@ def load_file(
         >>> load_file("model.safetensors")["bias"]
         tensor([0., 0., 0.])
     """
-    checks.check_bool("copy", copy)
+    copy = _defaults.copies(copy)
     if not raw and _defaults.ahead_bytes(ahead) is None:
         mode, is_strict = mode_of(backend, mmap_mode), _defaults.strictness(strict)
         if (found := staged_file.load(filename, device, mode, is_strict)) is not None:
@@ -172,7 +171,10 @@ def save_file(
 ) -> None:
     """Saves these tensors to a file.
 
-    A new file's mode follows the umask, an old one's stays; a link is followed.
+    The finished file replaces an old one, so tensors that were loaded from the old file keep their values. It
+    takes over mode, owner and extended attributes; without an old one, its mode follows the umask. A symbolic
+    link stays, and its target is replaced. If a rename is impossible, as over a mount point, the old file is
+    overwritten. That is refused while this process has tensors of it.
 
     Args:
         tensors: As for `save`.

@@ -1,0 +1,117 @@
+"""`copy`: tensors with memory of their own, for programs that rewrite the files that they have loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+
+import pagestream.safetensors as ours
+import pagestream.safetensors.numpy
+import pagestream.safetensors.torch  # noqa: F401 - as `ours.torch`
+from pagestream.safetensors import install
+
+from support.mappings import place_in_file
+from support.process import PROGRAMS, output_of
+
+ARRAY = np.arange(1 << 16, dtype="f4")
+
+LOADERS = {
+    "numpy": lambda path: safetensors.numpy.load_file(path)["a"],
+    "torch": lambda path: safetensors.torch.load_file(path)["a"],
+    "get_tensor": lambda path: safetensors.safe_open(path, "np").get_tensor("a"),
+    "get_tensors": lambda path: safetensors.safe_open(path, "pt").get_tensors()["a"],
+    "get_slice": lambda path: safetensors.safe_open(path, "np").get_slice("a")[:],
+}
+every_loader = pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file with the tensor "a"."""
+    ours.numpy.save_file({"a": ARRAY}, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def rewrite(path):
+    """Fills a file with other bytes, in place."""
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.write(b"\xff" * size)
+
+
+def cut(path):
+    open(path, "wb").close()
+
+
+@every_loader
+@pytest.mark.parametrize("change", [rewrite, cut])
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_copies_stay_when_their_file_is_rewritten(path, load, change, by, monkeypatch):
+    if by == "variable":
+        monkeypatch.setenv("PAGESTREAM_COPY", "on")
+    with install(copy=True if by == "argument" else None):
+        tensor = load(path)
+    change(path)
+    np.testing.assert_array_equal(np.asarray(tensor), ARRAY)
+
+
+@every_loader
+def test_without_it_tensors_are_views(path, load):
+    with install():
+        assert place_in_file(load(path), path) is not None
+
+
+@pytest.mark.parametrize("value", ["", "off"])
+def test_an_empty_variable_is_none(path, value, monkeypatch):
+    monkeypatch.setenv("PAGESTREAM_COPY", value)
+    assert place_in_file(ours.numpy.load_file(path)["a"], path) is not None
+
+
+def test_an_argument_of_the_call_wins_and_the_last_install_counts(path, monkeypatch):
+    def is_copied(**options):
+        found = [
+            place_in_file(load(path, **options)["a"], path) is None
+            for load in (ours.numpy.load_file, ours.torch.load_file)
+        ]
+        assert found[0] == found[1]
+        return found[0]
+
+    monkeypatch.setenv("PAGESTREAM_COPY", "on")
+    assert is_copied()
+    assert not is_copied(copy=False)
+    with install(copy=False):
+        assert not is_copied()
+        assert is_copied(copy=True)
+        with install():
+            assert is_copied()
+        assert not is_copied()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: ours.safe_open(path, "np"),
+        ours.numpy.load_file,
+        ours.torch.load_file,
+        lambda path: install(),
+    ],
+)
+def test_a_wrong_variable_is_named(path, call, monkeypatch):
+    monkeypatch.setenv("PAGESTREAM_COPY", "yes")
+    with pytest.raises(ValueError, match="PAGESTREAM_COPY must be"):
+        call(path)
+
+
+def test_a_wrong_argument_is_refused(path):
+    for call in (install, lambda copy: ours.safe_open(path, "np", copy=copy)):
+        with pytest.raises(TypeError, match="copy"):
+            call(copy="yes")
+
+
+@pytest.mark.frameworks
+def test_jax_has_copied_when_a_call_returns(path):
+    """jax copies in its own threads, while the program may rewrite the file."""
+    assert output_of(PROGRAMS / "safetensors_copies/jax_has_copied.py", path).endswith("ready")
