@@ -338,6 +338,12 @@ impl PyWeightFile {
         Ok(py.detach(|| opened.copy_on_write_refusal()))
     }
 
+    /// Returns why read-only arrays lie on pages that cannot be written; None if they do not.
+    fn read_only_pages_reason(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let opened = self.weights.file.opened()?;
+        Ok(py.detach(|| opened.read_only_pages_reason()))
+    }
+
     /// Copies a tensor's bytes to a buffer of exactly their size.
     fn read_into(&self, py: Python<'_>, name: &Bound<'_, PyString>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         self.fill(py, &self.entry(name)?, &mut WritableBuffer::of(out)?)

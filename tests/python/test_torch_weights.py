@@ -47,6 +47,26 @@ def evict(path):
         assert file.residency().fraction == 0.0
 
 
+def test_a_write_to_a_read_only_array_ends_no_process(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"vector": torch.arange(3000.0)}, path)
+    program = PROGRAMS / "torch_weights/writes_ignore_the_flag.py"
+    assert output_of(program, path, with_torch=True) == "11 kinds of arrays were written"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_copies_do_not_change_with_their_file(tmp_path, strategy):
+    path = tmp_path / "model.safetensors"
+    expected = {"matrix": torch.arange(6e5).view(600, 1000), "bias": torch.arange(7).bfloat16()}
+    safetensors.torch.save_file(expected, path)
+    plan = {"matrix": np.s_[:, 3:], "bias": None}
+    found = dict(stream_checkpoint(path, device="cpu", plan=plan, strategy=strategy, copy=True))
+    with pytest.raises(TypeError, match="copy must be True or False, not None"):
+        stream_checkpoint(path, device="cpu", copy=None)
+    path.write_bytes(bytes(100))
+    same(found, {"matrix": expected["matrix"][:, 3:], "bias": expected["bias"]})
+
+
 @pytest.fixture(scope="module")
 def every_type(tmp_path_factory):
     """A file with a tensor of each type, with all patterns of its bits where they are few."""

@@ -1,11 +1,13 @@
 """Streams of tensors: plans, order, memory, and failing storage."""
 
+import ctypes
 import errno
 import gc
 import json
 import os
 import random
 import re
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +24,7 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError
 from pagestream.weights import dtypes
 
 from support import real
+from support.mappings import place_in_file
 from support.process import PROGRAMS, output_of, start_python, threads_end
 from support.rest import threads_rest
 from support.weight_files import ELEMENT_TYPES, FLOATS, entry, odd_file, weight_file, write
@@ -176,27 +179,62 @@ def test_misaligned_tensors_are_aligned_copies(tmp_path):
     assert found["floats"].flags.aligned
 
 
-def test_what_was_read_belongs_to_the_caller(folder, everything):
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "ahead"])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_arrays_are_read_only_whatever_is_cached(folder, everything, strategy, is_cached):
+    """Code that ignores the flag, as torch does, writes to memory of the process and not to the file."""
     weights = open_checkpoint(folder)
-    found = dict(weights.stream(strategy="pread"))
-    for array in found.values():
+    if is_cached:
+        for array in weights.values():
+            array.sum()
+        del array
+    else:
+        evict(folder)
+    for name, array in weights.stream(strategy=strategy):
+        assert not array.flags.writeable
+        equal(array, everything[name])
+        ctypes.memset(array.ctypes.data, 7, array.nbytes)
+        assert not array.nbytes or array.tobytes() == bytes([7]) * array.nbytes
+    equal(open_checkpoint(folder)["model.embed"], everything["model.embed"])
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "ahead"])
+def test_copies_are_the_callers(folder, everything, strategy, tmp_path):
+    """Whatever becomes of their file later."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = open_checkpoint(tmp_path)
+    plan = dict.fromkeys(everything, None) | {"model.layers.0.w": np.s_[3:500, ::2]}
+    found = dict(weights.stream(plan, strategy=strategy, copy=True))
+    for path in weights.files:
+        with open(path, "r+b") as file:
+            file.write(bytes(os.path.getsize(path)))
+        os.truncate(path, 8)
+    for name, array in found.items():
+        equal(array, everything[name] if plan[name] is None else everything[name][plan[name]])
         assert array.flags.writeable
-        array[...] = 0
-    equal(weights["model.embed"], everything["model.embed"])
-    assert not dict(weights.stream(strategy="mapped"))["model.embed"].flags.writeable
+        array[...] = 7
+
+
+def test_copy_is_true_or_false(folder):
+    with pytest.raises(TypeError, match="copy must be True or False, not 1"):
+        open_checkpoint(folder).stream(copy=1)
 
 
 def test_auto_takes_views_of_what_is_cached_and_reads_what_is_not(folder):
+    def views(weights):
+        arrays = [array for _, array in weights.stream() if array.size]
+        return {any(place_in_file(array, path) for path in weights.files) for array in arrays}
+
     weights = open_checkpoint(folder)
     for array in weights.values():
         array.sum()
-    assert not any(array.flags.writeable for _, array in weights.stream())
+    assert views(weights) == {True}
     weights.close()
     del array, weights
     gc.collect()  # pages that are mapped stay in the cache
     evict(folder)
-    assert all(array.flags.writeable for _, array in open_checkpoint(folder).stream())
-    assert all(array.flags.writeable for _, array in open_checkpoint(folder, mmap_mode="read").stream())
+    assert views(open_checkpoint(folder)) == {False}
+    assert views(open_checkpoint(folder, mmap_mode="read")) == {False}
 
 
 @pytest.mark.parametrize(
@@ -627,6 +665,25 @@ def test_what_is_in_memory_is_not_timed(folder):
     assert 'takes "mapped": all of 64 sampled pages are in the page cache' in text
     assert "a second" not in text
     assert weights.explain([]).startswith("0 tensors of 0 bytes in 0 files\n")
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("auto", "arrays lie on copy-on-write pages"),
+        ("shared", 'arrays lie on read-only pages (mode "shared" was asked for): a write to them'),
+    ],
+)
+def test_the_pages_of_arrays_are_told(folder, mode, told):
+    assert told in open_checkpoint(folder, mmap_mode=mode).explain()
+    assert "arrays lie" not in open_checkpoint(folder, mmap_mode="read").explain()
+
+
+def test_without_copy_on_write_pages_arrays_lie_on_read_only_ones(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"x": np.arange(8 << 20, dtype="<f4")}, path)
+    program = PROGRAMS / "weights_streaming/no_private_memory.py"
+    assert output_of(program, path) == "r--s"
 
 
 def resident_bytes(folder):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from pagestream._common import environment
+from pagestream._common import checks, environment
 from pagestream.devices import constructors, copy_device
 from pagestream.devices.planned import cast_to, finished, planned
 from pagestream.devices.torch_tensors import TorchTensors
@@ -107,6 +107,7 @@ def stream_checkpoint(
     memory_bytes: int | None = None,
     order: StreamOrder = "file",
     process_group: dist.ProcessGroup | None = None,
+    copy: bool = False,
     progress: Progress = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Streams the tensors of a checkpoint to a device, as their bytes arrive.
@@ -149,6 +150,8 @@ def stream_checkpoint(
             its last tensor makes all raise. Of a part with steps in its last dimension all elements in
             between are read, sent and held. A group has one load at a time. None reads all that this process
             wants.
+        copy: True for tensors that own their memory, also on the CPU. A tensor on copy-on-write pages shows
+            what becomes of its file: if that is cut or rewritten later, the tensor's bytes change.
         progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
     Yields:
@@ -178,6 +181,7 @@ def stream_checkpoint(
     with joined(process_group) as meeting:
         weights = path if isinstance(path, Checkpoint) else open_checkpoint(path)
         cast_of, where = cast_to(dtype), usable(device)
+        copies = checks.check_bool("copy", copy)
         wanted = planned(weights, plan, order)
         pairs = tensors_on(
             where,
@@ -187,6 +191,7 @@ def stream_checkpoint(
             memory_bytes=memory_bytes,
             cast_of=cast_of,
             meeting=meeting,
+            copies=copies,
         )
         return streaming.reported(pairs, wanted, progress)
 
@@ -223,11 +228,12 @@ def tensors_on(
     threads: int | None = None,
     meeting: Meeting | None = None,
     may_view: bool = False,
+    copies: bool = False,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     """Returns an iterator over the tensors of a plan, on a device. The arguments are checked at once.
 
     With `meeting` its ranks share the reads. Where each reads for itself, tensors are views only if
-    `may_view`.
+    `may_view`. With `copies` none is.
 
     Raises:
         ValueError: The strategy is not possible, or a number is out of range.
@@ -236,7 +242,7 @@ def tensors_on(
     threads = environment.threads(threads)
     if constructors.makes_fakes():
         return _fake(device, files, wanted, cast_of, meeting)
-    tensors, staged_for = TorchTensors(), copy_device.staged_for(device)
+    tensors, staged_for = TorchTensors(copies=copies), copy_device.staged_for(device)
     is_cpu = staged_for is None and device.type == "cpu"
     if strategy in ("mapped", "ahead") and not is_cpu:
         message = f'strategy="{strategy}" is for the CPU: pages of a file must not be copied to {device}'

@@ -223,6 +223,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         order: streaming.StreamOrder = "file",
         verify: bool | None = None,
         drop_behind: bool | None = None,
+        copy: bool = False,
         progress: Progress = False,
     ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Streams tensors as their bytes arrive, many reads at a time.
@@ -268,12 +269,15 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 they were read; all of them where the kernel does not tell, as in ``"read"`` mode. ``"auto"``
                 is then ``"mapped"`` or ``"direct"``, or ``"pread"`` with `verify`. None and False leave them
                 there.
+            copy: True for writable arrays that own their memory. Otherwise arrays are read-only, whether they
+                are views or were read. A view shows what becomes of its file: if that is cut or rewritten
+                later, the array's bytes change.
             progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
         Yields:
             Name and array of each tensor: of its shape, or its part's, and of NumPy's type for its elements.
-            Arrays that were read can be written, and stay valid. Tensors below 1 MiB that are neighbours in a
-            file share memory, which is freed with the last one.
+            Arrays stay valid. Tensors below 1 MiB that are neighbours in a file share memory where they were
+            read, which is freed with the last one.
 
         Raises:
             KeyError: The plan has a name that is not there.
@@ -311,9 +315,13 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         known = None
         if verify:
             known = checksums.known(self._files, checksums.comparable(wanted, found), threads)
-        own = arrays.NumpyArrays(raw=self._arrays.raw)
+        copies = checks.check_bool("copy", copy)
+        own = arrays.NumpyArrays(read_only=not copies, copies=copies, raw=self._arrays.raw)
 
         def view(file: _native.WeightFile, each: streaming.Wanted) -> npt.NDArray[Any]:
+            if copies:
+                copied: npt.NDArray[Any] = own.part(file.stored(each.info.name), each.index)
+                return copied
             array = self._array(file, each.info.name)
             return array if each.index is ... else indexing.array_part(array, each.index)
 

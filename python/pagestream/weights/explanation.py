@@ -57,6 +57,16 @@ def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
     return "\n".join(lines)
 
 
+def _pages(file: _native.WeightFile) -> tuple[str, ...]:
+    """Returns a line about the memory of arrays that are views."""
+    if file.mode == "read":
+        return ()
+    reason = file.read_only_pages_reason()
+    if reason is None:
+        return ("arrays lie on copy-on-write pages",)
+    return (f"arrays lie on read-only pages ({reason}): a write to them, as by torch, ends the process",)
+
+
 def _mount(file: _native.WeightFile) -> tuple[str, ...]:
     """Returns lines about a file's mount and mode, the same for all files of which they are true."""
     system = file.file_system
@@ -73,6 +83,7 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
         f"{system['mount_point']} ({system['type']}, {system['source']}; {system['options']})",
         f"mode: {file.mode}" + (f", because {file.reason}" if file.reason else ""),
         through[file.reads_from_cache],
+        *_pages(file),
         *sharing,
         "the kernel's read-ahead: " + ("unknown" if window is None else size(window)),
     )
