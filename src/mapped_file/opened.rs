@@ -251,7 +251,11 @@ impl Opened {
             RequestedMode::Shared => None,
             _ => self.copy_on_write_view(offset, length)?,
         };
-        if written.is_some() { Ok(written) } else { self.view(offset, length) }
+        if written.is_some() {
+            return Ok(written);
+        }
+        fault::tell_of_writes();
+        self.view(offset, length)
     }
 
     /// Returns why arrays lie on pages that cannot be written; `None` if they do not.

@@ -342,3 +342,28 @@ def test_storage_that_fails_from_now_on_costs_few_requests(tmp_path, writable, d
         assert output_of(code, slow.path / "f", "writable" if writable else "read-only") == "kept raised"
     # 8,192 pages; a few are probed each time.
     assert slow.counts["read_requests"] <= 150
+
+
+# --- writes to read-only pages -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handler", [[], ["faulthandler"]], ids=["alone", "with faulthandler"])
+@pytest.mark.parametrize("way", ["array", "tensor", "corpus", "file", "elsewhere", "by hand"])
+def test_a_write_to_a_read_only_page_names_the_file_before_the_process_ends(tmp_path, way, handler):
+    path = tmp_path / "weights.safetensors"
+    save_file({"x": np.arange(5000)}, path)
+    done = run_python(PROGRAMS / "faults_views/a_write_to_read_only_memory.py", path, way, *handler)
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "")
+    told = (
+        f"pagestream: a write to read-only memory of {path} ends the process. Its pages are read-only because"
+    )
+    assert done.stderr.count(told) == (way not in ("elsewhere", "by hand"))
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == len(handler)
+
+
+def test_without_a_guard_nothing_is_told_of_writes(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"x": np.arange(5000)}, path)
+    program = PROGRAMS / "faults_views/a_write_to_read_only_memory.py"
+    done = run_python(program, path, "array", PAGESTREAM_FAULT_GUARD="off")
+    assert (done.returncode, done.stderr) == (-signal.SIGSEGV, "")

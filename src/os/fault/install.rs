@@ -43,6 +43,11 @@ pub fn reinstall_sometimes() {
     }
 }
 
+/// Returns whether handlers are installed at all.
+pub(super) fn is_enabled() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
 /// Returns whether a handler of ours gets the signal first.
 pub fn is_installed() -> bool {
     exchange(None).is_some_and(|current| is_ours(&current))

@@ -30,17 +30,22 @@
 //!  reinstall()       entry 1 ─► faulthandler ─► entry 0 ─► default
 //!  it leaves again   entry 0 ─► default                (it restores what it had found: entry 0)
 //! ```
+//!
+//! **SIGSEGV** (`read_only.rs`). A write to pages that were handed out read-only ends the process, after a line that names
+//! the file.
 
 mod chain;
 mod copy;
 mod handler;
 mod install;
+mod read_only;
 pub mod views;
 
 pub use copy::copy;
 pub use install::{
     forked, install_and_check, reinstall, reinstall_sometimes, set_fault_guard, wake_first_thread,
 };
+pub use read_only::tell_of_writes;
 
 use crate::words::words;
 

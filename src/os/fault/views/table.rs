@@ -214,6 +214,16 @@ pub(super) fn find(address: usize) -> Option<FaultingMapping> {
     })
 }
 
+/// Calls `tell` with the path of the read-only mapping that contains an address. Does nothing if there is none, or while
+/// another thread holds the lock of the table.
+pub(in crate::os::fault) fn with_path_of_read_only(address: usize, tell: impl FnOnce(&Path)) {
+    let Some(mapping) = find(address).filter(|mapping| !mapping.writable) else { return };
+    let Ok(guarded) = GUARDED.try_lock() else { return };
+    if let Some(path) = guarded.paths.get(&mapping.pages.start) {
+        tell(path);
+    }
+}
+
 impl FaultingMapping {
     /// Returns whether a failed access may be retried unchanged.
     pub fn may_retry(&self) -> bool {
