@@ -59,9 +59,31 @@ def test_copies_stay_when_their_file_is_rewritten(path, load, change, by, monkey
 
 
 @every_loader
-def test_without_it_tensors_are_views(path, load):
+def test_by_default_tensors_are_copies_where_upstream_promises_them(path, load):
     with install():
+        tensor = load(path)
+        assert (place_in_file(tensor, path) is None) == (load is LOADERS["numpy"])
+    assert place_in_file(ours.numpy.load_file(path)["a"], path) is not None
+
+
+@every_loader
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_views_on_request(path, load, by, monkeypatch):
+    if by == "variable":
+        monkeypatch.setenv("PAGESTREAM_COPY", "off")
+    with install(copy=False if by == "argument" else None):
         assert place_in_file(load(path), path) is not None
+
+
+def test_a_program_that_loads_and_rewrites_keeps_its_arrays(path):
+    """As with upstream."""
+    with install():
+        arrays = safetensors.numpy.load_file(path)
+        arrays["a"] *= 2
+        with open(path, "r+b") as file:
+            file.write(bytes(8))
+        cut(path)
+    np.testing.assert_array_equal(arrays["a"], ARRAY * 2)
 
 
 @pytest.mark.parametrize("value", ["", "off"])

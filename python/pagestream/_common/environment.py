@@ -156,10 +156,10 @@ def ahead_bytes(explicit: int | None) -> int | None:
     return int(text)
 
 
-def copies(explicit: bool | None) -> bool:  # noqa: FBT001
-    """Returns whether tensors are copied: the argument ``copy``, else ``PAGESTREAM_COPY``, else False."""
+def copies(explicit: bool | None, *, default: bool = False) -> bool:  # noqa: FBT001
+    """Returns whether tensors are copied: the argument ``copy``, else ``PAGESTREAM_COPY``, else `default`."""
     if explicit is not None:
         return check_bool("copy", explicit)
-    value = os.environ.get("PAGESTREAM_COPY") or "off"
+    value = os.environ.get("PAGESTREAM_COPY") or ("on" if default else "off")
     one_of("PAGESTREAM_COPY", value, ("on", "off"))
     return value == "on"

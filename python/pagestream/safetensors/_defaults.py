@@ -37,11 +37,12 @@ def ahead_bytes(ahead: int | None) -> int | None:
     return environment.ahead_bytes(ahead)
 
 
-def copies(copy: bool | None) -> bool:  # noqa: FBT001
+def copies(copy: bool | None, *, upstream_copies: bool = False) -> bool:  # noqa: FBT001
     """Returns whether tensors are copied.
 
-    That is the argument ``copy``, or else that of the last `install`, or else ``PAGESTREAM_COPY``.
+    That is the argument ``copy``, or else that of the last `install`, or else ``PAGESTREAM_COPY``. If none of
+    them is given, a call copies where upstream's does and code that expects upstream may be calling.
     """
     if copy is None and installed:
         copy = installed[-1].copy
-    return environment.copies(copy)
+    return environment.copies(copy, default=upstream_copies and bool(installed))

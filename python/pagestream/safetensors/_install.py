@@ -81,8 +81,8 @@ def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None 
             ``ahead``; see `safe_open`.
         copy: Whether tensors get memory of their own, where a call has no argument ``copy``. Otherwise they
             are views of the file, and a program that rewrites the file in place (``open(path, "wb")`` or
-            ``"r+b"``) changes them. Upstream's NumPy functions return copies. None means
-            ``PAGESTREAM_COPY``, or False.
+            ``"r+b"``) changes them. None means ``PAGESTREAM_COPY``, or else what upstream promises:
+            ``safetensors.numpy.load_file`` copies, all others return views.
 
     Returns:
         A context manager that uninstalls.
@@ -103,8 +103,9 @@ def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None 
         A program that rewrites the files that it has loaded needs copies:
 
         >>> with pagestream.safetensors.install(copy=True):
-        ...     from safetensors.numpy import load_file
-        ...     bias = load_file("model.safetensors")["bias"]
+        ...     from safetensors import safe_open
+        ...     with safe_open("model.safetensors", "np") as file:
+        ...         bias = file.get_tensor("bias")
         >>> bias.flags.owndata
         True
     """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagestream.safetensors import _load, _upstream
+from pagestream.safetensors import _defaults, _load, _upstream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,8 @@ def load_file(
     """Loads all tensors of a file as a dict of arrays, in the order of the file.
 
     An array is read when it is used, unless ``copy=True`` or the file cannot be mapped. `safe_open` says what
-    that means for a file that changes meanwhile.
+    that means for a file that changes meanwhile. After `install`, arrays are copies by default, as upstream's
+    are.
 
     Args:
         filename: The file.
@@ -59,6 +60,7 @@ def load_file(
         >>> load_file("model.safetensors")["bias"]
         array([0., 0., 0.], dtype=float32)
     """
+    copy = _defaults.copies(copy, upstream_copies=True)
     options = {"backend": backend, "mmap_mode": mmap_mode, "strict": strict, "copy": copy, "raw": raw}
     return _load.load_file("numpy", filename, ahead=ahead, **options)
 
