@@ -315,10 +315,9 @@ def test_a_bad_index_says_what_is_wrong_with_it(path, index, text, framework):
         return  # torch takes it, or raises its own error
     with safe_open(path, framework) as file, pytest.raises(SliceError) as caught:
         file.get_slice("small")[index]
-    where = f"{path}: tensor 'small': "
-    assert str(caught.value).startswith(where)
-    assert text in str(caught.value)
     error = caught.value
+    assert text in str(error)
+    assert error.__notes__ == [f"The index is for tensor 'small' of {path}."]
     assert isinstance(error, SafetensorError)
     assert isinstance(error, IndexError)
     assert isinstance(error, safetensors.SafetensorError)
@@ -326,12 +325,12 @@ def test_a_bad_index_says_what_is_wrong_with_it(path, index, text, framework):
     assert (type(again), again.args) == (SliceError, error.args)
     with pytest.raises(SliceError) as caught, open_checkpoint(path) as weights:
         weights.read("small", index)
-    assert str(caught.value).startswith(where)
+    assert str(caught.value).startswith(f"{path}: tensor 'small': ")
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(("index", "text"), BAD[:3])
-def test_texts_are_upstreams_behind_file_and_tensor(path, index, text):
+def test_texts_are_upstreams(path, index, text):
     with safe_open(path, "np") as ours, pytest.raises(SafetensorError) as our_error:
         ours.get_slice("small")[index]
     with (
@@ -339,8 +338,7 @@ def test_texts_are_upstreams_behind_file_and_tensor(path, index, text):
         pytest.raises(safetensors.SafetensorError) as their_error,
     ):
         theirs.get_slice("small")[index]
-    assert str(their_error.value) == text
-    assert str(our_error.value) == f"{path}: tensor 'small': {text}"
+    assert str(our_error.value) == str(their_error.value) == text
 
 
 def test_names_and_closed_files(path):

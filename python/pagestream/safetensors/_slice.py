@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pagestream.errors import SafetensorError
+from pagestream.errors import SafetensorError, SliceError
 from pagestream.weights.indexing import of_tensor
 
 if TYPE_CHECKING:
@@ -75,13 +75,17 @@ class PySafeSlice:
 
         Raises:
             SliceError: The index is out of range or not basic indexing; a `SafetensorError` and an
-                ``IndexError``.
+                ``IndexError``. Its text is upstream's where upstream refuses the index too; a note names the
+                file and the tensor.
             SafetensorError: The framework has no type for the elements.
             MappedReadError: The file was cut or its storage failed.
             FileChangedError: The file was rewritten since it was opened.
         """
         try:
             return self._framework.part(self._stored, index)
+        except SliceError as error:
+            error.add_note(f"The index is for tensor {self._stored.name!r} of {self._stored.path}.")
+            raise
         except SafetensorError as error:
             raise of_tensor(error, self._stored.path, self._stored.name) from error
 
