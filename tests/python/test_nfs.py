@@ -25,12 +25,13 @@ def outcomes(request):
     console = guest.console(SECONDS)
     path = folder / "results"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(each["check"], each["mount"]): each["failed"] for each in found}, console
+    kernel = (folder / "kernel").read_text(errors="replace")
+    return {(each["check"], each["mount"]): each["failed"] for each in found}, console, kernel
 
 
 @pytest.mark.parametrize(("name", "mount"), CASES, ids=[f"{mount}: {name}" for name, mount in CASES])
 def test_nfs(outcomes, name, mount):
-    found, console = outcomes
+    found, console, kernel = outcomes
     assert (name, mount) in found, f"the guest ended before this check; its console:\n{console[-5000:]}"
     failed = found[name, mount]
-    assert failed is None, failed
+    assert failed is None, f"{failed}\n{console[-2000:]}\nThe guest's kernel says:\n{kernel[-5000:]}"
