@@ -254,8 +254,11 @@ impl Opened {
         if written.is_some() {
             return Ok(written);
         }
-        fault::tell_of_writes();
-        self.view(offset, length)
+        let read_only = self.view(offset, length)?;
+        if read_only.is_some() {
+            fault::tell_of_writes();
+        }
+        Ok(read_only)
     }
 
     /// Returns why arrays lie on pages that cannot be written; `None` if they do not.

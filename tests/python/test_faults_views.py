@@ -361,6 +361,22 @@ def test_a_write_to_a_read_only_page_names_the_file_before_the_process_ends(tmp_
     assert done.stderr.count("Fatal Python error: Segmentation fault") == len(handler)
 
 
+@pytest.mark.parametrize("way", ["array", "elsewhere", "by hand"])
+def test_a_handler_that_came_later_hides_the_name_and_the_process_ends(tmp_path, way):
+    path = tmp_path / "weights.safetensors"
+    save_file({"x": np.arange(5000)}, path)
+    done = run_python(PROGRAMS / "faults_views/a_write_to_read_only_memory.py", path, way, "later")
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "")
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == 1
+
+
+def test_in_read_mode_no_handler_is_installed(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"x": np.arange(5000), "empty": np.zeros(0)}, path)
+    found = output_of(PROGRAMS / "faults_views/handler_of_sigsegv.py", path)
+    assert found == "read: none, auto: none, shared: ours"
+
+
 def test_without_a_guard_nothing_is_told_of_writes(tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file({"x": np.arange(5000)}, path)

@@ -2,12 +2,13 @@
 //! handler of SIGSEGV writes the file's name, the reason and a remedy to standard error first.
 //!
 //! The handler steps aside at the first SIGSEGV, whatever caused it: it puts its predecessor back, and the instruction
-//! faults again.
+//! faults again. It never goes in front of a handler that came later. If that one does not pass faults on (`faulthandler`,
+//! enabled after the memory was handed out, passes on a signal without an address), no file is named.
 
 use std::ffi::{c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::chain::empty_action;
 use super::{install, views};
@@ -15,19 +16,23 @@ use super::{install, views};
 /// The page is there, and its protection forbids the access (sigaction(2); the crate libc lacks it).
 const SEGV_ACCERR: c_int = 2;
 
-/// The action that stood before ours.
-static PREDECESSOR: OnceLock<libc::sigaction> = OnceLock::new();
+static IS_CLAIMED: AtomicBool = AtomicBool::new(false);
+
+/// The action that stood before ours: null, or leaked, because the handler may be reading it.
+static PREDECESSOR: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// Installs the handler, once. To be called when memory is handed out whose pages are read-only.
 pub fn tell_of_writes() {
-    if PREDECESSOR.get().is_some() || !install::is_enabled() {
+    if !install::is_enabled() || IS_CLAIMED.swap(true, Ordering::Relaxed) {
         return;
     }
+    // First the predecessor, then the handler that reads it.
+    PREDECESSOR.store(Box::into_raw(Box::new(exchange(None))), Ordering::Release);
     let mut ours = empty_action();
     ours.sa_sigaction = on_sigsegv as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
     // NODEFER: a signal that was sent by hand is sent again inside the handler.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-    PREDECESSOR.get_or_init(|| exchange(Some(&ours)));
+    exchange(Some(&ours));
 }
 
 extern "C" fn on_sigsegv(_number: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
@@ -38,8 +43,9 @@ extern "C" fn on_sigsegv(_number: c_int, info: *mut libc::siginfo_t, _context: *
         // SAFETY: a fault comes with its address.
         tell(unsafe { cause.si_addr() }.addr());
     }
-    // Another thread may be between the exchange and the end of `get_or_init`.
-    exchange(Some(PREDECESSOR.get().unwrap_or(&empty_action())));
+    // SAFETY: null, or a leaked box that nothing writes to.
+    let predecessor = unsafe { PREDECESSOR.load(Ordering::Acquire).as_ref() };
+    exchange(Some(predecessor.unwrap_or(&empty_action())));
     let is_fault = cause.si_code > 0;
     if !is_fault {
         // SAFETY: takes a signal number; SA_NODEFER left SIGSEGV unblocked.

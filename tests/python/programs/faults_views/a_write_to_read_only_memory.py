@@ -1,6 +1,6 @@
 """Ends by SIGSEGV: by a write to an array on read-only pages, or in another way.
 
-Usage: a_write_to_read_only_memory.py FILE {array,corpus,file,elsewhere,by hand} [faulthandler]
+Usage: a_write_to_read_only_memory.py FILE {array,corpus,file,elsewhere,by hand} [faulthandler | later]
 """
 
 import ctypes
@@ -19,6 +19,8 @@ path, way = sys.argv[1:3]
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 if "faulthandler" in sys.argv:
     faulthandler.enable()
+read = pagestream.MappedFile(path, mode="read")
+assert read.view(0, 8) == open(path, "rb").read(8)
 weights = pagestream.open_checkpoint(path, mmap_mode="shared")
 arrays = {
     "array": weights["x"],
@@ -27,6 +29,8 @@ arrays = {
     "file": np.frombuffer(pagestream.MappedFile(path, mode="shared"), "u1"),
 }
 assert not any(array.flags.writeable for array in arrays.values())
+if "later" in sys.argv:
+    faulthandler.enable()
 if way in arrays:
     ctypes.memset(arrays[way].ctypes.data, 0, 8)
 elif way == "elsewhere":
