@@ -79,11 +79,11 @@ class DeviceTensors(TorchTensors):
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
         """Makes one tensor of a file."""
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
-        if self._makes_empty():
+        if self.reads_nothing():
             return self.empty(dtype, shape, facts.nbytes)
         staged_for = self._staged_for(facts.nbytes)
         if staged_for is None:
-            return self._host.whole_of(file, name, facts).to(self.device)
+            return self._host.whole_of(file, name, facts).to(self.device)  # type: ignore[no-any-return]
         whole = indexing.Selection(0, (facts.nbytes,), (1,))
         return self._sent(staged_for, file.stored(name), dtype, shape, whole, 1)
 
@@ -99,16 +99,16 @@ class DeviceTensors(TorchTensors):
         """Makes a part of a tensor seen as `dtype` and `shape`."""
         found, item_bytes = indexing.select(shape, index), itemsize(dtype)
         nbytes = found.size * item_bytes
-        if self._makes_empty():
+        if self.reads_nothing():
             return self.empty(dtype, found.shape, nbytes)
         staged_for = self._staged_for(nbytes)
         if staged_for is None:
-            return self._host.basic_part(stored, dtype, shape, index).to(self.device)
+            return self._host.basic_part(stored, dtype, shape, index).to(self.device)  # type: ignore[no-any-return]
         return self._sent(staged_for, stored, dtype, found.shape, found, item_bytes)
 
-    def _makes_empty(self) -> bool:
-        """Returns whether tensors that are made now have no bytes."""
-        return self.device.type == "meta" or constructors.makes_fakes()
+    def reads_nothing(self) -> bool:
+        """Returns whether tensors made now have no bytes."""
+        return self.device.type == "meta" or super().reads_nothing()
 
     def _staged_for(self, nbytes: int) -> CopyDevice | None:
         """Returns the GPU, to copy on the caller's current stream; None where pieces are of no use."""
@@ -118,7 +118,7 @@ class DeviceTensors(TorchTensors):
         return None if found is None else found.on_current_stream()
 
     def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
-        """Makes a tensor as yet without content."""
+        """Makes an uninitialized tensor."""
         described = self._shapes.over(dtype, shape, nbytes, 0, None)
         return constructors.empty(described.shape, described.dtype, self.device)
 

@@ -10,7 +10,7 @@ from pagestream.devices.constructors import CPU, as_tensor, empty, makes_fakes, 
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.arrays import Framework
-from pagestream.weights.dtypes import NAMES, itemsize
+from pagestream.weights.dtypes import NAMES
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pagestream import _native
-    from pagestream.weights.arrays import Filler
     from pagestream.weights.indexing import Index
 
 # torch has NumPy's names, but for the type of which two elements share a byte. Types that this torch does not
@@ -57,39 +56,9 @@ class TorchTensors(Framework):
             message = f"torch cannot make a tensor of {dtype} elements and shape {list(shape)}: {reason}"
             raise SafetensorError(message) from error
 
-    def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> torch.Tensor:
-        """Makes a tensor as yet without content."""
-        return self.over(dtype, shape, nbytes, 0, None)
-
-    def make(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        nbytes: int,
-        offset: int,
-        buffer: Buffer | None,
-        fill: Filler,
-    ) -> torch.Tensor:
-        """Makes a tensor over a buffer, or a copy."""
-        if makes_fakes():
-            return self.empty(dtype, shape, nbytes)
-        return super().make(dtype, shape, nbytes, offset, buffer, fill)  # type: ignore[no-any-return]
-
-    def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> torch.Tensor:
-        """Makes one tensor of a file."""
-        if makes_fakes():
-            dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
-            return self.empty(dtype, shape, facts.nbytes)
-        return super().whole_of(file, name, facts)  # type: ignore[no-any-return]
-
-    def basic_part(
-        self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
-    ) -> torch.Tensor:
-        """Makes a part of a tensor seen as `dtype` and `shape`."""
-        if makes_fakes():
-            found = indexing.select(shape, index)
-            return self.empty(dtype, found.shape, found.size * itemsize(dtype))
-        return super().basic_part(stored, dtype, shape, index)  # type: ignore[no-any-return]
+    def reads_nothing(self) -> bool:
+        """Returns whether tensors made now have no bytes: under a `FakeTensorMode`."""
+        return makes_fakes()
 
     def is_aligned(self, tensor: torch.Tensor) -> bool:
         """Returns whether the elements begin at a multiple of their size."""
@@ -133,7 +102,7 @@ class TorchTensors(Framework):
             )
             raise SafetensorError(message)
         pairs = self.basic_part(stored, "U8", (*shape[:-1], shape[-1] // 2), index)
-        return pairs.view(kind)
+        return pairs.view(kind)  # type: ignore[no-any-return]
 
 
 def shape_in_torch(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

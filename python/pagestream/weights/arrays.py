@@ -55,6 +55,14 @@ class Framework:
         """
         raise NotImplementedError
 
+    def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> Any:  # noqa: ANN401
+        """Makes an uninitialized tensor. The arguments and errors are those of `make`."""
+        return self.over(dtype, shape, nbytes, 0, None)
+
+    def reads_nothing(self) -> bool:
+        """Returns whether tensors made now have a type and a shape, but no bytes."""
+        return False
+
     def is_aligned(self, tensor: Any) -> bool:  # noqa: ANN401
         """Returns whether the elements of a tensor begin where the framework wants them to."""
         raise NotImplementedError
@@ -86,6 +94,8 @@ class Framework:
             SafetensorError: The framework has no such type or shape; or the elements are misaligned, and
                 ``align="error"``.
         """
+        if self.reads_nothing():
+            return self.empty(dtype, shape, nbytes)
         if buffer is not None:
             tensor = self.over(dtype, shape, nbytes, offset, buffer)
             if self.align == "view" or self.is_aligned(tensor):
@@ -114,6 +124,8 @@ class Framework:
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> Any:  # noqa: ANN401
         """Makes one tensor of a file, of which the header says `facts`."""
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
+        if self.reads_nothing():
+            return self.empty(dtype, shape, facts.nbytes)
         buffer, first = file.memory_of(name, not self.read_only, self.copies)
         # A mapping begins with the header, and memory that was read ahead with the tensor.
         fill: Filler = partial(file.read_into, name)
@@ -136,7 +148,7 @@ class Framework:
         found = indexing.select(shape, index)
         nbytes, fill = found.size * item_bytes, reader(stored, found, item_bytes)
         buffer = None
-        if nbytes:
+        if nbytes and not self.reads_nothing():
             buffer = stored.view(found.in_bytes(item_bytes), not self.read_only, self.copies)
         return self.make(dtype, found.shape, nbytes, 0, buffer, fill)
 
