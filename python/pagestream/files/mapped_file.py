@@ -216,7 +216,8 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         Args:
             advice: ``"normal"``, ``"random"`` (no read-ahead), ``"sequential"``, ``"willneed"``
                 (fetch it now, without waiting), ``"dontneed"`` (leave this process's memory, stay in
-                the cache), ``"cold"``, ``"hugepage"``.
+                the cache), ``"cold"``, ``"hugepage"``. Pages under arrays and views may have been written
+                to, so ``"dontneed"`` makes them ``"cold"``.
             offset: Where the range begins, in bytes; widened to whole pages.
             length: Its bytes; None for all that follow.
 
@@ -280,6 +281,8 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         """Drops the file from the page cache, after writing out dirty pages. Needs no privilege.
 
         Pages that another process maps stay, and so do those of live arrays of `pagestream.safetensors`.
+        Pages under live arrays and views of this file go only if this process owns the file or may write to
+        it (MADV_PAGEOUT of madvise(2)).
 
         Raises:
             OSError: The system refused.
