@@ -137,3 +137,10 @@ def test_a_wrong_argument_is_refused(path):
 def test_jax_has_copied_when_a_call_returns(path):
     """jax copies in its own threads, while the program may rewrite the file."""
     assert output_of(PROGRAMS / "safetensors_copies/jax_has_copied.py", path).endswith("ready")
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("framework", ["jax", "tensorflow", "mlx", "paddle"])
+def test_other_frameworks_copy(path, framework):
+    program = PROGRAMS / "safetensors_copies/rewritten_after_the_load.py"
+    assert output_of(program, path, framework).splitlines()[-1] == "True"
