@@ -1,5 +1,6 @@
 """Reading, viewing, advising, warming, evicting, locking, checking, refreshing, closing."""
 
+import ctypes
 import errno
 import gc
 import os
@@ -18,7 +19,7 @@ from pagestream.errors import FileChangedError
 from pagestream.files.mapped_file import Advice
 
 from support import real
-from support.mappings import mappings_of, place_in_file
+from support.mappings import flags_of, mappings_of, place_in_file
 from support.process import PROGRAMS, output_of
 
 CONTENT = np.random.default_rng(0).bytes(70_001)
@@ -138,6 +139,32 @@ def test_advice_is_taken_as_far_as_the_kernel_knows_it(token_file, mode, advice)
         assert taken == (advice in ("normal", "random", "sequential", "willneed"),) * 3
     elif advice != "hugepage":  # a kernel may be built without it
         assert taken == (True, True, True)
+
+
+@pytest.mark.parametrize("is_viewed_before", [True, False])
+def test_advice_reaches_arrays_too(token_file, is_viewed_before):
+    """They lie on a mapping of their own, which is made for the first of them."""
+    f = MappedFile(token_file)
+    arrays = [np.frombuffer(f, "u2")] if is_viewed_before else []
+    f.advise("random")
+    arrays.append(np.frombuffer(f, "u2"))
+    flags = flags_of(token_file)
+    assert len(flags) == 2
+    assert all("rr" in each for each in flags)
+    f.advise("normal")
+    assert not any("rr" in each for each in flags_of(token_file))
+
+
+def test_evict_drops_pages_under_arrays_and_keeps_what_was_written(big_file):
+    f = MappedFile(big_file)
+    array = np.frombuffer(f, "u1")
+    expected = array.copy()
+    ctypes.memset(array.ctypes.data, 7, 1)  # as torch would, which ignores the flag
+    f.evict()
+    # The written page is this process's own, and its place in the cache is empty too.
+    assert f.residency().fraction == 0.0
+    assert array[0] == 7
+    assert np.array_equal(array[1:], expected[1:])
 
 
 def test_advice_that_does_not_exist_lists_what_does(token_file):

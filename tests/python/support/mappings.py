@@ -33,3 +33,13 @@ def place_in_file(array, path):
         if mapping.start <= address and address + array.nbytes <= mapping.stop:
             return mapping.offset + address - mapping.start, mapping.permissions
     return None
+
+
+def flags_of(path):
+    """The two-letter flags of each of this process's mappings of a file (VmFlags in proc_pid_smaps(5))."""
+    with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as smaps:
+        lines = smaps.read().splitlines()
+    flags = [set(line.split()[1:]) for line in lines if line.startswith("VmFlags:")]
+    heads = [line for line in lines if line[0] in "0123456789abcdef" and "-" in line.split()[0]]
+    real = os.path.realpath(path)
+    return [found for head, found in zip(heads, flags, strict=True) if head.endswith(f" {real}")]
