@@ -1,4 +1,4 @@
-"""torch's tensors on a device: their bytes go through memory that no file is mapped to."""
+"""torch tensors on a device. Their bytes pass through anonymous memory, never through a file's mapping."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pagestream.weights.arrays import Align
     from pagestream.weights.indexing import Index, Selection
 
-# What is copied to the device while the next piece is read.
+# One piece is copied to the device while the next one is read.
 PIECE_BYTES = 16 << 20
 _BLOCKS = 2
-# Of less the driver takes a copy at once, and what pieces need takes longer than that:
+# The driver stages smaller copies itself and returns at once, which is faster than to set up pieces:
 # https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html
 LEAST_BYTES = 64 << 10
 
@@ -39,7 +39,7 @@ def tensors_for(
     align: Align = "copy",
     **options: bool,
 ) -> TorchTensors:
-    """Returns the object that makes tensors on a device. It is checked when a file is opened.
+    """Returns the framework for a device. The device is checked when a file is opened.
 
     Raises:
         SafetensorError: torch knows no such device.
@@ -53,17 +53,17 @@ def tensors_for(
 
 
 class _Shapes(TorchTensors):
-    """Tensors without content. Where a device has no memory for it, torch says so in its own words."""
+    """Tensors on the meta device, to learn a type and a shape before memory is allocated."""
 
     new_on = torch.device("meta")
 
 
 class DeviceTensors(TorchTensors):
-    """torch's tensors on another device than the CPU, complete when they are returned.
+    """torch tensors on a device other than the CPU, complete when they are returned.
 
-    A device's driver copies with its locks held. Of a mapped page that is not in memory it would wait for the
-    storage, and all others that use the device with it. So bytes are first read into memory of their own: for
-    a GPU in pieces, of which one is copied while the next is read.
+    A driver copies with its locks held. If it touched a mapped page that is not in memory, it would wait for
+    the storage, and every other user of the device would wait too. So bytes are first read into anonymous
+    memory. For a GPU they are read in pieces: one piece is copied while the next one is read.
 
     Attributes:
         device: The device.
@@ -88,7 +88,7 @@ class DeviceTensors(TorchTensors):
         return self._sent(staged_for, file.stored(name), dtype, shape, whole, 1)
 
     def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
-        """Makes a part. Lists and tensors index on the CPU: on a GPU a wrong one would end its use."""
+        """Makes a part. Lists and tensors index on the CPU: a bad index on a GPU would break its context."""
         if indexing.is_advanced(index):
             return self._host.part(stored, index).to(self.device)
         return super().part(stored, index)
@@ -111,7 +111,7 @@ class DeviceTensors(TorchTensors):
         return self.device.type == "meta" or super().reads_nothing()
 
     def _staged_for(self, nbytes: int) -> CopyDevice | None:
-        """Returns the GPU, to copy on the caller's current stream; None where pieces are of no use."""
+        """Returns the GPU, to copy on the caller's current stream; None if pieces would not pay."""
         if self.device.type != "cuda" or nbytes < LEAST_BYTES:
             return None
         found = copy_device.staged_for(self.device)
@@ -131,11 +131,11 @@ class DeviceTensors(TorchTensors):
         selected: Selection,
         item_bytes: int,
     ) -> torch.Tensor:
-        """Makes a tensor of `selected` elements, each of so many bytes."""
+        """Makes a tensor of the `selected` elements, of `item_bytes` each."""
         nbytes = selected.size * item_bytes
         tensor = self.empty(dtype, shape, nbytes)
         flat = tensor.view(-1).view(torch.uint8)
-        # Waits for what is being read ahead; where that is memory of its own, this is it.
+        # Waits for a read-ahead of this tensor. A read-ahead into anonymous memory returns that memory.
         ahead = stored.view(selected.in_bytes(item_bytes), True, True)  # noqa: FBT003
         if ahead is not None:
             flat.copy_(constructors.from_numpy(np.frombuffer(ahead, np.uint8)))
@@ -156,18 +156,18 @@ class DeviceTensors(TorchTensors):
                 copying.append((block, device.record()))
                 first += piece.size
         finally:
-            # As upstream: whatever uses the tensor, on whichever stream, finds its bytes.
+            # As upstream: the bytes are there for every stream.
             if (interrupt := copy_device.finish_copies(device)) is not None:
                 raise interrupt
         return tensor
 
 
 def _block(device: CopyDevice, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Returns memory to copy from, page-locked if it can be. torch keeps such memory for later calls."""
+    """Returns staging memory, page-locked if possible. torch caches page-locked memory for later calls."""
     try:
         return device.allocate_pinned(nbytes)
     except RuntimeError as error:
-        # Containers limit locked memory. A copy from other memory has read it when the call returns.
+        # Containers limit locked memory. A copy from pageable memory is done with it when the call returns.
         message = f"{nbytes} bytes cannot be page-locked ({error}): copies wait for each other"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return np.empty(nbytes, np.uint8)

@@ -21,16 +21,17 @@ installed: list[HasDefaults] = []
 
 
 def strictness(strict: bool | None) -> bool:  # noqa: FBT001
-    """Returns the argument ``strict``; for None that of the last `install`, or True."""
+    """Resolves ``strict``: the call's argument, else the last `install`'s, else True."""
     if strict is None:
         return installed[-1].strict if installed else True
     return check_bool("strict", strict)
 
 
 def ahead_bytes(ahead: int | None) -> int | None:
-    """Returns the longest read-ahead in bytes, None for one that follows the free memory.
+    """Resolves ``ahead``: the call's argument, else the last `install`'s, else ``PAGESTREAM_AHEAD``.
 
-    That is the argument ``ahead``, or else that of the last `install`, or else ``PAGESTREAM_AHEAD``.
+    Returns:
+        The longest read-ahead in bytes. None adapts it to the free memory.
     """
     if ahead is None and installed:
         ahead = installed[-1].ahead
@@ -38,10 +39,10 @@ def ahead_bytes(ahead: int | None) -> int | None:
 
 
 def copies(copy: bool | None, *, upstream_copies: bool = False) -> bool:  # noqa: FBT001
-    """Returns whether tensors are copied.
+    """Resolves ``copy``: the call's argument, else the last `install`'s, else ``PAGESTREAM_COPY``.
 
-    That is the argument ``copy``, or else that of the last `install`, or else ``PAGESTREAM_COPY``. If none of
-    them is given, a call copies where upstream's does and code that expects upstream may be calling.
+    If none of them is set, tensors are views, with one exception: a call that copies in upstream
+    (`upstream_copies`) also copies after `install`, for programs that rely on it.
     """
     if copy is None and installed:
         copy = installed[-1].copy

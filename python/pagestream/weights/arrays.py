@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     # Fills a writable buffer.
     Filler = Callable[[Any], None]
 
-# What to do with a tensor that is misaligned in its file.
+# How to treat a tensor whose elements are misaligned in the file.
 Align = Literal["copy", "view", "error"]
 
 
@@ -31,7 +31,7 @@ class Framework:
     """Makes tensors of one framework, whole or in part, from the bytes of a file.
 
     Attributes:
-        align: What to do with elements that are misaligned in the file.
+        align: How to treat elements that are misaligned in the file.
         copies: Whether tensors get memory of their own.
         read_only: Whether arrays over the mapping are read-only.
         raw: Whether a tensor is given, and indexed, as its bytes.
@@ -51,12 +51,12 @@ class Framework:
     ) -> Any:  # noqa: ANN401 - the framework's type
         """Makes a tensor over a buffer as it is; over new memory if that is None.
 
-        The arguments and errors are those of `make`.
+        Takes the same arguments as `make`, and raises the same errors.
         """
         raise NotImplementedError
 
     def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> Any:  # noqa: ANN401
-        """Makes an uninitialized tensor. The arguments and errors are those of `make`."""
+        """Makes an uninitialized tensor. Takes the same arguments as `make`, and raises the same errors."""
         return self.over(dtype, shape, nbytes, 0, None)
 
     def reads_nothing(self) -> bool:
@@ -122,7 +122,7 @@ class Framework:
             raise errors.SafetensorError(message) from error
 
     def whole_of(self, file: _native.WeightFile, name: str, facts: _native.TensorFacts) -> Any:  # noqa: ANN401
-        """Makes one tensor of a file, of which the header says `facts`."""
+        """Makes one tensor of a file. `facts` is its entry in the header."""
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         if self.reads_nothing():
             return self.empty(dtype, shape, facts.nbytes)
@@ -143,7 +143,7 @@ class Framework:
     def basic_part(
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> Any:  # noqa: ANN401
-        """Makes a part of a tensor seen as `dtype` and `shape`. One run of mapped bytes is not copied."""
+        """Makes a part of a tensor seen as `dtype` and `shape`. A single run of mapped bytes is not copied."""
         item_bytes = itemsize(dtype)
         found = indexing.select(shape, index)
         nbytes, fill = found.size * item_bytes, reader(stored, found, item_bytes)
@@ -198,7 +198,7 @@ class NumpyArrays(Framework):
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes an array of whole rows, and indexes that."""
         dtype, shape = stored.dtype, stored.shape
-        indexing.select(shape, index)  # refuses what the steps below would not
+        indexing.select(shape, index)  # refuses more than the steps below would
         parts = indexing.parts(shape, index)
         bits = SUB_BYTE_BITS[dtype]
         last = max((place for place, part in enumerate(parts) if part is not None), default=-1)
