@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # One piece is copied to the device while the next one is read.
 PIECE_BYTES = 16 << 20
 _BLOCKS = 2
-# The driver stages smaller copies itself and returns at once, which is faster than to set up pieces:
+# The driver stages smaller copies itself and returns at once, faster than pieces can be set up:
 # https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html
 LEAST_BYTES = 64 << 10
 

@@ -143,7 +143,7 @@ class Framework:
     def basic_part(
         self, stored: _native.StoredTensor, dtype: str, shape: tuple[int, ...], index: Index
     ) -> Any:  # noqa: ANN401
-        """Makes a part of a tensor seen as `dtype` and `shape`. A single run of mapped bytes is not copied."""
+        """Makes a part of a tensor seen as `dtype` and `shape`. A run of mapped bytes is not copied."""
         item_bytes = itemsize(dtype)
         found = indexing.select(shape, index)
         nbytes, fill = found.size * item_bytes, reader(stored, found, item_bytes)
