@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use super::files::audit_open;
 use crate::error::Result;
 use crate::mapped_file::RequestedMode;
+use crate::os::file::open::{self, Kind};
 use crate::os::process::thread;
 use crate::streaming::lead::Handover;
 
@@ -50,10 +51,15 @@ impl NextFile {
             Err(refusal) if refusal.is_instance_of::<PyException>(py) => return Ok(()),
             asked => asked?,
         }
-        let go_on = self.go_on.clone();
+        let (go_on, path) = (self.go_on.clone(), self.path.clone());
         let builder = Builder::new().name("pagestream-next".into());
         // Best effort: without a thread, or where this fails, the consumer opens the file itself.
-        drop(thread::start(builder, move || drop(go_on(&handover, &is_used))));
+        drop(thread::start(builder, move || {
+            // Nobody has asked for this file. To open a device can have effects of its own.
+            if open::identity_at(&path).is_ok_and(|found| found.kind == Kind::RegularFile) {
+                drop(go_on(&handover, &is_used));
+            }
+        }));
         Ok(())
     }
 }

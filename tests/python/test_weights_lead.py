@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -1137,6 +1138,21 @@ def test_an_audit_hook_can_keep_the_lead_from_the_next_shard(shards, tmp_path):
     with slow_shards(shards, tmp_path) as slow:
         output = output_of(PROGRAMS / "weights_lead/audit_refuses_the_next_shard.py", slow.path)
     assert output == "refused, and read"
+
+
+def test_a_device_in_the_place_of_the_next_shard_is_not_opened(shards, tmp_path):
+    strace = real.need_tool("strace")
+    log = tmp_path / "log"
+    with slow_shards(shards, tmp_path) as slow:
+        folder = tmp_path / "hostile"
+        folder.mkdir()
+        first, second = (folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+        first.symlink_to(min(slow.path.iterdir()))
+        os.mknod(second, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
+        wrapper = (strace, "-f", "-qq", "-o", str(log), "-e", "trace=open,openat,openat2")
+        output_of(PROGRAMS / "weights_lead/the_next_shard_is_a_device.py", first, second, wrapper=wrapper)
+    assert first.name in log.read_text()
+    assert second.name not in log.read_text()
 
 
 def test_an_interrupt_while_a_hook_looks_at_the_next_shard_leaves_nothing_behind(shards, tmp_path):
