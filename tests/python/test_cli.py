@@ -192,7 +192,7 @@ class TestCodes:
     def test_an_empty_folder_is_wrong_use(self, command, tmp_path):
         found = pagestream_command(command, tmp_path)
         assert found.exit_code == WRONG_USE
-        assert "no names that end in .safetensors, and no token files" in found.output
+        assert "no .safetensors files, and no token files" in found.output
 
     @pytest.mark.parametrize("command", ["info", "verify"])
     def test_a_bad_file(self, command, tmp_path):

@@ -1,4 +1,4 @@
-"""What the commands print, and their exit codes: 0 good, 1 the file is bad, 2 wrong use or no such path."""
+"""Output and exit codes of the commands: 0 success, 1 bad file, 2 wrong usage or missing path."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BAD, WRONG_USE, INTERRUPTED = 1, 2, 130
-# As if SIGPIPE had ended the program: https://man7.org/linux/man-pages/man7/signal.7.html
+# 128 + SIGPIPE, as a shell reports a program killed by that signal: https://man7.org/linux/man-pages/man7/signal.7.html
 _NO_READER = 141
-# Programs that read a pipe want a line in one piece.
+# Lines in a pipe are not wrapped, because programs parse them.
 _PIPE_COLUMNS = 10_000
-# What says that a file is not what it should be. All else that a system call refuses is about the path.
+# Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.
 BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
 
 
 class _Console(Console):
-    """A console that lets the caller say how it ends when nobody reads any more."""
+    """A console that raises BrokenPipeError when its reader is gone, so that `ending` sets the exit code."""
 
     def on_broken_pipe(self) -> None:
-        """Raises the error that rich takes for the end of the program."""
+        """Raises BrokenPipeError, where rich would exit with code 1."""
         raise BrokenPipeError
 
 
 def console(*, to_errors: bool = False) -> Console:
-    """Returns where to print: in colour on a terminal, plain and without line breaks in a pipe."""
+    """Returns a console: in colour on a terminal, plain and without line breaks in a pipe."""
     stream = sys.stderr if to_errors else sys.stdout
     width = None if stream and stream.isatty() else _PIPE_COLUMNS
-    # Names and messages are text, whatever brackets they have.
+    # Print brackets in names and messages literally: rich would read them as markup.
     return _Console(stderr=to_errors, highlight=False, markup=False, width=width)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Returns an empty table. The columns in `right` are aligned to the right."""
+    """Returns an empty table. The columns in `right` are right-aligned."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made
 
 
-def print_json(facts: Any) -> None:  # noqa: ANN401 - whatever JSON has
-    """Prints facts for other programs. Dataclasses become objects."""
+def print_json(facts: Any) -> None:  # noqa: ANN401 - any JSON value
+    """Prints facts as JSON. Dataclasses become objects."""
     print(json.dumps(facts, indent=2, default=_plain, ensure_ascii=False))
 
 
@@ -65,7 +65,7 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def ending(*, as_json: bool) -> Iterator[None]:
-    """Ends the program with the code of what goes wrong, and says it on standard error, or also as JSON."""
+    """Turns an error into an exit code and a message on standard error; with `as_json` also into JSON."""
     try:
         yield
         if sys.stdout:
@@ -73,7 +73,7 @@ def ending(*, as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # What Python still holds goes nowhere.
+        # Python flushes its buffer at exit: to /dev/null, not to the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_NO_READER) from None
     except (OSError, ValueError, ImportError) as error:
@@ -84,20 +84,20 @@ def ending(*, as_json: bool) -> Iterator[None]:
 
 
 def told(error: BaseException) -> str:
-    """Returns what is said of an error: of one of the system, its file and what is wrong with it."""
+    """Returns an error's message. A system error reads like ``tokens.bin: Permission denied``."""
     if isinstance(error, OSError) and error.filename and error.strerror and error.filename2 is None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)
 
 
 def fail(message: str, code: int) -> None:
-    """Prints what is wrong, and ends the program."""
+    """Prints an error message, and ends the program with an exit code."""
     print(f"pagestream: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installed
-    """Returns the class of pictures.
+    """Returns matplotlib's `Figure` class.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -111,20 +111,20 @@ def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installe
 
 
 def print_problem(console: Console, problem: str | None) -> None:
-    """Prints why a checkpoint is not whole, if it is not."""
+    """Prints a checkpoint's problem, if it has one."""
     if problem:
         console.print(f"problem: {problem}", style="red")
 
 
 def percent(share: float) -> str:
-    """Returns a share in percent. 0 % and 100 % mean nothing and all; NaN is what is not known."""
+    """Returns a share in percent. 0 % and 100 % are exact: 0.999 prints as 99 %. NaN prints as unknown."""
     if math.isnan(share):
         return "unknown"
     return f"{share if share in (0, 1) else min(max(share, 0.01), 0.99):.0%}"
 
 
 def short(path: str) -> str:
-    """Returns a path as seen from the current folder, if that is shorter."""
+    """Returns a path relative to the current folder, if that is shorter."""
     try:
         near = os.path.relpath(path)
     except ValueError:

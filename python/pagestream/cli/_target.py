@@ -1,4 +1,4 @@
-"""What lies at a path: a checkpoint, or token files."""
+"""Opens the checkpoint or the token files at a path."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 Opened: TypeAlias = Checkpoint | TokenCorpus
 
 _WEIGHTS, _INDEX = ".safetensors", ".safetensors.index.json"
-# Of a Megatron corpus: where its documents are, and their tokens.
+# The files of a Megatron shard: the index of documents, and the tokens.
 _PAIR = (".idx", ".bin")
-# The length of a header that a JSON object follows.
+# A safetensors file begins with 8 bytes for the length of the header, then the brace of its JSON.
 _BEGINNING_BYTES = 9
 
 
@@ -30,40 +30,45 @@ def opened(
     ahead: bool | None = None,
     partly: bool = False,
 ) -> Opened:
-    """Opens what lies at a path. `dtype` and `format` are those of token files, `partly` is for weights.
+    """Opens the checkpoint or the token files at a path.
+
+    `dtype` and `format` apply to token files: with a `format`, even a safetensors file is opened as tokens.
+    `ahead` and `partly` apply to weights.
 
     Raises:
-        OSError: There is nothing, or it cannot be opened.
-        ValueError: There are weights, and `dtype` or `format` is given.
-        FormatError: It is a token file and bad.
-        SafetensorError: It is a safetensors file and bad.
+        OSError: The path is missing or cannot be opened.
+        ValueError: The path has weights, and `dtype` is given without `format`; or a word is unknown.
+        FormatError: A token file is bad.
+        SafetensorError: A safetensors file is bad.
     """
     if has_weights(path) and format is None:
         if dtype is not None:
-            message = f"{path}: it has safetensors weights, which say their types; --dtype is for raw tokens"
+            message = f"{path}: safetensors weights record their types; --dtype is for raw tokens"
             raise ValueError(message)
         return open_weights(path, ahead=ahead, partly=partly)
     try:
         return open_tokens(path, dtype=dtype, format=format)
     except FileNotFoundError as error:
         if os.path.isdir(path):
-            error.strerror = f"no names that end in {_WEIGHTS}, and {error.strerror}"
+            error.strerror = f"no {_WEIGHTS} files, and {error.strerror}"
             if os.path.isdir(snapshots := os.path.join(path, "snapshots")):
                 found = ", ".join(sorted(os.listdir(snapshots)))
-                error.strerror += f"; the Hugging Face cache has them in snapshots/: name one of {found}"
+                error.strerror += (
+                    f"; the files of a Hugging Face cache are in snapshots/: name one of {found}"
+                )
         raise
 
 
 def open_weights(path: str, *, ahead: bool | None = None, partly: bool = False) -> Checkpoint:
-    """Opens safetensors files. Links lead where the user has put them.
+    """Opens safetensors files. Links may lead out of the folder.
 
-    With `partly` files and tensors with problems are left out, and `problem_of` tells of them.
+    `partly` leaves out the files and tensors with problems; `problem_of` reports them.
 
     Raises:
-        OSError: There is nothing, or it cannot be opened.
-        SafetensorError: The files are bad; with `partly` all of them.
+        OSError: The path is missing or cannot be opened.
+        SafetensorError: A file is bad; with `partly`, no file is good.
     """
-    # A single file is followed wherever it leads, be it a descriptor.
+    # A single file may be a link to any place, even to a descriptor such as /dev/fd/3.
     cache_root = os.sep if os.path.isdir(path) or path.endswith(_INDEX) else None
     found = open_partly(path, cache_root=cache_root, ahead=ahead)
     if (problem := problem_of(found)) and not (partly and found.files):
@@ -74,12 +79,12 @@ def open_weights(path: str, *, ahead: bool | None = None, partly: bool = False) 
 
 
 def problem_of(weights: Checkpoint) -> str | None:
-    """Returns why a checkpoint that was opened partly is not whole."""
+    """Returns the problem of a checkpoint that was opened partly; None if it is complete."""
     return native_files(weights).problem
 
 
 def has_weights(path: str) -> bool:
-    """Returns whether a path leads to safetensors files, by names or by first bytes."""
+    """Returns whether a path has safetensors files, judged by their names or first bytes."""
     if os.path.isdir(path):
         return any(name.endswith((_WEIGHTS, _INDEX)) for name in os.listdir(path))
     if path.endswith((_WEIGHTS, _INDEX)):
@@ -93,12 +98,13 @@ def has_weights(path: str) -> bool:
 
 
 def files_of(path: str, *, partly: bool = False) -> list[str]:
-    """Returns the regular files at a path, whatever they hold.
+    """Returns the regular files at a path.
 
-    Of a folder, a pattern or an index they are those that `opened` takes; of a Megatron pair, both.
+    A single file may have any contents. A folder, a pattern or an index is opened, and gives the files in
+    use. Either file of a Megatron pair gives both.
 
     Raises:
-        OSError: There is nothing at the path.
+        OSError: The path is missing, or is a pipe or a device.
     """
     stem, suffix = os.path.splitext(path)
     is_file = os.path.isfile(path)
@@ -116,7 +122,7 @@ def files_of(path: str, *, partly: bool = False) -> list[str]:
 
 
 def _with_index(shard: TokenShard) -> list[str]:
-    """Returns the files of a shard."""
+    """Returns the files of a shard: two for Megatron, otherwise one."""
     if shard.format != "megatron":
         return [shard.path]
     stem, _ = os.path.splitext(shard.path)

@@ -1,4 +1,4 @@
-"""``pagestream check``: how files can be read from where they lie, and what would make that faster."""
+"""``pagestream check``: measures how fast a mount delivers files, and suggests faster mount options."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from pagestream.cli._arguments import AsJson
 from pagestream.cli._target import files_of, has_weights, open_weights, problem_of
 from pagestream.files.mapped_file import FileSystem, MappedFile
 
-# What one request of a FUSE mount is at most, by default.
+# The default size limit of one FUSE request.
 _REQUEST_BYTES = 128 << 10
 _SIDE_BY_SIDE = 16
-# The trial ends after so many reads of each kind, or so many seconds.
+# Each half of the trial (one read at a time, then side by side) stops at either limit.
 _MOST_READS, _TRIAL_SECONDS = 256, 1.0
 _MODES = ("shared", "private", "read")
-# Files whose residency is asked.
+# The residency of a larger folder is estimated from a sample of this size.
 _SAMPLED_FILES = 64
 _WIDE_READ_AHEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Reads at random places, one at a time and side by side.
+    """The speed of reads at random offsets, one at a time and side by side.
 
     Attributes:
-        request_bytes: The size of each.
-        alone_seconds: What one takes.
-        alone_rate: Bytes a second, one at a time.
-        together: How many are side by side.
-        together_rate: Bytes a second, side by side.
+        request_bytes: Size of each read.
+        alone_seconds: Mean time per read, one at a time.
+        alone_rate: Bytes per second, one at a time.
+        together: Number of reads side by side.
+        together_rate: Bytes per second, side by side.
     """
 
     request_bytes: int
@@ -53,7 +53,7 @@ def check(
     path: Annotated[str, typer.Argument(help="A file, a folder or an index.")],
     as_json: AsJson = False,
 ) -> None:
-    """Tell how the storage answers, what pagestream makes of it, and what you could change. Takes seconds.
+    """Time the storage, show how pagestream reads from it, and suggest mount options. Takes a few seconds.
 
     Example: pagestream check /mnt/models/llama
     """
@@ -100,7 +100,9 @@ def _print(facts: dict[str, Any]) -> None:
     made.add_row("cached", f"{_output.percent(facts['cached'])} of the pages")
     trial: Trial | None = facts["trial"]
     if trial is None:
-        made.add_row("trial", "not made: everything is in the page cache, or the file is too small")
+        made.add_row(
+            "trial", "skipped: the largest file is too small, or too much of it is in the page cache"
+        )
     else:
         made.add_row(
             "one read",
@@ -121,7 +123,7 @@ def _print(facts: dict[str, Any]) -> None:
 
 
 def _answer(path: str, mode: str) -> str:
-    """Returns what opening in a mode gives."""
+    """Returns ``"works"``, or the error from opening the file in a mode."""
     try:
         with MappedFile(path, mode=mode):  # type: ignore[arg-type]  # one of the words
             return "works"
@@ -130,7 +132,7 @@ def _answer(path: str, mode: str) -> str:
 
 
 def _cached(files: list[str]) -> float:
-    """Returns which share of the pages is cached, of files at random if they are many."""
+    """Returns the cached fraction of the files' bytes, measured on a random sample of a large folder."""
     drawn = random.Random(0).sample(files, min(len(files), _SAMPLED_FILES))  # noqa: S311 - a sample
     cached_bytes = total_bytes = 0.0
     for path in drawn:
@@ -141,7 +143,7 @@ def _cached(files: list[str]) -> float:
 
 
 def _trial(path: str) -> Trial | None:
-    """Times reads of what is not cached."""
+    """Times reads outside the page cache; None if too few blocks of the file are uncached."""
     with MappedFile(path) as mapped, MappedFile(path, mode="read") as file:
         places = range(file.size // _REQUEST_BYTES)
         drawn = random.Random().sample(places, min(len(places), 4 * _MOST_READS))  # noqa: S311 - a sample
@@ -167,7 +169,7 @@ def _trial(path: str) -> Trial | None:
 
 
 def _rate(file: MappedFile, offsets: list[int], threads: int) -> float:
-    """Returns the seconds for each read, by so many threads."""
+    """Returns the elapsed seconds per read, where `threads` threads share the offsets."""
     begun = time.perf_counter()
     done = [0] * threads
 
@@ -184,7 +186,7 @@ def _rate(file: MappedFile, offsets: list[int], threads: int) -> float:
 
 
 def _decision(path: str) -> tuple[str | None, str | None]:
-    """Returns what a stream of a checkpoint does and why, and what is wrong with the checkpoint."""
+    """Returns a stream's strategy with the reason, and the checkpoint's problem. Token files have neither."""
     if not has_weights(path):
         return None, None
     with open_weights(path, ahead=False, partly=True) as weights:
@@ -192,7 +194,7 @@ def _decision(path: str) -> tuple[str | None, str | None]:
 
 
 def _advice(system: FileSystem, mode: str, path: str) -> list[str]:
-    """Returns what the user could change at the mount; see docs/slow-mounts.md."""
+    """Returns advice for a network or FUSE mount, such as a larger ``rsize``; see docs/slow-mounts.md."""
     is_fuse = system.type.startswith("fuse")
     if not system.is_network and not is_fuse:
         return []
@@ -207,24 +209,24 @@ def _advice(system: FileSystem, mode: str, path: str) -> list[str]:
         )
     if mode != "shared":
         found.append(
-            "nothing stays in the page cache (direct_io): every process and every further load reads from "
-            "the store again; use a cache of the mount's own, or its option to go without direct_io"
+            "nothing stays in the page cache (direct_io): each process and each later load reads from the "
+            "store again; enable the mount's own cache, or turn direct_io off"
         )
     if system.type.startswith("nfs"):
         if "nconnect=" not in system.options:
-            found.append("mount with nconnect=8: several connections carry more than one")
+            found.append("mount with nconnect=8: several TCP connections carry more than one")
         rsize = re.search(r"rsize=(\d+)", system.options)
         if rsize and int(rsize[1]) < _WIDE_READ_AHEAD_BYTES:
-            found.append(f"mount with rsize=1048576: requests are {size(int(rsize[1]))} at most now")
+            found.append(f"mount with rsize=1048576: requests are limited to {size(int(rsize[1]))} now")
     if is_fuse and mode == "shared" and not _native.is_sharing():
         found.append(
             "each opening of a file drops its cached pages, unless the daemon keeps them (kernel_cache, "
-            "auto_cache): where several processes load one checkpoint, PAGESTREAM_SHARE=on has them share "
-            "open files"
+            "auto_cache): if several processes load one checkpoint, set PAGESTREAM_SHARE=on, and they "
+            "share open files"
         )
     if is_fuse and mode == "shared":
         found.append(
-            "the kernel sends a FUSE daemon at most 12 requests of its own at a time unless it asks "
+            "the kernel sends a FUSE daemon at most 12 background requests at a time, unless the daemon asks "
             f"for more; as root: echo 64 > /sys/fs/fuse/connections/{os.minor(device)}/max_background"
         )
     return found

@@ -1,4 +1,4 @@
-"""Tensors on their way from files to a device, through page-locked memory of a fixed size."""
+"""Copies tensors from files to a device through staging: page-locked memory of a fixed size."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ if TYPE_CHECKING:
     from pagestream.weights.indexing import ByteSelection
     from pagestream.weights.streaming import Wanted
 
-# Staging, where the user says nothing: twice what the most threads read at a time. From a mount with 10 ms a
-# request half of it was slower, and more than it no faster.
+# The default size of staging: twice the bytes that the maximum of 64 threads read at a time. On a mount with
+# 10 ms per request, half of it was slower, and more was no faster.
 _STAGING_BYTES = 128 << 20
-# For files in the page cache: it is page-locked sooner, and more of it stays in the processor's caches. Of an
-# H100 the rate was 25 GB/s with that, and 20 with the other.
+# The default for files in the page cache. Less memory is page-locked sooner, and more of it stays in the
+# processor's caches: an H100 received 25 GB/s with 64 MiB, and 20 GB/s with 128 MiB.
 _CACHED_STAGING_BYTES = 64 << 20
-# The least: a few lots of neighbours.
+# The minimum: room for a few lots of neighbouring tensors.
 LEAST_STAGING_BYTES = 4 << 20
-# Large tensors cross in pieces of this size, or of a quarter of staging: while one is copied others are read.
+# Large tensors are copied in pieces of this size, or of a quarter of staging if that is less. The copy of a
+# piece overlaps the reads of later ones.
 _PIECE_BYTES = 16 << 20
 _LEAST_PIECES = 4
-# What a piece takes in staging beside its bytes, at most: it lies there to the page as in the file.
+# In staging a piece keeps its offset within a page of the file, at the cost of up to this many extra bytes.
 _EDGE_BYTES = 2 * 4096
-# Of the page cache one thread reads a few GB a second, and a GPU takes up to ten times that.
+# One thread reads a few GB per second from the page cache. A GPU can receive up to ten times that.
 _LEAST_THREADS, _MOST_THREADS = 4, 16
-# Kernels read vectors of this size. A tensor that begins elsewhere is moved.
+# GPU kernels read vectors of this size. A tensor at any other alignment is copied once more.
 _ALIGNMENT_BYTES = 16
 
 
 class _Piece(NamedTuple):
-    """The bytes of a tensor that cross at a time.
+    """A run of a tensor's bytes, read and copied in one step. Small tensors are one piece.
 
     Attributes:
-        number: That of the tensor in the plan.
-        first: The first of the tensor's bytes.
+        number: The tensor's number in the plan.
+        first: Offset of the piece in the tensor's bytes.
     """
 
     number: int
@@ -76,18 +77,17 @@ def transferred(
           └──────────────────────────────────────────────────────────┘
     ```
 
-    Threads of the native stream read into staging. All else is done by the consumer's thread when it asks
-    for the next tensor. When this generator ends, in whatever way, no copy is under way and no memory is
-    page-locked. A thread that hangs in a read of dead storage is left behind, with the memory that it
-    reads into.
+    Threads of the native stream read into staging. The consumer's thread does the rest when it asks for the
+    next tensor. However this generator ends, no copy is in flight afterwards and no memory is page-locked.
+    If a thread hangs in a read from dead storage, the thread and its memory are left behind.
 
     Args:
         files: The checkpoint.
         wanted: The plan.
         device: Where tensors go.
-        cast_of: The types that they get there.
-        memory_bytes: The size of staging; at least 4 MiB are taken. None for a default.
-        threads: Number of threads that read; None for a default.
+        cast_of: Returns a tensor's type on the device; None for its own.
+        memory_bytes: Limit on the size of staging; below 4 MiB it counts as 4 MiB. None for a default.
+        threads: Number of reading threads; None for a default.
         strategy: ``"pread"`` or ``"direct"``.
     """
     total_bytes = sum(each.nbytes for each in wanted)
@@ -106,13 +106,13 @@ def transferred(
                 for number, tensor in found:
                     yield from _empty(wanted[following:number], device, cast_of)
                     yield wanted[number], tensor
-                    # The consumer may want its memory for the next one.
+                    # Keep no reference: the consumer may free the tensor before it asks for the next.
                     del tensor
                     following = number + 1
             yield from _empty(wanted[following:], device, cast_of)
         finally:
             if os.getpid() != process:
-                # The copies and the registrations are the parent's.
+                # In a forked child: the copies and the registrations belong to the parent.
                 stack.pop_all()
 
 
@@ -125,8 +125,8 @@ def _arriving(
     threads: int | None,
     strategy: str,
 ) -> Generator[tuple[int, torch.Tensor], None, None]:
-    """Yields numbers and tensors, once their copies are queued."""
-    # Events after which the oldest lots may be overwritten.
+    """Yields each tensor with its number in the plan, once its copy is queued."""
+    # An event for each lot, oldest first. After it, the lot's staging may be overwritten.
     copying: deque[Any] = deque()
     first, most = (first_threads(), None) if threads is None else (threads, threads)
     stream = _native.StagedStream(files, ranges, staging.array, first, most, cache_use(strategy))
@@ -149,13 +149,13 @@ def _arriving(
 
 
 def _staging_bytes(files: _native.Checkpoint, wanted: list[Wanted]) -> int:
-    """Returns the size of staging for files as they are now."""
+    """Returns the default size of staging: less if the files are in the page cache now."""
     found, _ = chosen(files, wanted, "auto", is_limited=True)
     return _CACHED_STAGING_BYTES if found == "mapped" else _STAGING_BYTES
 
 
 def first_threads() -> int:
-    """Returns the number of threads that read at first: this process's share of the processors, 4 to 16."""
+    """Returns the initial number of reading threads: this process's share of the processors, 4 to 16."""
     share = len(os.sched_getaffinity(0)) // ranks.local_processes()
     return max(_LEAST_THREADS, min(_MOST_THREADS, share))
 
@@ -163,20 +163,20 @@ def first_threads() -> int:
 def _empty(
     wanted: list[Wanted], device: CopyDevice, cast_of: CastOf
 ) -> Iterator[tuple[Wanted, torch.Tensor]]:
-    """Yields tensors without elements, of which nothing crosses."""
+    """Yields tensors without elements. They need no copy."""
     for each in wanted:
         yield each, _made(each, device.empty(0), cast_of)
 
 
 class _Arrivals:
-    """Makes tensors of what has been read, by copies on the device's stream.
+    """Copies bytes from staging on the device's stream, and makes tensors of them.
 
     Args:
         wanted: The plan.
-        pieces: What crosses at a time, by the numbers of the native stream.
+        pieces: The pieces of the plan, numbered as in the native stream.
         device: Where tensors go.
-        staging: Where they are read to.
-        cast_of: The types that they get.
+        staging: The memory that the native stream reads into.
+        cast_of: Returns a tensor's type on the device; None for its own.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class _Arrivals:
         self._device = device
         self._staging = staging
         self._cast_of = cast_of
-        # The bytes of the tensor that crosses in pieces.
+        # Device memory of a large tensor that is still missing pieces.
         self._large = constructors.empty((0,), torch.uint8, constructors.CPU)
 
     def take(self, lot: list[tuple[int, int, int]]) -> deque[tuple[int, torch.Tensor]]:
-        """Queues the copy of what lies side by side in staging; returns the tensors that are then whole."""
+        """Queues the copy of a lot, side by side in staging. Returns the tensors that it completes."""
         (piece, first, nbytes), (_, last, last_bytes) = lot[0], lot[-1]
         number, begin = self._pieces[piece]
         each = self._wanted[number]
@@ -226,20 +226,20 @@ class _Arrivals:
         return deque([(number, _made(each, flat, self._cast_of))])
 
     def _copy(self, target: torch.Tensor, first: int) -> None:
-        """Queues the copy of as many bytes as `target` has, which begin at `first` in staging."""
+        """Fills `target` from staging, from the offset `first` on. Only queues the copy."""
         for begin, end in self._staging.spans(first, first + target.numel()):
             self._device.copy_into(target[begin - first : end - first], self._staging.array[begin:end])
 
 
 def _made(each: Wanted, flat: torch.Tensor, cast_of: CastOf) -> torch.Tensor:
-    """Makes a tensor of its bytes on the device."""
+    """Makes a tensor from its bytes on the device."""
     return finished(each, flat.view(dtype_named(each.dtype)).view(shape_of(each)), cast_of)
 
 
 def _cut(
     wanted: list[Wanted], most_bytes: int
 ) -> tuple[list[_Piece], list[tuple[str, ByteSelection | None]]]:
-    """Returns the pieces, of at most `most_bytes`, and for each what the native stream is to read."""
+    """Returns the pieces, each of at most `most_bytes`, and the bytes of the file that each one needs."""
     pieces: list[_Piece] = []
     ranges: list[tuple[str, ByteSelection | None]] = []
     for number, each in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""Explanations of how a stream gets its bytes: `Checkpoint.explain`."""
+"""The text of `Checkpoint.explain`: how a stream would read a plan, and why."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pagestream.weights.indexing import ByteSelection
 if TYPE_CHECKING:
     from pagestream.weights.streaming import Strategy, Wanted
 
-# What one request of a FUSE mount is at most, by default.
+# The default size limit of one FUSE request.
 _REQUEST_BYTES = 128 << 10
 _SIDE_BY_SIDE = 16
-# Requests that are timed lie in the largest tensors, at most so many.
+# Requests are timed in the largest tensors, up to this number.
 _TIMED_TENSORS = 64
-# Fewer places would lie too close to one another.
+# With fewer places to draw from, the reads would lie too close together.
 _LEAST_PLACES = 4 * _SIDE_BY_SIDE
 
 # Lines about a FUSE mount with a page cache, without and with PAGESTREAM_SHARE=on.
 _SHARING = {
     False: "each opening of a file drops its cached pages, unless the daemon keeps them; "
-    "with PAGESTREAM_SHARE=on processes of this user share open files instead",
+    "with PAGESTREAM_SHARE=on, processes of this user share open files and keep the pages",
     True: "open files are shared with processes of this user (PAGESTREAM_SHARE=on)",
 }
 
 
 def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
-    """Returns the facts about a plan, and the decision that `streaming.chosen` takes by them."""
+    """Returns facts about a plan's files, the time of some reads, and the decision of `streaming.chosen`."""
     strategy, reason = streaming.chosen(files, wanted, "auto")
     in_file: dict[str, list[Wanted]] = {}
     for each in wanted:
@@ -58,21 +58,23 @@ def explained(files: _native.Checkpoint, wanted: list[Wanted]) -> str:
 
 
 def _pages(file: _native.WeightFile) -> tuple[str, ...]:
-    """Returns a line about the memory of arrays that are views."""
+    """Returns a line about the pages under arrays, or no line if arrays are not views of the file."""
     if file.mode == "read":
         return ()
     reason = file.read_only_pages_reason()
     if reason is None:
         return ("arrays lie on copy-on-write pages",)
-    return (f"arrays lie on read-only pages ({reason}): a write to them, as by torch, ends the process",)
+    return (
+        f"arrays lie on read-only pages ({reason}): a write to them, for example by torch, kills the process",
+    )
 
 
 def _mount(file: _native.WeightFile) -> tuple[str, ...]:
-    """Returns lines about a file's mount and mode, the same for all files of which they are true."""
+    """Returns lines about a file's mount and mode. Equal lines group the files of one mount."""
     system = file.file_system
     window = system["read_ahead_bytes"]
     through = {
-        None: "reads may come out of the page cache: the mode was asked for",
+        None: "reads may come out of the page cache: unknown, because the mode was requested",
         True: "reads come out of the page cache, which all processes share",
         False: "reads bypass the page cache: each process reads for itself",
     }
@@ -90,8 +92,8 @@ def _mount(file: _native.WeightFile) -> tuple[str, ...]:
 
 
 def _trial(files: _native.Checkpoint, tensors: list[Wanted]) -> list[str]:
-    """Times one request, and some side by side, at random places of the largest tensors."""
-    drawn = random.Random()  # noqa: S311 - of its own, so that the caller's random numbers stay as they are
+    """Times one read, then several side by side, at random places of the largest tensors."""
+    drawn = random.Random()  # noqa: S311 - leaves the caller's random numbers alone
     places: list[tuple[str, int]] = []
     for each in heapq.nlargest(_TIMED_TENSORS, tensors, key=lambda each: each.info.nbytes):
         inside = range(each.info.nbytes // _REQUEST_BYTES)
@@ -106,7 +108,7 @@ def _trial(files: _native.Checkpoint, tensors: list[Wanted]) -> list[str]:
     if holds_pages:
         return [
             *lines,
-            "direct I/O: not tried, because the page cache has some of the file, which FUSE drops then",
+            "direct I/O: not tried, because part of the file is in the page cache, and FUSE would drop it",
         ]
     past_cache = _timed(files, others[1::2], "direct")
     refusal = next(filter(None, (file.direct_refusal() for file in timed_files)), None)

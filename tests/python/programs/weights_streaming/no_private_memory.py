@@ -19,5 +19,5 @@ assert array[-1] == array.size - 1 and not array.flags.writeable
 resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))
 text = weights.explain()
 assert "arrays lie on read-only pages (MAP_PRIVATE with PROT_WRITE: ENOMEM" in text, text
-assert "a write to them, as by torch, ends the process" in text
+assert "a write to them, for example by torch, kills the process" in text
 print(place_in_file(array, path)[1])
