@@ -491,6 +491,16 @@ class TestCheck:
         assert any("direct_io" in line for line in found["advice"])
         assert "<- in use" in told
 
+    def test_a_mode_that_was_chosen_is_not_blamed_on_the_mount(self, tmp_path, monkeypatch):
+        source, mount = tmp_path / "source", tmp_path / "mount"
+        source.mkdir()
+        (source / "train.bin").write_bytes(bytes(MIB))
+        monkeypatch.setenv("PAGESTREAM_MMAP_MODE", "read")
+        with real.bindfs(source, mount):
+            found = facts("check", mount / "train.bin")
+        assert (found["mode"], found["reason"]) == ("read", None)
+        assert not any("direct_io" in line for line in found["advice"])
+
 
 class TestRun:
     def test_a_script_gets_ours_and_its_arguments(self, weights, tmp_path):

@@ -73,7 +73,7 @@ def check(
         "cached": _cached(files),
         "trial": _trial(largest),
         "stream": decision,
-        "advice": _advice(system, mode, largest),
+        "advice": _advice(system, mode, reason, largest),
         "problem": problem,
     }
     if as_json:
@@ -193,7 +193,7 @@ def _decision(path: str) -> tuple[str | None, str | None]:
         return weights.explain().splitlines()[-1], problem_of(weights)
 
 
-def _advice(system: FileSystem, mode: str, path: str) -> list[str]:
+def _advice(system: FileSystem, mode: str, reason: str | None, path: str) -> list[str]:
     """Returns advice for a network or FUSE mount, such as a larger ``rsize``; see docs/slow-mounts.md."""
     is_fuse = system.type.startswith("fuse")
     if not system.is_network and not is_fuse:
@@ -207,7 +207,8 @@ def _advice(system: FileSystem, mode: str, path: str) -> list[str]:
             f"the kernel reads {size(window)} ahead here; as root: "
             f"echo 1024 > /sys/class/bdi/{number}/read_ahead_kb"
         )
-    if mode != "shared":
+    # Without a reason the caller has chosen the mode.
+    if mode != "shared" and reason:
         found.append(
             "nothing stays in the page cache (direct_io): each process and each later load reads from the "
             "store again; enable the mount's own cache, or turn direct_io off"
