@@ -518,7 +518,7 @@ def a_rank_with_fake_tensors(folder):
         with FakeTensorMode() if is_failing else nullcontext():
             load_state_dict(folder, process_group=dist.group.WORLD)
 
-    failure(begin, "under a FakeTensorMode no bytes are read")
+    failure(begin, "under a FakeTensorMode there are no reads to share")
 
 
 def a_consumer_that_fails(folder):
