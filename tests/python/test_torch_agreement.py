@@ -142,7 +142,7 @@ def test_layers_of_which_ranks_want_the_same_are_of_one_kind(folder):
 
 @pytest.mark.parametrize(
     ("shapes", "told"),
-    [({**SHAPES, "c": (4, 6)}, "F32 of 4 x 24 bytes, theirs F32 of 6 x 16 bytes"), (None, "F64")],
+    [({**SHAPES, "c": (4, 6)}, "F32 of 4 x 24 bytes, theirs is F32 of 6 x 16 bytes"), (None, "F64")],
 )
 def test_another_type_or_shape_is_another_checkpoint(tmp_path, folder, shapes, told):
     if shapes is None:
@@ -153,7 +153,7 @@ def test_another_type_or_shape_is_another_checkpoint(tmp_path, folder, shapes, t
     errors = agree([folder, folder, tmp_path / "other"], [[("a", None)], [("c", None)], [("c", None)]])
     for error in errors:
         assert isinstance(error, ValueError)
-        assert "rank 2 has another checkpoint than ranks before it: its 'c' is " in str(error)
+        assert "rank 2 has a different checkpoint than the ranks before it: its 'c' is " in str(error)
         assert told in str(error)
 
 
@@ -163,7 +163,7 @@ def test_copies_are_one_checkpoint_and_other_bytes_are_named(tmp_path, folder):
     plan = [(name, None) for name in "abcdef"]
     assert [each.kind_of for each in agree([folder, copy], [plan, plan])] == [[0, 0, 0, 1, 2, 3]] * 2
     for error in agree([folder, copy, other], [plan] * 3):
-        assert str(error) == "ranks 0 and 2 have different checkpoints: 'b' has other bytes"
+        assert str(error) == "ranks 0 and 2 have different checkpoints: 'b' has different bytes"
     # What only one of them wants may differ.
     apart = agree([folder, copy, other], [plan[:1], plan[:1], plan[1:]])
     assert [each.own for each in apart] == [[(0, 0)], [(0, 1)], [(number, 0) for number in range(1, 6)]]
@@ -186,7 +186,7 @@ def test_one_file_of_several_that_differs_is_found(tmp_path, folder):
     shutil.copy2(folder / "abc.safetensors", other)
     plan = [(name, None) for name in "abcdef"]
     for error in agree([folder, other], [plan, plan]):
-        assert str(error) == "ranks 0 and 1 have different checkpoints: 'd' has other bytes"
+        assert str(error) == "ranks 0 and 1 have different checkpoints: 'd' has different bytes"
 
 
 def test_what_all_say_is_said_in_the_same_words(folder):

@@ -149,7 +149,7 @@ def test_a_rank_that_does_not_begin_is_waited_for_as_long_as_the_group_says(tmp_
     # The first one that gives up tells the others.
     assert {kind for kind, *_ in errors} <= {"TimeoutError", "RankError"}
     for _, message, seconds, logged in errors:
-        assert "process_group: rank 1 did not come within 3 s, the time-out of the group" in message
+        assert "process_group: rank 1 did not join the load within 3 s, the time-out of the group" in message
         assert seconds >= 3
         assert len(logged) == 1
         assert "waits for rank" in logged[0]

@@ -173,7 +173,7 @@ def test_bytes_that_are_no_tensor_are_refused_by_name(tmp_path):
     planner, _ = planned(reader, empty_state())
     at, nowhere = MetadataIndex("t00"), torch.Size([0])
     item = ReadItem(LoadItemType.BYTE_IO, at, nowhere, at, nowhere, nowhere)
-    with pytest.raises(SafetensorError, match="'t00': safetensors files have tensors alone"):
+    with pytest.raises(SafetensorError, match="'t00' is not a tensor: safetensors files store only"):
         reader.read_data(LoadPlan([item]), planner)
 
 
@@ -184,7 +184,7 @@ def test_a_planner_that_wants_another_shape_is_refused_by_name(tmp_path):
 
     reader, planner = HuggingFaceStorageReader(write(tmp_path)), Narrow()
     planner.set_up_planner(empty_state(), reader.read_metadata(), is_coordinator=True)
-    with pytest.raises(ValueError, match=r"'t00': \[4, 5\] elements were read for \[1, 5\]"):
+    with pytest.raises(ValueError, match=r"'t00': .* has shape \[4, 5\], but .* has shape \[1, 5\]"):
         reader.read_data(planner.create_local_plan(), planner)
 
 
@@ -201,7 +201,7 @@ def test_a_plan_by_what_another_reader_has_said_is_read(tmp_path):
     assert values(state) == list(range(100, 100 + COUNT))
     (tmp_path / "empty").mkdir()
     reader.reset(tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match="12 parts are to be read") as caught:
+    with pytest.raises(FileNotFoundError, match="plan reads 12 parts of tensors") as caught:
         reader.read_data(plan, planner)
     assert caught.value.filename == str(tmp_path / "empty")
 

@@ -1,8 +1,9 @@
-"""What the ranks of a process group want together, and whether their checkpoints are one.
+"""Merges the plans of all ranks in a process group, and checks that their checkpoints are identical.
 
-Ranks can have their files from mounts and folders of their own. Names, types and shapes have to be the same.
-Files of one size and one time of modification count as the same; where these differ, as those of copies do,
-the ranks compare bytes from the middle of each tensor that several of them want.
+Each rank may open the files from its own mount or folder. Tensors with the same name must have the same type
+and shape on all ranks. Two files are assumed to be identical if their size and modification time agree. If
+these differ, for example between copies on local disks, the ranks compare up to 4 KiB from the middle of each
+tensor that several ranks load.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ _SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What all ranks want.
+    """The merged plans of all ranks.
+
+    Tensors of equal shape that the same ranks request in the same boxes are one kind. For example, the query
+    weights of all layers are usually one kind.
 
     Attributes:
-        kinds: Tensors that differ in shape, or in what ranks want of them.
-        kind_of: Of each tensor that any rank wants the number of its kind.
-        own: Of each tensor of this rank's plan the number of the tensor, and that of its request there.
+        kinds: One shared tensor per kind.
+        kind_of: For each requested tensor, the index of its kind.
+        own: For each entry of this rank's plan, the index of its tensor in `kind_of`, and the index of its
+            request within that kind.
     """
 
     kinds: list[SharedTensor]
@@ -55,8 +60,8 @@ class _Catalog:
     """The names in a plan.
 
     Attributes:
-        numbers: Of each name the number of the tensor.
-        repeats: How often the plan has each name before.
+        numbers: For each name, the index of its tensor.
+        repeats: For each name, the number of earlier entries in the plan with the same name.
     """
 
     numbers: _Integers
@@ -69,19 +74,23 @@ def agreed(
     wanted: list[Wanted],
     boxes: list[tuple[tuple[int, ...], Box]],
 ) -> Agreement:
-    """Returns what all ranks want.
+    """Merges the plans of all ranks.
 
     Args:
         meeting: The ranks.
         files: The files of this rank.
         wanted: The plan of this rank.
-        boxes: Of each tensor of the plan its shape and what is wanted of it, in bytes.
+        boxes: For each entry of the plan, the tensor's shape and the requested box, both in bytes.
+
+    Returns:
+        The merged plans.
 
     Raises:
         ValueError: Ranks have different checkpoints.
-        OSError: A file is gone.
+        OSError: A file is missing.
     """
-    # Ranks mostly want boxes of their own, of the same tensors: what many say is sent and parsed once.
+    # Most ranks request the same tensors, and differ only in their boxes. The names therefore travel in a
+    # message of their own: `gather` sends equal messages once, and `_parsed` parses them once.
     named, wants = told(files, wanted, boxes)
     rows, wants_of = _parsed(meeting.gather("tensors", named)), _parsed(meeting.gather("wants", wants))
     catalogs, facts = _numbered(rows)
@@ -113,10 +122,10 @@ def agreed(
 def _kinds(
     table: list[_Numbers], columns: list[int], shapes: list[tuple[int, ...]], boxes: list[Box]
 ) -> tuple[list[SharedTensor], list[int]]:
-    """Returns the different rows of a table, as tensors, and for each row the number of its tensor.
+    """Returns the distinct rows of a table as tensors, and for each row the index of its tensor.
 
-    The first column has the number of the shape. The others, each of a rank, have the number of the box, or
-    -1 where the rank does not want the tensor.
+    The first column is the index of the shape. Each further column belongs to a rank: it is the index of the
+    requested box, or -1 if the rank does not request the tensor.
     """
     numbers_of: dict[bytes, int] = {}
     kind_of = [numbers_of.setdefault(row.tobytes(), len(numbers_of)) for row in np.stack(table, axis=1)]
@@ -133,10 +142,10 @@ def _kinds(
 def told(
     files: _native.Checkpoint, wanted: list[Wanted], boxes: list[tuple[tuple[int, ...], Box]]
 ) -> tuple[str, str]:
-    """Returns what a rank tells the others: the tensors that it wants, and what it wants of them.
+    """Returns this rank's two messages: the tensors in its plan, and the box that it requests of each.
 
     Raises:
-        OSError: A file is gone.
+        OSError: A file is missing.
     """
     paths: dict[str, int] = {}
     places: dict[Box, int] = {}
@@ -146,17 +155,17 @@ def told(
     ]
     box_of = [places.setdefault(box, len(places)) for _, box in boxes]
     told_boxes = [[(each.start, each.stop, each.step) for each in box] for box in places]
-    # The current directory may be another one than when the files were opened.
+    # The current directory may have changed since the files were opened.
     absolute = dict(zip(files.paths, files.absolute_paths, strict=True))
     wants = {"stamps": [_stamp(absolute[path]) for path in paths], "boxes": told_boxes, "box_of": box_of}
     return json.dumps(named), json.dumps(wants)
 
 
 def _numbered(rows: list[list[Any]]) -> tuple[list[_Catalog], list[tuple[str, tuple[int, ...]]]]:
-    """Returns the catalog of each rank, and type and shape of each tensor.
+    """Returns the catalog of each rank, and the type and shape of each tensor.
 
     Raises:
-        ValueError: Those differ from rank to rank.
+        ValueError: Two ranks disagree on the type or shape of a tensor.
     """
     numbers: dict[str, int] = {}
     facts: list[tuple[str, tuple[int, ...]]] = []
@@ -175,8 +184,9 @@ def _numbered(rows: list[list[Any]]) -> tuple[list[_Catalog], list[tuple[str, tu
             elif facts[number] != (dtype, shape):
                 known_dtype, known_shape = facts[number]
                 message = (
-                    f"rank {rank} has another checkpoint than ranks before it: its {name!r} is {dtype} of "
-                    f"{_size(shape)}, theirs {known_dtype} of {_size(known_shape)}; all have to load the same"
+                    f"rank {rank} has a different checkpoint than the ranks before it: its {name!r} is "
+                    f"{dtype} of {_size(shape)}, theirs is {known_dtype} of {_size(known_shape)}; load "
+                    "the same checkpoint on all ranks"
                 )
                 raise ValueError(message)
             found.append(number)
@@ -192,7 +202,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def read_of(info: TensorInfo, shape: tuple[int, ...], box: Box) -> Wanted:
-    """Returns what a box of a tensor is read as: bytes. `shape` is that of the tensor in bytes."""
+    """Returns a plan entry that reads a box of a tensor as bytes. `shape` is the tensor's shape in bytes."""
     index = tuple(slice(places.start, places.stop, places.step) for places in box)
     return streaming.Wanted(info, index, "U8", shape, indexing.select(shape, index))
 
@@ -204,7 +214,7 @@ def bytes_of(
     memory_bytes: int | None,
     threads: int | None,
 ) -> Generator[tuple[Wanted, _Bytes], None, None]:
-    """Yields what boxes of tensors hold."""
+    """Yields the bytes of boxes of tensors."""
     raw = arrays.NumpyArrays(raw=True)
     return streaming.tensors(
         files, reads, strategy, raw, _no_view, memory_bytes, threads, checks=None, drop_behind=False
@@ -216,13 +226,13 @@ def _no_view(_file: _native.WeightFile, each: Wanted) -> None:
 
 
 def _parsed(said: list[str]) -> list[Any]:
-    """Returns what ranks have said. What many of them said is parsed once."""
+    """Returns the parsed message of each rank. Equal messages share one value, and are parsed once."""
     values = {payload: json.loads(payload) for payload in set(said)}
     return [values[payload] for payload in said]
 
 
 def _doubtful(rows: list[list[Any]], stamps_of: list[list[list[int]]]) -> set[str]:
-    """Returns the names of the tensors whose files differ in size or time from rank to rank."""
+    """Returns the names of tensors whose files differ between ranks in size or modification time."""
     first: dict[str, list[int]] = {}
     doubtful: set[str] = set()
     seen: set[tuple[int, str]] = set()
@@ -239,11 +249,11 @@ def _doubtful(rows: list[list[Any]], stamps_of: list[list[list[int]]]) -> set[st
 def _check_files(
     meeting: Meeting, files: _native.Checkpoint, wanted: list[Wanted], doubtful: set[str]
 ) -> None:
-    """Checks that tensors whose files differ from rank to rank hold the same all the same.
+    """Checks that tensors are equal on all ranks even though their files differ in size or time.
 
     Raises:
-        ValueError: One does not.
-        OSError: A file is gone.
+        ValueError: The sampled bytes of a tensor differ between two ranks.
+        OSError: A file is missing.
     """
     if not doubtful:
         return
@@ -257,7 +267,7 @@ def _check_files(
         for name, digest in digests.items():
             other, expected = first.setdefault(name, (rank, digest))
             if digest != expected:
-                message = f"ranks {other} and {rank} have different checkpoints: {name!r} has other bytes"
+                message = f"ranks {other} and {rank} have different checkpoints: {name!r} has different bytes"
                 raise ValueError(message)
 
 

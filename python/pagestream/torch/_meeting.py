@@ -1,4 +1,4 @@
-"""The ranks of a process group while they load together: whether all are there, and what has failed.
+"""Synchronises the ranks of a process group during a load, and reports the failure of any rank to all.
 
 ```text
   a connection to each rank ──> the rank before it ──(closed, and no beat for CUT_SECONDS)──────┐
@@ -7,9 +7,9 @@
                                               RankError in each rank <── the failure, in the store
 ```
 
-A collective begins once all ranks have come to it and have the memory for it (`Meeting.meet`), and a rank
-that waits for its end looks meanwhile whether another has failed: one that is late, stopped or dead lets
-none run into the collective's time-out.
+A collective starts only after all ranks have allocated its memory and reached it (`Meeting.meet`). While a
+rank waits for the collective to end, it checks whether another rank has failed. A late, stopped or dead rank
+therefore never makes another rank run into the collective's time-out.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ if TYPE_CHECKING:
     _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 BEAT_SECONDS = 0.5
-# A rank counts as gone after so long without a beat: while its connection stands, its machine may be busy.
+# A rank counts as gone after this long without a beat. The limit is generous because its machine may be busy.
 SILENT_SECONDS = 60.0
+# The same limit for a rank whose connection is closed.
 CUT_SECONDS = 2.0
-# The store closes a connection on which 8 MiB come (MAX_PAYLOAD_LEN in torch's TCPStoreLibUvBackend.cpp).
+# The store closes a connection that sends 8 MiB (MAX_PAYLOAD_LEN in torch's TCPStoreLibUvBackend.cpp).
 MESSAGE_BYTES = 4 << 20
-# The largest message of a rank, which names the tensors of its plan: three million of them.
+# The largest message of a rank. It names the tensors of the rank's plan: this is enough for three million.
 MOST_SAID_BYTES = 256 << 20
-# After so long the log says which ranks are waited for.
+# After this long, a warning in the log names the missing ranks.
 LATE_SECONDS = 10.0
-# Between two looks at the store, which is one process for all ranks.
+# Pauses between two looks at the store. They grow, because one process serves the store to all ranks.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.01
 _FAILURE, _BEGUN, _HEARD, _DONE, _LEFT = "failure", "begun", "heard", "done", "left"
-# Collectives that were left before their end, with their memory, which they may still read and write.
+# Abandoned collectives with their buffers: a collective may go on reading and writing its buffers.
 _unfinished: list[object] = []
-# Names of the groups that load in this process.
+# Names of the groups with a load in this process.
 _loading: set[str] = set()
 _open: WeakSet[Meeting] = WeakSet()
 _log = logging.getLogger("pagestream.ranks")
@@ -74,19 +75,25 @@ class Meeting:
 
     Attributes:
         group: The process group.
-        rank: This process's rank in it.
-        size: How many ranks it has.
-        may_leave: Whether this rank has all that it wants, and the others need nothing of it.
+        rank: The rank of this process in the group.
+        size: The number of ranks in the group.
+        may_leave: Whether this rank has all its tensors, and no other rank needs data from it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Joins. The other ranks may come later."""
+        """Joins the load. The other ranks may join later.
+
+        Raises:
+            ValueError: This process is not in the group.
+            RuntimeError: Another load in this process uses the group.
+            RankError: The store cannot be reached, or does not answer.
+        """
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             message = "process_group: this process is not in it"
             raise ValueError(message)
         if group.group_name in _loading:
-            # The others are not told, nor is this load counted: theirs go on.
+            # Raise without telling the other ranks or counting this load. Their loads go on.
             message = (
                 "process_group: another load of this process uses the group, and has not ended; "
                 "end it first, close its iterator, or give one of them a group of its own "
@@ -96,7 +103,7 @@ class Meeting:
         self.may_leave = False
         self._process = os.getpid()
         self._rounds = 0
-        # What this rank has said, until all have heard it.
+        # Keys of this rank's messages, until all ranks have read them.
         self._said: list[str] = []
         self._device = _device_of(group)
         store = dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - torch has no public name
@@ -120,16 +127,16 @@ class Meeting:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Leaves. If it is by an exception the other ranks raise, too."""
+        """Leaves the load. If an exception is the reason, the other ranks raise, too."""
         self._leave(error)
 
     def __del__(self) -> None:
-        """Leaves, if nobody has: an iterator that was never begun."""
+        """Leaves the load if that has not happened yet, because an iterator was never started."""
         if hasattr(self, "_beats"):
             self._leave(GeneratorExit())
 
     def _leave(self, error: BaseException | None) -> None:
-        # A forked child has neither the threads nor anything to tell.
+        # A forked child has no threads, and is not a rank.
         if self._beats.has_ended() or os.getpid() != self._process:
             return
         try:
@@ -139,7 +146,7 @@ class Meeting:
 
     def _say_why(self, error: BaseException | None) -> None:
         is_done = error is None or (isinstance(error, GeneratorExit) and self.may_leave)
-        # Where the store is gone there is nobody to tell.
+        # If the store is gone, no rank can be told.
         with contextlib.suppress(dist.DistError, RuntimeError):
             if error is not None and is_done:
                 self._ask(self._arrive)
@@ -159,9 +166,9 @@ class Meeting:
         _loading.discard(self.group.group_name)
 
     def _wait_until_told(self) -> None:
-        """Waits until all living ranks have heard of the failure: with this one the store may end.
+        """Waits until all live ranks know of the failure, because the store may end with this process.
 
-        It waits a while for those that have not begun, and as long as a rank may be silent for the others.
+        It waits up to 4 beats for ranks that have not begun, and up to `SILENT_SECONDS` for the rest.
         """
         if not self._ask(lambda store: store.check([_FAILURE])):
             return
@@ -176,11 +183,11 @@ class Meeting:
             time.sleep(BEAT_SECONDS / 20)
 
     def _part(self) -> None:
-        """Leaves after the end. The last rank deletes the keys. Rank 0 waits for it, with the store."""
+        """Leaves after a complete load. The last rank deletes the keys; rank 0 keeps the store until then."""
 
         def part(store: Store) -> None:
             if self._said:
-                # Another rank may not have heard it yet, and this one does not wait for it.
+                # Another rank may not have read the messages yet. The last rank to leave deletes their keys.
                 store.set(f"unheard/{self.rank}", "\n".join(self._said))
             if store.add(_LEFT, 1) < self.size:
                 return
@@ -200,17 +207,22 @@ class Meeting:
             time.sleep(BEAT_SECONDS / 100)
 
     def gather(self, name: str, payload: str) -> list[str]:
-        """Returns what each rank has to say. What many of them say crosses the network once for each rank.
+        """Returns the message of each rank. A rank downloads equal messages only once.
+
+        Args:
+            name: The name of the message, for keys and errors.
+            payload: The message of this rank.
 
         Raises:
-            ValueError: This rank has too much to say.
-            RankError: Another rank has failed, or what it says is not valid.
+            ValueError: This rank's message is too large.
+            RankError: Another rank has failed, or its message is not valid.
+            TimeoutError: A rank did not begin within the group's time-out.
         """
         plain = payload.encode()
         if len(plain) > MOST_SAID_BYTES:
             message = (
-                f"process_group: the {name} of this rank's plan take {len(plain)} bytes to tell the other "
-                f"ranks, and may take {MOST_SAID_BYTES}; load the checkpoint in several plans"
+                f"process_group: this rank's message {name!r} to the other ranks has {len(plain)} bytes, and "
+                f"the limit is {MOST_SAID_BYTES}; load the checkpoint in several plans"
             )
             raise ValueError(message)
         packed = zlib.compress(plain)
@@ -231,14 +243,14 @@ class Meeting:
         return [said[each] for each in told]
 
     def _heard(self, name: str, rank: int, told: str) -> str:
-        """Returns what a rank has said, by the number of its pieces and their name.
+        """Returns the message of a rank. `told` is its header: the number of pieces, and their name.
 
         Raises:
-            RankError: It is no message of a rank, or too large.
+            RankError: The message is not valid, or is too large.
         """
         try:
             count, digest = told.split(" ", 1)
-            # What cannot be compressed is a little larger for it.
+            # Data that does not compress grows a little, so one more piece is allowed.
             _check(int(count) <= MOST_SAID_BYTES // MESSAGE_BYTES + 1, f"it has {count} pieces")
             keys = [f"{digest}/{number}" for number in range(int(count))]
             pieces = [self._ask(partial(_get, key=key)) for key in keys]
@@ -256,7 +268,7 @@ class Meeting:
             raise RankError(rank, why) from error
 
     def check(self) -> None:
-        """Checks that no failure is known. It does not ask the store.
+        """Raises if a failure is known. It does not ask the store.
 
         Raises:
             RankError: Another rank has failed.
@@ -265,14 +277,14 @@ class Meeting:
             raise RankError(*self._beats.failure)
 
     def meet(self) -> None:
-        """Waits until all ranks have come here.
+        """Waits until all ranks have called this.
 
         Raises:
-            RankError: One of them has failed.
+            RankError: Another rank has failed.
         """
         self._ask(self._arrive)
         self._await(f"go/{self._rounds}")
-        # All have heard it: they came here afterwards.
+        # Each rank reads all earlier messages before it comes here, so their keys are no longer needed.
         said, self._said = self._said, []
         if said:
             self._ask(lambda store: [store.delete_key(key) for key in said])
@@ -281,12 +293,19 @@ class Meeting:
         self._rounds += 1
         if store.add(f"round/{self._rounds}", 1) == self.size:
             store.set(f"go/{self._rounds}", "")
-            # All have come from the one before: nobody looks at it any more.
+            # All ranks have left the round before, so no rank looks at its keys again.
             store.delete_key(f"go/{self._rounds - 1}")
             store.delete_key(f"round/{self._rounds - 1}")
 
     def swap(self, outgoing: list[list[_Bytes]], incoming_bytes: list[int]) -> list[_Bytes]:
-        """Sends arrays to each rank, and returns what came from each.
+        """Sends arrays to each rank, and returns the bytes received from each rank.
+
+        Args:
+            outgoing: For each rank, the arrays to send.
+            incoming_bytes: For each rank, the number of bytes to receive.
+
+        Returns:
+            For each rank, the received bytes.
 
         Raises:
             RankError: A rank has failed.
@@ -299,52 +318,65 @@ class Meeting:
             first += each.nbytes
         going = constructors.from_numpy(sent).to(self._device)
         came = constructors.empty((sum(incoming_bytes),), torch.uint8, self._device)
-        # Once all are here nothing can fail but the collective itself.
+        # When all ranks are here, only the collective itself can fail.
         self.meet()
         work = None
         try:
             work = dist.all_to_all_single(
                 came, going, incoming_bytes, outgoing_bytes, group=self.group, async_op=True
             )
-            if work is not None:  # as it is for ranks that are not in the group
+            if work is not None:  # None on ranks that are not in the group
                 self._await_end(work)
         except BaseException as error:
             _unfinished.append((work, going, came))
             if isinstance(error, RuntimeError) and not isinstance(error, RankError):
-                # Its cause shows here sooner than that the rank is silent.
+                # If a rank died, the collective fails sooner than the missing beats show it.
                 self._await_failure()
             raise
         return list(np.split(came.cpu().numpy(), np.cumsum(incoming_bytes)[:-1]))
 
     def _await_end(self, work: dist.Work) -> None:
-        """Waits for the end of a collective, unless a rank fails before."""
+        """Waits for the end of a collective.
+
+        Raises:
+            RankError: Another rank has failed.
+        """
         for _ in _looks():
             if work.is_completed():
                 break
             if self._beats.failure is not None and self._device.type != "cpu":
-                # What is queued on the device behind the collective would wait with it.
+                # Otherwise the collective would block all work that is queued behind it on the device.
                 self.group.abort()
             self.check()
         work.wait()
 
     def _await_failure(self) -> None:
-        """Raises what has failed in another rank, which may not be known yet."""
+        """Waits for the failure of another rank to become known. Returns if none does in time.
+
+        Raises:
+            RankError: Another rank has failed.
+        """
         deadline = time.monotonic() + SILENT_SECONDS + 2 * BEAT_SECONDS
         while time.monotonic() < deadline:
             self._look([_FAILURE])
             time.sleep(BEAT_SECONDS / 5)
 
     def _await(self, key: str) -> None:
-        """Waits until the store has a key."""
+        """Waits until the store has a key.
+
+        Raises:
+            RankError: Another rank has failed.
+        """
         for _ in _looks():
             if self._look([key]):
                 return
 
     def _await_ranks(self, keys: list[str]) -> None:
-        """Waits until each rank has set its key: some may have to import much, or to wait for a machine.
+        """Waits until each rank has set its key. A rank may have long imports, or its machine may start late.
 
         Raises:
-            TimeoutError: One has not within the time-out of the group.
+            TimeoutError: A rank has not set its key within the time-out of the group.
+            RankError: Another rank has failed.
         """
         begun, is_told = time.monotonic(), False
         for _ in _looks():
@@ -353,14 +385,14 @@ class Meeting:
             waited_seconds = time.monotonic() - begun
             if waited_seconds > self._patience_seconds:
                 message = (
-                    f"process_group: {self._missing(keys)} did not come within {self._patience_seconds:g} s, "
-                    "the time-out of the group; all its ranks have to begin the load"
+                    f"process_group: {self._missing(keys)} did not join the load within "
+                    f"{self._patience_seconds:g} s, the time-out of the group; start the load on all ranks"
                 )
                 raise TimeoutError(message)
             if not is_told and waited_seconds > LATE_SECONDS:
                 is_told = True
                 _log.warning(
-                    "process_group: rank %d waits for %s; all ranks of the group have to begin the load",
+                    "process_group: rank %d waits for %s; start the load on all ranks of the group",
                     self.rank,
                     self._missing(keys),
                 )
@@ -370,10 +402,10 @@ class Meeting:
         return f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
 
     def _look(self, keys: list[str]) -> bool:
-        """Returns whether the store has all keys. If not, it raises what has failed in another rank.
+        """Returns whether the store has all keys.
 
         Raises:
-            RankError: One of them has failed.
+            RankError: The store lacks a key, and another rank has failed.
         """
 
         def look(store: Store) -> tuple[int | None, str, bool] | bool:
@@ -388,16 +420,16 @@ class Meeting:
         raise RankError(*found)
 
     def _ask(self, question: Callable[[Store], T]) -> T:
-        """Returns what the store answers.
+        """Asks the store a question, and returns its answer.
 
         Raises:
-            RankError: It cannot be reached, or does not answer.
+            RankError: The store cannot be reached, or does not answer.
         """
         if self._is_silent:
             raise RankError(None, _silent_store(), is_gone=True)
         answer = self._questions.ask(question)
-        # The store does large and small things for many ranks: it is silent if it answers nothing at all.
-        # Looks are counted, not seconds: this rank may have stood still.
+        # An answer may be slow, because the store serves many ranks. It is silent only if beats get no answer
+        # either. The loop counts its turns instead of seconds: this process may have been suspended.
         seen, looks = -1, 0
         while not answer.comes_within(BEAT_SECONDS):
             seen, looks = self._beats.number, looks + 1 if self._beats.number == seen else 0
@@ -414,14 +446,14 @@ class Meeting:
 
 
 class _Beats(BackgroundThread):
-    """Tells the other ranks that this one is alive, watches the next one, and hears of failures.
+    """Signals that this rank is alive, watches the next rank, and looks for failures.
 
     Attributes:
-        prefix: What the keys of the load begin with.
-        number: How often it has beaten, and had answers from the store.
-        watch: The connection to the next rank, if that is there and not done.
-        failure: Which rank has failed, None where that is not known; what happened there; and whether it
-            takes part in nothing any more. None as long as no failure is known.
+        prefix: The prefix of all keys of this load.
+        number: The number of beats that the store has answered.
+        watch: The connection to the next rank, while that rank loads.
+        failure: The rank that failed (None if unknown), the description of the failure, and whether the rank
+            is gone. None while no failure is known.
     """
 
     prefix: str
@@ -465,12 +497,12 @@ class _Beats(BackgroundThread):
         if self.failure is None:
             store.add(_BEGUN, -1)
         store.set(f"beat/{self._rank}", _DONE)
-        # Once that is there, the connection to this rank may be closed.
+        # Wait until the store has that beat, because the caller closes the connection to this rank next.
         store.check([_DONE])
 
     def _is_gone(self, beat: str) -> str | None:
-        """Returns what the others hear if the rank that is watched has stopped beating for too long."""
-        # Looks are counted, not seconds: this rank, or the store, may have stood still.
+        """Returns a description of the failure if the watched rank has not beaten for too long."""
+        # Count looks instead of seconds: this process or the store may have been suspended.
         if beat != self._seen:
             self._seen, self._looks = beat, 0
         if self.watch is None:
@@ -485,13 +517,13 @@ class _Beats(BackgroundThread):
         return None
 
     def _let_go(self) -> None:
-        """Ends the watch of a rank."""
+        """Stops watching a rank."""
         if self.watch is not None:
             self.watch.close()
         self.watch, self._seen = None, ""
 
     def hear(self, store: Store) -> None:
-        """Looks whether a rank has failed, and says that this one knows."""
+        """Looks for a failure in the store, and notes there that this rank knows of it."""
         with self._hearing:
             if self.failure is None and store.check([_FAILURE]):
                 self.failure = _failure_in(store)
@@ -502,7 +534,7 @@ class _Beats(BackgroundThread):
         return self._ended.is_set()
 
     def end(self, patience_seconds: float) -> None:
-        """Stops, and says that this rank is done. A thread that the store does not answer is left behind."""
+        """Stops, and marks this rank as done. It abandons a thread that still waits for the store."""
         self._ended.set()
         if self.ident is not None:
             self.join(patience_seconds)
@@ -510,14 +542,14 @@ class _Beats(BackgroundThread):
 
 @atexit.register
 def _leave_all() -> None:
-    """Tells the other ranks that this process ends, where iterators are still open."""
+    """Tells the other ranks that this process ends while iterators are still open."""
     for meeting in list(_open):
-        # What has ended the process, if it was an exception.
+        # `sys.last_value` is the exception that ends the process, if there is one.
         meeting.__exit__(None, getattr(sys, "last_value", None) or GeneratorExit(), None)
 
 
 def _looks() -> Iterator[None]:
-    """Yields at each time to look at what is waited for: often at first."""
+    """Yields each time a condition should be polled. The pauses in between double, up to a limit."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         yield
@@ -526,15 +558,15 @@ def _looks() -> Iterator[None]:
 
 
 def _told_of(error: BaseException) -> str:
-    """Returns what the other ranks hear of an error."""
+    """Returns the description of an error for the other ranks."""
     if not isinstance(error, GeneratorExit):
         return f"{type(error).__name__}: {error}"
     cause: BaseException | None = error
     while isinstance(cause, GeneratorExit):
-        # One generator closes another. What `contextlib.closing` closes the first one for is behind them.
+        # Each generator closes the next, so several `GeneratorExit`s may hide the exception that caused them.
         cause = cause.__context__
     because = "" if cause is None else f" (it handles {type(cause).__name__}: {cause})"
-    return f"it left before all was loaded: its consumer stopped, or has failed{because}"
+    return f"it left before the end of the load: its consumer stopped or failed{because}"
 
 
 def _check(is_valid: bool, problem: str) -> None:  # noqa: FBT001
@@ -551,7 +583,7 @@ def _get(store: Store, key: str) -> bytes:
 
 
 def _fail(store: Store, rank: int, told: str, *, is_gone: bool = False) -> None:
-    """Tells all ranks of a failure, unless there is another one."""
+    """Tells all ranks of a failure. Only the first failure of a load counts."""
     store.compare_set(_FAILURE, "", json.dumps([rank, told, is_gone]))
 
 
@@ -561,7 +593,7 @@ def _failure_in(store: Store) -> tuple[int, str, bool]:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    """Returns where a group moves memory: in the host's if it can."""
+    """Returns the device of the memory that a group exchanges: the CPU, if the group supports it."""
     devices = [torch.device(each) for each in group._device_types]  # noqa: SLF001 - torch has no public name
     if not devices or any(each.type == "cpu" for each in devices):
         return torch.device("cpu")
@@ -569,7 +601,7 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def _timeout_seconds(group: dist.ProcessGroup, device: torch.device, store: Store) -> float:
-    """Returns the time-out of a group. A group of its own may have another one than the store of all."""
+    """Returns the time-out of a group, which may differ from the time-out of its store."""
     options = getattr(group._get_backend(device), "options", None)  # noqa: SLF001 - torch has no public name
     timeout = getattr(options, "_timeout", None) or store.timeout  # type: ignore[attr-defined]
     return float(timeout.total_seconds())
@@ -577,8 +609,8 @@ def _timeout_seconds(group: dist.ProcessGroup, device: torch.device, store: Stor
 
 def _silent_store() -> str:
     return (
-        f"the process group's store has not answered for {SILENT_SECONDS:.0f} s: the process that has it, "
-        "which is rank 0 or the launcher, is stopped"
+        f"the process group's store has not answered for {SILENT_SECONDS:.0f} s: the process that hosts it "
+        "(rank 0 or the launcher) is stopped"
     )
 
 

@@ -1,4 +1,4 @@
-"""Weights in place of a module's parameters: `load_into`."""
+"""Loading a checkpoint into a module: `load_into`."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadReport", "Rename", "load_into"]
 
-# From a checkpoint's name to the module's; None to leave the tensor out.
+# Maps a checkpoint's name to the module's name, or to None to skip the tensor.
 Rename: TypeAlias = "Mapping[str, str | None] | Callable[[str], str | None] | None"
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_into` did.
+    """The result of `load_into`.
 
     Attributes:
         missing: Names that only the module has.
-        unexpected: Names that only the checkpoint has, as they are in the module where they were renamed.
-        tied: Names of the module that share their tensor with another one, which was loaded, by name.
-            What the checkpoint has under these names was neither read nor compared.
-        nbytes: Bytes that were read.
-        on_meta: Names of parameters and buffers that are on ``meta`` still: what is missing, and buffers that
-            are not persistent, which no checkpoint has and the program has to compute.
+        unexpected: Names that only the checkpoint has, after renaming.
+        tied: For each name in the module that shares the tensor of another name, the name that was loaded.
+            For example, ``{"lm_head.weight": "embed_tokens.weight"}`` for tied embeddings. If the checkpoint
+            also has a tensor for a tied name, it was neither read nor compared.
+        nbytes: Number of bytes loaded.
+        on_meta: Names of parameters and buffers that are still on ``meta``: missing tensors, and
+            non-persistent buffers. Checkpoints do not store the latter, so the program must compute them.
 
     Examples:
         >>> from pagestream.torch import LoadReport
@@ -66,12 +67,12 @@ class LoadReport:
 
 @dataclass(eq=False)
 class _Target:
-    """A parameter or buffer, perhaps of several modules.
+    """A parameter or buffer, which several modules may share.
 
     Attributes:
-        tensor: What the modules have now.
-        names: Its names, the first one first.
-        places: Each module that has it, with its name there.
+        tensor: The current tensor in the modules.
+        names: All its names, in the order of the modules.
+        places: Each module that holds the tensor, and the tensor's name in that module.
     """
 
     tensor: torch.Tensor
@@ -79,7 +80,7 @@ class _Target:
     places: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
 
     def put(self, tensor: torch.Tensor, *, assign: bool) -> None:
-        """Copies a tensor into the present one, or takes it in its place."""
+        """Copies a tensor into the current one, or replaces the current one with it."""
         if not assign and not self.tensor.is_meta:
             self.tensor.detach().copy_(tensor)
             return
@@ -87,15 +88,16 @@ class _Target:
             tensor = tensor.to(self.tensor.dtype)
         if isinstance(self.tensor, Parameter):
             tensor = Parameter(tensor, requires_grad=self.tensor.requires_grad)
-            # What others have noted on it, as trainers do that split models; not what a fake tensor is.
+            # Keep attributes that other code has set on the parameter, such as the annotations of trainers
+            # that split models. The new tensor's own attributes win: a fake tensor keeps its state in them.
             vars(tensor).update(vars(self.tensor) | vars(tensor))
         for module, name in self.places:
             setattr(module, name, tensor)
-        # The memory of the old one is free from here on, and not at the end of the model.
+        # This frees the old tensor's memory now instead of at the end of the load.
         self.tensor = tensor
 
     def device(self) -> torch.device:
-        """Returns where its content belongs."""
+        """Returns the device that the loaded tensor belongs on."""
         return torch.get_default_device() if self.tensor.is_meta else self.tensor.device
 
 
@@ -110,54 +112,56 @@ def load_into(
     process_group: dist.ProcessGroup | None = None,
     progress: Progress = False,
 ) -> LoadReport:
-    """Fills a module from a checkpoint, tensor by tensor, without a second copy of it in memory.
+    """Loads a checkpoint into a module, tensor by tensor, without a second copy of the checkpoint in memory.
 
-    By default, tensors are copied into those that the module has, which keep their types and devices.
-    Parameters and buffers on ``meta`` get memory of their own, one at a time, of the type that they have
-    there, on torch's default device: ``with torch.device("cuda"): load_into(…)`` fills a module that has no
-    memory yet. A tensor that several modules share is read once and stays shared; of its names the first that
-    the checkpoint has counts (``torch.nn.Module.load_state_dict`` copies all, so that the last one counts).
-    Tensors of a module that overlap without being one are filled in the order of the files. Buffers that are
-    not persistent are left alone; the report names those that stay on ``meta``. Modules with a
-    ``_load_from_state_dict`` or ``set_extra_state`` of their own are filled by names and shapes all the same;
-    neither is called.
+    By default, each loaded tensor is copied into the module's existing tensor, which keeps its type and
+    device. A parameter or buffer on ``meta`` gets memory on torch's default device when its turn comes, and
+    keeps its type. For example, ``with torch.device("cuda"): load_into(…)`` fills a module that was created
+    on ``meta``. Non-persistent buffers are not loaded; the report lists any that stay on ``meta``.
 
-    Names and shapes are compared before any tensor is read: then the module is as it was. After a failure
-    that comes later some tensors are loaded and others are not.
+    A tensor that several modules share is read once and stays shared. If the checkpoint has several of its
+    names, the first one is loaded (``torch.nn.Module.load_state_dict`` copies all, so there the last one
+    wins). Tensors that overlap in memory in any other way are filled in the order of the files. All modules
+    are filled by name and shape; their own ``_load_from_state_dict`` and ``set_extra_state`` are not called.
+
+    Names and shapes are compared before any tensor is read. If they do not match, the module is unchanged.
+    After a later failure, the module may be partly loaded.
 
     Args:
-        module: What to fill.
+        module: The module to fill.
         path: A file, a folder, an index or a list of files, or an open `Checkpoint`, which stays open; see
             `stream_checkpoint`.
         plan: Which tensors to load, and which parts of them, by the names of the checkpoint; see
             `Checkpoint.stream`.
-        rename: The module's name for a checkpoint's name: a mapping, which changes only the names that it
-            has, or a function of every name. None in place of a name leaves that tensor out.
-        strict: Whether it is an error if a name is missing in the checkpoint, or unexpected. With False the
-            report lists such names, and what is missing stays as it is.
-        assign: Whether the module gets the loaded tensors themselves, of the types in the files, on the
-            devices of those that they replace. On the CPU they may be views of the files, as those of
-            `load_state_dict`.
-        process_group: Ranks that load at the same time, each into a module of its own, and share the reads;
-            see `stream_checkpoint`.
-        progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
+        rename: How to rename the checkpoint's tensors to match the module. A mapping renames only the names
+            that it contains. A function is called with every name. The value None skips the tensor.
+        strict: Whether to raise an error if a name is missing from the checkpoint or is unexpected. With
+            False, the report lists such names, and missing tensors keep their values.
+        assign: Whether to put the loaded tensors themselves into the module. They have the types of the
+            files, and the devices of the tensors that they replace. On the CPU they may be views of the
+            files, as in `load_state_dict`.
+        process_group: Ranks that load at the same time, each into its own module, and share the reads; see
+            `stream_checkpoint`.
+        progress: True for a progress bar (on rank 0 only), or a callable that gets (bytes done, total bytes).
 
     Returns:
-        The report.
+        A report of the names that did not match, and of the bytes loaded.
 
     Raises:
-        RuntimeError: Names are missing or unexpected, with `strict`; or shapes differ; or parameters are
-            DTensors, as those of FSDP2 are. All of them are listed, the first ones in the words of
-            ``torch.nn.Module.load_state_dict``.
-        TypeError: `module` is no module, or `rename` no such mapping or function.
-        ValueError: Two tensors of the checkpoint get one name; or a parameter is not initialised
-            (``torch.nn.LazyLinear`` and its like); or `path` is a `Checkpoint` that is closed.
+        RuntimeError: With `strict`, names are missing or unexpected; or shapes differ; or parameters are
+            DTensors, as in FSDP2; or with `assign`, a parameter that requires a gradient would get a type
+            without one. The error lists all of them, in the words of ``torch.nn.Module.load_state_dict`` if
+            it has a message for the case. Also if another load of this process uses `process_group`.
+        TypeError: `module` is not a module, or `rename` is not a mapping or function of names.
+        ValueError: Two tensors of the checkpoint get the same name; or a parameter is not initialised, for
+            example in a ``torch.nn.LazyLinear``; or `path` is a closed `Checkpoint`.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: Not a valid checkpoint, or a type that torch does not have.
-        KeyError: The plan has a name that is not there.
-        MappedReadError: A file was cut or its storage failed.
-        FileChangedError: A file was rewritten meanwhile.
+        SafetensorError: The checkpoint is not valid, or has a type that torch lacks.
+        KeyError: The checkpoint lacks a name in the plan.
+        MappedReadError: A file was truncated, or its storage failed.
+        FileChangedError: A file was rewritten during the load.
         RankError: Another rank of `process_group` has failed.
+        TimeoutError: Another rank of `process_group` has not begun within the group's time-out.
 
     Examples:
         >>> import torch
@@ -170,7 +174,7 @@ def load_into(
         (device(type='cpu'), torch.float32)
     """
     with joined(process_group) as meeting:
-        # What is wrong with the arguments of one rank is told to the others.
+        # Check the arguments after joining, so that all ranks learn of one rank's invalid arguments.
         checks.check_bool("strict", strict)
         checks.check_bool("assign", assign)
         _check_module(module)
@@ -206,8 +210,8 @@ def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
     """Returns the tensors by their names in the module.
 
     Raises:
-        TypeError: `rename` is neither a mapping nor a function, or gives something that is no name.
-        ValueError: Two tensors get one name.
+        TypeError: `rename` is neither a mapping nor a function, or returns neither a name nor None.
+        ValueError: Two tensors get the same name.
     """
     if not (rename is None or isinstance(rename, Mapping) or callable(rename)):
         message = f"rename must be a mapping, a function or None, not {rename!r}"  # type: ignore[unreachable]
@@ -233,7 +237,7 @@ def _renamed(wanted: list[Wanted], rename: Rename) -> dict[str, Wanted]:
 
 
 def _targets(module: torch.nn.Module) -> dict[str, _Target]:
-    """Returns the parameters and persistent buffers of a module. Names of one tensor have one target.
+    """Returns the parameters and persistent buffers of a module by name. Tied names have the same target.
 
     Raises:
         ValueError: A parameter is not initialised.
@@ -257,7 +261,7 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
 
 
 def _memory_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - hashable
-    """Returns what two tensors have in common if they are one, or views of the same elements."""
+    """Returns a key that two tensors share if they are the same object, or equal views of the same memory."""
     address = 0 if tensor.is_meta or constructors.is_fake(tensor) else tensor.data_ptr()
     if not address:
         return id(tensor)
@@ -267,7 +271,7 @@ def _memory_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - hashable
 def _matched(
     names: dict[str, Wanted], targets: dict[str, _Target]
 ) -> tuple[list[tuple[Wanted, _Target]], LoadReport]:
-    """Returns what goes where, in the order of the plan, and the report."""
+    """Returns each tensor to load with its target, in the order of the plan, and the report."""
     chosen: dict[str, _Target] = {}
     missing: list[str] = []
     tied: dict[str, str] = {}
@@ -284,7 +288,7 @@ def _matched(
 
 
 def _problems(report: LoadReport, *, strict: bool) -> list[str]:
-    """Returns torch's words for names that are in one place only."""
+    """Returns torch's messages about names that only the module or only the checkpoint has."""
     kinds = (("Missing", report.missing), ("Unexpected", report.unexpected))
     return [
         f"{kind} key(s) in state_dict: {', '.join(map(_quoted, found))}. "
@@ -303,7 +307,7 @@ def _quoted(name: str) -> str:
 
 
 def _misfits(names: dict[str, Wanted], targets: dict[str, _Target], *, assign: bool) -> list[str]:
-    """Returns torch's words for tensors that differ in shape, and words for types that have no gradient."""
+    """Returns messages about DTensors, different shapes (in torch's words), and types without a gradient."""
     found = []
     for name, each in names.items():
         if name not in targets:
@@ -311,7 +315,7 @@ def _misfits(names: dict[str, Wanted], targets: dict[str, _Target], *, assign: b
         tensor = targets[name].tensor
         if hasattr(tensor, "device_mesh"):
             found.append(
-                f"{name} is a DTensor, of which this rank has a part: load it by "
+                f"{name} is a DTensor, and this rank has only a part of it: load it with "
                 "torch.distributed.checkpoint and pagestream.torch.HuggingFaceStorageReader."
             )
             continue
@@ -323,7 +327,7 @@ def _misfits(names: dict[str, Wanted], targets: dict[str, _Target], *, assign: b
             )
         kind = dtype_named(each.info.dtype)
         if assign and tensor.requires_grad and not (kind.is_floating_point or kind.is_complex):
-            found.append(f"type mismatch for {name}: {kind} of the checkpoint has no gradient.")
+            found.append(f"type mismatch for {name}: {kind} in the checkpoint cannot have a gradient.")
     return found
 
 
@@ -335,17 +339,17 @@ def _load(
     meeting: Meeting | None,
     progress: Progress,
 ) -> None:
-    """Streams the tensors to each device in turn, and puts them in their places."""
+    """Streams the tensors to one device after the other, and puts each tensor into its modules."""
     lots: dict[tuple[torch.device, Strategy], dict[str, tuple[Wanted, _Target]]] = {}
     for each, target in chosen:
-        # What is new in the module is memory of its own, unless the user asked for the loaded tensors.
+        # A tensor that replaces one on `meta` owns its memory, unless the caller asked for `assign`.
         strategy: Strategy = "pread" if target.tensor.is_meta and not assign else "auto"
-        # Ranks load all in one go, because their devices differ.
+        # With a group, load all tensors through the CPU in one stream, because the ranks' devices may differ.
         key = (usable(target.device()), strategy) if meeting is None else (torch.device("cpu"), "auto")
         lots.setdefault(key, {})[each.info.name] = each, target
     done_bytes, total_bytes = 0, sum(each.nbytes for each, _ in chosen)
     if meeting is not None:
-        # Also a rank that wants nothing meets the others.
+        # A rank that loads nothing has to meet the other ranks, too.
         lots.setdefault((torch.device("cpu"), "auto"), {})
     with torch.no_grad(), reporting(progress, total_bytes, "tensors") as report:
         for (device, means), here in lots.items():
@@ -363,5 +367,5 @@ def _load(
                     done_bytes += each.nbytes
                     if report is not None:
                         report(done_bytes)
-    # Views of a file that was cut meanwhile would have been zeros.
+    # Raise if a file was truncated during the load: its views would have read as zeros.
     weights.check()

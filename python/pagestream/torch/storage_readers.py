@@ -1,4 +1,4 @@
-"""Readers for ``torch.distributed.checkpoint.load``, in place of torch's own for safetensors files."""
+"""Readers for ``torch.distributed.checkpoint.load`` that replace torch's own readers of safetensors files."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"]
 
-# What torch's writer notes in a file's metadata: where its parts of tensors lie in the whole ones.
+# torch's writer records in each file's metadata where its parts begin in the whole tensors.
 _SHARDING, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 _SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
-# Tensors on other devices get copies of what came to the CPU.
+# Devices that receive tensors directly. For any other device, tensors are read on the CPU and then copied.
 _STREAMED_TO = ("cpu", "cuda", "mps")
 
 
@@ -55,7 +55,7 @@ class _Stored:
     """A tensor, or a part of one, in a file.
 
     Attributes:
-        relative_path: The file.
+        relative_path: The path of the file.
         shape: The shape in the file.
         dtype: The type in the file.
         name: The name among all tensors of all files.
@@ -69,7 +69,11 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _SharedReads:
-    """What the coordinator adds to each plan: that so many ranks read together."""
+    """Marks a plan whose reads are shared. The coordinator adds it to the plan of each rank.
+
+    Attributes:
+        ranks: The number of ranks that load.
+    """
 
     ranks: int
 
@@ -77,20 +81,22 @@ class _SharedReads:
 class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     """Reads safetensors files for ``torch.distributed.checkpoint.load``.
 
-    It takes the place of ``torch.distributed.checkpoint.HuggingFaceStorageReader``. It reads exactly the
-    ranges that the local shards of DTensors need, many reads at a time, within a budget of memory; and with
-    several ranks each range is read by one of those that need it, and sent to the others.
+    A drop-in replacement for ``torch.distributed.checkpoint.HuggingFaceStorageReader``. It reads only the
+    ranges that the local shards of DTensors need, with many reads in flight and a limit on memory. If several
+    ranks need the same range, one of them reads it and sends it to the rest.
 
     Args:
-        path: The folder of the ``.safetensors`` files. If it has an index, this decides which file has a
-            tensor, as for `open_checkpoint`. Without an index all files count, as with torch's reader, or
-            ``model.safetensors`` alone if there is one. Or an open `Checkpoint`, made with options of its own
-            such as ``cache_root`` and ``strict=False``, which stays open.
-        thread_count: Threads that read. None means ``PAGESTREAM_THREADS``, or as many as the storage is slow.
-        process_group: The group that ``load`` gets, whose ranks share the reads; None for the default one.
-            With None and a ``load`` of another group each rank reads for itself, which a warning tells.
-        read_once: Whether ranks share the reads. With False each reads all that it needs.
-        memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`.
+        path: The folder with the ``.safetensors`` files. An index in the folder decides which file to use for
+            each tensor, as in `open_checkpoint`. Without an index, the reader uses ``model.safetensors`` if
+            it exists, and otherwise all files, as torch's reader does. To set options such as ``cache_root``
+            or ``strict=False``, pass an open `Checkpoint` instead; it stays open.
+        thread_count: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 8, and up to 64 while
+            they wait for storage.
+        process_group: The process group that is passed to ``load``. Its ranks share the reads. None means the
+            default group. If ``load`` then runs in a group of another size, each rank reads for itself, with
+            a warning.
+        read_once: Whether ranks share the reads. With False, each rank reads everything that it needs.
+        memory_bytes: Limit on the bytes that are read ahead and not yet used; see `Checkpoint.stream`.
 
     Raises:
         ValueError: A number is out of range.
@@ -102,7 +108,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         >>> from pagestream.torch import HuggingFaceStorageReader
         >>> state = {"weight": torch.empty(2, 3, dtype=torch.float64)}
         >>> with warnings.catch_warnings():
-        ...     warnings.simplefilter("ignore")  # that this is one process
+        ...     warnings.simplefilter("ignore")  # torch warns that it runs in a single process
         ...     dcp.load(state, storage_reader=HuggingFaceStorageReader("."), no_dist=True)
         >>> state["weight"].sum()
         tensor(6., dtype=torch.float64)
@@ -117,7 +123,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         read_once: bool = True,
         memory_bytes: int | None = None,
     ) -> None:
-        """Keeps the arguments. Nothing is opened yet."""
+        """Keeps the arguments. No file is opened yet."""
         self._given = path if isinstance(path, Checkpoint) else None
         folder = os.path.dirname(next(iter(path.files), "")) if isinstance(path, Checkpoint) else path
         hf_storage.HuggingFaceStorageReader.__init__(self, os.fspath(folder) or ".")
@@ -127,13 +133,13 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         self._read_once = checks.check_bool("read_once", read_once)
         self._memory_bytes = memory_bytes
         self._group = process_group
-        # Files may have parts of the same tensors: names here begin with the number of a file.
+        # Several files may hold parts of one tensor. `open_apart` therefore adds the file's number to names.
         self._weights: Checkpoint | None = None
-        # By the name in the files.
+        # For each name in the files, the name in `_weights` of its last part.
         self._last_of: dict[str, str] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Forgets what was read; `checkpoint_id` is another folder to read from.
+        """Forgets the files' metadata. If `checkpoint_id` is given, the next load reads from that folder.
 
         Examples:
             >>> from pagestream.torch import HuggingFaceStorageReader
@@ -145,7 +151,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         self._weights = None
 
     def read_metadata(self) -> Metadata:
-        """Opens the files, in parallel, and returns what their headers say.
+        """Opens the files in parallel, and returns the metadata from their headers.
 
         Raises:
             OSError: A file cannot be opened; with ``errno`` and ``filename``.
@@ -176,7 +182,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         )
 
     def _note_tensors(self, weights: Checkpoint) -> None:
-        """Notes where each part of a tensor is. Of two files that have a part the last one counts."""
+        """Records where each part of a tensor is stored. If two files hold the same part, the last wins."""
         files = native_files(weights)
         places: dict[int, Any] = {}
         for apart in weights:
@@ -191,7 +197,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             except (LookupError, TypeError, ValueError) as error:
                 message = (
                     f"{info.path}: {_SHARDING!r} of the metadata does not say where tensor {name!r} lies in "
-                    f"the whole one: {error!r}"
+                    f"the whole tensor: {error!r}"
                 )
                 raise SafetensorError(message) from error
             stored = _Stored(info.path, shape, dtype_named(info.dtype), apart)
@@ -199,7 +205,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             self._last_of[name] = apart
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Has the ranks share their reads, unless each is to read for itself. For the coordinator.
+        """Marks the plans of several ranks as shared, if `read_once` is set. Runs on the coordinator.
 
         Examples:
             >>> from torch.distributed.checkpoint.planner import LoadPlan
@@ -212,18 +218,18 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         return [replace(plan, storage_data=_SharedReads(len(plans))) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads what a plan wants, and copies it into the planner's tensors.
+        """Reads the items of a plan, and copies them into the planner's tensors.
 
         Raises:
-            MappedReadError: A file was cut or its storage failed.
-            FileChangedError: A file was rewritten since its header was read.
-            FileNotFoundError: The folder has no safetensors files, and some are needed.
+            MappedReadError: A file was truncated, or its storage failed.
+            FileChangedError: A file was rewritten after its header was read.
+            FileNotFoundError: The plan needs files, and the folder has no safetensors files.
             RankError: Another rank has failed.
-            ValueError: The ranks that load are not those of the `process_group` that the reader was given.
+            ValueError: The reader's `process_group` and the group that loads differ in their number of ranks.
 
         Warns:
-            UserWarning: The reader was given none, and those that load are not all ranks: each reads for
-                itself.
+            UserWarning: The reader has no `process_group`, and the default group has a different number of
+                ranks than the group that loads. Each rank then reads for itself.
 
         Examples:
             >>> from torch.distributed.checkpoint import DefaultLoadPlanner
@@ -246,20 +252,27 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         return done
 
     def _opened(self, plan: LoadPlan) -> Checkpoint | None:
-        """Returns the files, None if there are none and none are needed.
+        """Returns the open files. None if the folder has none and the plan needs none.
 
-        They are not open yet if a plan was made from what another reader has said.
+        This opens the files if another reader provided the metadata for the plan.
+
+        Raises:
+            FileNotFoundError: The plan needs files, and the folder has none.
         """
         is_needed = bool(plan.items) or isinstance(plan.storage_data, _SharedReads)
         if self._weights is None and is_needed:
             self.read_metadata()
             if self._weights is None:
-                message = f"no {_SUFFIX} files, of which {len(plan.items)} parts are to be read here"
+                message = f"no {_SUFFIX} files, but this rank's plan reads {len(plan.items)} parts of tensors"
                 raise FileNotFoundError(errno.ENOENT, message, os.fspath(self.path))
         return self._weights
 
     def _group_of(self, plan: LoadPlan) -> dist.ProcessGroup | None:
-        """Returns the group whose ranks share the reads, if they do."""
+        """Returns the group whose ranks share the reads. None if each rank reads for itself.
+
+        Raises:
+            ValueError: The reader's `process_group` and the group that loads differ in their number of ranks.
+        """
         shared = plan.storage_data
         if not isinstance(shared, _SharedReads):
             return None
@@ -283,15 +296,16 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         planner: LoadPlanner,
         meeting: Meeting | None,
     ) -> None:
-        """Reads what items want."""
+        """Reads the items of a plan into the planner's tensors."""
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
-                message = f"{item.storage_index.fqn!r}: safetensors files have tensors alone"
+                message = f"{item.storage_index.fqn!r} is not a tensor: safetensors files store only tensors"
                 raise SafetensorError(message)
         parts_of = [
             (item, [(weights.info(name), index) for name, index in self._parts_of(item)]) for item in items
         ]
-        # The parts of an item come together, wherever they lie: one is held until the other is there.
+        # Read the parts of an item one after the other, wherever they are stored: the first part stays in
+        # memory until the second one arrives.
         parts_of.sort(key=lambda each: _place(each[1][-1]))
         parts = [(item, *part) for item, of_item in parts_of for part in sorted(of_item, key=_place)]
         wanted = [_wanted(info, index) for _, info, index in parts]
@@ -314,11 +328,11 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
                 del tensor
 
     def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
-        """Yields the parts of stored tensors that an item is made of, the largest one last."""
+        """Yields the parts of stored tensors that make up an item, the largest part last."""
         yield self.storage_data[item.storage_index].name, _box(item)
 
     def _take(self, item: ReadItem, each: Wanted, tensor: torch.Tensor, planner: LoadPlanner) -> None:
-        """Copies a part that has come to where it belongs."""
+        """Copies a part that has been read into the planner's tensor."""
         del each
         _put(item, tensor, planner)
 
@@ -328,18 +342,18 @@ class QuantizedHuggingFaceStorageReader(
 ):
     """Reads quantised safetensors files for ``torch.distributed.checkpoint.load``, and dequantises them.
 
-    It takes the place of torch's ``QuantizedHuggingFaceStorageReader``, by whose arithmetic tensors become
-    what they were: FP8 in blocks with ``.weight_scale_inv``, and MXFP4 with ``_blocks`` and ``_scales``.
-    Reads are those of `HuggingFaceStorageReader`, and so are the other arguments.
+    A drop-in replacement for torch's ``QuantizedHuggingFaceStorageReader``, with torch's arithmetic. It
+    supports block-wise FP8 (``.weight_scale_inv``) and MXFP4 (``_blocks`` and ``_scales``). It reads files as
+    `HuggingFaceStorageReader` does, and shares its other arguments.
 
     Args:
         path: The folder, or an open `Checkpoint`.
-        thread_count: Threads that read.
+        thread_count: Number of threads that read.
         target_dtype: The type of dequantised tensors.
         block_size: The length of a block of FP8 weights, in elements, in both dimensions.
         process_group: The group whose ranks share the reads.
         read_once: Whether ranks share the reads.
-        memory_bytes: Bytes that are read ahead and not yet used.
+        memory_bytes: Limit on the bytes that are read ahead and not yet used.
 
     Raises:
         ValueError: A number is out of range.
@@ -361,7 +375,7 @@ class QuantizedHuggingFaceStorageReader(
         read_once: bool = True,
         memory_bytes: int | None = None,
     ) -> None:
-        """Keeps the arguments. Nothing is opened yet."""
+        """Keeps the arguments. No file is opened yet."""
         HuggingFaceStorageReader.__init__(
             self,
             path,
@@ -377,7 +391,7 @@ class QuantizedHuggingFaceStorageReader(
         self._held: defaultdict[int, dict[str, torch.Tensor]] = defaultdict(dict)
 
     def read_metadata(self) -> Metadata:
-        """Opens the files, in parallel, and returns what the tensors are once they are dequantised.
+        """Opens the files in parallel, and returns the metadata of the dequantised tensors.
 
         Raises:
             OSError: A file or the index cannot be opened; with ``errno`` and ``filename``.
@@ -389,14 +403,14 @@ class QuantizedHuggingFaceStorageReader(
             ['bias', 'weight']
         """
         metadata = super().read_metadata()
-        # What a load that failed has left is of items that are no more.
+        # Drop the parts that a failed load left behind: a new item may have the `id` of an old one.
         self._held.clear()
         return metadata  # type: ignore[no-any-return]
 
     def _load_quantization_metadata(self) -> None:
-        """Pairs weights and scales by name. torch's reader would read the index again for that."""
+        """Pairs weights and scales by name. torch's own method would read the index again."""
         self._weight_scale_mapping = {}
-        # Scales come beside their weights here, whichever file has them: torch's reader shall open none.
+        # Pretend that all tensors are in one file. Otherwise torch's reader would open the scale's file.
         self._build_weight_scale_mapping(dict.fromkeys(self._last_of, ""))
 
     def _parts_of(self, item: ReadItem) -> Iterator[tuple[str, tuple[slice, ...]]]:
@@ -423,18 +437,19 @@ class QuantizedHuggingFaceStorageReader(
 
 
 class _UnsendableError(RankError):
-    """A rank is gone: torch would wait for it, to send it this error.
+    """A rank is gone, and this error must stay on the rank that raises it.
 
-    torch sends what a reader raises to all ranks, and for that it pickles it.
+    torch pickles a reader's exception to send it to all ranks, and would then wait for the dead rank. When
+    torch pickles this error, the error is raised instead.
     """
 
     def __reduce__(self) -> Never:
-        """Raises the error here."""
+        """Raises the error instead of pickling it."""
         raise self
 
 
 class _Asked(BaseException):
-    """Which part of a tensor torch's reader wants. No `Exception`, which that reader would log."""
+    """The part of a tensor that torch's reader requests. Not an `Exception`: torch's reader would log it."""
 
     def __init__(self, index: tuple[slice, ...]) -> None:
         super().__init__(index)
@@ -442,7 +457,7 @@ class _Asked(BaseException):
 
 
 class _Asking:
-    """In the place of an open file: tells what is asked of it."""
+    """A stand-in for an open file that raises the requested slice as `_Asked`."""
 
     def get_slice(self, name: str) -> Self:  # noqa: ARG002
         return self
@@ -452,7 +467,7 @@ class _Asking:
 
 
 class _Held:
-    """In the place of an open file: has the parts that were read."""
+    """A stand-in for an open file that returns parts that were read already."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -465,7 +480,7 @@ class _Held:
 
 
 class _HeldPart:
-    """In the place of a slice: the part that was read."""
+    """A stand-in for a safetensors slice that returns a part that was read already."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -474,8 +489,14 @@ class _HeldPart:
         return self._tensor
 
 
-def _offsets(of_file: Any, name: str, dimensions: int) -> torch.Size:  # noqa: ANN401 - what JSON gives
-    """Returns where a stored tensor begins in the whole one; with None it is the whole one."""
+def _offsets(of_file: Any, name: str, dimensions: int) -> torch.Size:  # noqa: ANN401 - parsed JSON
+    """Returns where a stored part begins in its tensor. Without metadata of the file, the part is the tensor.
+
+    Raises:
+        LookupError: The metadata has no offsets for the tensor.
+        TypeError: The metadata is not a mapping of tensors.
+        ValueError: The offsets are negative, or do not match the dimensions.
+    """
     if of_file is None:
         return torch.Size([0] * dimensions)
     offsets = torch.Size(of_file[name][_OFFSETS])
@@ -486,7 +507,7 @@ def _offsets(of_file: Any, name: str, dimensions: int) -> torch.Size:  # noqa: A
 
 
 def _box(item: ReadItem) -> tuple[slice, ...]:
-    """Returns what an item wants of its tensor."""
+    """Returns the slices of the stored tensor that an item reads."""
     return tuple(
         slice(offset, offset + length)
         for offset, length in zip(item.storage_offsets, item.lengths, strict=True)
@@ -499,7 +520,7 @@ def _place(part: tuple[TensorInfo, tuple[slice, ...]]) -> tuple[str, int]:
 
 
 def _wanted(info: TensorInfo, index: tuple[slice, ...]) -> Wanted:
-    """Returns a part of a tensor; all of it as such."""
+    """Returns a plan entry for a part of a tensor. A part that covers the tensor becomes the whole tensor."""
     is_whole = all(
         part.indices(length) == (0, length, 1) for part, length in zip(index, info.shape, strict=False)
     )
@@ -507,11 +528,12 @@ def _wanted(info: TensorInfo, index: tuple[slice, ...]) -> Wanted:
 
 
 def _place_of(planner: LoadPlanner, items: list[ReadItem]) -> tuple[torch.device, Strategy]:
-    """Returns where tensors are read to, and how: to where those of the items are, if that is one place.
+    """Returns the device that tensors are read to, and the strategy.
 
-    Else they come to memory of their own on the CPU: pages of a file must not be copied to a device.
+    If all target tensors are on one device that can receive tensors directly, it is that device. Otherwise,
+    tensors are read into CPU memory, never mapped: pages of a file must not be copied to a device.
     """
-    # `resolve_tensor` is to be called right before `commit_tensor`; planners may allocate in it.
+    # Not `resolve_tensor`: planners may allocate in it, and expect `commit_tensor` right after it.
     lookup = getattr(planner, "lookup_tensor", None)
     devices = set() if lookup is None else {lookup(item.dest_index).device for item in items}
     if len(devices) == 1 and (device := devices.pop()).type in _STREAMED_TO:
@@ -520,11 +542,16 @@ def _place_of(planner: LoadPlanner, items: list[ReadItem]) -> tuple[torch.device
 
 
 def _put(item: ReadItem, tensor: torch.Tensor, planner: LoadPlanner) -> None:
-    """Copies what was read for an item into the planner's tensor."""
+    """Copies the tensor that was read for an item into the planner's tensor.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
     target = planner.resolve_tensor(item).detach()
     if target.size() != tensor.size():
         message = (
-            f"{item.storage_index.fqn!r}: {list(tensor.shape)} elements were read for {list(target.shape)}"
+            f"{item.storage_index.fqn!r}: the part that was read has shape {list(tensor.shape)}, but the "
+            f"planner's tensor has shape {list(target.shape)}"
         )
         raise ValueError(message)
     target.copy_(tensor)

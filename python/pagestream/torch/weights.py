@@ -1,4 +1,4 @@
-"""Weights as tensors on a device: `load_state_dict`, `stream_checkpoint`."""
+"""Loading a checkpoint as tensors on a device: `load_state_dict`, `stream_checkpoint`."""
 
 from __future__ import annotations
 
@@ -49,36 +49,39 @@ def load_state_dict(
 ) -> dict[str, torch.Tensor]:
     """Loads a checkpoint as a dict of tensors.
 
-    On the CPU, tensors of files that are in the page cache, or on storage that answers at once, are not
-    copied: they lie on copy-on-write pages of the file, as those of
-    `pagestream.safetensors.torch.load_file` do. Writing to them changes the tensor, not the file. Other
-    files are read, many reads at a time, and their tensors own their memory; where that would take more than
-    half of what is available, or processes of one job share the node, they are read into the page cache
-    instead. `stream_checkpoint` says how tensors get to other devices.
+    On the CPU, files in the page cache or on storage without delay are mapped, not copied. As in
+    `pagestream.safetensors.torch.load_file`, their tensors are views of copy-on-write pages: writing to a
+    tensor does not change the file. Other files are read into memory with many reads in flight, and their
+    tensors own their memory. If this would take more than half of the available memory, or if several
+    processes of one job share the node, such files are read into the page cache and mapped instead. For
+    other devices, see `stream_checkpoint`.
 
     Args:
-        path: A file, a folder, an index or a list of files; see `open_checkpoint`. Or an open `Checkpoint`,
-            made with options of its own such as ``cache_root`` and ``strict=False``, which stays open. Its
-            ``raw`` counts for NumPy arrays only.
-        device: Where the tensors go.
+        path: A file, a folder, an index or a list of files; see `open_checkpoint`. To set options such as
+            ``cache_root`` or ``strict=False``, pass an open `Checkpoint` instead; it stays open. Its ``raw``
+            option affects NumPy arrays only.
+        device: The device for the tensors.
         mmap_mode: How to open the files; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
             For an open `Checkpoint` it must be None.
         dtype: Type of the floating-point tensors; see `stream_checkpoint`.
         plan: Which tensors to load, and which parts of them; see `Checkpoint.stream`.
-        process_group: Ranks that load at the same time and share the reads; see `stream_checkpoint`. Then
-            all tensors own their memory.
+        process_group: Ranks that load at the same time and share the reads; see `stream_checkpoint`. All
+            tensors then own their memory.
 
     Returns:
-        The tensors, in the order of the files.
+        The tensors by name, in the order of the files.
 
     Raises:
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: Not a valid checkpoint, or a type that torch does not have.
-        ValueError: `device` is no such device; `dtype` is no floating-point type; `path` is a `Checkpoint`
-            that is closed, or `mmap_mode` is given with one.
-        KeyError: The plan has a name that is not there.
-        MappedReadError: A file was cut or its storage failed.
-        FileChangedError: A file was rewritten meanwhile.
+        SafetensorError: The checkpoint is not valid, or has a type that torch lacks.
+        ValueError: `device` is not available; or `dtype` is not a floating-point type; or `path` is a closed
+            `Checkpoint`; or `mmap_mode` is given with an open `Checkpoint`.
+        KeyError: The checkpoint lacks a name in the plan.
+        MappedReadError: A file was truncated, or its storage failed.
+        FileChangedError: A file was rewritten during the load.
+        RankError: Another rank of `process_group` has failed.
+        TimeoutError: Another rank of `process_group` has not begun within the group's time-out.
+        RuntimeError: Another load of this process uses `process_group`.
 
     Examples:
         >>> import torch
@@ -94,7 +97,7 @@ def load_state_dict(
         wanted = planned(weights, plan, "file")
         pairs = tensors_on(where, weights, wanted, cast_of=cast_of, meeting=meeting)
         made = {each.info.name: tensor for each, tensor in pairs}
-        return {each.info.name: made[each.info.name] for each in wanted}  # ranks have another order
+        return {each.info.name: made[each.info.name] for each in wanted}  # shared reads have another order
 
 
 def stream_checkpoint(
@@ -110,63 +113,67 @@ def stream_checkpoint(
     copy: bool = False,
     progress: Progress = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Streams the tensors of a checkpoint to a device, as their bytes arrive.
+    """Streams the tensors of a checkpoint to a device as their bytes arrive.
 
-    For a GPU, threads read into page-locked memory of a fixed size, from where copies run on a separate
-    stream while others are read. A tensor can be used at once: the caller's current stream waits for its
-    copy, the caller does not. Tensors that are larger than that memory cross in pieces; neighbours in a file
-    that are smaller than 1 MiB cross together, and share memory on the device. The mapping of a file is
-    never handed to a device, whose driver would wait for storage with its locks held.
+    For a GPU, threads read into page-locked memory of a fixed size, and a separate CUDA stream copies
+    finished tensors from there to the GPU. The caller can use a tensor at once: its current CUDA stream waits
+    for the copy, its thread does not. Tensors larger than the page-locked memory are copied in pieces.
+    Neighbouring tensors smaller than 1 MiB are copied together and share memory on the GPU. The mapping of a
+    file is never passed to a GPU: its driver would hold locks while it waits for storage.
 
-    Where the device works in the host's memory (integrated and Apple GPUs), nothing is page-locked, and each
-    tensor is copied from where it was read, one at a time. For the CPU nothing is copied.
+    If the device works in host memory (integrated and Apple GPUs), no memory is page-locked, and tensors are
+    copied one at a time from where they were read. For the CPU, nothing is copied.
 
     Args:
-        path: A file, a folder, an index or a list of files; see `open_checkpoint`. Or an open `Checkpoint`,
-            made with options of its own such as ``cache_root`` and ``strict=False``, which stays open. Its
-            ``raw`` counts for NumPy arrays only.
-        device: Where the tensors go: ``"cpu"``, a GPU of CUDA, or ``"mps"``.
+        path: A file, a folder, an index or a list of files; see `open_checkpoint`. To set options such as
+            ``cache_root`` or ``strict=False``, pass an open `Checkpoint` instead; it stays open. Its ``raw``
+            option affects NumPy arrays only.
+        device: The device for the tensors: ``"cpu"``, a CUDA GPU, or ``"mps"``.
         plan: Which tensors to stream, and which parts of them; see `Checkpoint.stream`.
-        dtype: Type of the tensors that the files hold as float16, bfloat16, float32 or float64. Integers,
-            bools and complex numbers keep their type, and so do floats of 8 bits and less, which need their
-            scales. Tensors are cast one at a time, those for a GPU on the GPU. None for the files' types.
-        strategy: For the CPU as in `Checkpoint.stream`, with tensors on copy-on-write pages for views. For
-            other devices all is read into memory, by ``"pread"`` or ``"direct"``: ``"mapped"`` and
-            ``"ahead"`` are refused.
-        memory_bytes: Bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a GPU, the
-            size of the page-locked memory: at least 4 MiB; by default 64 MiB for files in the page cache, and
-            128 MiB for others.
+        dtype: Type for tensors stored as float16, bfloat16, float32 or float64. Integers, bools and complex
+            numbers keep their type, and so do floats of 8 bits or less, because they need their scales.
+            Tensors are cast one at a time, on the GPU if they are for a GPU. None keeps the files' types.
+        strategy: On the CPU, as in `Checkpoint.stream`; views are tensors on copy-on-write pages. For other
+            devices, all bytes are read into memory by ``"pread"`` or ``"direct"``, and ``"mapped"`` and
+            ``"ahead"`` raise an error.
+        memory_bytes: Limit on the bytes that are read ahead and not yet used; see `Checkpoint.stream`. For a
+            GPU, the size of the page-locked memory: at least 4 MiB, and by default 64 MiB for files in the
+            page cache and 128 MiB for other files.
         order: The order of the tensors: ``"file"``, ``"plan"`` or ``"layer"``; see `Checkpoint.stream`.
-        process_group: Ranks of ``torch.distributed`` (torch 2.8 or newer) that all call this, each with a
-            path or `Checkpoint` and a plan of its own, and share the reads. Tensors of one name must have the
-            same type, shape and bytes on all ranks. Each byte that any of them wants is read by one of those
-            that want it, and sent to the others (``torch.distributed.all_to_all_single``, in rounds), in the
-            host's memory if the group can, and from there to the device tensor by tensor. Tensors come in
-            the order of rank 0, and the last one of a rank once no other rank needs it; those of which ranks
-            share the bytes come as fast as the slowest consumer takes them. Where all ranks have their files
-            in the page cache, or on storage that answers at once, each reads for itself, in its own order.
-            Ranks that are slow make the others wait without a time-out, and those that have not begun for as
-            long as the group's own time-out. One that fails, is killed, ends, or leaves the iterator before
-            its last tensor makes all raise. Of a part with steps in its last dimension all elements in
-            between are read, sent and held. A group has one load at a time. None reads all that this process
-            wants.
-        copy: True for tensors that own their memory, also on the CPU. A tensor on copy-on-write pages shows
-            what becomes of its file: if that is cut or rewritten later, the tensor's bytes change.
-        progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
+        process_group: A process group of ``torch.distributed`` (torch 2.8 or newer) whose ranks share the
+            reads. None means that this process reads all its tensors itself.
+
+            All ranks must call this function, each with its own path or `Checkpoint` and its own plan.
+            Tensors with the same name must have the same type, shape and bytes on all ranks. If several ranks
+            need the same bytes, one of them reads the bytes and sends them to the rest with
+            ``torch.distributed.all_to_all_single``, in rounds. The exchange uses host memory if the group
+            supports it, and tensors are then copied to the device one by one. If all ranks have their files
+            in the page cache or on storage without delay, each rank reads for itself, in its own order.
+
+            With shared reads, tensors come in rank 0's order, as fast as the slowest rank consumes them. A
+            rank gets its last tensor when no other rank needs data from it. A part with a step in its last
+            dimension, for example ``[:, ::2]``, is read, sent and held with the elements in between.
+
+            Ranks wait for a slow rank without a time-out. They wait for a rank that has not begun up to the
+            group's time-out. If a rank fails, is killed, ends, or leaves the iterator before its last tensor,
+            all ranks raise. A group can run one load at a time.
+        copy: Whether tensors must own their memory even on the CPU. A tensor on copy-on-write pages reflects
+            later changes to its file: if the file is truncated or rewritten, the tensor's bytes change.
+        progress: True for a progress bar (on rank 0 only), or a callable that gets (bytes done, total bytes).
 
     Yields:
-        Name and tensor. A generator that is closed, or left by an exception, ends reads and copies and
-        unlocks its memory first.
+        Name and tensor. If the generator is closed or an exception leaves it, it first ends all reads and
+        copies, and unlocks its memory.
 
     Raises:
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: Not a valid checkpoint, or a type that torch does not have.
-        ValueError: `device` is no such device; `dtype` is no floating-point type; a word or number is wrong;
-            ``"mapped"`` or ``"ahead"`` for a device, or where that is not possible; `path` is a `Checkpoint`
-            that is closed.
-        KeyError: The plan has a name that is not there.
-        MappedReadError: A file was cut or its storage failed; while it is streamed.
-        FileChangedError: A file was rewritten meanwhile; while it is streamed.
+        SafetensorError: The checkpoint is not valid, or has a type that torch lacks.
+        ValueError: `device` is not available; `dtype` is not a floating-point type; an option is invalid;
+            ``"mapped"`` or ``"ahead"`` is given for a GPU or a process group, or is not possible for the
+            files; or `path` is a closed `Checkpoint`.
+        KeyError: The checkpoint lacks a name in the plan.
+        MappedReadError: A file was truncated, or its storage failed, while it was streamed.
+        FileChangedError: A file was rewritten while it was streamed.
         RankError: Another rank of `process_group` has failed.
         TimeoutError: Another rank of `process_group` has not begun within the group's time-out.
         RuntimeError: Another load of this process uses `process_group`.
@@ -230,10 +237,10 @@ def tensors_on(
     may_view: bool = False,
     copies: bool = False,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
-    """Returns an iterator over the tensors of a plan, on a device. The arguments are checked at once.
+    """Returns an iterator over the tensors of a plan, on a device. It checks the arguments at once.
 
-    With `meeting` its ranks share the reads. Where each reads for itself, tensors are views only if
-    `may_view`. With `copies` none is.
+    With `meeting`, the ranks share the reads. If each rank reads for itself instead, tensors are views only
+    with `may_view`. With `copies`, every tensor owns its memory.
 
     Raises:
         ValueError: The strategy is not possible, or a number is out of range.
@@ -256,14 +263,15 @@ def tensors_on(
         from pagestream.torch._exchange import together
 
         options: _Options = {"memory_bytes": memory_bytes, "threads": threads}
-        # What ranks get is memory of their own, however it comes, unless it is copied at once.
+        # With a group, tensors own their memory even if each rank reads for itself. `may_view` is for callers
+        # that copy each tensor at once.
         own = strategy if may_view else "pread"
         alone = partial(tensors_on, device, weights, wanted, cast_of=cast_of, strategy=own, **options)
         shared = partial(together, meeting, files, wanted, strategy, cast_of, device, **options)
         return _of_ranks(meeting, weights, wanted, strategy, alone, shared)
     is_limited = memory_bytes is not None or threads is not None
     means, _ = streaming.chosen(files, wanted if is_cpu else [], strategy, is_limited=is_limited)
-    # A copy to a device never begins in a mapping.
+    # Never copy to a device from a mapping.
     means = means if is_cpu or means == "direct" else "pread"
     if staged_for is not None:
         return transferred(files, wanted, staged_for, cast_of, memory_bytes, threads, means)
@@ -281,17 +289,15 @@ def _fake(
     cast_of: CastOf,
     meeting: Meeting | None,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
-    """Returns an iterator over fake tensors, which are made as views are: nothing is read ahead.
+    """Returns an iterator over fake tensors. They are created like views, so nothing is read ahead.
 
     Raises:
-        ValueError: Ranks share the reads.
+        ValueError: A meeting is given: there are no reads to share.
     """
     if meeting is not None:
-        message = (
-            "process_group: under a FakeTensorMode no bytes are read that ranks could share; leave it out"
-        )
+        message = "process_group: under a FakeTensorMode there are no reads to share; leave it out"
         raise ValueError(message)
-    # Copies, in case the mode ends before the iterator: a mapping is not for a device.
+    # If the mode ends before the iterator, the tensors are real. Copy them: a mapping is not for a device.
     view = partial(_on_file, files, TorchTensors(copies=True))
     pairs = streaming.tensors(
         files, wanted, "mapped", TorchTensors(), view, None, None, checks=None, drop_behind=False
@@ -307,7 +313,11 @@ def _of_ranks(
     alone: Callable[[], Generator[tuple[Wanted, torch.Tensor], None, None]],
     shared: Callable[[], Generator[tuple[Wanted, torch.Tensor], None, None]],
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
-    """Yields what each rank reads for itself, if all have it at hand, or else what they share."""
+    """Yields the tensors of this rank. Ranks share reads unless all have their files at hand.
+
+    Raises:
+        RankError: Another rank has failed.
+    """
     with meeting:
         means, _ = streaming.chosen(native_files(weights), wanted, strategy, is_limited=True)
         is_shared = any(each != "mapped" for each in meeting.gather("means", means))
@@ -315,23 +325,23 @@ def _of_ranks(
             missing = len(wanted)
             for each, tensor in pairs:
                 missing -= 1
-                # A consumer may leave with its last tensor. One that leaves before may have failed.
+                # A consumer may leave after its last tensor. If it leaves earlier, it may have failed.
                 meeting.may_leave = not missing
                 yield each, tensor
                 del tensor
         weights.check()
-        # What fails in one rank, or in its consumer, fails in all.
+        # A failure of any rank or its consumer raises on all ranks.
         meeting.meet()
 
 
 def _moved(
     pairs: Generator[tuple[Wanted, torch.Tensor], None, None], device: torch.device, cast_of: CastOf
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
-    """Yields tensors of the right type, and on a device that shares the host's memory."""
+    """Yields the tensors with the requested type, on a device other than a GPU with its own memory."""
     with closing(pairs):
         for each, tensor in pairs:
             made = finished(each, tensor, cast_of).to(device)
-            # Of two copies the first is not kept while the consumer works.
+            # Free the first of two copies before the consumer works on the second.
             del tensor
             yield each, made
             del made

@@ -518,7 +518,7 @@ def a_rank_with_fake_tensors(folder):
         with FakeTensorMode() if is_failing else nullcontext():
             load_state_dict(folder, process_group=dist.group.WORLD)
 
-    failure(begin, "under a FakeTensorMode no bytes are read")
+    failure(begin, "under a FakeTensorMode there are no reads to share")
 
 
 def a_consumer_that_fails(folder):
@@ -532,7 +532,7 @@ def a_consumer_that_fails(folder):
         assert not is_failing
 
     is_failing = dist.get_rank() == dist.get_world_size() - 1
-    failure(begin, "ZeroDivisionError" if is_failing else "left before all was loaded")
+    failure(begin, "ZeroDivisionError" if is_failing else "left before the end of the load")
 
 
 def a_consumer_that_fails_where_the_stream_is_closed(folder):
@@ -640,7 +640,7 @@ def a_stream_that_nobody_begins(folder):
         dict(stream)
 
     is_failing = dist.get_rank() == dist.get_world_size() - 1
-    failure(begin, "ZeroDivisionError" if is_failing else "left before all was loaded")
+    failure(begin, "ZeroDivisionError" if is_failing else "left before the end of the load")
 
 
 def a_rank_that_needs_no_more(folder):
@@ -823,7 +823,7 @@ def a_rank_with_too_much_to_say(folder):
                 patch.setattr(_meeting, "MOST_SAID_BYTES", 100)
             load_state_dict(folder, process_group=dist.group.WORLD)
 
-    failure(begin, "bytes to tell the other ranks, and may take 100; load the checkpoint in several plans")
+    failure(begin, "bytes, and the limit is 100; load the checkpoint in several plans")
 
 
 def module_on_meta(expected):
