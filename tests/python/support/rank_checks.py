@@ -673,7 +673,7 @@ def another_checkpoint(folder):
     save_file({"t": torch.zeros(3 + is_odd)}, source_of(other) / "model.safetensors")
     # The first rank that sees it tells the others.
     with pytest.raises(
-        (ValueError, RankError), match=f"rank {dist.get_world_size() - 1} has another checkpoint"
+        (ValueError, RankError), match=f"rank {dist.get_world_size() - 1} has a different checkpoint"
     ):
         dict(stream_checkpoint(other, device="cpu", process_group=dist.group.WORLD))
     dist.barrier()
