@@ -158,7 +158,7 @@ def test_nothing_is_shared_unless_the_user_asks_for_it(source, digest, tmp_path,
             assert found[0].stdout.readline() == "begun\n"
             assert last_lines(found) == [digest]
         with open_checkpoint(slow.path) as weights:
-            assert "with PAGESTREAM_SHARE=on processes of this user share open files" in weights.explain()
+            assert "with PAGESTREAM_SHARE=on, processes of this user share open files" in weights.explain()
     # The second process has opened the files, which dropped their pages.
     assert slow.counts["read_bytes"] >= 2 * WHOLE
 

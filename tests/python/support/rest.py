@@ -35,48 +35,52 @@ def _has_time_limit(call, arguments):
     return call == SLEEP or (call == FUTEX and int(arguments[3], 16) != 0)
 
 
-def _look():
-    """Returns the context switches of each other thread that waits, or None if a thread is running."""
-    found = {}
+def _own_threads():
+    """Returns the /proc folders of the other threads that pagestream or Python has started.
+
+    Threads of other libraries do not count: an earlier test may have imported a framework whose pool never
+    rests.
+    """
+    of_python = {thread.native_id for thread in threading.enumerate()}
     for task in Path("/proc/self/task").iterdir():
-        if int(task.name) == threading.get_native_id():
-            continue
+        with contextlib.suppress(OSError):
+            number, name = int(task.name), (task / "comm").read_text().strip()
+            if number != threading.get_native_id() and (name.startswith("pagestream") or number in of_python):
+                yield task, name
+
+
+def _look():
+    """Returns the context switches of each own thread that waits, and which own thread runs, or None."""
+    found, running = {}, None
+    for task, name in _own_threads():
         try:
             wait = _wait_of(task)
             if wait is None:
-                return None
-            if not _has_time_limit(*wait):
+                running = f"{task.name} {name} runs: {(task / 'stat').read_text().split(') ')[-1]}"
+            elif not _has_time_limit(*wait):
                 lines = (task / "status").read_text().splitlines()
-                found[task.name] = [line for line in lines if "ctxt_switches" in line]
+                found[task.name, name] = [line for line in lines if "ctxt_switches" in line]
         except OSError:
-            return None  # it has ended
-    return found
+            running = f"{task.name} {name} has ended"
+    return found, running
 
 
 def threads_rest():
-    """Waits until every other thread of this process is blocked. Returns true, or fails after 100 s.
+    """Waits until every other own thread of this process is blocked. Returns true, or fails after 100 s.
 
     Two equal looks at the context switches prove that no thread ran in between. Waits with a time limit are
     left out: such threads count as blocked, although they wake to look around.
     """
     deadline = time.monotonic() + 100
-    while time.monotonic() < deadline:
-        found = _look()
-        if found is not None and found == _look():
+    while True:
+        (before, running), (after, runs_still) = _look(), _look()
+        if not running and not runs_still and before == after:
             return True
+        if time.monotonic() > deadline:
+            switched = [each for each in before.keys() | after.keys() if before.get(each) != after.get(each)]
+            message = f"threads do not rest: {running}; {runs_still}; switched in between: {switched}"
+            raise AssertionError(message)
         time.sleep(0.005)
-    message = f"threads do not rest:\n{_states()}"
-    raise AssertionError(message)
-
-
-def _states():
-    """Describes the threads of this process, a line each."""
-    lines = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            name, call = ((task / file).read_text().strip() for file in ("comm", "syscall"))
-            lines.append(f"{task.name} {name}: {call}")
-    return "\n".join(lines)
 
 
 def _task(name):
