@@ -224,7 +224,7 @@ def test_what_was_written_beside_a_page_that_cannot_be_read_stays(tmp_path):
 def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
     """A server died. The last page cannot be read either, as in a file that was cut."""
     if os.geteuid() != 0:
-        real.missing("root, to drop caches and to unmount")
+        real.missing("root, to unmount")
     code = PROGRAMS / "faults_views/what_is_in_memory_stays_where_all.py"
     with real.stoppable_bindfs(tmp_path) as (mount, daemon):
         save_file({"x": np.ones(1 << 20, "f4")}, tmp_path / "behind" / "f")
@@ -234,8 +234,6 @@ def test_what_is_in_memory_stays_where_all_of_the_storage_is_gone(tmp_path):
             with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-                # What the kernel has of the file besides.
-                Path("/proc/sys/vm/drop_caches").write_text("1")
                 daemon.kill()
                 daemon.wait()
                 output, _ = process.communicate("\n")

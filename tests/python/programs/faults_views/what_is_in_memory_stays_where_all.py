@@ -1,14 +1,18 @@
 """What is in memory stays where all of the storage is gone."""
 
+import os
 import sys
 
 from pagestream.errors import MappedReadError
 from pagestream.safetensors import safe_open
 
 path = sys.argv[1]
+file = os.open(path, os.O_RDONLY)
 x = safe_open(path, "np").get_tensor("x").reshape(-1, 4096)
 written = x[125:225:30]
 written[:] = 7  # few, and not where is looked whether all is gone
+# What else the kernel has of the file. Opening the file now would drop the mapped pages as well.
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 print("ready", flush=True)
 sys.stdin.readline()
 raised = 0
