@@ -36,7 +36,7 @@
 //! each time that memory is handed out. A rewrite that keeps size
 //! and time of change passes all checks.
 //!
-//! **The files**, lowest first: `identity`, `direct` · `given_path` · `mode` · `origin`, `offer` · `opened` · `hints` · `short_read` · `read`, `locking` ·
+//! **The files**, lowest first: `identity`, `direct` · `given_path` · `mode` · `origin`, `offer`, `view_counts` · `opened` · `hints` · `short_read` · `read`, `locking` · `tensor_view` ·
 //! `page_cache` · `file` · `file_set`. Tests hold reads at a `gate`.
 
 mod direct;
@@ -55,6 +55,8 @@ mod origin;
 pub mod page_cache;
 mod read;
 mod short_read;
+mod tensor_view;
+mod view_counts;
 
 pub use crate::os::fault::views::{set_hook as on_damage, untold_damage};
 pub use crate::os::file::open::Identity;
@@ -68,3 +70,4 @@ pub use opened::{Facts, Opened, View};
 pub use origin::{Beside, Folder, Origin, is_directory, is_refusal};
 pub use page_cache::{DropBehind, ResidentPages};
 pub use read::{FileReader, can_copy_from_mappings};
+pub use tensor_view::{LARGE_TENSOR_BYTES, TensorView};

@@ -22,6 +22,7 @@ use super::identity::{change, changed, is_gone, is_unchanged, rewrite};
 use super::mode::{self, Mode, RequestedMode};
 use super::offer::{self, Asked, Offering};
 use super::origin::Origin;
+use super::view_counts::ViewCounts;
 
 /// While tensors are handed out, the server is asked for the file's size at most this often.
 const ASK_EVERY_MS: u64 = 1000;
@@ -64,6 +65,7 @@ pub struct Opened {
     /// The mode that the caller asked for.
     requested: RequestedMode,
     copy_on_write: OnceLock<Result<Arc<Region>, Code>>,
+    pub(super) view_counts: Arc<ViewCounts>,
     pub(super) hints: Arc<Mutex<Hints>>,
     pub(super) direct: OnceLock<DirectFile>,
     pub(super) offering: Arc<Offering>,
@@ -102,6 +104,11 @@ impl View {
         self.len
     }
 
+    /// Returns whether it is one of this mapping.
+    pub(super) fn is_of(&self, region: &Arc<Region>) -> bool {
+        self.region.as_ref().is_some_and(|own| Arc::ptr_eq(own, region))
+    }
+
     /// Returns whether the mapping goes when this view does.
     pub fn is_last(&self) -> bool {
         self.region.as_ref().is_some_and(|region| Arc::strong_count(region) == 1)
@@ -131,6 +138,7 @@ impl Opened {
             region: found.region.map(Arc::new),
             requested,
             copy_on_write: OnceLock::new(),
+            view_counts: Arc::default(),
             hints,
             direct: OnceLock::new(),
             offering: Arc::new(offering),
@@ -160,6 +168,7 @@ impl Opened {
             region: self.region.clone(),
             requested: self.requested,
             copy_on_write: OnceLock::new(),
+            view_counts: Arc::default(),
             hints: self.hints.clone(),
             direct: OnceLock::new(),
             offering: self.offering.clone(),

@@ -7,6 +7,7 @@
 //! | object | exports | until it dies |
 //! |---|---|---|
 //! | [`PyExporter`] of a view | a range of a mapping | keeps the mapping |
+//! | [`PyExporter`] of a view of a large tensor | a range of its mapping | keeps the mapping, and what was written to the tensor |
 //! | [`PyExporter`] of a tensor that was read | its memory, and that of its neighbours | keeps that memory |
 //! | [`PyExporter`] of a batch | the batch's buffer | keeps it out of the pool |
 //! | `MappedFile` | its mapping, through a `PyExporter` made for each request | also keeps that mapping, unless a `memoryview` requested it |
@@ -14,6 +15,7 @@
 #![allow(unsafe_code)] // Island 3: the buffer protocol is made of raw pointers.
 
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyBufferError;
@@ -22,7 +24,7 @@ use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::fetch::buffers::Lease;
-use crate::mapped_file::{Opened, View};
+use crate::mapped_file::{Opened, TensorView, View};
 use crate::os::memory::Uninit;
 use crate::streaming::engine::Landed;
 
@@ -83,6 +85,20 @@ impl Exportable for (View, Access) {
 
     fn is_last(&self) -> bool {
         self.0.is_last()
+    }
+}
+
+/// A range of a mapping, for a user of a large tensor.
+impl Exportable for (TensorView, Access) {
+    fn export(&self, _py: Python<'_>, _requester: Requester) -> PyResult<Export> {
+        let view = self.0.view();
+        view.check_damage()?;
+        Ok(Export { address: view.as_ptr(), len: view.len(), access: self.1, holder: None })
+    }
+
+    /// Written pages may have to be given back.
+    fn is_last(&self) -> bool {
+        true
     }
 }
 
@@ -175,22 +191,27 @@ pub fn ask_in_time(py: Python<'_>, opened: &Opened) {
 }
 
 /// Makes such an object from a range of a file, or with `writable` from copy-on-write pages; `None` where there is no
-/// such mapping.
+/// such mapping. Where it is for a user of a large tensor, `tensor` is the tensor's range.
 pub fn range_object<'py>(
     py: Python<'py>,
     opened: &Opened,
-    offset: u64,
-    length: u64,
+    range: Range<u64>,
+    tensor: Option<&Range<u64>>,
     writable: bool,
 ) -> PyResult<Option<Bound<'py, PyExporter>>> {
     ask_in_time(py, opened);
     let access = if writable { Access::Writable } else { Access::ReadOnly };
+    let (offset, length) = (range.start, range.end - range.start);
     let view = || match access {
         Access::Writable => opened.copy_on_write_view(offset, length),
         Access::ReadOnly => opened.array_view(offset, length),
     };
     let view = if opened.has_copy_on_write() { view() } else { py.detach(view) }?;
-    view.map(|view| view_object(py, view, access)).transpose()
+    let Some(view) = view else { return Ok(None) };
+    match tensor.and_then(|tensor| opened.tensor_view(&view, tensor, writable)) {
+        Some(view) => Bound::new(py, PyExporter::new((view, access))).map(Some),
+        None => view_object(py, view, access).map(Some),
+    }
 }
 
 /// Makes such an object from a tensor that was read.

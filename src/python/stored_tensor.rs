@@ -91,7 +91,8 @@ impl PyStoredTensor {
         if owned || !is_run || (part.is_some() && self.lead.is_to_be_read(&(offset..offset + bytes))) {
             return Ok(None);
         }
-        range_object(py, self.opened()?, offset, bytes, writable)
+        let tensor = self.offset..self.offset + self.nbytes;
+        range_object(py, self.opened()?, offset..offset + bytes, Some(&tensor), writable)
     }
 
     /// Fills a buffer of exactly their size with the elements of a selection; a run that is in the page cache by so many

@@ -19,7 +19,9 @@ use super::stored_tensor::PyStoredTensor;
 use super::writable::WritableBuffer;
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::mapped_file::{MappedFile, Mode, RequestedMode, can_copy_from_mappings, page_cache};
+use crate::mapped_file::{
+    LARGE_TENSOR_BYTES, MappedFile, Mode, RequestedMode, can_copy_from_mappings, page_cache,
+};
 use crate::weights::file::{self, WeightFile};
 use crate::weights::header::{MAX_HEADER_BYTES, TensorEntry};
 
@@ -118,7 +120,7 @@ impl PyWeightFile {
             opened.check_damage()?;
             return Ok(Some(known));
         }
-        let Some(buffer) = export::range_object(py, &opened, 0, opened.size(), writable)? else {
+        let Some(buffer) = export::range_object(py, &opened, 0..opened.size(), None, writable)? else {
             return Ok(None);
         };
         let mut buffers = self.buffers();
@@ -127,6 +129,21 @@ impl PyWeightFile {
             buffers[usize::from(writable)] = Some(buffer.clone().unbind());
         }
         Ok(Some(buffer))
+    }
+
+    /// Returns the whole file as a buffer for a user of one tensor; `None` where there is no mapping.
+    fn mapped<'py>(
+        &self,
+        py: Python<'py>,
+        entry: &TensorEntry<'_>,
+        writable: bool,
+    ) -> PyResult<Option<Bound<'py, PyExporter>>> {
+        if entry.len < LARGE_TENSOR_BYTES {
+            return self.buffer(py, writable);
+        }
+        let opened = self.weights.file.opened()?;
+        let tensor = entry.offset..entry.offset + entry.len;
+        export::range_object(py, &opened, 0..opened.size(), Some(&tensor), writable)
     }
 
     /// Returns memory with a tensor's bytes: its own if it was read ahead, or else the mapping's unless `owned`.
@@ -142,7 +159,7 @@ impl PyWeightFile {
         match self.lead.follow(py, &self.weights.header, opened, range, None)? {
             Some(landed) => Ok((Some(export::landed_object(py, landed, writable)?), 0)),
             None if owned => Ok((None, 0)),
-            None => Ok((self.buffer(py, writable)?, entry.offset)),
+            None => Ok((self.mapped(py, entry, writable)?, entry.offset)),
         }
     }
 

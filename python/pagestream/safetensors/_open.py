@@ -86,8 +86,13 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     Tensors are not copied. They can be written: a page is copied when it is first written, so that
     neither the file nor another `safe_open` of it changes. With torch two tensors of one name from one
     handle share their memory, as they do upstream, unless they were read ahead into memory of their own (see
-    `ahead`). With NumPy upstream's arrays are copies: there what is asked for again is a copy of what the
-    file has, and only parts of a slice share memory, where they overlap.
+    `ahead`). With NumPy upstream's arrays are copies: a second request for a tensor returns a copy of the
+    file's bytes, and only parts of a slice share memory, where they overlap.
+
+    Once a tensor of 8 MiB or more and all its views are gone, the memory of its written pages is freed, and
+    a later request returns the file's bytes. So a program can convert a file tensor by tensor in the memory
+    of one tensor, also one that pops tensors off the result of `load_file`. Written pages of smaller tensors
+    are freed with the last tensor of the file, and so are a few written rows of a large tensor.
 
     A page that was not written shows the present content of the file, as upstream's tensors do for torch. If
     the file is overwritten in place, it may show the new bytes; `check` notices that. If the file is cut,

@@ -1,6 +1,7 @@
 //! Advice to the kernel about a mapping and about a file's cached pages.
 
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use rustix::fs::Advice as FileAdvice;
@@ -62,6 +63,18 @@ pub fn advise_map(region: &Region, offset: usize, len: usize, advice: Advice) ->
     // SAFETY: `range` checked that the pages belong to the region; they are read-only file pages (or
     // the advice is not `DontNeed`), so that no advice changes what they hold.
     unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, advice.for_map()) }
+}
+
+/// Throws away what was written to the whole pages inside a range of a copy-on-write mapping: they are the file's again.
+/// Nobody may use the bytes meanwhile who would miss what was written.
+pub fn discard_writes(region: &Region, range: &Range<usize>) -> Result<(), Errno> {
+    if region.mapping() != Mapping::CopyOnWrite {
+        return Err(Errno::INVAL);
+    }
+    let Some((address, len)) = region.range(range.start, range.len()) else { return Err(Errno::INVAL) };
+    // SAFETY: `range` checked that the pages belong to the region, and the check above that they are this process's own
+    // memory, behind which the file's pages stand. No Rust reference points to mapped memory.
+    unsafe { rustix::mm::madvise(address.cast_mut().cast(), len, MapAdvice::LinuxDontNeed) }
 }
 
 /// Has the kernel reclaim a region's pages that no other process maps (Linux 5.4). Pages of the file leave the cache. Pages

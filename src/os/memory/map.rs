@@ -120,6 +120,17 @@ impl Region {
         }
     }
 
+    /// Overwrites bytes of copy-on-write pages, from `offset` on. Returns false if that did not succeed.
+    ///
+    /// [`fault::install_and_check`] must have returned `true` in this thread.
+    pub fn overwrite(&self, offset: usize, bytes: &[u8]) -> bool {
+        let Some((target, len)) = self.range(offset, bytes.len()) else { return false };
+        // SAFETY: `range` checked that the target lies inside the mapping, and the first operand that the pages may be
+        // written and are this process's own. `bytes` is `len` long.
+        self.mapping == Mapping::CopyOnWrite
+            && unsafe { fault::copy(target.cast_mut(), bytes.as_ptr(), len) } == 0
+    }
+
     /// Refuses a mapping of which a page could not be read while user code was touching it. Zeros stand there now, and
     /// nothing more of the mapping is handed out.
     pub fn check_damage(&self) -> crate::error::Result<()> {

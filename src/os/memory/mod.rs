@@ -9,6 +9,7 @@ pub mod anonymous;
 pub mod arena;
 pub mod map;
 mod page;
+pub mod page_table;
 pub mod parts;
 pub mod residency;
 mod uninit;

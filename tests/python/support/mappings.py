@@ -43,3 +43,16 @@ def flags_of(path):
     heads = [line for line in lines if line[0] in "0123456789abcdef" and "-" in line.split()[0]]
     real = os.path.realpath(path)
     return [found for head, found in zip(heads, flags, strict=True) if head.endswith(f" {real}")]
+
+
+def written_bytes_of(path):
+    """Bytes of this process's memory that stand in place of the file's pages, because they were written."""
+    real, total, is_inside = os.path.realpath(path), 0, False
+    with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as smaps:
+        for line in smaps:
+            fields = line.split(maxsplit=5)
+            if "-" in fields[0]:
+                is_inside = len(fields) == 6 and fields[5].rstrip("\n") == real
+            elif is_inside and fields[0] == "Anonymous:":
+                total += int(fields[1]) * 1024
+    return total

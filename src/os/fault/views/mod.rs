@@ -23,7 +23,6 @@
 
 mod replace;
 mod table;
-mod touched;
 
 pub(in crate::os::fault) use replace::replace;
 pub(in crate::os) use table::lock;

@@ -9,7 +9,7 @@
 //! To replace page by page would take a signal for each page, and end at the limit of mappings of a process
 //! (vm.max_map_count). Where each access waits for a server until it fails, it would also take hours: each further error in
 //! a mapping makes the block [`BLOCK_GROWTH`] times as large. But a page of a writable mapping may hold what a user wrote, in
-//! memory or in swap: such pages stay ([`super::touched`]). Where the kernel does not tell, a page of such a mapping is
+//! memory or in swap: such pages stay ([`crate::os::memory::page_table`]). Where the kernel does not tell, a page of such a mapping is
 //! replaced only after it was found unreadable.
 
 use std::ffi::c_int;
@@ -18,8 +18,9 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{table, touched};
+use super::table;
 use crate::os::memory::page_bytes;
+use crate::os::memory::page_table::Pages;
 
 /// The bytes of a read-only mapping that are replaced after its first I/O error; of a writable one it is a page.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -170,7 +171,7 @@ fn is_present(page: usize) -> bool {
 /// `None` if it does not tell which they are.
 fn replace_untouched(range: &Range<usize>, mapping: &table::FaultingMapping) -> Option<bool> {
     let page = page_bytes();
-    let mut pages = touched::Pages::new()?;
+    let mut pages = Pages::new()?;
     let mut run = range.start;
     for at in range.clone().step_by(page) {
         if pages.is_touched(at, range.end)? {

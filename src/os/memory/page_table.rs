@@ -1,14 +1,17 @@
-//! Which pages of this process were touched: they are in memory, or what was written to them is in swap.
+//! The page table of this process: which pages were touched, and which of them were written.
 //!
-//! From `/proc/self/pagemap` (<https://docs.kernel.org/admin-guide/mm/pagemap.html>): a page without an entry in the page
+//! From `/proc/self/pagemap` (<https://docs.kernel.org/admin-guide/mm/pagemap.html>). A page without an entry in the page
 //! table was never used. The signal handler calls this: it only opens, reads and closes.
 
 use std::ffi::c_int;
 
-use crate::os::memory::page_bytes;
+use super::page_bytes;
 
 /// Bits of an entry: in memory, in swap.
 const TOUCHED: u64 = 0b11 << 62;
+/// Bit of an entry: the page is the file's, or shared anonymous memory.
+const OF_FILE: u64 = 1 << 61;
+
 /// Entries that are read at a time, on the stack of the handler.
 const ENTRIES: usize = 64;
 
@@ -30,9 +33,20 @@ impl Pages {
         (file >= 0).then_some(Self { file, entries: [0; ENTRIES], first: 0, count: 0 })
     }
 
-    /// Returns whether the page at an address was touched; `None` if the kernel does not tell. Entries up to `end` are read
-    /// ahead.
+    /// Returns whether the page at an address was touched: it is in memory, or in swap. `None` if the kernel does not tell.
+    /// Entries up to `end` are read ahead.
     pub fn is_touched(&mut self, address: usize, end: usize) -> Option<bool> {
+        Some(self.entry(address, end)? & TOUCHED != 0)
+    }
+
+    /// Returns whether the page at an address in a private mapping of a file was written: it is memory of this process in
+    /// place of the file's page. `None` if the kernel does not tell.
+    pub fn is_written(&mut self, address: usize) -> Option<bool> {
+        let entry = self.entry(address, address + 1)?;
+        Some(entry & TOUCHED != 0 && entry & OF_FILE == 0)
+    }
+
+    fn entry(&mut self, address: usize, end: usize) -> Option<u64> {
         let number = address / page_bytes();
         if !(self.first..self.first + self.count).contains(&number) {
             self.first = number;
@@ -45,7 +59,7 @@ impl Pages {
                 return None;
             }
         }
-        Some(self.entries.get(number - self.first)? & TOUCHED != 0)
+        self.entries.get(number - self.first).copied()
     }
 }
 
@@ -76,5 +90,21 @@ mod tests {
             .filter(|number| pages.is_touched(start + number * page, start + 200 * page) == Some(true))
             .collect();
         assert_eq!(found, [0, 63, 64, 199]);
+    }
+
+    #[test]
+    fn written_pages_of_a_private_mapping_are_told_from_pages_of_its_file() {
+        let page = page_bytes();
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(100 * page as u64).expect("a length");
+        // SAFETY: nobody changes the file.
+        let mut memory = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.expect("a mapping");
+        let start = memory.as_ptr().expose_provenance();
+        assert_eq!(memory.iter().map(|&byte| usize::from(byte)).sum::<usize>(), 0);
+        memory[70 * page + 1] = 1;
+        let mut pages = Pages::new().expect("the kernel tells");
+        let written: Vec<_> =
+            (0..100).filter(|number| pages.is_written(start + number * page + 5) == Some(true)).collect();
+        assert_eq!(written, [70]);
     }
 }
