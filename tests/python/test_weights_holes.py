@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import mmap
 import os
 import tempfile
@@ -12,8 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import safetensors.numpy
+from typer.testing import CliRunner
 
 from pagestream import open_checkpoint
+from pagestream.cli._app import app
 from pagestream.weights import holes
 from pagestream.weights.checkpoint import native_files
 
@@ -296,3 +299,33 @@ def test_verify_warns_of_a_file_that_lacks_its_checksums(tmp_path, make):
         report = weights.verify()
     assert [error.name for error in report.bad] == [f"t{number}" for number in range(3, TENSORS)]
     assert ["1 hole" in warning for warning in report.warnings] == [True]
+
+
+# The command
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("arguments", [("info",), ("check",), ("verify",), ("verify", "--write")])
+def test_the_command_warns_and_succeeds(holed, arguments):
+    (warning,) = warnings(holed)
+    found = command(*arguments, holed)
+    assert found.exit_code == 0, found.output
+    assert f"  warning: {warning}" in found.stdout.splitlines()
+    facts = json.loads(command(*arguments, holed, "--json").stdout)
+    assert (facts[0] if arguments[0] == "verify" else facts)["warnings"] == [warning]
+
+
+def test_the_command_trusts_checksums(holed):
+    assert command("verify", "--write", holed).exit_code == 0
+    found = command("verify", holed)
+    assert found.exit_code == 0, found.output
+    assert "warning" not in found.stdout
+
+
+def test_a_token_file_has_no_warnings(tmp_path):
+    path = tmp_path / "train.bin"
+    np.arange(50_000, dtype="u2").tofile(path)
+    assert json.loads(command("check", path, "--json").stdout)["warnings"] == []
