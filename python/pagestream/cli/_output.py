@@ -116,6 +116,12 @@ def print_problem(console: Console, problem: str | None) -> None:
         console.print(f"problem: {problem}", style="red")
 
 
+def print_warnings(console: Console, warnings: list[str]) -> None:
+    """Prints the warnings about a checkpoint, one per line."""
+    for warning in warnings:
+        console.print(f"  warning: {warning}")
+
+
 def percent(share: float) -> str:
     """Returns a share in percent. 0 % and 100 % are exact: 0.999 prints as 99 %. NaN prints as unknown."""
     if math.isnan(share):

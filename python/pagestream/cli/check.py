@@ -61,7 +61,8 @@ def check(
     largest = max(files, key=os.path.getsize)
     with MappedFile(largest) as file:
         system, mode, reason = file.file_system, file.mode, file.reason
-    decision, problem = _decision(path)
+    # Holes are sought before bytes are read: preallocated space counts as data once it is read.
+    warnings, decision, problem = _decision(path)
     facts: dict[str, Any] = {
         "path": path,
         "files": len(files),
@@ -74,6 +75,7 @@ def check(
         "trial": _trial(largest),
         "stream": decision,
         "advice": _advice(system, mode, reason, largest),
+        "warnings": warnings,
         "problem": problem,
     }
     if as_json:
@@ -119,6 +121,7 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(made)
     for line in facts["advice"]:
         console.print(f"* {line}")
+    _output.print_warnings(console, facts["warnings"])
     _output.print_problem(console, facts["problem"])
 
 
@@ -185,12 +188,15 @@ def _rate(file: MappedFile, offsets: list[int], threads: int) -> float:
     return (time.perf_counter() - begun) / max(1, sum(done))
 
 
-def _decision(path: str) -> tuple[str | None, str | None]:
-    """Returns a stream's strategy with the reason, and the checkpoint's problem. Token files have neither."""
+def _decision(path: str) -> tuple[list[str], str | None, str | None]:
+    """Returns a checkpoint's warnings, a stream's strategy with the reason, and the checkpoint's problem.
+
+    Token files have none of them.
+    """
     if not has_weights(path):
-        return None, None
+        return [], None, None
     with open_weights(path, ahead=False, partly=True) as weights:
-        return weights.explain().splitlines()[-1], problem_of(weights)
+        return weights.warnings, weights.explain().splitlines()[-1], problem_of(weights)
 
 
 def _advice(system: FileSystem, mode: str, reason: str | None, path: str) -> list[str]:

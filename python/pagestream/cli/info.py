@@ -43,7 +43,7 @@ def info(
     if as_json:
         _output.print_json(facts)
     elif isinstance(found, Checkpoint):
-        _print_weights(_output.console(), found, all_=all_)
+        _print_weights(_output.console(), found, facts, all_=all_)
     else:
         _print_tokens(_output.console(), found, facts, all_=all_)
     if facts.get("problem"):
@@ -78,7 +78,7 @@ def _of_weights(weights: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _print_weights(console: Console, weights: Checkpoint, *, all_: bool) -> None:
+def _print_weights(console: Console, weights: Checkpoint, facts: dict[str, Any], *, all_: bool) -> None:
     tensors = [weights.info(name) for name in weights]
     total_bytes = sum(tensor.nbytes for tensor in tensors)
     console.print(
@@ -88,8 +88,7 @@ def _print_weights(console: Console, weights: Checkpoint, *, all_: bool) -> None
     for title, metadata in (("metadata", weights.metadata), ("index", weights.index_metadata)):
         for key, value in (metadata or {}).items():
             console.print(f"  {title}: {key} = {_shortened(str(value))}")
-    for warning in weights.warnings:
-        console.print(f"  warning: {warning}")
+    _output.print_warnings(console, facts["warnings"])
     types = _output.table("dtype", "tensors", "elements", "size", right=("tensors", "elements", "size"))
     for group in summary.by_dtype(tensors):
         types.add_row(group.dtype, f"{group.tensors:,}", f"{group.elements:,}", size(group.nbytes))

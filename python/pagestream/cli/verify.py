@@ -17,7 +17,8 @@ from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson, Paths
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import opened
-from pagestream.weights.checkpoint import Checkpoint
+from pagestream.weights import holes
+from pagestream.weights.checkpoint import Checkpoint, native_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ class Verdict:
         files: How many files.
         checked: How many of them were compared with checksums, byte by byte.
         bad: What is wrong.
+        warnings: Holes in files whose bytes were not compared, or are wrong.
         written: Files of checksums that were written.
         note: What could not be verified.
         error: Why the path could not be read.
@@ -43,6 +45,7 @@ class Verdict:
     files: int = 0
     checked: int = 0
     bad: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     written: tuple[str, ...] = ()
     note: str | None = None
     error: str | None = None
@@ -120,11 +123,14 @@ def _verdict(path: str, threads: int | None, report: Callable[[int, int], None],
             if isinstance(files, Checkpoint):
                 found.kind, found.files = "safetensors", len(files.files)
                 if write:
+                    # Checksums of a hole would make its zeros look right.
+                    found.warnings = holes.warnings(native_files(files))
                     found.written = files.write_checksums(threads=threads, progress=report)
                 else:
                     verified = files.verify(threads=threads, progress=report)
                     found.checked = len(verified.checked)
                     found.bad = list(map(str, verified.bad))
+                    found.warnings = list(verified.warnings)
             else:
                 found.kind, found.files = "tokens", len(files.shards)
                 if files.shards[0].format == "raw":
@@ -143,6 +149,7 @@ def _print(verdicts: list[Verdict]) -> None:
             console.print(f"{verdict.path}: bad", style="red")
             for line in verdict.bad:
                 console.print(f"  {line}")
+            _output.print_warnings(console, verdict.warnings)
             continue
         if verdict.error:
             console.print(f"{verdict.path}: not verified", style="red")
@@ -162,3 +169,4 @@ def _print(verdicts: list[Verdict]) -> None:
             f"{verdict.path}: good. {count(verdict.files, 'file')} of {verdict.kind}: {compared}",
             markup=False,
         )
+        _output.print_warnings(console, verdict.warnings)

@@ -13,7 +13,7 @@ import numpy as np
 from pagestream import _native, errors
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
-from pagestream.weights import arrays, checksums, explanation, indexing, streaming, summary, warming
+from pagestream.weights import arrays, checksums, explanation, holes, indexing, streaming, summary, warming
 from pagestream.weights.checksums import VerifyReport
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.tensor_info import TensorInfo
@@ -118,8 +118,13 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         Tensors and files that the index does not name, second copies of tensors in files that it does not
         name for them, fields of a header that the format does not know, keys of the metadata that differ.
         With ``strict=False`` also tensors that only the index has, and without an index those in two files.
+
+        A file with holes among its tensors is named, too, unless the checkpoint is closed. A hole is a range
+        without stored bytes; it reads as zeros. A download that allocates its file first and then stops
+        leaves holes, but so does a tool that stores true zeros sparsely. Holes are sought each time, with a
+        few system calls for each file. See ``docs/faults.md`` for the file systems that tell them.
         """
-        return self._files.warnings
+        return [*self._files.warnings, *holes.warnings(self._files)]
 
     # Identity comparison: `==` must not read every tensor.
     __eq__ = object.__eq__
@@ -429,7 +434,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             >>> os.path.basename(path)
             'model.safetensors.xxh3.json'
             >>> weights.verify()
-            VerifyReport(checked=('model.safetensors',), unchecked=(), bad=())
+            VerifyReport(checked=('model.safetensors',), unchecked=(), bad=(), warnings=())
             >>> os.remove(path)
         """
         return checksums.write(self._files, environment.threads(threads), progress)
@@ -452,7 +457,8 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
         Returns:
             Which files were compared, which could not be, and all that is wrong. Bytes that do not have their
-            checksum raise nothing here; ``stream(verify=True)`` raises.
+            checksum raise nothing here; ``stream(verify=True)`` raises. Holes are a warning (see `warnings`),
+            unless all bytes of the file have their checksums.
 
         Raises:
             MappedReadError: A file was cut or its storage failed; with path and offset.

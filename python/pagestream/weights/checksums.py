@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pagestream import _native
 from pagestream._common.atomic_write import Replacement
 from pagestream._common.progress import reporting
+from pagestream.weights import holes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,17 +34,20 @@ class VerifyReport:
         bad: Everything that is wrong, in order of the files and of their data: an error for each tensor,
             header and file that does not have its checksum, each tensor without one in a file that has
             checksums, and each file of checksums that cannot be understood.
+        warnings: Holes among the tensors of files that are not proven by checksums (see
+            `Checkpoint.warnings`). A hole alone proves no damage, so it is not in `bad`.
 
     Examples:
         >>> import pagestream
         >>> weights = pagestream.open_checkpoint("model.safetensors")
         >>> weights.verify()
-        VerifyReport(checked=(), unchecked=('model.safetensors',), bad=())
+        VerifyReport(checked=(), unchecked=('model.safetensors',), bad=(), warnings=())
     """
 
     checked: tuple[str, ...]
     unchecked: tuple[str, ...]
     bad: tuple[ChecksumError, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def write(files: _native.Checkpoint, threads: int | None, progress: Progress) -> tuple[str, ...]:
@@ -62,10 +66,12 @@ def verify(files: _native.Checkpoint, threads: int | None, progress: Progress) -
     """Compares files with their checksums."""
     outcomes = sorted(_outcomes(_run(files, "verify", threads), progress), key=lambda outcome: outcome[0])
     paths = files.paths
+    unproven = {number for number, is_checked, errors, _ in outcomes if errors or not is_checked}
     return VerifyReport(
         checked=tuple(paths[number] for number, is_checked, *_ in outcomes if is_checked),
         unchecked=tuple(paths[number] for number, is_checked, *_ in outcomes if not is_checked),
         bad=tuple(error for _, _, errors, _ in outcomes for error in errors),
+        warnings=tuple(holes.warnings(files, unproven)),
     )
 
 

@@ -221,6 +221,19 @@ def tokens(mount, here):
         assert sorted(map(bytes, rows)) == sorted(map(bytes, whole)), mode
 
 
+def holes(mount, here):
+    from pagestream import open_checkpoint
+
+    for path in shards(mount.served / here / "model"):
+        size = path.stat().st_size
+        os.truncate(path, 2 * MIB)
+        os.truncate(path, size)
+    with open_checkpoint(mount.folder / here / "model") as weights:
+        # The protocol has SEEK since version 4.2.
+        assert len(weights.warnings) == (0 if mount.version == "3" else 2)
+        assert all("the first at byte 2,097,152, in 3 tensors" in warning for warning in weights.warnings)
+
+
 def weights_bit_for_bit(mount, here):
     import safetensors
 
@@ -569,6 +582,7 @@ CHECKS = {
     "modes and facts": modes_and_facts,
     "cold pages are told": cold_pages_are_told,
     "tokens": tokens,
+    "holes": holes,
     "weights bit for bit": weights_bit_for_bit,
     "read ahead": read_ahead,
     "ranks share the reads": ranks_share_the_reads,

@@ -1,0 +1,135 @@
+"""Holes: ranges of a file without stored bytes. They read as zeros, for example where a download stopped."""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import itertools
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagestream._common.amounts import count, size
+from pagestream.weights.tensor_info import TensorInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pagestream import _native
+
+# On network mounts each file takes a few round trips.
+_SIDE_BY_SIDE = 16
+# A file that was written in pieces can have many thousands of holes.
+_MOST_HOLES = 64
+# Tensors that a warning names.
+_NAMED = 3
+
+
+class _Contents(NamedTuple):
+    """The tensors of one file, and the path to open."""
+
+    path: str
+    names: list[str]
+    start: int
+    end: int
+
+
+def warnings(files: _native.Checkpoint, numbers: Collection[int] | None = None) -> list[str]:
+    """Returns a warning for each file that has tensors in holes.
+
+    Files on FUSE mounts are left out: to open a file there again drops its cached pages, unless the daemon
+    keeps them. A file that cannot be opened again, or was cut, is left out, too: its tensors raise.
+
+    Args:
+        files: The open files. Closed ones have no warnings.
+        numbers: The numbers of the files to examine. None means all of them.
+    """
+    contents: list[_Contents] = []
+    is_network = False
+    for number, names in itertools.groupby(files.keys(), files.number_of):
+        if numbers is not None and number not in numbers:
+            continue
+        of_file = list(names)
+        try:
+            system = files.file_of(of_file[0], reads_ahead=False).file_system
+        except (OSError, ValueError):
+            continue
+        if system["type"].startswith(("fuse", "virtiofs")):
+            continue
+        is_network |= system["is_network"]
+        first, last = _info(files, of_file[0]), _info(files, of_file[-1])
+        path = files.absolute_paths[number]
+        contents.append(_Contents(path, of_file, first.offset, last.offset + last.nbytes))
+    if is_network:
+        with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+            found = list(pool.map(_holes, contents))
+    else:
+        found = list(map(_holes, contents))
+    made = (
+        _warning(holes, [_info(files, name) for name in each.names])
+        for each, holes in zip(contents, found, strict=True)
+        if holes
+    )
+    return [warning for warning in made if warning]
+
+
+def _info(files: _native.Checkpoint, name: str) -> TensorInfo:
+    return TensorInfo(*files.info_fields(name))
+
+
+def _holes(contents: _Contents) -> list[range]:
+    """Returns the first holes among a file's tensors; none where the file system cannot tell."""
+    start, end = contents.start, contents.end
+    found: list[range] = []
+    try:
+        # A pipe that has taken the file's name must not wait for a writer.
+        descriptor = os.open(contents.path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while start < end and len(found) < _MOST_HOLES:
+                # A file system that knows no holes answers with the size of the file.
+                hole = os.lseek(descriptor, start, os.SEEK_HOLE)
+                if hole >= end:
+                    break
+                start = min(_data(descriptor, hole, end), end)
+                found.append(range(hole, start))
+            if os.fstat(descriptor).st_size < end:
+                # The file was cut meanwhile.
+                return []
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return []
+    # File systems may store the last bytes of a file elsewhere than in a block.
+    return [hole for hole in found if len(hole) >= mmap.PAGESIZE or hole.stop < end]
+
+
+def _data(descriptor: int, offset: int, end: int) -> int:
+    """Returns where the next data begin; `end` if the rest of the file is a hole."""
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return end
+
+
+def _warning(holes: list[range], tensors: list[TensorInfo]) -> str | None:
+    """Returns the warning about a file, or None if no tensor has bytes in its holes."""
+    stops = [hole.stop for hole in holes]
+
+    def is_inside(tensor: TensorInfo) -> bool:
+        hole = bisect.bisect_right(stops, tensor.offset)
+        return tensor.nbytes > 0 and hole < len(holes) and holes[hole].start < tensor.offset + tensor.nbytes
+
+    inside = [tensor for tensor in tensors if is_inside(tensor)]
+    if not inside:
+        return None
+    least = "at least " if len(holes) == _MOST_HOLES else ""
+    named = ", ".join(repr(tensor.name) for tensor in inside[:_NAMED]) + (", ..." if inside[_NAMED:] else "")
+    return (
+        f"{tensors[0].path}: {least}{size(sum(map(len, holes)))} in {least}{count(len(holes), 'hole')} "
+        f"read as zeros, the first at byte {holes[0].start:,}, in {count(len(inside), 'tensor')} ({named}). "
+        "Download the file again if its download stopped early. Zeros that are stored sparsely are holes, "
+        "too: if the file has checksums, pagestream verify compares it"
+    )
