@@ -52,8 +52,13 @@ impl PyStagedStream {
         let files = checkpoint.shared();
         let arena = Arc::new(Arena::new(GivenMemory::of(staging)?));
         let stream = py.detach(|| {
-            let readers =
-                StreamOptions { memory_bytes: arena.len() as u64, readers, cache }.readers_of(&wants);
+            let readers = StreamOptions {
+                memory_bytes: arena.len() as u64,
+                readers,
+                cache,
+                ..StreamOptions::default()
+            }
+            .readers_of(&wants);
             let open = Box::new(move |number| files.file(number)?.file.opened());
             Stream::start_in(arena.clone(), &wants, open, readers, cache)
         })?;

@@ -68,7 +68,7 @@ impl PyTensorStream {
         let lead = checkpoint.warm_slot().lead().filter(|_| inspect.is_none());
         let stream = py.detach(|| {
             let memory_bytes = memory_bytes.unwrap_or_else(|| memory_bytes_for(&wants));
-            let options = StreamOptions { memory_bytes, readers, cache };
+            let options = StreamOptions { memory_bytes, largest_ahead_bytes: memory_bytes, readers, cache };
             let open = Arc::new(move |number| files.file(number)?.file.opened());
             ContinuedStream::start(wants, open, lead, inspect, options)
         })?;

@@ -54,6 +54,7 @@ pub(super) struct StreamWork {
     pub(super) group_of: Vec<(usize, usize)>,
     files: Box<Files>,
     cache: CacheUse,
+    pub(super) largest_ahead_bytes: u64,
     inspect: Option<Box<Inspect>>,
     /// Where groups have no memory of their own.
     staging: Option<StagingPlaces>,
@@ -103,6 +104,7 @@ impl Stream {
             groups,
             files,
             cache: options.cache,
+            largest_ahead_bytes: options.largest_ahead_bytes,
             inspect,
             staging,
             state: Mutex::new(state),
@@ -140,6 +142,12 @@ impl Stream {
         let Some(&(group, number)) = self.work.group_of.get(want) else { return Ok(NextTensor::End) };
         let deadline = Instant::now() + patience;
         let mut state = self.work.lock();
+        if state.asked <= group {
+            state.asked = group + 1;
+            if !state.has_begun(group) {
+                self.work.task_ready.notify_all();
+            }
+        }
         loop {
             if let Some(landed) = state.landed.get_mut(&group) {
                 if let Some((refused, error)) = &landed.refusal
@@ -522,6 +530,27 @@ mod tests {
             let found: Vec<_> = (0..8).map(|want| stream.has(want, 3)).collect();
             assert_eq!(found, [true, true, true, true, true, true, true, false], "after {turns} turns");
         }
+    }
+
+    #[test]
+    fn a_tensor_larger_than_those_that_are_read_ahead_is_read_once_a_consumer_waits_for_it() {
+        let opened = test_file::opened(&content(3), RequestedMode::Read);
+        let options = StreamOptions {
+            memory_bytes: LEN / 2,
+            largest_ahead_bytes: LEN / 2,
+            readers: BY_HAND,
+            ..StreamOptions::default()
+        };
+        let files = Box::new(move |_| Ok(opened.clone()));
+        let stream = Stream::start(&wants(3), files, None, options, None).expect("threads");
+        for want in 0..3 {
+            assert!(!stream.take_turn(), "nobody waits for {want}");
+            assert!(stream.settle(Duration::ZERO));
+            assert!(!stream.has(want, 0) && stream.has(want, 1));
+            assert!(is_not_yet(&stream, want));
+            assert!(comes_by_hand(&stream, want));
+        }
+        assert!(!comes(&stream, 3));
     }
 
     #[test]

@@ -20,7 +20,8 @@
 //! ```
 //!
 //! **What it promises.** Tensors come in the order of the wants, each as soon as its bytes are there. Memory
-//! beyond what the consumer keeps is at most the budget and the largest group. The file's identity is checked after
+//! beyond what the consumer keeps is at most the budget, or one group that is larger: it is read once the consumer
+//! waits for it. The file's identity is checked after
 //! the last byte of a group was read: an error takes the place of a tensor that was cut or rewritten. An error ends
 //! the reading; it comes after the tensors that have landed, to each consumer that asks for more.
 //! [`engine::Stream::close`] waits for threads in a read, but not for ever.

@@ -29,6 +29,9 @@ words! {
 pub struct StreamOptions {
     /// Bytes that are read, or wait for the consumer, at a time. One group is always read, whatever its size.
     pub memory_bytes: u64,
+    /// The largest group that is read ahead. A larger one is read once the consumer waits for it: in limited memory there
+    /// may be no room for three, the one in use, the one that is handed out, and the one behind it.
+    pub largest_ahead_bytes: u64,
     pub readers: Limits,
     pub cache: CacheUse,
 }
@@ -73,7 +76,8 @@ impl StreamOptions {
 
 impl Default for StreamOptions {
     fn default() -> Self {
-        Self { memory_bytes: default_memory_bytes(), readers: READERS, cache: CacheUse::Fill }
+        let memory_bytes = default_memory_bytes();
+        Self { memory_bytes, largest_ahead_bytes: u64::MAX, readers: READERS, cache: CacheUse::Fill }
     }
 }
 

@@ -22,21 +22,22 @@ impl Stream {
     }
 }
 
-/// Returns whether a group of so many bytes may begin. One always may.
-fn is_room_for(bytes: u64, in_flight_bytes: u64, memory_bytes: u64) -> bool {
-    in_flight_bytes == 0 || in_flight_bytes.saturating_add(bytes) <= memory_bytes
-}
-
 impl StreamWork {
     /// Returns whether the next group may begin.
     pub(super) fn may_begin(&self, state: &State) -> bool {
         state.is_wanted(state.begun) && self.has_room(state)
     }
 
-    /// Returns whether there is room for the next group. For one there always is.
+    /// Returns whether there is room for the next group. For one there always is, once a consumer waits for a large one.
     pub(super) fn has_room(&self, state: &State) -> bool {
-        let next = self.groups.get(state.begun).map_or(0, |group| group.memory_bytes as u64);
-        is_room_for(next, state.in_flight_bytes, state.memory_bytes)
+        state.begun == self.groups.len() || self.has_room_for(state, state.begun, state.in_flight_bytes)
+    }
+
+    fn has_room_for(&self, state: &State, group: usize, in_flight_bytes: u64) -> bool {
+        let bytes = self.groups[group].memory_bytes as u64;
+        let is_in_time = bytes <= self.largest_ahead_bytes || group < state.asked;
+        let is_room = in_flight_bytes == 0 || in_flight_bytes.saturating_add(bytes) <= state.memory_bytes;
+        is_in_time && is_room
     }
 
     /// Returns the first group that does not begin before the consumer has taken something: the budget has no room for it.
@@ -45,11 +46,10 @@ impl StreamWork {
         let mut group = state.begun;
         while group < self.groups.len() && state.is_wanted(group) {
             if !state.left_out.contains(&group) {
-                let bytes = self.groups[group].memory_bytes as u64;
-                if !is_room_for(bytes, in_flight_bytes, state.memory_bytes) {
+                if !self.has_room_for(state, group, in_flight_bytes) {
                     break;
                 }
-                in_flight_bytes += bytes;
+                in_flight_bytes += self.groups[group].memory_bytes as u64;
             }
             group += 1;
         }

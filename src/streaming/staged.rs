@@ -23,7 +23,7 @@ impl Stream {
         cache: CacheUse,
     ) -> Result<Self> {
         let groups = groups(wants, cache.reads())?;
-        let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
+        let options = StreamOptions { memory_bytes: u64::MAX, readers, cache, ..StreamOptions::default() };
         let staging = StagingPlaces::new(arena, &groups)?;
         Self::begin(groups, files, None, options, Some(staging), None)
     }

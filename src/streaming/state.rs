@@ -45,6 +45,8 @@ pub struct LandedGroup {
 pub struct State {
     /// The group whose turn is next. Those before it were begun.
     pub begun: usize,
+    /// The first group that no consumer has waited for, nor for one behind it.
+    pub asked: usize,
     /// The first group that is left to others.
     pub end: usize,
     /// Groups behind it that will have no turn: they were begun before, or are left to others.

@@ -130,7 +130,7 @@ fn timed(
     let want = |&offset: &u64| Want { file: 0, offset, len: PIECE_BYTES, selection: None };
     let wants: Vec<_> = places.iter().map(want).collect();
     let readers = Limits { first: PIECES, most: PIECES };
-    let options = StreamOptions { memory_bytes: u64::MAX, readers, cache };
+    let options = StreamOptions { memory_bytes: u64::MAX, readers, cache, ..StreamOptions::default() };
     let file = opened.clone();
     let begun = Instant::now();
     let stream = Stream::start(&wants, Box::new(move |_| Ok(file.clone())), None, options, None)?;

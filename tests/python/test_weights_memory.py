@@ -3,7 +3,9 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from support import large_checkpoint, real
 from support.control_groups import memory_limit
@@ -11,6 +13,7 @@ from support.large_checkpoint import LARGEST_BYTES, MIB, TENSORS, TOTAL_BYTES, n
 from support.process import PROGRAMS, output_of
 
 NUMPY_LIMIT_BYTES = 256 * MIB
+LARGE_LIMIT_BYTES = 300 * MIB
 TORCH_LIMIT_BYTES = 600 * MIB  # torch alone takes half of it
 pytestmark = pytest.mark.slow
 
@@ -84,6 +87,28 @@ def test_a_stream_stays_within_its_default_budget(cold_checkpoint, strategy, mod
 def test_a_stream_stays_within_a_budget_that_is_given(cold_checkpoint, strategy):
     extra_bytes = by_numpy(cold_checkpoint, by="by_stream", strategy=strategy, memory_bytes=80 * MIB)
     assert extra_bytes <= 80 * MIB + LARGEST_BYTES + SLACK_BYTES
+
+
+@pytest.fixture(scope="module")
+def large_tensors(tmp_path_factory):
+    """A checkpoint of tensors larger than the default budget of a program in `LARGE_LIMIT_BYTES`."""
+    folder = tmp_path_factory.mktemp("large_tensors")
+    path = folder / "model.safetensors"
+    save_file({f"t{number}": np.full(100 * MIB, number, "u1") for number in range(4)}, path)
+    yield folder
+    path.unlink()
+
+
+@both_mounts
+@pytest.mark.parametrize("strategy", ["auto", "pread", "direct"])
+def test_tensors_larger_than_the_budget_are_not_read_ahead(large_tensors, tmp_path, strategy, direct):
+    """A program has room for two of them: the one in use, and the one that it waits for."""
+    program = PROGRAMS / "weights_memory/streams_large_tensors.py"
+    with (
+        real.slow_fuse(large_tensors, tmp_path / "slow", direct_io=direct) as slow,
+        memory_limit(LARGE_LIMIT_BYTES) as wrapper,
+    ):
+        assert output_of(program, slow.path, strategy, wrapper=wrapper) == "0 1 2 3"
 
 
 @pytest.mark.parametrize("mode", ["shared", "private", "read"])
