@@ -227,6 +227,9 @@ impl Lead {
     /// Notes that a tensor of these bytes was taken from the stream, or 0 if it does not come or is not awaited any longer.
     /// Ends the lead once all were taken, or where the consumer keeps so much that memory is short.
     pub fn note_taken(&self, bytes: u64) {
+        if self.process != fork::generation() {
+            return;
+        }
         let (is_time, is_last) = {
             let mut state = self.work.lock();
             state.awaited = state.awaited.saturating_sub(1);

@@ -35,8 +35,12 @@ impl Stream {
         true
     }
 
-    /// Ends the reservation of a want that its consumer does not wait for any longer.
+    /// Ends the reservation of a want that its consumer does not wait for any longer. In a child that was forked meanwhile,
+    /// for example by a signal handler, it does nothing: the lock may be one that a thread of the parent held.
     pub fn release(&self, want: usize) {
+        if self.check_process().is_err() {
+            return;
+        }
         if let Some(&(group, _)) = self.work.group_of.get(want) {
             self.work.lock().release(group);
             self.work.group_landed.notify_all();

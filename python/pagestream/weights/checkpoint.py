@@ -260,7 +260,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                   and more of cold files, without limits of threads and memory, try 64 MiB each way, once for
                   each mount. Else it is ``"pread"``.
             memory_bytes: Upper bound of the bytes that are read ahead and not yet used. A larger tensor is
-                read once you ask for it. A loop over the stream then holds two: that tensor and the one before.
+                read once you ask for it. A loop over the stream then holds two, that one and the one before.
                 None means ``PAGESTREAM_MEMORY_BYTES``, or twice the size of the largest tensor: at least
                 128 MiB, and at most 1 GiB and an eighth of the available memory.
             threads: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 8 and up to 64 where

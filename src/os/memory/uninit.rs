@@ -127,9 +127,12 @@ impl<'a> Uninit<'a> {
         let len = self.len();
         let first_end = PAGE_BYTES - offset as usize % PAGE_BYTES;
         let ends = (first_end..len).step_by(PAGE_BYTES).chain((len > 0).then_some(len));
-        // SAFETY: the caller wrote them all, and `self` borrows them.
-        let bytes = unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<u8>(), len) };
-        ends.into_iter().any(|end| bytes[end.saturating_sub(TAIL_BYTES)..end].iter().all(|&byte| byte == 0))
+        // No slice of them: in a caller's buffer other code may write.
+        let is_zero = |byte: &MaybeUninit<u8>| {
+            // SAFETY: the caller wrote all bytes.
+            unsafe { ptr::from_ref(byte).cast::<u8>().read_volatile() == 0 }
+        };
+        ends.into_iter().any(|end| self.0[end.saturating_sub(TAIL_BYTES)..end].iter().all(is_zero))
     }
 
     /// Writes `byte` everywhere.
