@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use super::next_file::NextFile;
 use super::warm_shard::{WarmShard, WarmTensor};
+use crate::allocate;
 use crate::error::{Error, Result};
 use crate::fetch::crew::{KeepGoing, PERIOD};
 use crate::mapped_file::Opened;
@@ -228,10 +229,12 @@ impl FileLead {
         }
         let with_bytes = header.tensors_by_offset().filter(|entry| entry.len > 0);
         let named = with_bytes.map(|entry| (entry.name.as_bytes(), (entry.offset, entry.len)));
-        let tensors = FileTensors::of(&named.collect::<Vec<_>>());
+        // Without memory for its lists there is no lead.
+        let named = allocate::collected(named, "the tensors of a file").ok()?;
+        let tensors = FileTensors::of(&named).ok()?;
         let keeps_cache = self.warm.as_ref().is_some_and(WarmShard::has_filled_cache);
         let kernel_keeps_up = sample::kernel_keeps_up(&opened, seed);
-        Some(Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up))
+        Lead::new(opened, tensors, self.limit_bytes, keeps_cache, kernel_keeps_up).ok()
     }
 
     /// Waits until the kernel was asked for all that was asked for here. Returns false without a lead.

@@ -50,13 +50,14 @@ mod tests {
         let count = 100 * rows as u64;
         let names = vec![NameKinds { kind: 0, series: 0 }; count as usize];
         FileTensors::new((0..count).map(|number| (number * len, len)).collect(), names, vec![])
+            .expect("memory")
     }
 
     /// Asks for rows of tensors of `len` bytes, with a stream in vain in each that may begin, and returns which requests began
     /// one.
     fn begun(rows: &[usize], len: u64) -> Vec<Vec<usize>> {
         let tensors = file(rows.len(), len);
-        let (mut benefit, mut guess) = (Benefit::default(), Guess::new(&tensors));
+        let (mut benefit, mut guess) = (Benefit::default(), Guess::new(&tensors).expect("memory"));
         let mut in_row = |(at, &row): (usize, &usize)| {
             // From the last row to the first: each jump is one backwards.
             let first = 100 * (rows.len() - 1 - at);

@@ -3,7 +3,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::allocate::{self, OutOfMemory};
 use crate::natural::{self, NameKinds};
+
+/// The purpose of memory for these lists.
+const TENSORS: &str = "the tensors of a file";
 
 /// The tensors of a file, in order of the data. None is empty.
 #[derive(Debug)]
@@ -24,38 +28,46 @@ struct TensorOrder {
 }
 
 impl TensorOrder {
-    fn new(numbers: Vec<u32>) -> Self {
-        let mut places = vec![0; numbers.len()];
+    fn new(numbers: Vec<u32>) -> Result<Self, OutOfMemory> {
+        let mut places = allocate::filled(0, numbers.len(), TENSORS)?;
         for (place, &number) in numbers.iter().enumerate() {
             places[number as usize] = place as u32;
         }
-        Self { numbers, places }
+        Ok(Self { numbers, places })
     }
 }
 
 impl FileTensors {
     /// The tensors of these names and ranges, in order of the data. They may be asked for in order of the names, too, also
     /// with runs of digits as numbers.
-    pub fn of(tensors: &[(&[u8], (u64, u64))]) -> Self {
-        let mut numbers: Vec<_> = (0..tensors.len() as u32).collect();
+    pub fn of(tensors: &[(&[u8], (u64, u64))]) -> Result<Self, OutOfMemory> {
         let name_of = |number: &u32| tensors[*number as usize].0;
-        numbers.sort_by_key(name_of);
-        let by_name = numbers.clone();
-        numbers.sort_by(|one, other| natural::compare(name_of(one), name_of(other)));
-        let names = tensors.iter().map(|&(name, _)| natural::kinds_of(name)).collect();
-        Self::new(tensors.iter().map(|&(_, range)| range).collect(), names, vec![by_name, numbers])
+        let mut by_name = allocate::collected(0..tensors.len() as u32, TENSORS)?;
+        by_name.sort_unstable_by_key(name_of);
+        let mut by_number = allocate::collected(by_name.iter().copied(), TENSORS)?;
+        by_number.sort_unstable_by(|one, other| {
+            natural::compare(name_of(one), name_of(other)).then_with(|| name_of(one).cmp(name_of(other)))
+        });
+        let names = tensors.iter().map(|&(name, _)| natural::kinds_of(name));
+        let ranges = allocate::collected(tensors.iter().map(|&(_, range)| range), TENSORS)?;
+        Self::new(ranges, allocate::collected(names, TENSORS)?, vec![by_name, by_number])
     }
 
     /// `orders` has the tensors in other orders in which they may be asked for.
-    pub fn new(ranges: Vec<(u64, u64)>, names: Vec<NameKinds>, orders: Vec<Vec<u32>>) -> Self {
-        let by_offset = (0..ranges.len() as u32).collect();
-        let orders = std::iter::once(by_offset).chain(orders).map(TensorOrder::new).collect();
+    pub fn new(
+        ranges: Vec<(u64, u64)>,
+        names: Vec<NameKinds>,
+        orders: Vec<Vec<u32>>,
+    ) -> Result<Self, OutOfMemory> {
+        let by_offset = allocate::collected(0..ranges.len() as u32, TENSORS)?;
+        let orders = std::iter::once(by_offset).chain(orders).map(TensorOrder::new);
+        let orders = orders.collect::<Result<_, _>>()?;
         let mut members = HashMap::new();
         for name in &names {
             *members.entry(name.series).or_insert(0_usize) += 1;
         }
         let layers = members.into_values().max().unwrap_or(1);
-        Self { layer_tensors: ranges.len().div_ceil(layers), ranges, names, orders }
+        Ok(Self { layer_tensors: ranges.len().div_ceil(layers), ranges, names, orders })
     }
 
     pub fn orders(&self) -> Range<usize> {

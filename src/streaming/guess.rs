@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::thread::ThreadId;
 
+use crate::allocate::OutOfMemory;
 use crate::slicing::Selection;
 
 use super::file_tensors::FileTensors;
@@ -56,22 +57,23 @@ pub struct Guess {
 }
 
 impl Guess {
-    pub fn new(tensors: &FileTensors) -> Self {
-        Self {
+    pub fn new(tensors: &FileTensors) -> Result<Self, OutOfMemory> {
+        Ok(Self {
             order: 0,
             has_parts: false,
             last: None,
-            uses: Uses::new(tensors.ranges.len()),
+            uses: Uses::new(tensors.ranges.len())?,
             rows: Rows::default(),
             further_parts: 0,
             habits: HashMap::new(),
-        }
+        })
     }
 
     /// What is expected of a consumer that goes on in another file as it did here.
-    pub fn in_next_file(&self, tensors: &FileTensors) -> Self {
-        let (uses, rows) = (self.uses.in_next_file(tensors.ranges.len()), self.rows.in_next_file());
-        Self { uses, rows, last: None, further_parts: 0, ..self.clone() }
+    pub fn in_next_file(&self, tensors: &FileTensors) -> Result<Self, OutOfMemory> {
+        let (uses, rows) = (self.uses.in_next_file(tensors.ranges.len())?, self.rows.in_next_file());
+        let (order, has_parts, habits) = (self.order, self.has_parts, self.habits.clone());
+        Ok(Self { order, has_parts, last: None, uses, rows, further_parts: 0, habits })
     }
 
     /// Notes that a thread asks for a tensor, or a part of it.
@@ -154,7 +156,7 @@ mod tests {
     fn tensors() -> FileTensors {
         let ranges = (0..LAYERS).flat_map(|layer| [(layer * 120, 100), (layer * 120 + 100, 20)]).collect();
         let names = [1, 2].map(|kind| NameKinds { kind, series: kind }).repeat(LAYERS as usize);
-        FileTensors::new(ranges, names, vec![(0..2 * LAYERS as u32).rev().collect()])
+        FileTensors::new(ranges, names, vec![(0..2 * LAYERS as u32).rev().collect()]).expect("memory")
     }
 
     fn note(
@@ -173,7 +175,7 @@ mod tests {
     #[test]
     fn whole_tensors_are_expected_until_a_part_is_asked_for() {
         let tensors = tensors();
-        let mut guess = Guess::new(&tensors);
+        let mut guess = Guess::new(&tensors).expect("memory");
         note(&mut guess, &tensors, 1, None);
         assert!(guess.expected(&tensors, 2).is_some_and(|want| want.selection.is_none() && want.len == 100));
         note(&mut guess, &tensors, 2, Some(&half()));
@@ -185,7 +187,7 @@ mod tests {
     #[test]
     fn of_kinds_that_were_not_asked_for_nothing_is_expected_among_parts() {
         let tensors = tensors();
-        let mut guess = Guess::new(&tensors);
+        let mut guess = Guess::new(&tensors).expect("memory");
         note(&mut guess, &tensors, 0, Some(&half()));
         assert!(guess.expected(&tensors, 3).is_none());
     }
@@ -193,7 +195,7 @@ mod tests {
     #[test]
     fn the_first_part_of_a_tensor_is_the_habit() {
         let tensors = tensors();
-        let mut guess = Guess::new(&tensors);
+        let mut guess = Guess::new(&tensors).expect("memory");
         assert!(note(&mut guess, &tensors, 0, Some(&half())).is_first);
         assert!(!note(&mut guess, &tensors, 0, None).is_first);
         assert_eq!(guess.expected(&tensors, 2).and_then(|want| want.selection), Some(half()));
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn the_order_is_that_of_two_requests_in_a_row() {
         let tensors = tensors();
-        let mut guess = Guess::new(&tensors);
+        let mut guess = Guess::new(&tensors).expect("memory");
         let first = note(&mut guess, &tensors, 3, None);
         let none = Request {
             place: 3,

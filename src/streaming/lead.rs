@@ -21,8 +21,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::allocate::OutOfMemory;
 use crate::error::Result;
 use crate::fetch::ahead::Ahead;
+use crate::fetch::budget::Budget;
 use crate::fetch::crew::{Crew, Limits};
 use crate::fetch::ranges::ByteRange;
 use crate::mapped_file::Opened;
@@ -111,19 +113,20 @@ impl Lead {
         limit_bytes: Option<u64>,
         keeps_cache: bool,
         kernel_keeps_up: bool,
-    ) -> Self {
+    ) -> Result<Self, OutOfMemory> {
+        let limit_bytes = limit_bytes.unwrap_or_else(usual_lead_bytes);
+        let budget = Budget::new(FIRST_BYTES.min(limit_bytes), limit_bytes);
+        let (guess, cursor) = (Guess::new(&tensors)?, LeadCursor::new(tensors.ranges.len(), budget)?);
         let seat = Seat::default();
         // A stream of parts is counted once it starts.
         if !kernel_keeps_up {
             seat.take();
         }
-        let limit_bytes = limit_bytes.unwrap_or_else(usual_lead_bytes);
         let fills_cache = opened.may_read_from_cache();
         let file = LeadFile { tensors, limit_bytes, seat, run: Run::new(opened.facts.identity) };
-        let budget = file.budget(FIRST_BYTES.min(limit_bytes));
         let state = Following {
-            guess: Guess::new(&file.tensors),
-            cursor: LeadCursor::new(file.tensors.ranges.len(), budget),
+            guess,
+            cursor,
             streams: LeadStreams::default(),
             awaited: 0,
             taken_bytes: 0,
@@ -140,11 +143,11 @@ impl Lead {
             state: Mutex::new(state),
             moved: Condvar::new(),
         };
-        Self {
+        Ok(Self {
             work: Arc::new(work),
             crew: Arc::new(Crew::new(Limits { first: 1, most: 1 })),
             process: fork::generation(),
-        }
+        })
     }
 
     /// Starts the advising thread, once. It opens the file again, which drops the file from the page cache on FUSE. So it
@@ -204,7 +207,7 @@ impl Lead {
         if state.guess.uses.unused < work.file.tensors.ranges.len() || state.streams.current.is_some() {
             return Ok(()); // the consumer or another beginning is here already
         }
-        (state.guess, state.streams.pace) = (guess.in_next_file(&work.file.tensors), pace.clone());
+        (state.guess, state.streams.pace) = (guess.in_next_file(&work.file.tensors)?, pace.clone());
         // The bytes read ahead in the file before still take memory.
         let first_bytes = work.file.stream_bytes().div_ceil(2);
         let Following { guess, cursor, streams, opened, .. } = &mut *state;
@@ -444,8 +447,9 @@ mod tests {
     /// A lead whose consumer has taken three rows of three tensors, the last one from place 60 on.
     fn lead_after_rows(opened: &Arc<Opened>) -> Lead {
         let ranges = (0..ROW_TENSORS as u64).map(|number| (number * ROW_LEN, ROW_LEN)).collect();
-        let tensors = FileTensors::new(ranges, vec![NameKinds { kind: 0, series: 0 }; ROW_TENSORS], vec![]);
-        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
+        let tensors = FileTensors::new(ranges, vec![NameKinds { kind: 0, series: 0 }; ROW_TENSORS], vec![])
+            .expect("memory");
+        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false).expect("memory");
         for number in [120, 0, 60].into_iter().flat_map(|row| row..row + 3) {
             let answer = lead.ask(opened, number * ROW_LEN, None);
             assert!(lead.at_end().is_none());
@@ -489,8 +493,8 @@ mod tests {
         let ranges = (0..TENSORS).map(|number| (number * ROW_LEN, ROW_LEN)).collect();
         let names = vec![NameKinds { kind: 0, series: 0 }; TENSORS as usize];
         let reverse = (0..TENSORS as u32).rev().collect();
-        let tensors = FileTensors::new(ranges, names, vec![reverse]);
-        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
+        let tensors = FileTensors::new(ranges, names, vec![reverse]).expect("memory");
+        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false).expect("memory");
         // The number of the tensor in the stream's answer.
         let answered = |number: u64| {
             let Answer::InStream(stream, want) = lead.ask(&opened, number * ROW_LEN, None) else {
@@ -519,8 +523,8 @@ mod tests {
         const LEN: u64 = 1 << 20;
         let opened = test_file::opened(&vec![1; 4 * LEN as usize], RequestedMode::Auto);
         let named = [&b"a"[..], b"b", b"c", b"d"].into_iter().zip((0..4).map(|number| (number * LEN, LEN)));
-        let tensors = FileTensors::of(&named.collect::<Vec<_>>());
-        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false);
+        let tensors = FileTensors::of(&named.collect::<Vec<_>>()).expect("memory");
+        let lead = Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, false).expect("memory");
         // The test takes the turns of the advising thread.
         lead.work.lock().adviser = Adviser::Runs;
         for number in [1, 2] {
@@ -543,7 +547,10 @@ mod tests {
         const LEN: u64 = 1 << 20;
         let opened = test_file::opened(&vec![1; 2 * LEN as usize], RequestedMode::Auto);
         let named: [(&[u8], (u64, u64)); 2] = [(b"a", (0, LEN)), (b"b", (LEN, LEN))];
-        let made = || Lead::new(opened.clone(), FileTensors::of(&named), Some(LIMIT_BYTES), true, true);
+        let made = || {
+            let tensors = FileTensors::of(&named).expect("memory");
+            Lead::new(opened.clone(), tensors, Some(LIMIT_BYTES), true, true).expect("memory")
+        };
         let (lead, next) = (made(), made());
         assert!(lead.at_end().is_none());
         for (_, (offset, _)) in named {

@@ -5,6 +5,7 @@
 //! what was used. After a jump it begins anew, and where the consumer has left out what was expected. It ends where the
 //! [row](super::rows) is expected to end.
 
+use crate::allocate::{self, OutOfMemory};
 use crate::fetch::budget::Budget;
 use crate::fetch::ranges::{ByteRange, FileId};
 
@@ -50,9 +51,9 @@ pub struct LeadCursor {
 
 impl LeadCursor {
     /// `budget` is what is asked for ahead of a consumer of so many tensors.
-    pub fn new(tensors: usize, budget: Budget) -> Self {
-        let advised = vec![(0, 0); tensors];
-        Self {
+    pub fn new(tensors: usize, budget: Budget) -> Result<Self, OutOfMemory> {
+        let advised = allocate::filled((0, 0), tensors, "the advice about the tensors of a file")?;
+        Ok(Self {
             cursor: 0,
             first_bytes: budget.limit(),
             used_bytes: 0,
@@ -62,7 +63,7 @@ impl LeadCursor {
             has_begun: false,
             guesses_right: false,
             last_bytes: None,
-        }
+        })
     }
 
     /// Returns whether all of the file was advised on, or is being used, by a consumer that does what was expected.
@@ -215,8 +216,13 @@ mod tests {
                 ranges,
                 names,
                 vec![order].into_iter().filter(|order| !order.is_empty()).collect(),
-            );
-            Self { guess: Guess::new(&tensors), cursor: LeadCursor::new(TENSORS, budget()), tensors }
+            )
+            .expect("memory");
+            Self {
+                guess: Guess::new(&tensors).expect("memory"),
+                cursor: LeadCursor::new(TENSORS, budget()).expect("memory"),
+                tensors,
+            }
         }
 
         fn ask(&mut self, number: usize) {

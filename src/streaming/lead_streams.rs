@@ -174,11 +174,11 @@ mod tests {
         let opened = test_file::opened(&vec![1; (COUNT * LEN) as usize], RequestedMode::Read);
         let names = (0..COUNT).map(|number| NameKinds { kind: number % 8, series: number % 8 }).collect();
         let ranges = (0..COUNT).map(|number| (number * LEN, LEN)).collect();
-        let tensors = FileTensors::new(ranges, names, vec![]);
+        let tensors = FileTensors::new(ranges, names, vec![]).expect("memory");
         let run = Run::new(opened.facts.identity);
         let file = LeadFile { tensors, limit_bytes: COUNT * LEN, seat: Seat::default(), run };
         let mut streams = LeadStreams { is_by_hand: true, ..LeadStreams::default() };
-        let (mut guess, mut found) = (Guess::new(&file.tensors), Vec::new());
+        let (mut guess, mut found) = (Guess::new(&file.tensors).expect("memory"), Vec::new());
         for request in 0..COUNT {
             if let Some(expected) = &streams.current {
                 let _ = (0..turns(request)).all(|_| expected.stream.take_turn());
@@ -225,9 +225,9 @@ mod tests {
             let names = (0..64).map(|number| NameKinds { kind: 0, series: number % layer_tensors }).collect();
             let ranges = (0..64).map(|number| (number * LEN, LEN)).collect();
             let run = Run::new(opened.facts.identity);
-            let tensors = FileTensors::new(ranges, names, vec![]);
+            let tensors = FileTensors::new(ranges, names, vec![]).expect("memory");
             let file = LeadFile { tensors, limit_bytes, seat: Seat::default(), run };
-            let mut guess = Guess::new(&file.tensors);
+            let mut guess = Guess::new(&file.tensors).expect("memory");
             let thread = std::thread::current().id();
             let asked = [7, 5, 6, 4].map(|number| guess.note(&file.tensors, number, None, thread));
             asked.map(|request| file.stream_first_bytes(&guess, request, LEN))[3] / LEN

@@ -3,9 +3,14 @@
 use std::ops::Range;
 use std::thread::ThreadId;
 
+use crate::allocate::{self, OutOfMemory};
+
 use super::file_tensors::FileTensors;
 use super::left_out::LeftOut;
 use super::stride::Stride;
+
+/// The purpose of memory for the uses of tensors.
+const USES: &str = "the uses of the tensors of a file";
 
 /// Tensors of several threads come in nearly the right order. A request this near is no jump.
 pub const NEAR_TENSORS: usize = 32;
@@ -35,22 +40,23 @@ pub struct Uses {
 }
 
 impl Uses {
-    pub fn new(count: usize) -> Self {
-        Self {
+    pub fn new(count: usize) -> Result<Self, OutOfMemory> {
+        Ok(Self {
             unused: count,
-            of: vec![Use::None; count],
+            of: allocate::filled(Use::None, count, USES)?,
             left_out: LeftOut::default(),
             stride: Stride::default(),
             passed: 0,
             thread: None,
             has_threads: false,
-        }
+        })
     }
 
     /// What is expected of a consumer in another file of so many tensors.
-    pub fn in_next_file(&self, count: usize) -> Self {
-        let (of, stride) = (vec![Use::None; count], Stride::default());
-        Self { unused: count, of, stride, passed: 0, ..self.clone() }
+    pub fn in_next_file(&self, count: usize) -> Result<Self, OutOfMemory> {
+        let Self { left_out, thread, has_threads, .. } = self;
+        let (left_out, thread, has_threads) = (left_out.clone(), *thread, *has_threads);
+        Ok(Self { left_out, thread, has_threads, ..Self::new(count)? })
     }
 
     pub fn asked_for(&self) -> usize {
@@ -157,8 +163,8 @@ mod tests {
         let ranges = (0..count as u64).map(|number| (number * 100, 100)).collect();
         let series = |number: usize| (number % layer_tensors) as u64;
         let names = (0..count).map(|number| NameKinds { kind: 0, series: series(number) }).collect();
-        let tensors = FileTensors::new(ranges, names, vec![]);
-        let mut guess = Guess::new(&tensors);
+        let tensors = FileTensors::new(ranges, names, vec![]).expect("memory");
+        let mut guess = Guess::new(&tensors).expect("memory");
         let found = numbers.iter().map(|&number| note(&mut guess, &tensors, number)).collect();
         (tensors, guess, found)
     }

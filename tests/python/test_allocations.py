@@ -19,6 +19,7 @@ SCENARIOS = {
     "headers": 3,
     "index": 3,
     "lead": 0,
+    "lead of many": 3,
     "column slices": 1,
     "row slices": 0,
     "stream": 0,
@@ -47,6 +48,8 @@ def folder(tmp_path_factory):
     safetensors.numpy.save_file(tensors, folder / "plain.safetensors")
     small = {f"tensor.{number:06}": np.zeros(1, "u1") for number in range(10_000)}
     safetensors.numpy.save_file(small, folder / "many.safetensors")
+    large = {f"tensor.{number:06}": np.ones(300, "u1") for number in range(10_000)}
+    safetensors.numpy.save_file(large, folder / "lead.safetensors")
     (folder / "shards").mkdir()
     shutil.copy(folder / "many.safetensors", folder / "shards/model-00001-of-00002.safetensors")
     other = {f"other.{number:06}": np.zeros(1, "u1") for number in range(10_000)}
