@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -126,6 +127,23 @@ def test_a_rank_that_is_gone_is_named(tmp_path, gone, signal_name, hurrying, tol
         for found, message in last_words([*ranks[:gone], *ranks[gone + 1 :]]):
             assert found == (None if gone == 0 else gone), message
             assert told in message
+
+
+def test_a_rank_that_stands_still_for_a_minute_is_waited_for(tmp_path):
+    """As in a debugger, in a long garbage collection, or while its virtual machine migrates."""
+    write_checkpoint(tmp_path)
+    hurry = tmp_path / "hurry"
+    with started(tmp_path, by_rank={1: {"HURRIES": "minute"}}, HURRY=str(hurry)) as ranks:
+        assert len({each.stdout.readline() for each in ranks}) == 1
+        ranks[2].send_signal(signal.SIGSTOP)
+        for each in ranks[:2]:
+            each.stdin.write("\n" * 100)
+            each.stdin.flush()
+        hurry.touch()
+        while not hurry.with_suffix(".looked").exists():
+            time.sleep(0.01)
+        ranks[2].send_signal(signal.SIGCONT)
+        assert last_words(ranks) == [[None, "24 tensors"]] * 3
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -505,6 +505,12 @@ def test_a_program_may_end_with_a_stream_open(path, tensors):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{next(iter(tensors))}\n", "")
 
 
+def test_the_exit_of_a_program_ends_a_stream_that_is_open(path, tensors):
+    done = run_python(PROGRAMS / "torch_weights" / "left_to_the_exit.py", path, with_torch=True)
+    lines = f"{next(iter(tensors))}\n0 registered, 0 under way\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, lines, "")
+
+
 def test_ctrl_c_is_heard_while_a_read_hangs(tmp_path):
     source = tmp_path / "source"
     source.mkdir()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections import deque
 from contextlib import ExitStack, closing
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 
@@ -46,6 +49,8 @@ _EDGE_BYTES = 2 * 4096
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 # GPU kernels read vectors of this size. A tensor at any other alignment is copied once more.
 _ALIGNMENT_BYTES = 16
+# Transfers that nobody has freed.
+_transfers: WeakSet[Generator[tuple[Wanted, torch.Tensor], None, None]] = WeakSet()
 
 
 class _Piece(NamedTuple):
@@ -69,7 +74,7 @@ def transferred(
     threads: int | None,
     strategy: str,
 ) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
-    """Yields the tensors of a plan on a device, in order.
+    """Returns a generator of the tensors of a plan on a device, in order.
 
     ```text
     read into staging ──> copy queued, event recorded ──> handed out: the consumer's stream waits for it
@@ -79,7 +84,8 @@ def transferred(
 
     Threads of the native stream read into staging. The consumer's thread does the rest when it asks for the
     next tensor. However this generator ends, no copy is in flight afterwards and no memory is page-locked.
-    If a thread hangs in a read from dead storage, the thread and its memory are left behind.
+    If a thread hangs in a read from dead storage, the thread and its memory are left behind. The exit of the
+    interpreter ends the generator, too.
 
     Args:
         files: The checkpoint.
@@ -90,6 +96,30 @@ def transferred(
         threads: Number of reading threads; None for a default.
         strategy: ``"pread"`` or ``"direct"``.
     """
+    found = _transferred(files, wanted, device, cast_of, memory_bytes, threads, strategy)
+    _transfers.add(found)
+    return found
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends open transfers. Later in the exit, module globals are None, so a generator could not clean up."""
+    with ExitStack() as stack:
+        for each in list(_transfers):
+            # A daemon thread may be running one. Python refuses to close it.
+            if getgeneratorstate(each) != GEN_RUNNING:
+                stack.callback(each.close)
+
+
+def _transferred(
+    files: _native.Checkpoint,
+    wanted: list[Wanted],
+    device: CopyDevice,
+    cast_of: CastOf,
+    memory_bytes: int | None,
+    threads: int | None,
+    strategy: str,
+) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     total_bytes = sum(each.nbytes for each in wanted)
     default_bytes = _STAGING_BYTES if strategy == "direct" else _staging_bytes(files, wanted)
     nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or default_bytes, total_bytes))
