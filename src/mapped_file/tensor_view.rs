@@ -1,8 +1,7 @@
 //! Views of large tensors, which give written pages back.
 //!
 //! A program that converts a checkpoint layer by layer writes to each tensor and drops it. The written pages would stay in
-//! memory until nothing uses the file any more. So the last view of a tensor to go makes the tensor's pages the file's
-//! again:
+//! memory until nothing uses the file any more. So once the last view of a tensor is dropped, it frees the written pages:
 //!
 //! 1. Look up one page per 2 MiB in the page table. If none of them was written, nothing is done. All entries would take a
 //!    third of the time of a sum: for each page the kernel looks at the page's own record.
@@ -10,7 +9,7 @@
 //!    file's read-only mapping. Without that, a later view of the tensor would mix the file's bytes and written ones.
 //! 3. Discard what was written to the pages inside.
 //!
-//! So a few written rows may stay, and whatever was written to small tensors or through arrays with a read-only flag.
+//! A few written rows may stay, and so do writes to small tensors and through arrays with a read-only flag.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,7 +62,7 @@ impl TensorView {
         &self.view
     }
 
-    /// Makes the tensor's pages the file's again, if some were written. Best effort: what cannot be restored whole stays.
+    /// Makes the tensor's pages the file's again, if some were written. Best effort: if a step fails, all written pages stay.
     fn give_back(&self) -> Option<()> {
         let Range { start, end } = self.tensor;
         let page = page_bytes();

@@ -1,4 +1,4 @@
-"""Written pages of a tensor that nobody uses any more: they are the file's again."""
+"""The written pages of a dropped tensor are freed."""
 
 import os
 import random
@@ -144,7 +144,7 @@ def test_a_forked_child_gives_back_its_own_pages_alone(path, contents):
 
 
 def test_threads_never_lose_what_they_have_just_written(path, contents):
-    """Each thread gets the tensor, writes to its part and lets it go, while the others do."""
+    """Several threads get the tensor, write to their part and drop it, all at the same time."""
     with safe_open(path, "pt") as file:
         wrong, step = [], SIZES["e"] // 4
 

@@ -4,6 +4,10 @@ import faulthandler
 import os
 import signal
 
+# Messages of a child that aborts belong to the output of the test.
+os.dup2(1, 2)
+faulthandler.enable()
+
 
 def forked(act):
     """Returns the exit code of the child."""
