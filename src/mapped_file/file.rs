@@ -243,14 +243,24 @@ impl MappedFile {
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             (current.opened.take()?, current.facts.clone())
         };
-        Some(Self {
+        Some(self.over(opened.for_another(), facts))
+    }
+
+    /// Returns a file with the same descriptor and read-only mapping, but with copy-on-write pages of its own.
+    pub fn with_own_pages(&self) -> Result<Self> {
+        let opened = self.opened()?;
+        Ok(self.over(opened.for_another(), opened.facts.clone()))
+    }
+
+    fn over(&self, opened: Opened, facts: Facts) -> Self {
+        Self {
             path: self.path.clone(),
             origin: self.origin.clone(),
             is_named: self.is_named,
             requested: self.requested,
-            current: RwLock::new(Current { opened: Some(Arc::new(opened.for_another())), facts }),
+            current: RwLock::new(Current { opened: Some(Arc::new(opened)), facts }),
             file_system: self.file_system.clone(),
-        })
+        }
     }
 
     /// Closes the descriptor, and unmaps unless views exist. Calls in progress finish.

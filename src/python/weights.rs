@@ -349,6 +349,13 @@ impl PyWeightFile {
         Ok(PyStoredTensor { name, dtype, shape, nbytes, path, offset, opened, header, lead })
     }
 
+    /// Returns the file for tensors whose writes do not show in other tensors.
+    fn with_own_pages(&self) -> PyResult<Self> {
+        let WeightFile { file, header } = &self.weights;
+        let weights = WeightFile { file: Arc::new(file.with_own_pages()?), header: header.clone() };
+        Ok(Self::of(weights, self.lead.clone()))
+    }
+
     /// Returns why there are no copy-on-write pages of this file; None if there are.
     fn copy_on_write_refusal(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let opened = self.weights.file.opened()?;

@@ -421,3 +421,25 @@ def test_ranks_agree_on_the_bytes_of_elements_that_share_them(every_type):
     [whole], [part] = (planned(weights, {"F4": index}, "plan") for index in (None, np.s_[1:, 1:3]))
     assert byte_box(whole) == ((3, 4), (range(3), range(4)))
     assert byte_box(part) == ((3, 4), (range(1, 3), range(1, 3)))
+
+
+@pytest.mark.parametrize("strategy", ["mapped", "pread"])
+def test_writes_to_tensors_of_an_open_checkpoint_show_in_no_other_tensor(tmp_path, strategy):
+    """Whether tensors were read or lie over the file: a second load has the file's bytes."""
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(5000), "b": torch.ones(3, 4)}, path)
+    with open_checkpoint(path) as weights:
+        array = weights["a"]
+        for _ in range(3):
+            tensors = dict(stream_checkpoint(weights, device="cpu", strategy=strategy))
+            assert all(bool((tensor == 1).all()) for tensor in tensors.values())
+            for tensor in tensors.values():
+                tensor.zero_()
+            state = load_state_dict(weights)
+            assert all(bool((tensor == 1).all()) for tensor in state.values())
+            state["a"].zero_()
+        assert (array == 1).all()
+        assert all((each == 1).all() for _, each in weights.stream())
+        assert (weights["b"] == 1).all()
+    tensors["a"].add_(2)  # they stay when the checkpoint is closed
+    assert bool((tensors["a"] == 2).all())

@@ -205,7 +205,7 @@ def tensors(
     # A view of a file that was rewritten meanwhile would show the new bytes.
     is_viewed = strategy in ("mapped", "ahead")
     last_of_file = {each.info.path: each.info.name for each in wanted} if is_viewed else {}
-    views = _Views(files, view)
+    views = _Views(files, view, are_writable=not framework.read_only)
     if strategy == "mapped":
         for each in wanted:
             tensor = views.of(each)
@@ -238,10 +238,20 @@ def tensors(
 
 
 class _Views:
-    """Tensors over their files. A file that was looked up for one of them serves its neighbours."""
+    """Tensors over their files. A file that was looked up for one of them serves its neighbours.
 
-    def __init__(self, files: _native.Checkpoint, view: Callable[[_native.WeightFile, Wanted], Any]) -> None:
-        self._files, self._view = files, view
+    Writable tensors have pages of their own: what the consumer writes shows in no other tensor of an open
+    checkpoint, as if the tensors had been read.
+    """
+
+    def __init__(
+        self,
+        files: _native.Checkpoint,
+        view: Callable[[_native.WeightFile, Wanted], Any],
+        *,
+        are_writable: bool,
+    ) -> None:
+        self._files, self._view, self._are_writable = files, view, are_writable
         self._path = ""
         self._file: _native.WeightFile | None = None
 
@@ -250,7 +260,9 @@ class _Views:
         info = each.info
         if self._file is None or info.path != self._path:
             self._file = None  # it may be the one that makes room
-            self._file, self._path = self._files.file_of(info.name, reads_ahead=False), info.path
+            file = self._files.file_of(info.name, reads_ahead=False)
+            self._file = file.with_own_pages() if self._are_writable else file
+            self._path = info.path
         tensor = self._view(self._file, each)
         self._file.verify()
         return tensor
