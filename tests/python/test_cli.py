@@ -37,9 +37,9 @@ def pagestream_command(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-def facts(*arguments):
+def facts(*arguments, exit_code=GOOD):
     found = pagestream_command(*arguments, "--json")
-    assert found.exit_code == GOOD, found.output
+    assert found.exit_code == exit_code, found.output
     return json.loads(found.stdout)
 
 
@@ -397,6 +397,21 @@ class TestVerify:
         assert found.exit_code == BAD
         assert '"layers.9"' in found.stdout
         assert f"{tokens}: not verified" in found.stdout
+
+    def test_a_flipped_byte_beside_a_missing_file(self, weights, tmp_path):
+        """An incomplete checkpoint is bad, and the files that are there are verified all the same."""
+        with open_checkpoint(weights) as checkpoint:
+            checkpoint.write_checksums()
+        write_index(tmp_path, {"layers.9": weights.name, "lost": "lost.safetensors"})
+        [verdict] = facts("verify", tmp_path, exit_code=BAD)
+        assert (verdict["files"], verdict["checked"], len(verdict["bad"])) == (1, 1, 1)
+        assert "lost.safetensors" in verdict["bad"][0]
+        with weights.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x7f")
+        [verdict] = facts("verify", tmp_path, exit_code=BAD)
+        assert ["layers.9" in each for each in verdict["bad"]] == [True, False]
+        assert pagestream_command("verify", "--write", tmp_path).exit_code == BAD
 
     def test_several_paths_in_their_order(self, weights, tokens, tmp_path):
         bad = tmp_path / "bad.safetensors"

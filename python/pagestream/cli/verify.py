@@ -16,7 +16,7 @@ from pagestream._common.amounts import count
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson, Paths
 from pagestream.cli._progress import bar_of_bytes
-from pagestream.cli._target import opened
+from pagestream.cli._target import opened, problem_of
 from pagestream.weights import holes
 from pagestream.weights.checkpoint import Checkpoint, native_files
 
@@ -119,7 +119,8 @@ def _verdicts(paths: list[str], threads: int | None, *, write: bool) -> list[Ver
 def _verdict(path: str, threads: int | None, report: Callable[[int, int], None], *, write: bool) -> Verdict:
     found = Verdict(path)
     try:
-        with opened(path, ahead=False) as files:
+        # Checksums are written of a whole checkpoint only.
+        with opened(path, ahead=False, partly=not write) as files:
             if isinstance(files, Checkpoint):
                 found.kind, found.files = "safetensors", len(files.files)
                 if write:
@@ -131,6 +132,8 @@ def _verdict(path: str, threads: int | None, report: Callable[[int, int], None],
                     found.checked = len(verified.checked)
                     found.bad = list(map(str, verified.bad))
                     found.warnings = list(verified.warnings)
+                    if problem := problem_of(files):
+                        found.bad.append(f"{path}: {problem}")
             else:
                 found.kind, found.files = "tokens", len(files.shards)
                 if files.shards[0].format == "raw":
