@@ -17,7 +17,7 @@ use crate::mapped_file::Opened;
 use crate::slicing::{self, MAX_READERS, Selection};
 use crate::weights::header::Header;
 
-/// Elements of a tensor, as Python's `ByteSelection` has them: all counts in bytes but those of the shape.
+/// A selection of elements. Offsets and strides are in bytes, as in Python's `ByteSelection`.
 #[derive(FromPyObject)]
 pub struct ByteSelection {
     first: u64,
@@ -95,8 +95,7 @@ impl PyStoredTensor {
         range_object(py, self.opened()?, offset..offset + bytes, Some(&tensor), writable)
     }
 
-    /// Fills a buffer of exactly their size with the elements of a selection; a run that is in the page cache by so many
-    /// threads.
+    /// Copies the elements of a selection to a buffer of the same size. Up to `threads` threads copy a run of cached bytes.
     #[pyo3(signature = (selected, out, threads = 1))]
     fn read_selection(
         &self,

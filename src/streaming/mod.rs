@@ -1,5 +1,4 @@
-//! Whole tensors and parts of tensors, read into owned memory in the order in which they are wanted; and files that are
-//! read to be hashed.
+//! Reads whole tensors and parts of tensors into owned memory, in the order of the plan, and hashes files.
 //!
 //! ```text
 //!   wants (file, bytes, selection), in order

@@ -1,4 +1,4 @@
-"""``pagestream verify``: whether files are what they should be."""
+"""``pagestream verify``: compares files with their headers, indices and checksums."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def verify(
     Example: pagestream verify ~/.cache/huggingface/hub/models--gpt2/snapshots/*
     """
     for path in paths:
-        # What is missing is told before hours of work. The stem of a Megatron pair has no file of its own.
+        # Report missing paths before hours of work. The stem of a Megatron pair has no file of its own.
         if not (os.path.lexists(path) or os.path.lexists(f"{path}.idx") or glob.has_magic(path)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     verdicts = _verdicts(paths, threads, write=write)

@@ -6,8 +6,9 @@ import atexit
 import os
 from collections import deque
 from contextlib import ExitStack, closing
+from functools import wraps
 from inspect import GEN_RUNNING, getgeneratorstate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -24,7 +25,7 @@ from pagestream.weights.indexing import Selection
 from pagestream.weights.streaming import cache_use, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from pagestream.devices.copy_device import CopyDevice
     from pagestream.devices.planned import CastOf
@@ -50,7 +51,9 @@ _LEAST_THREADS, _MOST_THREADS = 4, 16
 # GPU kernels read vectors of this size. A tensor at any other alignment is copied once more.
 _ALIGNMENT_BYTES = 16
 # Transfers that nobody has freed.
-_transfers: WeakSet[Generator[tuple[Wanted, torch.Tensor], None, None]] = WeakSet()
+_transfers: WeakSet[Generator[Any, None, None]] = WeakSet()
+_Arguments = ParamSpec("_Arguments")
+_Pair = TypeVar("_Pair")
 
 
 class _Piece(NamedTuple):
@@ -65,6 +68,31 @@ class _Piece(NamedTuple):
     first: int
 
 
+def _ended_at_exit(
+    begin: Callable[_Arguments, Generator[_Pair, None, None]],
+) -> Callable[_Arguments, Generator[_Pair, None, None]]:
+    """Makes the exit of the interpreter close the generators that a function returns."""
+
+    @wraps(begin)
+    def begun(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Generator[_Pair, None, None]:
+        found = begin(*args, **kwargs)
+        _transfers.add(found)
+        return found
+
+    return begun
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends open transfers. Later in the exit, module globals are None, so a generator could not clean up."""
+    with ExitStack() as stack:
+        for each in list(_transfers):
+            # A daemon thread may be running one. Python refuses to close it.
+            if getgeneratorstate(each) != GEN_RUNNING:
+                stack.callback(each.close)
+
+
+@_ended_at_exit
 def transferred(
     files: _native.Checkpoint,
     wanted: list[Wanted],
@@ -96,30 +124,6 @@ def transferred(
         threads: Number of reading threads; None for a default.
         strategy: ``"pread"`` or ``"direct"``.
     """
-    found = _transferred(files, wanted, device, cast_of, memory_bytes, threads, strategy)
-    _transfers.add(found)
-    return found
-
-
-@atexit.register
-def _end_all() -> None:
-    """Ends open transfers. Later in the exit, module globals are None, so a generator could not clean up."""
-    with ExitStack() as stack:
-        for each in list(_transfers):
-            # A daemon thread may be running one. Python refuses to close it.
-            if getgeneratorstate(each) != GEN_RUNNING:
-                stack.callback(each.close)
-
-
-def _transferred(
-    files: _native.Checkpoint,
-    wanted: list[Wanted],
-    device: CopyDevice,
-    cast_of: CastOf,
-    memory_bytes: int | None,
-    threads: int | None,
-    strategy: str,
-) -> Generator[tuple[Wanted, torch.Tensor], None, None]:
     total_bytes = sum(each.nbytes for each in wanted)
     default_bytes = _STAGING_BYTES if strategy == "direct" else _staging_bytes(files, wanted)
     nbytes = max(LEAST_STAGING_BYTES, min(memory_bytes or default_bytes, total_bytes))

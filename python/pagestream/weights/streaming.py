@@ -81,7 +81,7 @@ def planned(
     order: StreamOrder,
     framework: Framework,
 ) -> list[Wanted]:
-    """Returns the tensors of a plan, in the order in which they are to come.
+    """Returns the tensors of a plan, in the order of the stream.
 
     Args:
         names: All names of the checkpoint, in the order of the files.
@@ -110,7 +110,7 @@ def planned(
 
 
 def _numbers_in(name: str) -> list[tuple[int, str]]:
-    """Returns what orders names by the numbers in them, of any length."""
+    """Returns a key that sorts names by the numbers in them. Numbers may have any length."""
     digits = (number.lstrip("0") for number in re.findall(r"[0-9]+", name))
     return [(len(each), each) for each in digits]
 
@@ -171,7 +171,7 @@ def chosen(
 
 
 def cache_use(strategy: str, *, drop_behind: bool = False) -> str:
-    """Returns what the reads of a strategy do to the page cache, as a word of the native streams."""
+    """Returns the effect of a strategy on the page cache, in the words of `_native.Stream`."""
     if strategy == "direct":
         return "bypass"
     return "drop_behind" if drop_behind else "fill"
@@ -240,8 +240,8 @@ def tensors(
 class _Views:
     """Tensors over their files. A file that was looked up for one of them serves its neighbours.
 
-    Writable tensors have pages of their own: what the consumer writes shows in no other tensor of an open
-    checkpoint, as if the tensors had been read.
+    Writable tensors have pages of their own. A write to one of them changes no other tensor of an open
+    checkpoint.
     """
 
     def __init__(
@@ -256,10 +256,10 @@ class _Views:
         self._file: _native.WeightFile | None = None
 
     def of(self, each: Wanted) -> Any:  # noqa: ANN401
-        """Returns a tensor over its file, which is still the one that was opened."""
+        """Returns a tensor over its file, after a check that the file is unchanged."""
         info = each.info
         if self._file is None or info.path != self._path:
-            self._file = None  # it may be the one that makes room
+            self._file = None  # so that the set of open files may close it
             file = self._files.file_of(info.name, reads_ahead=False)
             self._file = file.with_own_pages() if self._are_writable else file
             self._path = info.path
