@@ -129,6 +129,21 @@ def test_a_rank_that_is_gone_is_named(tmp_path, gone, signal_name, hurrying, tol
             assert told in message
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_rank_that_ends_with_its_first_tensor_is_named(tmp_path, is_shared):
+    """With beats so rare that the others connect to it in time only if the load waits for that."""
+    (tmp_path / "source").mkdir()
+    write_checkpoint(tmp_path / "source")
+    with contextlib.ExitStack() as ends:
+        folder = tmp_path / "source"
+        if is_shared:
+            folder = ends.enter_context(real.slow_fuse(folder, tmp_path / "mount", direct_io=True)).path
+        ranks = ends.enter_context(started(folder, BEAT_SECONDS="2.5", KILLED_RANK="2"))
+        for found, message in last_words(ranks[:2]):
+            assert found == 2, message
+            assert "its process has ended" in message
+
+
 def test_a_rank_that_stands_still_for_a_minute_is_waited_for(tmp_path):
     """As in a debugger, in a long garbage collection, or while its virtual machine migrates."""
     write_checkpoint(tmp_path)

@@ -276,6 +276,21 @@ class Meeting:
         if self._beats.failure is not None:
             raise RankError(*self._beats.failure)
 
+    def connect(self) -> None:
+        """Waits until all ranks have called this, and each has connected to the next one.
+
+        From here on, the next rank is known to have ended soon after its process does.
+
+        Raises:
+            RankError: Another rank has failed.
+        """
+        for _ in _looks():
+            if self._beats.has_watched:
+                break
+            self.check()
+            self._beats.hurry()
+        self.meet()
+
     def meet(self) -> None:
         """Waits until all ranks have called this.
 
@@ -452,6 +467,7 @@ class _Beats(BackgroundThread):
         prefix: The prefix of all keys of this load.
         number: The number of beats that the store has answered.
         watch: The connection to the next rank, while that rank loads.
+        has_watched: Whether this rank has started to connect to another rank, or no other rank is left.
         failure: The rank that failed (None if unknown), the description of the failure, and whether the rank
             is gone. None while no failure is known.
     """
@@ -463,9 +479,10 @@ class _Beats(BackgroundThread):
         self.number = 0
         self.failure: tuple[int | None, str, bool] | None = None
         self.watch: Watch | None = None
+        self.has_watched = False
         self._seen, self._looks = "", 0
         self._rank, self._size, self._group_store = meeting.rank, meeting.size, store
-        self._ended, self._hearing = threading.Event(), threading.Lock()
+        self._ended, self._turn, self._hearing = threading.Event(), threading.Event(), threading.Lock()
 
     def run(self) -> None:
         """Beats until the end."""
@@ -481,18 +498,21 @@ class _Beats(BackgroundThread):
     def _beat(self, store: Store, address: str) -> None:
         store.add(_BEGUN, 1)
         watched = (self._rank + 1) % self._size
-        while not self._ended.wait(BEAT_SECONDS if self.number else 0):
+        while not self._ended.is_set():
             store.set(f"beat/{self._rank}", f"{self.number} {address}")
             self.hear(store)
             self.number += 1
-            if watched == self._rank or not store.check([f"beat/{watched}"]):
-                continue
-            beat = store.get(f"beat/{watched}").decode()
-            if beat == _DONE:
-                watched = (watched + 1) % self._size
-                self._let_go()
-            elif told := self._is_gone(beat):
-                _fail(store, watched, told, is_gone=True)
+            if watched == self._rank:
+                self.has_watched = True
+            elif store.check([f"beat/{watched}"]):
+                beat = store.get(f"beat/{watched}").decode()
+                if beat == _DONE:
+                    watched = (watched + 1) % self._size
+                    self._let_go()
+                elif told := self._is_gone(beat):
+                    _fail(store, watched, told, is_gone=True)
+            self._turn.wait(BEAT_SECONDS)
+            self._turn.clear()
         self._let_go()
         if self.failure is None:
             store.add(_BEGUN, -1)
@@ -507,6 +527,7 @@ class _Beats(BackgroundThread):
             self._seen, self._looks = beat, 0
         if self.watch is None:
             self.watch = Watch(beat.partition(" ")[2])
+            self.has_watched = True
         is_cut = self.watch.is_cut()
         silent_seconds = self._looks * BEAT_SECONDS
         self._looks += 1
@@ -529,6 +550,10 @@ class _Beats(BackgroundThread):
                 self.failure = _failure_in(store)
                 store.add(_HEARD, 1)
 
+    def hurry(self) -> None:
+        """Beats and looks at the watched rank now, without the rest of the pause."""
+        self._turn.set()
+
     def has_ended(self) -> bool:
         """Returns whether this rank is done."""
         return self._ended.is_set()
@@ -536,6 +561,7 @@ class _Beats(BackgroundThread):
     def end(self, patience_seconds: float) -> None:
         """Stops, and marks this rank as done. It abandons a thread that still waits for the store."""
         self._ended.set()
+        self._turn.set()
         if self.ident is not None:
             self.join(patience_seconds)
 

@@ -321,6 +321,7 @@ def _of_ranks(
     with meeting:
         means, _ = streaming.chosen(native_files(weights), wanted, strategy, is_limited=True)
         is_shared = any(each != "mapped" for each in meeting.gather("means", means))
+        meeting.connect()
         with closing(shared() if is_shared else alone()) as pairs:
             missing = len(wanted)
             for each, tensor in pairs:

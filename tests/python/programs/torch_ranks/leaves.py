@@ -24,7 +24,7 @@ look = Meeting._look
 
 
 def slow_look(self, keys):
-    if rank and is_last and keys[0].startswith("go/"):
+    if rank and is_last and self.may_leave and keys[0].startswith("go/"):
         while not self._ask(lambda store: store.check(["left"])):
             time.sleep(0.01)
     return look(self, keys)

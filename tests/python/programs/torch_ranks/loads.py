@@ -1,8 +1,10 @@
 """A rank that loads ``FOLDER`` with others. Prints each name, and then its error or the number of tensors.
 
 It ends once its input does. Its place comes from the usual variables. The rank ``STOPPED_RANK`` sends itself
-the signal ``STOPPED_BY`` in its second exchange, to which all have come. With ``BY_READER`` it is torch that
-loads, by our reader.
+the signal ``STOPPED_BY`` in its first exchange, to which all have come. With ``BY_READER`` it is torch that
+loads, by our reader. The rank ``KILLED_RANK`` kills itself with its first tensor in its hands.
+
+``BEAT_SECONDS`` is the time between two beats.
 
 ``HURRY`` is a file. When it exists, a silent peer counts as gone after a few looks: the next rank if
 ``HURRIES`` is "rank", the store if it is "store". No other peer counts as gone, however long it is silent. If
@@ -16,7 +18,6 @@ import signal
 import sys
 import threading
 import time
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from pagestream.torch import HuggingFaceStorageReader, _meeting, load_state_dict
 folder, hurries = sys.argv[1], os.environ.get("HURRIES")
 if hurries != "minute":
     _meeting.SILENT_SECONDS = 10_000.0
+_meeting.BEAT_SECONDS = float(os.environ.get("BEAT_SECONDS", _meeting.BEAT_SECONDS))
 is_gone = _meeting._Beats._is_gone
 
 
@@ -53,12 +55,6 @@ def hurry():
     _meeting.SILENT_SECONDS = 2.0
 
 
-def wait_until_watched():
-    """Waits until this rank is connected to the next one, whose end it sees from then on."""
-    while any(each._beats.watch is None or not each._beats.watch.stands for each in _meeting._open):
-        time.sleep(0.01)
-
-
 if hurries == "rank":
     _meeting._Beats._is_gone = is_gone_soon
 elif hurries == "minute":
@@ -66,13 +62,11 @@ elif hurries == "minute":
 elif hurries == "store":
     threading.Thread(target=hurry, daemon=True).start()
 dist.init_process_group("gloo")
-exchange, numbers = dist.all_to_all_single, count()
+exchange = dist.all_to_all_single
 
 
 def exchange_or_stop(*arguments, **options):
-    # Nobody is past the first exchange before all are watched.
-    wait_until_watched()
-    if next(numbers) and os.environ.get("STOPPED_RANK") == os.environ["RANK"]:
+    if os.environ.get("STOPPED_RANK") == os.environ["RANK"]:
         Path(os.environ["HURRY"]).touch()
         os.kill(os.getpid(), signal.Signals[os.environ["STOPPED_BY"]])
     return exchange(*arguments, **options)
@@ -88,7 +82,8 @@ try:
     for name, _ in stream_checkpoint(
         folder, device="cpu", memory_bytes=1 << 20, process_group=dist.group.WORLD
     ):
-        wait_until_watched()
+        if os.environ.get("KILLED_RANK") == os.environ["RANK"]:
+            os.kill(os.getpid(), signal.SIGKILL)
         print(name, flush=True)
         loaded += 1
         sys.stdin.readline()
