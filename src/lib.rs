@@ -1,7 +1,7 @@
 //! `pagestream`: token files and safetensors weights, mapped.
 //!
 //! `ARCHITECTURE.md` has the picture. Floors, lowest first; a room uses only rooms below it: [`allocate`], [`error`], [`words`],
-//! [`dtype`], `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
+//! [`dtype`], `file_kinds`, `mix`, [`natural`] · [`os`] · [`mapped_file`] · [`fetch`] · [`tokens`], [`sampling`], [`widen`],
 //! [`slicing`], [`weights`] · [`batching`], [`streaming`] · `python`.
 
 // Without the binding much has no caller; with it the compiler finds what nobody calls.
@@ -12,6 +12,7 @@ mod batching;
 mod dtype;
 mod error;
 mod fetch;
+mod file_kinds;
 mod mapped_file;
 mod mix;
 mod natural;

@@ -8,7 +8,7 @@ use crate::mapped_file::{GivenPath, MappedFile, Origin, RequestedMode};
 
 use super::header::{self, Header, HeaderError, HeaderErrorKind, LENGTH_BYTES};
 use super::header_cache;
-use super::mistaken::{self, SNIFFED_BYTES};
+use super::mistaken;
 use super::strictness::Strictness;
 
 /// Size of the first read. Most headers fit, and on a network each read costs a round trip.
@@ -29,15 +29,15 @@ pub fn parse_head(head: &[u8], size: u64, strictness: Strictness) -> Result<Head
         Header::parse(&json[..json.len().min(length as usize)], size, strictness)
     };
     // Upstream's words for bytes in memory; for files it adds "header".
-    parse().map_err(|error| refusal(Path::new(""), "Error while deserializing", &error, head))
+    parse().map_err(|error| refusal(Path::new(""), "Error while deserializing", &error, head, size))
 }
 
 /// The error for a file with a bad header. It names the true format if the first bytes show it, for example a zip file.
-fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8]) -> Error {
+fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8], size: u64) -> Error {
     if let HeaderErrorKind::NoMemory(error) = error.kind {
         return error.into();
     }
-    let hint = mistaken::named(first).map_or_else(String::new, |hint| format!("; {hint}"));
+    let hint = mistaken::named(first, size).map_or_else(String::new, |hint| format!("; {hint}"));
     Error::Safetensors { path: path.into(), detail: format!("{what}: {error}{hint}") }
 }
 
@@ -92,12 +92,5 @@ fn read_header(file: &MappedFile, strictness: Strictness) -> Result<Header> {
     let found = read()?;
     // If the file was rewritten meanwhile, report that instead of a bad header.
     reader.finish()?;
-    found.map_err(|error| {
-        refusal(
-            file.path(),
-            "Error while deserializing header",
-            &error,
-            &head[..head.len().min(SNIFFED_BYTES)],
-        )
-    })
+    found.map_err(|error| refusal(file.path(), "Error while deserializing header", &error, &head, size))
 }

@@ -158,7 +158,7 @@ fn read_index(
     let json = opened.read(0, opened.size())?;
     let index = Index::parse(&json, strictness).map_err(|error| match error {
         Error::Safetensors { detail, .. } => {
-            let hint = mistaken::named(&json).filter(|_| !json.starts_with(b"{"));
+            let hint = mistaken::named(&json, opened.size()).filter(|_| !json.starts_with(b"{"));
             let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
             wrong(format!("invalid index: {detail}{hint}"))
         }

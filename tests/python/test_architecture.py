@@ -14,12 +14,13 @@ SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
 
 # What each Rust room may use, beside itself. ARCHITECTURE.md has the picture.
-GROUND = {"allocate", "error", "words", "dtype", "mix", "natural"}
+GROUND = {"allocate", "error", "words", "dtype", "file_kinds", "mix", "natural"}
 MAY_USE = {
     "allocate": set(),
     "error": {"allocate"},
     "words": {"error"},
     "dtype": set(),
+    "file_kinds": {"mix"},
     "mix": set(),
     "natural": set(),
     "os": GROUND,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
-import gzip
 import io
 import os
 import pickle
 import tempfile
-import zipfile
 
 import numpy as np
 import pytest
@@ -341,36 +339,6 @@ def test_a_type_that_disagrees_with_the_header_is_refused(tmp_path):
     path = written(tmp_path, npy_bytes(np.zeros(4, "<u4")))
     with pytest.raises(FormatError, match=r"holds uint32 tokens, but dtype=uint16"):
         open_tokens(path, dtype="u2")
-
-
-def zip_of(*members):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for member in members:
-            archive.writestr(member, b"1234")
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("content", "name"),
-    [
-        (np.array([20240522, 1, 4], "<i4").tobytes() + bytes(1024), "llm.c evaluation"),
-        (b"MMIDIDX\0\0" + bytes(31), "Megatron"),
-        (b"TNTIDX\0\0" + bytes(32), "gpt-neox"),
-        (zip_of("a.npy"), "zip"),
-        (gzip.compress(bytes(100), mtime=0) + bytes(1), "gzip"),
-        (b"\x28\xb5\x2f\xfd" + bytes(16), "zstd"),
-    ],
-    ids=["llmc eval", "megatron", "fairseq", "zip", "gzip", "zstd"],
-)
-def test_files_of_other_kinds_are_refused_by_name_unless_raw_is_asked_for(tmp_path, content, name):
-    content += bytes(len(content) % 2)
-    path = written(tmp_path, content)
-    with pytest.raises(FormatError, match=f'{name}.*format="raw"') as caught:
-        open_tokens(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    raw = open_tokens(path, format="raw")
-    np.testing.assert_array_equal(raw[:], np.frombuffer(content, "<u2"), strict=True)
 
 
 def test_raw_reads_a_npy_file_from_its_first_byte_and_npy_no_raw_file(tmp_path, path):

@@ -80,10 +80,7 @@ def test_a_megatron_pair_without_sequences_is_empty(tmp_path):
     assert corpus.documents.starts.tolist() == [0]
 
 
-def test_a_bin_next_to_another_kind_of_idx_is_raw(tmp_path):
-    path = write_file(tmp_path / "t.bin", U2.tobytes())
-    write_file(tmp_path / "t.idx", b"something of somebody else's")
-    assert open_tokens(path).shards[0].format == "raw"
+def test_the_bin_of_a_pair_opens_raw_if_it_is_asked_for(tmp_path):
     write_megatron(tmp_path / "m", U2, [9])
     assert open_tokens(tmp_path / "m.bin", format="raw").shards[0].format == "raw"
 

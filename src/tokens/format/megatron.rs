@@ -38,6 +38,13 @@ pub fn paths(path: &Path) -> (PathBuf, PathBuf) {
     (with_suffix(&stem, ".idx"), with_suffix(&stem, ".bin"))
 }
 
+/// Returns whether a file has the name that Megatron's `preprocess_data.py` gives: `<prefix>_<key>_document.bin`.
+pub fn is_name_of_pair(path: &Path) -> bool {
+    let stem = path.file_stem().and_then(|stem| stem.to_str());
+    path.extension().is_some_and(|extension| extension == "bin")
+        && stem.is_some_and(|stem| stem.ends_with("_document") || stem.ends_with("_sentence"))
+}
+
 /// Opens the pair. The index may be open already.
 pub fn open(
     path: &Path,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::file_kinds::SAMPLE_BYTES;
 use crate::mapped_file::{MappedFile, Opened};
 
 use super::layout::{Format, Opener, TokenFile, TokenLayout, is_not_found, read_prefix, whole_tokens};
@@ -18,7 +19,6 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
     match (format, extension) {
         (Some(Format::Megatron), _) => return megatron::open(path, None, dtype, how),
         (None, Some("bin")) => {
-            // Any file may be called .bin and have an .idx next to it; the magic number of the .idx decides.
             if let Some(index) = index_next_to(path, how)? {
                 return megatron::open(path, Some(index), dtype, how);
             }
@@ -29,12 +29,12 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
         // The path may be the common stem of a Megatron pair.
         Err(error) if format.is_none() && is_not_found(&error) => match index_next_to(path, how)? {
             Some(index) => return megatron::open(path, Some(index), dtype, how),
-            None => return Err(error),
+            None => return Err(neither(path, error)),
         },
         opened => opened?,
     };
     let opened = file.opened()?;
-    let prefix = read_prefix(&opened, refused::SNIFF_BYTES)?;
+    let prefix = read_prefix(&opened, SAMPLE_BYTES as u64)?;
     let is_npy = prefix.starts_with(npy::MAGIC);
     let layout = match format {
         Some(Format::Npy) if !is_npy => {
@@ -50,7 +50,10 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
         }
         _ if llmc::claims(&prefix) => llmc::layout(&opened, dtype)?,
         _ => {
-            refused::check(path, &prefix)?;
+            refused::check(&opened, &prefix, dtype)?;
+            if megatron::is_name_of_pair(path) {
+                return Err(refused::missing_index(path, &megatron::paths(path).0));
+            }
             if extension == Some("ds") {
                 return datatrove::open(file, dtype, how);
             }
@@ -60,17 +63,29 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
     Ok(TokenFile { file, layout, documents: None })
 }
 
-/// Opens the Megatron index next to a file, if there is one. Rejects the file if the index is of another kind,
-/// because its tokens then have another format, too.
+/// Opens the Megatron index next to a file, if there is one. Refuses the file if its `.idx` is anything else: the file
+/// may be one of a pair whose index is damaged, or have another format.
 fn index_next_to(path: &Path, how: Opener<'_>) -> Result<Option<MappedFile>> {
     let (index, _) = megatron::paths(path);
     let Some(file) = how.open_if_there(&index)? else { return Ok(None) };
-    let prefix = read_prefix(&*file.opened()?, refused::SNIFF_BYTES)?;
-    if prefix.starts_with(megatron::MAGIC) {
+    let opened = file.opened()?;
+    if read_prefix(&opened, megatron::MAGIC.len() as u64)?.starts_with(megatron::MAGIC) {
         return Ok(Some(file));
     }
-    refused::check_neighbour(path, &index, &prefix)?;
-    Ok(None)
+    Err(refused::bad_index(path, &opened)?)
+}
+
+/// The error for a path that leads to nothing, and may be the stem of a Megatron pair.
+fn neither(path: &Path, error: Error) -> Error {
+    let (index, data) = megatron::paths(path);
+    match error {
+        Error::System { operation, path, errno, .. } if path.extension().is_none() => {
+            let advice =
+                format!("neither do {} and {} of a Megatron pair exist", index.display(), data.display());
+            Error::System { operation, path, errno, advice }
+        }
+        error => error,
+    }
 }
 
 fn raw(opened: &Opened, dtype: Option<Dtype>) -> Result<TokenLayout> {

@@ -1,28 +1,13 @@
-//! Files that are not token streams, recognised by their first bytes, their names and their neighbours.
+//! Files that are not token streams, recognised by their content, their names and their neighbours.
 
 use std::path::Path;
 
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::mapped_file;
+use crate::file_kinds::{FileKind, SAMPLE_BYTES, Sample, TEXT, recognise};
+use crate::mapped_file::{self, Opened};
 
-/// The length of the longest magic number, and more.
-pub const SNIFF_BYTES: u64 = 16;
-
-/// First bytes of files that are something else.
-const MAGIC: &[(&[u8], &str)] = &[
-    (b"MMIDIDX\0\0", "a Megatron index that is not called .idx; rename it, with its .bin next to it"),
-    (
-        b"TNTIDX\0\0",
-        "a fairseq or gpt-neox index (.idx), not tokens; convert the data set to Megatron's format",
-    ),
-    (&20_240_522_i32.to_le_bytes(), "an llm.c evaluation file, not a token stream"),
-    (b"PK\x03\x04", "a zip archive (.npz?); extract it first"),
-    // The third byte is the method of compression; gzip has only one.
-    (b"\x1F\x8B\x08", "compressed by gzip; decompress it first"),
-    (b"\x28\xB5\x2F\xFD", "compressed by zstd; decompress it first"),
-    (b"PAR1", "a Parquet file; tokenize its text, or save its column of tokens"),
-    (b"ARROW1\0\0", "an Arrow file; save its column of tokens"),
-];
+use super::layout::{item_bytes, read_prefix};
 
 /// Suffixes of files that lie next to tokens, or hold something else.
 const NAMES: &[(&str, &str)] = &[
@@ -39,8 +24,15 @@ const NAMES: &[(&str, &str)] = &[
     (".pkl", "a pickle, such as nanoGPT's meta.pkl; give the .bin file"),
 ];
 
-/// Refuses a file that is known to be something else.
-pub fn check(path: &Path, prefix: &[u8]) -> Result<()> {
+/// Refuses a file that is known to be something else. `first` is its beginning.
+pub fn check(opened: &Opened, first: &[u8], dtype: Option<Dtype>) -> Result<()> {
+    let path = opened.path();
+    if let Some(kind) = kind_of(opened, first) {
+        // Text is a stream of tokens of 8 bits for a caller who says so.
+        if *kind != TEXT || dtype.is_none_or(|dtype| item_bytes(dtype) > 1) {
+            return Err(refusal(path, &format!("the file is {}; {}", kind.name, kind.for_tokens)));
+        }
+    }
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let by_name = || NAMES.iter().find(|(end, _)| name.ends_with(end)).map(|(_, what)| *what);
     let by_neighbour = || {
@@ -49,22 +41,36 @@ pub fn check(path: &Path, prefix: &[u8]) -> Result<()> {
         (is_chunk && mapped_file::identity_at(&path.with_file_name("index.json")).is_ok())
             .then_some("a chunk of LitData (index.json lies next to it); export its tokens to a flat file")
     };
-    match by_magic(prefix).or_else(by_name).or_else(by_neighbour) {
+    match by_name().or_else(by_neighbour) {
         Some(what) => Err(refusal(path, &format!("the file is {what}"))),
         None => Ok(()),
     }
 }
 
-/// Refuses a file next to which an index of another kind lies.
-pub fn check_neighbour(path: &Path, index: &Path, index_prefix: &[u8]) -> Result<()> {
-    match by_magic(index_prefix) {
-        Some(what) => Err(refusal(path, &format!("{} next to it is {what}", index.display()))),
-        None => Ok(()),
-    }
+/// Returns the error for a token file whose index has no Megatron header.
+pub fn bad_index(path: &Path, index: &Opened) -> Result<Error> {
+    let first = read_prefix(index, SAMPLE_BYTES as u64)?;
+    let what = match kind_of(index, &first) {
+        Some(kind) => format!("{}; {}", kind.name, kind.for_tokens),
+        None if first.is_empty() => "empty; copy it again".to_owned(),
+        None => "no Megatron index; copy the index that belongs to the file".to_owned(),
+    };
+    Ok(refusal(path, &format!("{} next to it is {what}", index.path().display())))
 }
 
-fn by_magic(prefix: &[u8]) -> Option<&'static str> {
-    MAGIC.iter().find(|(magic, _)| prefix.starts_with(magic)).map(|(_, what)| *what)
+/// Returns the error for a token file with the name of a Megatron pair and without an index.
+pub fn missing_index(path: &Path, index: &Path) -> Error {
+    let detail = format!(
+        "the name is that of a Megatron pair, but {} does not exist; copy it next to the file",
+        index.display()
+    );
+    refusal(path, &detail)
+}
+
+fn kind_of(opened: &Opened, first: &[u8]) -> Option<&'static FileKind> {
+    let size = opened.size();
+    let last = || opened.exact_reader().read_last(size.checked_sub(1)?, 1).ok()?.first().copied();
+    recognise(&Sample { first, size, last: &last })
 }
 
 fn refusal(path: &Path, what: &str) -> Error {

@@ -1,0 +1,187 @@
+"""Files that people pass as tokens by mistake: refused by name, unless the caller asks for raw tokens."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import sqlite3
+import struct
+import tarfile
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import safetensors.numpy
+import torch
+from pyarrow import feather, parquet
+from typer.testing import CliRunner
+
+from pagestream import TokenLoader, open_tokens
+from pagestream.cli._app import app
+from pagestream.errors import FormatError
+
+TEXT = "It was the best of times, it was the worst of times,\n" * 40
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 9085698\n"
+HTML = b"<!DOCTYPE html>\n<html><head><title>404</title></head><body>Not Found</body></html>\n"
+TABLE = pa.table({"tokens": list(range(500))})
+
+
+def into(write):
+    """Returns the bytes that a function writes into a file object."""
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+def zip_of(name):
+    def write(file):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(name, b"1234")
+
+    return into(write)
+
+
+def tar(file):
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("tokens.bin"))
+
+
+def sqlite():
+    database = sqlite3.connect(":memory:")
+    database.execute("create table tokens (id integer)")
+    return database.serialize()
+
+
+def lit_gpt(tokens):
+    """`PackedDatasetBuilder` of lit-gpt: magic, version, code of the type, tokens in the chunk."""
+    return b"LITPKDS" + struct.pack("<QBQ", 1, 8, tokens.size) + tokens.tobytes()
+
+
+def modalities(tokens):
+    """`PackedDataGenerator` of Modalities: bytes of data, bytes per token, data, documents."""
+    data = tokens.tobytes()
+    return struct.pack("<QI", len(data), tokens.itemsize) + data + pickle.dumps([(0, len(data))])
+
+
+TOKENS = np.random.default_rng(0).integers(0, 50257, 1000).astype("<u2")
+KINDS = {
+    "git-lfs": (LFS_POINTER, "git-LFS pointer; .*git lfs pull"),
+    "html": (HTML, "an HTML page"),
+    "html with a mark": (b"\xef\xbb\xbf\n <HTML>" + bytes(60), "an HTML page"),
+    "xml": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "an HTML page"),
+    "json": (json.dumps({"text": TEXT}).encode(), "JSON text"),
+    "json lines": (b"\n".join(json.dumps({"text": line}).encode() for line in TEXT.split("\n")), "JSON text"),
+    "text": (TEXT.encode(), "a text file; tokenize"),
+    "text in Chinese": (("这是最好的时代。这是最坏的时代。" * 100).encode(), "a text file"),
+    "text in Greek": (("Ήταν τα καλύτερα χρόνια, ήταν τα χειρότερα. " * 100).encode(), "a text file"),
+    "ids as text": (" ".join(map(str, TOKENS)).encode(), "a text file"),
+    "csv": (b"id,text\n" + b"".join(b"%d,abc\n" % number for number in range(99)), "a text file"),
+    **{
+        f"pickle {protocol}": (pickle.dumps({"ids": list(range(300))}, protocol), "a Python pickle")
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    },
+    "pickle of an array": (pickle.dumps(TOKENS), "a Python pickle"),
+    "torch.save": (into(lambda file: torch.save(torch.zeros(9), file)), "a zip archive"),
+    "torch.save, legacy": (
+        into(lambda file: torch.save(torch.zeros(9), file, _use_new_zipfile_serialization=False)),
+        "a Python pickle",
+    ),
+    "npz": (into(lambda file: np.savez(file, tokens=TOKENS)), "a zip archive; extract"),
+    "zip": (zip_of("a.npy"), "a zip archive"),
+    "gzip": (gzip.compress(TOKENS.tobytes(), mtime=0), "a gzip file; decompress"),
+    "xz": (lzma.compress(TOKENS.tobytes()), "an xz file; decompress"),
+    "bzip2": (bz2.compress(TOKENS.tobytes()), "a bzip2 file; decompress"),
+    "zstd": (pa.compress(TOKENS.tobytes(), "zstd", asbytes=True), "a Zstandard file; decompress"),
+    "lz4": (pa.compress(TOKENS.tobytes(), "lz4", asbytes=True), "an LZ4 file; decompress"),
+    "7z": (b"7z\xbc\xaf\x27\x1c\0\4" + TOKENS.tobytes(), "a 7z archive"),
+    "tar": (into(tar), "a tar archive; extract"),
+    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + bytes(64), "a GGUF file"),
+    "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(64), "an HDF5 file"),
+    "safetensors": (safetensors.numpy.save({"w": np.zeros(99)}), "safetensors file of weights; open it with"),
+    "lit-gpt": (lit_gpt(TOKENS), "lit-gpt; export its tokens"),
+    "modalities": (modalities(TOKENS), "Modalities .*export its tokens"),
+    "parquet": (into(lambda file: parquet.write_table(TABLE, file)), "a Parquet file"),
+    "arrow": (into(lambda file: feather.write_feather(TABLE, file)), "an Arrow file"),
+    "sqlite": (sqlite(), "an SQLite database"),
+    "pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(64), "a PDF file"),
+    "llm.c evaluation": (np.array([20240522, 1, 4], "<i4").tobytes() + bytes(1024), "llm.c evaluation"),
+    "megatron index": (b"MMIDIDX\0\0" + bytes(31), "a Megatron index; rename"),
+    "fairseq index": (b"TNTIDX\0\0" + bytes(32), "gpt-neox; convert"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens"])
+def test_other_kinds_of_files_are_refused_by_name(tmp_path, kind, name):
+    content, told = KINDS[kind]
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=f'(?s){told}.*format="raw"') as caught:
+        open_tokens(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    np.testing.assert_array_equal(
+        open_tokens(path, format="raw", dtype="uint8")[:], np.frombuffer(content, "u1"), strict=True
+    )
+
+
+def test_text_is_tokens_of_eight_bits_for_a_caller_who_says_so(tmp_path):
+    """Byte-level models read text as it is."""
+    path = tmp_path / "input.txt"
+    path.write_text(TEXT)
+    assert bytes(open_tokens(path, dtype="uint8")[:]).decode() == TEXT
+    with pytest.raises(FormatError, match="a text file"):
+        open_tokens(path, dtype="uint16")
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (b"", "empty; copy it again"),
+        (LFS_POINTER, "git-LFS pointer; .*git lfs pull"),
+        (HTML, "an HTML page"),
+        (bytes(100), "no Megatron index"),
+        (b"MMIDIDX", "no Megatron index"),
+    ],
+    ids=["empty", "git-lfs", "html", "zeros", "truncated"],
+)
+@pytest.mark.parametrize("given", ["corpus.bin", "corpus"])
+def test_tokens_whose_index_is_something_else_are_refused(tmp_path, index, told, given):
+    TOKENS.tofile(tmp_path / "corpus.bin")
+    (tmp_path / "corpus.idx").write_bytes(index)
+    with pytest.raises(FormatError, match=rf"(?s)corpus\.idx next to it is .*{told}.*format=\"raw\""):
+        open_tokens(tmp_path / given)
+    np.testing.assert_array_equal(open_tokens(tmp_path / "corpus.bin", format="raw")[:], TOKENS)
+
+
+def test_the_name_of_a_megatron_pair_needs_an_index(tmp_path):
+    path = tmp_path / "my-gpt2_text_document.bin"
+    TOKENS.tofile(path)
+    told = r"Megatron pair, but .*my-gpt2_text_document\.idx does not exist.*format=\"raw\""
+    with pytest.raises(FormatError, match=told):
+        open_tokens(path)
+    np.testing.assert_array_equal(open_tokens(path, format="raw")[:], TOKENS)
+
+
+def test_a_stem_without_a_pair_names_both_files(tmp_path):
+    stem = tmp_path / "my-gpt2_text_document"
+    with pytest.raises(FileNotFoundError, match=rf"{stem}\.idx and {stem}\.bin of a Megatron pair") as caught:
+        open_tokens(stem)
+    assert caught.value.filename == str(stem)
+
+
+def test_a_loader_does_not_train_on_a_git_lfs_pointer(tmp_path):
+    (tmp_path / "train.bin").write_bytes(LFS_POINTER * 40)
+    with pytest.raises(FormatError, match="git-LFS pointer"):
+        TokenLoader(tmp_path / "train.bin", batch_size=1, sequence_length=8)
+
+
+@pytest.mark.parametrize("command", ["verify", "info"])
+def test_commands_call_no_such_file_good(tmp_path, command):
+    path = tmp_path / "train.bin"
+    path.write_bytes(LFS_POINTER * 2)
+    ended = CliRunner().invoke(app, [command, str(path)])
+    assert ended.exit_code == 1
+    assert "git-LFS pointer" in ended.output
