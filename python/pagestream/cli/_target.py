@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pagestream.errors import SafetensorError
 from pagestream.tokens.corpus import TokenCorpus, open_tokens
+from pagestream.tokens.paths import token_paths
 from pagestream.weights.checkpoint import Checkpoint, native_files, open_partly
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def opened(
             raise ValueError(message)
         return open_weights(path, ahead=ahead, partly=partly)
     try:
-        return open_tokens(path, dtype=dtype, format=format)
+        # A list: commands look at all files of a folder, whatever their splits.
+        return open_tokens([*token_paths(path)], dtype=dtype, format=format)
     except FileNotFoundError as error:
         if os.path.isdir(path):
             error.strerror = f"no {_WEIGHTS} files, and {error.strerror}"

@@ -20,6 +20,7 @@ from pagestream._common.html import page, table
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
 from pagestream.tokens.paths import token_paths
+from pagestream.tokens.splits import check_splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -301,7 +302,9 @@ def open_tokens(
             in it, side files aside, but not those in its subdirectories; or a list of files, which is
             taken in its order and names neither directories nor patterns. Files of a pattern or directory
             are taken in natural order (2 before 10). All must agree in format and type. A Megatron pair is
-            named by its ``.idx``, its ``.bin`` or their common stem.
+            named by its ``.idx``, its ``.bin`` or their common stem. A directory with files of several
+            splits, for example ``train.bin`` and ``val.bin``, is refused. A pattern that matches several
+            splits gets a warning.
         dtype: The tokens' type. None means the type in the header, or ``uint16`` for raw
             files, which do not say. One that disagrees with a header is refused.
         format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy, one-dimensional), ``"llmc"`` (llm.c
@@ -317,7 +320,10 @@ def open_tokens(
         FileNotFoundError: No such file, no match, or no token files in the directory.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         FormatError: A file is not of its format; the message says what was found.
-        ValueError: An empty list, or an unknown word.
+        ValueError: An empty list, an unknown word, or a directory with files of several splits.
+
+    Warns:
+        UserWarning: A pattern matches files of several splits.
 
     Examples:
         >>> from pagestream import open_tokens
@@ -328,4 +334,6 @@ def open_tokens(
     if format is not None:
         one_of("format", format, _native.FORMATS)
     mode = environment.mmap_mode(mmap_mode)
-    return _open(token_paths(path), (name, format, mode))
+    files = token_paths(path)
+    check_splits(path, files)
+    return _open(files, (name, format, mode))
