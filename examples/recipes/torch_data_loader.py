@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 
 
 def data_loader(
-    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0
+    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0, **ranks: Any
 ) -> DataLoader[Any]:
     """Batches ``(x, y)`` of this rank's windows, shuffled, each once an epoch.
 
-    Call ``loader.sampler.set_epoch(n)`` before each epoch, as with torch's `DistributedSampler`.
+    Call ``loader.sampler.set_epoch(n)`` before each epoch, as with torch's `DistributedSampler`. Without
+    ``torch.distributed`` pass ``num_replicas=1, rank=0``.
     """
     # A dataset's stride is 1 by default: every window there is. This one shares no input between them.
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
     # torch's own samplers hold a list of all numbers; this one computes them as it goes.
-    sampler = DistributedTokenSampler(dataset, drop_last=True)
+    sampler = DistributedTokenSampler(dataset, drop_last=True, **ranks)
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers)
 
 
 def stateful_data_loader(
-    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0
+    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0, **ranks: Any
 ) -> StatefulDataLoader[Any]:
     """The same with ``loader.state_dict()`` at any step, and ``load_state_dict`` on as many ranks."""
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
-    sampler = DistributedTokenSampler(dataset, drop_last=True)
+    sampler = DistributedTokenSampler(dataset, drop_last=True, **ranks)
     return StatefulDataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers)

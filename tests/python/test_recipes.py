@@ -78,7 +78,8 @@ allow_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_data_loader(path, workers):
     from torch_data_loader import data_loader
 
-    loader = data_loader(path, sequence_length=LENGTH, batch_size=4, num_workers=workers)
+    options = {"batch_size": 4, "num_workers": workers, "num_replicas": 1, "rank": 0}
+    loader = data_loader(path, sequence_length=LENGTH, **options)
     epochs = []
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
@@ -95,7 +96,8 @@ def test_stateful_data_loader_goes_on_in_the_middle(path, workers, steps):
     from torch_data_loader import stateful_data_loader
 
     def loader():
-        return stateful_data_loader(path, sequence_length=LENGTH, batch_size=4, num_workers=workers)
+        options = {"batch_size": 4, "num_workers": workers, "num_replicas": 1, "rank": 0}
+        return stateful_data_loader(path, sequence_length=LENGTH, **options)
 
     first = loader()
     batches = iter(first)

@@ -11,6 +11,17 @@ from pagestream._common.checks import at_least
 # How launchers tell a process how many of its job run on this node: torchrun, Open MPI, MPICH and Intel MPI.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
+# Variables with the number of processes of a job and the rank of this one. The first one that is set counts:
+# processes of Open MPI and MPICH inherit Slurm's variables from the daemon that starts them. Slurm sets the
+# number of a step only in processes that srun starts, not in a batch script.
+_LAUNCHERS = (
+    ("WORLD_SIZE", "RANK"),  # torchrun, accelerate, DeepSpeed
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI
+    ("PMI_SIZE", "PMI_RANK"),  # MPICH and Intel MPI
+    ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
+
 
 def local_processes() -> int:
     """Returns the number of processes of this job on this node, as far as a launcher tells."""
@@ -27,21 +38,69 @@ def is_first_rank() -> bool:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Returns rank and world size: those given, else those of torch.distributed, else the environment's."""
+    """Returns the given rank and world size, or else those of this process, or else 0 of 1.
+
+    Raises:
+        ValueError: Only one of both is given, or the variables of a launcher contradict each other.
+    """
     if (rank is None) != (world_size is None):
         message = "rank and world_size go together: pass both or neither"
         raise ValueError(message)
     if rank is not None and world_size is not None:
         return at_least(0, "rank", rank), at_least(1, "world_size", world_size)
-    # Only a process that has imported torch can have set it up.
+    return of_this_process() or (0, 1)
+
+
+def of_this_process() -> tuple[int, int] | None:
+    """Returns rank and world size from torch.distributed, JAX or a launcher; None if nothing names them.
+
+    Raises:
+        ValueError: The variables of a launcher contradict each other.
+    """
+    if (initialised := _initialised()) is not None:
+        return initialised
+    for size_name, rank_name in _LAUNCHERS:
+        if size_name in os.environ or (rank_name == "RANK" and rank_name in os.environ):
+            return _of_launcher(size_name, rank_name)
+    return None
+
+
+def check_unchanged(rank: int, world_size: int) -> None:
+    """Raises if torch.distributed or JAX was initialised since, with another rank or world size.
+
+    Raises:
+        RuntimeError: The rank or the world size has changed.
+    """
+    found = _initialised()
+    if found is not None and found != (rank, world_size):
+        message = (
+            f"created for rank {rank} of {world_size}, before the process group was initialised, but this "
+            f"process is rank {found[0]} of {found[1]}: ranks would read the same data; create it after "
+            "init_process_group, or pass rank and world_size"
+        )
+        raise RuntimeError(message)
+
+
+def _initialised() -> tuple[int, int] | None:
+    """Returns rank and world size of torch.distributed or JAX, if the program has initialised one of them."""
+    # Only a process that has imported a framework can have initialised it.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
-    ranks = environment.number("WORLD_SIZE", 1, least=1)
-    own = environment.number("RANK", 0 if ranks == 1 else -1, least=0)
+    # JAX has this function since 0.5.
+    is_initialised = getattr(sys.modules.get("jax.distributed"), "is_initialized", None)
+    if is_initialised is not None and is_initialised():
+        jax = sys.modules["jax"]
+        return int(jax.process_index()), int(jax.process_count())
+    return None
+
+
+def _of_launcher(size_name: str, rank_name: str) -> tuple[int, int]:
+    ranks = environment.number(size_name, 1, least=1)
+    own = environment.number(rank_name, 0 if ranks == 1 else -1, least=0)
     if not 0 <= own < ranks:
         found = "is not set" if own < 0 else f"is {own}"
-        given = f"is {ranks}" if "WORLD_SIZE" in os.environ else "is not set"
-        message = f"WORLD_SIZE {given}, but RANK {found}; set both, or pass rank and world_size"
+        given = f"is {ranks}" if size_name in os.environ else "is not set"
+        message = f"{size_name} {given}, but {rank_name} {found}; set both, or pass rank and world_size"
         raise ValueError(message)
     return own, ranks

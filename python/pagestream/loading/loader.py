@@ -9,7 +9,7 @@ from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.checks import at_least, check_bool, one_of, only_with
 from pagestream._common.closing import HoldsFiles
-from pagestream._common.ranks import rank_and_world_size
+from pagestream._common.ranks import check_unchanged, rank_and_world_size
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.mixture import Mixture
@@ -87,9 +87,10 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         max_documents: Pads ``cu_seqlens`` to this many documents; a batch with more is an error.
         drop_last: Whether to drop a short global batch at the very end. If not, it is dealt out so that all
             ranks make the same number of steps; a rank can get fewer rows, even none.
-        rank: This process among `world_size`; by default from torch.distributed if that is set up, else
-            from ``RANK`` and ``WORLD_SIZE``, else 0 of 1. Rank r gets rows ``[r * batch_size,
-            (r + 1) * batch_size)`` of each global batch.
+        rank: The rank of this process among `world_size`. None means that of torch.distributed or JAX, if
+            the program has initialised one of them, else that of the launcher (torchrun, Open MPI, MPICH,
+            Intel MPI, srun), else 0 of 1. Rank r gets rows ``[r * batch_size, (r + 1) * batch_size)`` of
+            each global batch.
         world_size: See `rank`; both or none.
         dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
             files.
@@ -212,6 +213,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self.sequence_length = at_least(1, "sequence_length", sequence_length)
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        # Whether the process group may be initialised before the first batch, with other ranks.
+        self._is_rank_derived = rank is None
         one_of("documents", documents, get_args(DocumentOption))
         one_of("order", order, _native.ORDERS)
         one_of("target", target, _native.TARGETS)
@@ -275,9 +278,13 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
 
         Raises:
             StopIteration: The epochs are over.
+            RuntimeError: The process group was initialised after the loader, and has other ranks.
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
         """
+        if self._is_rank_derived:
+            check_unchanged(self.rank, self.world_size)
+            self._is_rank_derived = False
         return self._handout.next()  # type: ignore[no-any-return]
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler
 
 from pagestream import _native
 from pagestream._common.checks import at_least
-from pagestream._common.ranks import rank_and_world_size
+from pagestream._common.ranks import check_unchanged, of_this_process
 from pagestream.errors import StateMismatchError
 from pagestream.loading.state import require_state
 
@@ -38,14 +38,16 @@ class DistributedTokenSampler(DistributedSampler[int]):
     Args:
         dataset: Any object with a length.
         num_replicas: The number of ranks. None means that of ``torch.distributed``, if it is initialised,
-            else ``WORLD_SIZE``, else 1.
-        rank: This rank. None means that of ``torch.distributed``, else ``RANK``, else 0.
+            else that of the launcher, for example ``WORLD_SIZE`` of torchrun. Pass 1, and 0 as the rank, to
+            shuffle in one process.
+        rank: This rank. None means that of ``torch.distributed``, else that of the launcher.
         shuffle: Whether to permute.
         seed: Equal on all ranks.
         drop_last: See above.
 
     Raises:
-        ValueError: The rank is out of range, or a variable is not a number.
+        ValueError: The rank is out of range, a variable is not a number, or nothing names the ranks, as with
+            torch's own sampler.
 
     Examples:
         >>> from pagestream.torch import DistributedTokenSampler
@@ -63,8 +65,16 @@ class DistributedTokenSampler(DistributedSampler[int]):
         drop_last: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     ) -> None:
         # The base's initialiser would ask for a process group, and sets attributes that are computed here.
+        self._is_rank_derived = num_replicas is None and rank is None
         if num_replicas is None or rank is None:
-            own, ranks = rank_and_world_size(None, None)
+            found = of_this_process()
+            if found is None:
+                message = (
+                    "torch.distributed is not initialised, and no launcher names the ranks: call "
+                    "init_process_group first, or pass num_replicas=1 and rank=0 for one process"
+                )
+                raise ValueError(message)
+            own, ranks = found
             num_replicas = ranks if num_replicas is None else num_replicas
             rank = own if rank is None else rank
         if not 0 <= rank < num_replicas:
@@ -98,7 +108,14 @@ class DistributedTokenSampler(DistributedSampler[int]):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        """Returns this rank's indices, from the loaded position on if a state was just loaded."""
+        """Returns this rank's indices, from the loaded position on if a state was just loaded.
+
+        Raises:
+            RuntimeError: The process group was initialised after the sampler, and has other ranks.
+        """
+        if self._is_rank_derived:
+            check_unchanged(self.rank, self.num_replicas)
+            self._is_rank_derived = False
         start = self._yielded if self._resume else 0
         self._resume = False
         self._yielded = start
