@@ -96,6 +96,14 @@ def fail(message: str, code: int) -> None:
     raise typer.Exit(code)
 
 
+def end_if_any(problems: list[str]) -> None:
+    """Prints the problems of incomplete checkpoints on standard error, and exits with code 1."""
+    for problem in problems:
+        print(f"pagestream: {problem}", file=sys.stderr)
+    if problems:
+        raise typer.Exit(BAD)
+
+
 def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installed
     """Returns matplotlib's `Figure` class.
 

@@ -12,6 +12,8 @@ from pagestream.tokens.paths import token_paths
 from pagestream.weights.checkpoint import Checkpoint, native_files, open_partly
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pagestream.tokens.corpus import Format, TokenShard
 
 Opened: TypeAlias = Checkpoint | TokenCorpus
@@ -99,28 +101,42 @@ def has_weights(path: str) -> bool:
     return beginning[8:] == b"{" and 0 < length <= os.path.getsize(path)
 
 
-def files_of(path: str, *, partly: bool = False) -> list[str]:
-    """Returns the regular files at a path.
+def files_of(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Returns the regular files at paths, each file once, and the problems of incomplete checkpoints.
 
     A single file may have any contents. A folder, a pattern or an index is opened, and gives the files in
-    use. Either file of a Megatron pair gives both.
+    use. Either file of a Megatron pair gives both. A problem begins with the checkpoint's path.
 
     Raises:
-        OSError: The path is missing, or is a pipe or a device.
+        OSError: A path is missing, or is a pipe or a device.
+        FormatError: A token file is bad.
+        SafetensorError: An index is bad, or no file of a checkpoint is good.
     """
+    files: dict[str, None] = {}
+    problems: list[str] = []
+    for path in paths:
+        found, problem = _files_at(path)
+        files.update(dict.fromkeys(found))
+        if problem:
+            problems.append(f"{path}: {problem}")
+    return list(files), problems
+
+
+def _files_at(path: str) -> tuple[list[str], str | None]:
+    """Returns the files at a path, and the problem of an incomplete checkpoint."""
     stem, suffix = os.path.splitext(path)
     is_file = os.path.isfile(path)
     if is_file and suffix in _PAIR and all(os.path.isfile(stem + other) for other in _PAIR):
-        return [stem + other for other in _PAIR]
+        return [stem + other for other in _PAIR], None
     if is_file and not path.endswith(_INDEX):
-        return [path]
+        return [path], None
     if os.path.lexists(path) and not is_file and not os.path.isdir(path):
         message = "not a regular file; pipes and devices have no pages"
         raise OSError(errno.EINVAL, message, path)
-    with opened(path, ahead=False, partly=partly) as found:
+    with opened(path, ahead=False, partly=True) as found:
         if isinstance(found, Checkpoint):
-            return list(found.files)
-        return [file for shard in found.shards for file in _with_index(shard)]
+            return list(found.files), problem_of(found)
+        return [file for shard in found.shards for file in _with_index(shard)], None
 
 
 def _with_index(shard: TokenShard) -> list[str]:

@@ -57,7 +57,7 @@ def check(
 
     Example: pagestream check /mnt/models/llama
     """
-    files = files_of(path, partly=True)
+    files, _ = files_of([path])
     largest = max(files, key=os.path.getsize)
     with MappedFile(largest) as file:
         system, mode, reason = file.file_system, file.mode, file.reason

@@ -19,17 +19,19 @@ def evict(
     Example: pagestream evict train.bin
     """
     rows: list[dict[str, Any]] = []
-    for path in dict.fromkeys(path for given in paths for path in files_of(given)):
+    files, problems = files_of(paths)
+    for path in files:
         with MappedFile(path) as file:
             before = file.residency().fraction
             file.evict()
             rows.append({"path": path, "before": before, "after": file.residency().fraction})
     if as_json:
         _output.print_json(rows)
-        return
-    made = _output.table("file", "cached before", "after", right=("cached before", "after"))
-    for row in rows:
-        made.add_row(
-            _output.short(row["path"]), _output.percent(row["before"]), _output.percent(row["after"])
-        )
-    _output.console().print(made)
+    else:
+        made = _output.table("file", "cached before", "after", right=("cached before", "after"))
+        for row in rows:
+            made.add_row(
+                _output.short(row["path"]), _output.percent(row["before"]), _output.percent(row["after"])
+            )
+        _output.console().print(made)
+    _output.end_if_any(problems)

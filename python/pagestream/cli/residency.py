@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
 from pagestream.cli._arguments import All, AsJson, Paths
-from pagestream.cli._target import files_of, has_weights, open_weights
+from pagestream.cli._target import files_of, has_weights, open_weights, problem_of
 from pagestream.files.mapped_file import MappedFile
 
 if TYPE_CHECKING:
@@ -64,15 +64,25 @@ def residency(
 
     Example: pagestream residency /mnt/models/llama --tensors
     """
-    rows = [row for path in paths for row in _rows(path, tensors=tensors)]
+    rows: list[Row] = []
+    problems: list[str] = []
+    for path in paths:
+        of_path, problems_of_path = _rows(path, tensors=tensors)
+        rows += of_path
+        problems += problems_of_path
     if png:
         _draw(rows, png)
     if as_json:
         _output.print_json(list(map(_facts, rows)))
-        return
+    else:
+        _print(rows, "tensor" if tensors else "file", all_=all_)
+    _output.end_if_any(problems)
+
+
+def _print(rows: list[Row], kind: str, *, all_: bool) -> None:
     console = _output.console()
     shown = rows if all_ else rows[:_SHOWN]
-    _print_bars(console, shown, "tensor" if tensors else "file")
+    _print_bars(console, shown, kind)
     if len(shown) < len(rows):
         console.print(f"… and {count(len(rows) - len(shown), 'row')} more: --all shows them")
     known = [row for row in rows if not np.isnan(row.fraction)]
@@ -120,12 +130,16 @@ def _widest(texts: list[str]) -> int:
     return max(map(cell_len, texts), default=0)
 
 
-def _rows(path: str, *, tensors: bool) -> list[Row]:
+def _rows(path: str, *, tensors: bool) -> tuple[list[Row], list[str]]:
+    """Returns the rows of a path, and the problems of an incomplete checkpoint."""
     if not tensors or not has_weights(path):
-        return [_row(_output.short(file), file, 0, None) for file in files_of(path)]
-    with open_weights(path, ahead=False) as weights:
+        files, problems = files_of([path])
+        return [_row(_output.short(file), file, 0, None) for file in files], problems
+    with open_weights(path, ahead=False, partly=True) as weights:
         found = [weights.info(name) for name in weights]
-    return [_row(each.name, each.path, each.offset, each.nbytes) for each in found]
+        problem = problem_of(weights)
+    rows = [_row(each.name, each.path, each.offset, each.nbytes) for each in found]
+    return rows, [f"{path}: {problem}"] if problem else []
 
 
 def _row(name: str, path: str, offset: int, nbytes: int | None) -> Row:

@@ -41,7 +41,7 @@ def warm(
 
     Example: pagestream warm /mnt/models/llama --limit 20GiB
     """
-    files = list(dict.fromkeys(file for path in paths for file in files_of(path)))
+    files, problems = files_of(paths)
     sizes = {path: _size(path) for path in files}
     total_bytes = sum(sizes.values())
     wanted_bytes = total_bytes if limit is None else min(total_bytes, _parsed(limit))
@@ -78,6 +78,7 @@ def warm(
             )
     if is_interrupted:
         raise typer.Exit(_output.INTERRUPTED)
+    _output.end_if_any(problems)
 
 
 def _size(path: str) -> int:
