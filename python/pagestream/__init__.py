@@ -10,9 +10,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pagestream import errors
-from pagestream._common import environment
-from pagestream._native import __version__
+from pagestream._common.interpreters import require_main
+
+# Before the native module: it stays in the process once it is loaded.
+require_main()
+
+from pagestream import errors  # noqa: E402
+from pagestream._common import environment  # noqa: E402
+from pagestream._native import __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from pagestream.files.guard import guard

@@ -89,3 +89,11 @@ def test_a_kept_file_is_not_handed_out_to_a_process_that_has_given_up_its_rights
             program = PROGRAMS / "strange_neighbours/gives_up_rights.py"
             lines = output_of(program, mount / "model.safetensors", NOBODY).splitlines()
     assert lines == ["PermissionError", "PermissionError", "64"]
+
+
+def test_each_interpreter_but_the_main_one_refuses_the_import():
+    lines = output_of(PROGRAMS / "strange_neighbours/has_interpreters.py").splitlines()
+    told = "ImportError: import pagestream: this is a sub-interpreter, "
+    # An isolated and a legacy one, before and after the main interpreter imports it.
+    assert [line.startswith(told) for line in lines] == [True, True, False, True, True]
+    assert lines[2] == "imported"
