@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def data_loader(
-    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0, **ranks: Any
+    path: str | PathLike[str],
+    *,
+    sequence_length: int,
+    batch_size: int,
+    num_workers: int = 0,
+    num_replicas: int | None = None,
+    rank: int | None = None,
 ) -> DataLoader[Any]:
     """Batches ``(x, y)`` of this rank's windows, shuffled, each once an epoch.
 
@@ -28,14 +34,20 @@ def data_loader(
     # A dataset's stride is 1 by default: every window there is. This one shares no input between them.
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
     # torch's own samplers hold a list of all numbers; this one computes them as it goes.
-    sampler = DistributedTokenSampler(dataset, drop_last=True, **ranks)
+    sampler = DistributedTokenSampler(dataset, num_replicas, rank, drop_last=True)
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers)
 
 
 def stateful_data_loader(
-    path: str | PathLike[str], *, sequence_length: int, batch_size: int, num_workers: int = 0, **ranks: Any
+    path: str | PathLike[str],
+    *,
+    sequence_length: int,
+    batch_size: int,
+    num_workers: int = 0,
+    num_replicas: int | None = None,
+    rank: int | None = None,
 ) -> StatefulDataLoader[Any]:
     """The same with ``loader.state_dict()`` at any step, and ``load_state_dict`` on as many ranks."""
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
-    sampler = DistributedTokenSampler(dataset, drop_last=True, **ranks)
+    sampler = DistributedTokenSampler(dataset, num_replicas, rank, drop_last=True)
     return StatefulDataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers)
