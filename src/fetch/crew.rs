@@ -197,7 +197,7 @@ impl CrewMember<Arc<Crew>> {
         });
         started.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(0);
-            let advice = "the limit on processes and threads (ulimit -u) may be reached";
+            let advice = "the limit on threads (ulimit -u) or on address space (ulimit -v) may be reached";
             Error::system("cannot start a thread", "", errno, advice)
         })
     }

@@ -10,6 +10,10 @@
 //! The interpreter raises the exception wherever its main thread happens to be. No code can catch it in a
 //! finaliser, a weakref's callback or a fork hook: the interpreter hands it to `sys.unraisablehook` and goes on.
 //! The first damage therefore wraps that hook, and any of our exceptions that reaches it is raised again.
+//!
+//! A forked child inherits the request for [`raise`]. The interpreter would answer it in the child's first fork hook,
+//! and cut off that hook: `random` would not be seeded anew, or a lock of `logging` would stay locked. The request
+//! therefore names its process. The child drops a request of its parent, and asks again in its first call of ours.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,7 +84,7 @@ extern "C" fn ask_for_raise() {
     if ASKED_BY.swap(asker, Ordering::AcqRel) == asker {
         return;
     }
-    if export::ask_for_call(raise) {
+    if export::ask_for_call(raise, asker) {
         // The main thread may be blocked: on another thread's end, or on a queue that another thread fills.
         fault::wake_first_thread();
     } else {
@@ -90,8 +94,12 @@ extern "C" fn ask_for_raise() {
 }
 
 /// Raises one exception for all new damage. The interpreter calls it in its main thread, where it also checks for
-/// signals.
-extern "C" fn raise(_: *mut c_void) -> c_int {
+/// signals. `asker` is what [`ASKED_BY`] was set to.
+extern "C" fn raise(asker: *mut c_void) -> c_int {
+    if asker != export::argument(fork::generation() + 1) {
+        // The parent asked, before the fork.
+        return 0;
+    }
     ASKED_BY.store(0, Ordering::Release);
     Python::attach(|py| {
         let mut errors = std::mem::take(&mut notices().again);

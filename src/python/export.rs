@@ -245,14 +245,20 @@ pub fn drop_detached(value: impl Send) {
     });
 }
 
-/// Asks the interpreter to call `call` in its main thread, where it also checks for signals. Returns false if it
-/// cannot.
+/// Asks the interpreter to call `call` in its main thread, where it also checks for signals, with the [`argument`] of a
+/// number. Returns false if it cannot.
 ///
 /// The SIGBUS handler may call this for a fault at an instruction that uses exported memory, as CPython does in
 /// its own signal handlers: CPython takes a lock, but no thread holds it while it uses such memory.
-pub fn ask_for_call(call: extern "C" fn(*mut c_void) -> c_int) -> bool {
+pub fn ask_for_call(call: extern "C" fn(*mut c_void) -> c_int, number: u64) -> bool {
     // SAFETY: it only reads a flag, and may be called at any time.
     let is_alive = unsafe { ffi::Py_IsInitialized() } != 0;
     // SAFETY: may be called from any thread, and without the interpreter's lock, while the interpreter lives.
-    is_alive && unsafe { ffi::Py_AddPendingCall(Some(call), std::ptr::null_mut()) } == 0
+    is_alive && unsafe { ffi::Py_AddPendingCall(Some(call), argument(number)) } == 0
+}
+
+/// Returns a number as the argument of a call. It is no address.
+#[allow(clippy::cast_possible_truncation)] // Numbers of forks fit.
+pub fn argument(number: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(number as usize)
 }

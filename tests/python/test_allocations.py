@@ -73,3 +73,14 @@ def test_a_large_allocation_that_fails_is_an_exception(folder, failing_malloc, t
     word, failed = lines[-1].split()
     assert word == "passed"
     assert int(failed) >= least
+
+
+@pytest.mark.parametrize(
+    ("left_bytes", "ending"),
+    [(3 * MIB, "OSError [Errno 12] cannot start a thread"), (64 * MIB, "done")],
+    ids=["too little", "enough"],
+)
+def test_no_thread_takes_the_last_bytes_of_the_address_space(folder, left_bytes, ending):
+    """In a new thread, the standard library and glibc end the process if a small allocation fails."""
+    program = PROGRAMS / "allocations/few_bytes_left.py"
+    assert output_of(program, folder / "plain.safetensors", left_bytes).startswith(ending)

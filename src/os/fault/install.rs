@@ -30,8 +30,10 @@ pub fn install_and_check() -> bool {
 }
 
 /// Installs the handler, or puts it back in front. Enough for memory that is handed out: nobody knows which threads
-/// will touch it. One system call if it is in front already.
+/// will touch it. One system call if it is in front already. The first call in a forked child also reports the damage
+/// that the child inherited.
 pub fn reinstall() -> bool {
+    views::call_hook_in_child();
     ENABLED.load(Ordering::Relaxed) && (is_installed() || install())
 }
 
@@ -53,9 +55,11 @@ pub fn is_installed() -> bool {
     exchange(None).is_some_and(|current| is_ours(&current))
 }
 
-/// Makes the next [`reinstall_sometimes`] look, in a child that was just forked.
+/// Makes the next [`reinstall_sometimes`] look, and the next [`reinstall`] report inherited damage, in a child that was
+/// just forked.
 pub fn forked() {
     CALLS.store(0, Ordering::Relaxed);
+    views::forked();
 }
 
 /// Interrupts the system call in which the process's first thread waits, unless that is the caller, by a signal that

@@ -1,19 +1,30 @@
-//! Starts the threads of this library, with signals blocked.
+//! Starts the threads of this library, with signals blocked, and only where the address space has room for them.
 //!
 //! A program may block a signal, for example SIGUSR1, and wait for it with sigwait(3). The kernel delivers a signal to any
 //! thread that does not block it. In one of our threads the default action would end the process.
+//!
+//! Under RLIMIT_AS, threads must not take the last bytes of the address space. The standard library, and glibc in the new
+//! thread, allocate a few hundred bytes for each thread, and end the process where that fails.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::thread::{Builder, Scope};
 
+use memmap2::MmapOptions;
+use rustix::process::{Resource, getrlimit};
+
 /// An instruction of the thread itself raises these. If they are blocked, the kernel kills the process.
 const SYNCHRONOUS: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
 
+/// Address space that must be free for a thread to start: its stack, of 2 MiB at most, and as much for small allocations,
+/// also of threads that start at the same time.
+const ROOM_BYTES: usize = 4 << 20;
+
 /// Starts a detached thread.
 pub fn start(thread: Builder, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    check_room()?;
     with_signals_blocked(|| thread.spawn(work)).map(drop)
 }
 
@@ -23,7 +34,16 @@ pub fn start_scoped<'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() + Send + 'scope,
 ) -> io::Result<()> {
+    check_room()?;
     with_signals_blocked(|| thread.spawn_scoped(scope, work)).map(drop)
+}
+
+/// Refuses a thread where a limit on the address space leaves too little.
+fn check_room() -> io::Result<()> {
+    match getrlimit(Resource::As).current {
+        Some(_) => MmapOptions::new().len(ROOM_BYTES).map_anon().map(drop),
+        None => Ok(()),
+    }
 }
 
 /// Calls `start` with signals blocked in this thread. A new thread inherits the mask.

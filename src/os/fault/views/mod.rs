@@ -28,3 +28,4 @@ pub(in crate::os::fault) use replace::replace;
 pub(in crate::os) use table::lock;
 pub use table::{Guard, Guarded, set_hook, untold_damage};
 pub(in crate::os::fault) use table::{IS_GUARDING, with_path_of_read_only};
+pub(super) use table::{call_hook_in_child, forked};

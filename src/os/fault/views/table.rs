@@ -17,6 +17,8 @@ const NO_DAMAGE: usize = usize::MAX;
 /// The newest slot, leaked, or null. Slots are never freed, because a handler may be reading them.
 static SLOTS: AtomicPtr<GuardSlot> = AtomicPtr::new(ptr::null_mut());
 static HOOK: OnceLock<extern "C" fn()> = OnceLock::new();
+/// Whether this process is a forked child that has not called the hook yet.
+static IS_NEW_CHILD: AtomicBool = AtomicBool::new(false);
 /// Whether faults in mappings that were handed out are survived.
 pub(in crate::os::fault) static IS_GUARDING: AtomicBool = AtomicBool::new(true);
 
@@ -190,8 +192,8 @@ pub fn untold_damage() -> Vec<Error> {
     untold
 }
 
-/// Sets, for good, the function that the handler calls when a mapping is damaged for the first time. It must be
-/// async-signal-safe.
+/// Sets, for good, the function that the handler calls when a mapping is damaged for the first time. A forked child
+/// also calls it once, in its first call that reads or hands out memory. It must be async-signal-safe.
 pub fn set_hook(hook: extern "C" fn()) {
     HOOK.get_or_init(|| hook);
 }
@@ -255,6 +257,18 @@ impl FaultingMapping {
 pub(super) fn call_hook() {
     if let Some(hook) = HOOK.get() {
         hook();
+    }
+}
+
+/// Makes the next [`call_hook_in_child`] call the hook, in a child that was just forked.
+pub(in crate::os::fault) fn forked() {
+    IS_NEW_CHILD.store(true, Ordering::Relaxed);
+}
+
+/// Calls the hook once in a forked child, which may have inherited damage that nobody has reported.
+pub(in crate::os::fault) fn call_hook_in_child() {
+    if IS_NEW_CHILD.load(Ordering::Relaxed) && IS_NEW_CHILD.swap(false, Ordering::Relaxed) {
+        call_hook();
     }
 }
 
