@@ -113,7 +113,8 @@ impl Index {
             let first = quoted(name(first));
             let count = repeated.count();
             return Err(invalid(format!(
-                "duplicate keys in `weight_map`: found {count}, the first {first}; expected each name once"
+                "duplicate keys in `weight_map`: found {count}, the first {first}; expected each name once; write the \
+                 index again, or use open_checkpoint(..., strict=False), which takes the last entry"
             )));
         }
         if repeated.peek().is_some() {

@@ -66,6 +66,10 @@ fn what_is_no_index_is_refused_and_the_message_says_why() {
             "duplicate keys in `weight_map`: found 1, the first \"t\"",
         ),
         (r#"{"weight_map": {"t": "a", "\u0074": "b"}}"#, "duplicate keys"),
+        (
+            r#"{"weight_map": {"t": "a", "t": "b"}}"#,
+            "open_checkpoint(..., strict=False), which takes the last entry",
+        ),
         (r#"{"weight_map": {"t": "a",}}"#, "trailing comma"),
         ("\u{feff}{\"weight_map\": {}}", "expected value"),
     ] {
