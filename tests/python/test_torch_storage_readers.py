@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
-from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
-from torch.distributed.checkpoint import HuggingFaceStorageReader as TorchReader
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.quantized_hf_storage import (
@@ -219,59 +217,6 @@ def test_an_open_checkpoint_is_read_until_the_reader_goes_on_to_a_folder(tmp_pat
         dcp.load(state, checkpoint_id=second, storage_reader=reader, no_dist=True)
         assert values(state) == list(range(100, 100 + COUNT))
         assert not checkpoint.closed
-
-
-def write_faulty(folder, weight_map):
-    """Writes a file of small tensors, and an index with the text `weight_map`."""
-    write(folder)
-    (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {weight_map}}}')
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("weight_map", "told"),
-    [
-        ({"lost": "model.safetensors"}, '1 tensor is not in the file that the index names for it: "lost"'),
-        ({"t00 ": "model.safetensors"}, "duplicate keys in `weight_map`"),
-    ],
-)
-def test_a_faulty_index_is_a_warning_as_torch_ignores_it(tmp_path, weight_map, told):
-    names = dict.fromkeys(empty_state(), "model.safetensors") | weight_map
-    folder = write_faulty(tmp_path, json.dumps(names).replace("t00 ", "t00"))
-    state, torchs = empty_state(), empty_state()
-    dcp.load(torchs, storage_reader=TorchReader(folder), no_dist=True)
-    with pytest.warns(UserWarning, match=re.escape(told)) as caught:
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
-    assert values(state) == values(torchs) == list(range(COUNT))
-    assert any("takes an open Checkpoint" in str(each.message) for each in caught)
-
-
-def test_a_tensor_that_only_the_index_has_fails_a_load_that_wants_it(tmp_path):
-    folder = write_faulty(tmp_path, json.dumps({"t00": "model.safetensors", "lost": "model.safetensors"}))
-    wanted = empty_state(["t00", "lost"])
-    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: lost"):
-        dcp.load(wanted, storage_reader=TorchReader(folder), no_dist=True)
-    with (
-        pytest.warns(UserWarning, match="lost"),
-        pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: lost"),
-    ):
-        dcp.load(wanted, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
-
-
-def test_the_index_decides_between_copies_although_it_is_faulty(tmp_path):
-    save_file({"t00": torch.full((4, 5), 7.0)}, tmp_path / "x.safetensors")
-    names = {"t00": "model.safetensors", "t01": "model.safetensors", "lost": "x.safetensors"}
-    folder = write_faulty(tmp_path, json.dumps(names))
-    state = empty_state(["t00", "t01"])
-    with pytest.warns(UserWarning, match="lost"):
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
-    assert values(state) == [0, 1]
-
-
-def test_a_missing_file_of_the_index_is_an_error(tmp_path):
-    folder = write_faulty(tmp_path, json.dumps({"t00": "model.safetensors", "lost": "gone.safetensors"}))
-    with pytest.raises(SafetensorError, match="1 file is missing"):
-        HuggingFaceStorageReader(folder).read_metadata()
 
 
 def test_a_checkpoint_that_was_closed_is_an_error(tmp_path):

@@ -88,11 +88,8 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     Args:
         path: The folder with the ``.safetensors`` files. An index in the folder decides which file to use for
             each tensor, as in `open_checkpoint`. Without an index, the reader uses ``model.safetensors`` if
-            it exists, and otherwise all files, as torch's reader does. If `open_checkpoint` would refuse the
-            folder for a fault that torch's reader accepts, the reader warns and loads as with
-            ``strict=False``. For example, an index may name a tensor that its file lacks: the load fails only
-            if the state has that tensor. To choose options such as ``cache_root`` or ``strict``, pass an open
-            `Checkpoint` instead; it stays open.
+            it exists, and otherwise all files, as torch's reader does. To set options such as ``cache_root``
+            or ``strict=False``, pass an open `Checkpoint` instead; it stays open.
         thread_count: Number of threads that read. None means ``PAGESTREAM_THREADS``, or 8, and up to 64 while
             they wait for storage.
         process_group: The process group that is passed to ``load``. Its ranks share the reads. None means the
@@ -158,11 +155,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
 
         Raises:
             OSError: A file cannot be opened; with ``errno`` and ``filename``.
-            SafetensorError: The folder has no valid checkpoint, even with ``strict=False``; see
-                `open_checkpoint`.
-
-        Warns:
-            UserWarning: The checkpoint is valid only with ``strict=False``. The warning has the reason.
+            SafetensorError: The folder has no valid checkpoint; see `open_checkpoint`.
 
         Examples:
             >>> from pagestream.torch import HuggingFaceStorageReader
@@ -172,7 +165,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         self.storage_data: dict[MetadataIndex, _Stored] = {}
         self._weights, self._last_of = self._given, {}
         if self._weights is None and any(name.endswith((_SUFFIX, _INDEX)) for name in os.listdir(self.path)):
-            self._weights = _opened_folder(os.fspath(self.path))
+            self._weights = open_apart(os.fspath(self.path))
         if self._weights is not None:
             self._note_tensors(self._weights)
         tensors: dict[str, TensorStorageMetadata] = {}
@@ -441,26 +434,6 @@ class QuantizedHuggingFaceStorageReader(
         held[native_files(self._weights).name_in_file(each.info.name)] = tensor
         if len(held) > 1:
             super()._process_read_request(_Held(self._held.pop(id(item))), item, planner)
-
-
-def _opened_folder(folder: str) -> Checkpoint:
-    """Opens a folder. Accepts faults that torch's reader accepts, with a warning.
-
-    Raises:
-        OSError: A file cannot be opened; with ``errno`` and ``filename``.
-        SafetensorError: The folder has no valid checkpoint, even with ``strict=False``.
-    """
-    try:
-        return open_apart(folder, strict=True)
-    except SafetensorError as error:
-        fault = str(error)
-    weights = open_apart(folder, strict=False)
-    message = (
-        f"{fault}. torch's reader accepts this, so strict=False is in use; the reader also takes an open "
-        "Checkpoint"
-    )
-    warnings.warn(message, stacklevel=3)
-    return weights
 
 
 class _UnsendableError(RankError):

@@ -533,18 +533,15 @@ def opened(
     yield path
 
 
-def open_apart(folder: str, *, strict: bool) -> Checkpoint:
+def open_apart(folder: str) -> Checkpoint:
     """Opens a folder. Without an index ``weight`` of its first file is ``0/weight`` here.
-
-    `strict` is that of `open_checkpoint`.
 
     Raises:
         OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
         SafetensorError: The folder has no valid checkpoint; see `open_checkpoint`.
     """
     mode = environment.mmap_mode(None)
-    opened_with = _OpenedWith([folder], "apart", mode, strict, cache_root=None, raw=False, ahead=None)
-    return opened_with.open()
+    return _OpenedWith([folder], "apart", mode, strict=True, cache_root=None, raw=False, ahead=None).open()
 
 
 def open_partly(path: str, *, cache_root: str | None, ahead: int | None) -> Checkpoint:
