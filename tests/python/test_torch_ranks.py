@@ -144,6 +144,16 @@ def test_a_rank_that_ends_with_its_first_tensor_is_named(tmp_path, is_shared):
             assert "its process has ended" in message
 
 
+def test_a_store_that_stops_while_ranks_connect_is_named(tmp_path):
+    write_checkpoint(tmp_path)
+    stopped = {"STOPPED_RANK": "0", "STOPPED_BY": "SIGSTOP", "STOPPED_IN": "connect"}
+    by_rank = {rank: {"HURRIES": "store", "NEVER_WATCHES": "yes"} for rank in (1, 2)}
+    with started(tmp_path, by_rank=by_rank, HURRY=str(tmp_path / "hurry"), **stopped) as ranks:
+        for found, message in last_words(ranks[1:]):
+            assert found is None, message
+            assert "store has not answered" in message
+
+
 def test_a_rank_that_stands_still_for_a_minute_is_waited_for(tmp_path):
     """As in a debugger, in a long garbage collection, or while its virtual machine migrates."""
     write_checkpoint(tmp_path)

@@ -75,8 +75,8 @@ def check_unchanged(rank: int, world_size: int) -> None:
     if found is not None and found != (rank, world_size):
         message = (
             f"created for rank {rank} of {world_size}, before the process group was initialised, but this "
-            f"process is rank {found[0]} of {found[1]}: ranks would read the same data; create it after "
-            "init_process_group, or pass rank and world_size"
+            f"process is rank {found[0]} of {found[1]}, so ranks would read the same data; create it after "
+            "init_process_group or jax.distributed.initialize, or pass rank and world_size"
         )
         raise RuntimeError(message)
 

@@ -287,8 +287,9 @@ class Meeting:
         for _ in _looks():
             if self._beats.has_watched:
                 break
-            self.check()
             self._beats.hurry()
+            # A store that does not answer ends the wait, and so does a failure.
+            self._look([_FAILURE])
         self.meet()
 
     def meet(self) -> None:

@@ -4,7 +4,8 @@ It ends once its input does. Its place comes from the usual variables. The rank 
 the signal ``STOPPED_BY`` in its first exchange, to which all have come. With ``BY_READER`` it is torch that
 loads, by our reader. The rank ``KILLED_RANK`` kills itself with its first tensor in its hands.
 
-``BEAT_SECONDS`` is the time between two beats.
+``BEAT_SECONDS`` is the time between two beats. With ``NEVER_WATCHES`` a rank never connects to the next one.
+The rank ``STOPPED_RANK`` sends itself the signal before it connects if ``STOPPED_IN`` is "connect".
 
 ``HURRY`` is a file. When it exists, a silent peer counts as gone after a few looks: the next rank if
 ``HURRIES`` is "rank", the store if it is "store". No other peer counts as gone, however long it is silent. If
@@ -61,18 +62,36 @@ elif hurries == "minute":
     _meeting._Beats._is_gone = is_gone_after_a_minute
 elif hurries == "store":
     threading.Thread(target=hurry, daemon=True).start()
+if os.environ.get("NEVER_WATCHES"):
+    _meeting._Beats.has_watched = property(lambda self: False, lambda self, is_watched: None)
 dist.init_process_group("gloo")
 exchange = dist.all_to_all_single
 
 
-def exchange_or_stop(*arguments, **options):
+connect = _meeting.Meeting.connect
+is_stopped_in_connect = os.environ.get("STOPPED_IN") == "connect"
+
+
+def stop_if_told():
     if os.environ.get("STOPPED_RANK") == os.environ["RANK"]:
         Path(os.environ["HURRY"]).touch()
         os.kill(os.getpid(), signal.Signals[os.environ["STOPPED_BY"]])
+
+
+def exchange_or_stop(*arguments, **options):
+    if not is_stopped_in_connect:
+        stop_if_told()
     return exchange(*arguments, **options)
 
 
+def connect_or_stop(self):
+    if is_stopped_in_connect:
+        stop_if_told()
+    connect(self)
+
+
 dist.all_to_all_single = exchange_or_stop
+_meeting.Meeting.connect = connect_or_stop
 try:
     if os.environ.get("BY_READER"):
         state = {name: torch.zeros_like(tensor) for name, tensor in load_state_dict(folder).items()}
