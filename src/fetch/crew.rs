@@ -61,8 +61,7 @@ pub trait Work: Sync {
     /// Does the next items, waiting for them if necessary. Returns `None` once there will be no more.
     fn step(&self, tools: &mut Self::Tools) -> Option<Step>;
 
-    /// Called when a thread leaves because storage is calm. Another thread must do what this one would have done
-    /// next.
+    /// Called when a thread leaves because storage is calm. Another thread must take over its next item.
     fn leave(&self) {}
 
     /// Called by a thread that panics in a step.
@@ -135,7 +134,7 @@ struct Count {
     workers: usize,
     /// Items since the last decision.
     items: usize,
-    /// Those of `items` whose thread waited.
+    /// The number of `items` in which the thread waited for storage.
     waited_items: usize,
     is_warm: bool,
 }
@@ -246,7 +245,7 @@ impl Crew {
         name: &'static str,
         work: &Arc<W>,
     ) -> Result<()> {
-        // All are counted before one runs: a slow first item starts those that are missing.
+        // Count all workers before one runs. Otherwise a slow first item would start more workers.
         self.lock().enter(Role::Worker, self.limits.first);
         let members: Vec<_> =
             (0..self.limits.first).map(|_| CrewMember(self.clone(), Role::Worker)).collect();
@@ -268,8 +267,8 @@ impl Crew {
         })
     }
 
-    /// Does all of `work` in this thread and in others that end before this call returns. Asks `keep_going` once a
-    /// [`PERIOD`], and calls `stop` if the caller wants to stop.
+    /// Does all of `work` in this thread and in other threads, which end before this call returns. Asks `keep_going` once
+    /// per [`PERIOD`], and calls `stop` if the caller wants to stop.
     pub fn run<W: Work>(
         &self,
         name: &'static str,
@@ -384,7 +383,7 @@ mod tests {
         assert_eq!((crew.threads, crew.workers), (3, 2));
     }
 
-    /// Items of work, of which those before the last 500 report a wait.
+    /// Items of work. All but the last 500 report a wait.
     struct Items {
         left: AtomicUsize,
         done: AtomicUsize,
@@ -421,7 +420,7 @@ mod tests {
         assert_eq!((crew.threads(), work.done.load(Ordering::Relaxed)), (0, 1000));
     }
 
-    /// Items that never end, each of which takes longer than a period, until it is stopped.
+    /// Endless items. Each takes longer than a period, until it is stopped.
     #[derive(Default)]
     struct Endless {
         done: AtomicUsize,

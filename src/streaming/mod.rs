@@ -19,10 +19,10 @@
 //! ```
 //!
 //! **What it promises.** Tensors come in the order of the wants, each as soon as its bytes are there. Memory
-//! beyond what the consumer keeps is at most the budget, or one group that is larger: it is read once the consumer
-//! waits for it. The file's identity is checked after
-//! the last byte of a group was read: an error takes the place of a tensor that was cut or rewritten. An error ends
-//! the reading; it comes after the tensors that have landed, to each consumer that asks for more.
+//! beyond the consumer's own is at most the budget. A larger group is read alone, once the consumer waits for it. The
+//! file's identity is checked after the last byte of a group was read. An error takes the place of a truncated or
+//! rewritten tensor. An error ends the reading. It comes after the tensors that have landed, to each consumer that asks
+//! for more.
 //! [`engine::Stream::close`] waits for threads in a read, but not for ever.
 //!
 //! Groups have memory of their own, or, where the bytes are on their way to a device, lie in memory that the caller gave
@@ -49,7 +49,7 @@
 //!                      └─ they do not ──> a Stream, whose tensors wait for a request, or for another stream
 //! ```
 //!
-//! A tensor that is asked for is read next, in addition to what memory holds; a stream takes what is there, and reads the
+//! A requested tensor is read next, in addition to the tensors in memory. A stream takes the present tensors, and reads the
 //! rest by itself. So no byte is read twice.
 //!
 //! [`strategy`] decides between views, the page cache and memory of a stream's own, which is read through the page cache or,

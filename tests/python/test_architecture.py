@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 PACKAGE = ROOT / "python" / "pagestream"
 
-# What each Rust room may use, beside itself. ARCHITECTURE.md has the picture.
+# The rooms that each Rust room may use. ARCHITECTURE.md has the picture.
 GROUND = {"allocate", "error", "words", "dtype", "file_kinds", "mix", "natural"}
 MAY_USE = {
     "allocate": set(),
@@ -38,7 +38,7 @@ MAY_USE = {
     | {"streaming"},
 }
 
-# What each Python package may import of the others. `torch`, `devices` and
+# The packages that each Python package may import. `torch`, `devices` and
 # `safetensors.torch` alone import torch.
 PYTHON_MAY_USE = {
     "_native": set(),
@@ -174,7 +174,7 @@ def test_the_core_knows_no_python():
 
 
 class ForTypeCheckers(ast.NodeTransformer):
-    """Removes what is only for type checkers."""
+    """Removes imports for type checkers."""
 
     def visit_If(self, node):
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

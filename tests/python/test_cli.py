@@ -1,4 +1,4 @@
-"""The command ``pagestream``: what it prints, and the codes with which it ends."""
+"""The command ``pagestream``: its output and its exit codes."""
 
 import errno
 import hashlib
@@ -658,7 +658,7 @@ def test_a_reader_that_goes_away(weights):
 
 
 def test_a_reader_that_is_not_there(weights):
-    """Neither that of a pipe nor any output at all: no traceback, and not the code of a bad file."""
+    """A closed pipe or no output gives no traceback, and not the exit code of a bad file."""
     command = f"{sys.executable} -m pagestream info {weights}"
     for redirected, code in ((f"({command}; echo $? >&2) | true", 141), (f"{command} >&-; echo $? >&2", 0)):
         found = subprocess.run(["bash", "-c", redirected], capture_output=True, text=True, check=True)

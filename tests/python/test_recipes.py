@@ -68,7 +68,7 @@ def assert_once_each(windows):
 
 # torchdata touches a name that torch has deprecated.
 quiet_torchdata = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-# Python warns of forking a process with threads, which is what DataLoader does.
+# DataLoader forks a process with threads, and Python warns of that.
 allow_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
@@ -185,7 +185,7 @@ def test_grain_takes_the_source_for_one_of_its_own(path):
     source = TokenSource(path, LENGTH)
     assert isinstance(source, grain.sources.RandomAccessDataSource)
     assert repr(source) == repr(TokenSource(path, LENGTH)) != repr(TokenSource(path, 8))
-    # Grain's DataLoader compares what is saved with what is there.
+    # Grain's DataLoader compares the saved source with the present one.
     state = iter(grain_data_loader(path, 0)).get_state()
     TOKENS[::-1].tofile(path)
     with pytest.raises(ValueError, match="Source"):
@@ -197,7 +197,7 @@ def test_grain_takes_the_source_for_one_of_its_own(path):
 
 @pytest.fixture
 def _megatron():
-    """megatron-core warns at its import: of what is not installed, and of what it will do without."""
+    """Imports megatron-core without its warnings of missing packages."""
     had_tensorflow = "tensorflow" in sys.modules
     # tensorboard, which Megatron imports, would import it: six seconds.
     sys.modules.setdefault("tensorflow", None)
@@ -277,7 +277,7 @@ def test_megatron_ranks_stop_and_go_on_at_another_number(tmp_path, path):
 
 
 def trained(path, folder, **more):
-    """What a tiny model was given in two epochs, batch by batch."""
+    """Returns the batches of a tiny model in two epochs."""
     from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
     from transformers_trainer import trainer
@@ -451,7 +451,7 @@ class TestLightning:
 
 @pytest.fixture
 def used_loader(path):
-    """A loader of which two batches of four windows were taken."""
+    """A loader after two batches of four windows."""
     with TokenLoader(path, sequence_length=LENGTH, batch_size=4) as loader:
         next(loader)
         next(loader)

@@ -1,4 +1,4 @@
-"""The rank of this process among those that train together."""
+"""The rank of this process in its job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pagestream._common.checks import at_least
 # How launchers tell a process how many of its job run on this node: torchrun, Open MPI, MPICH and Intel MPI.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
-# Variables with the number of processes of a job and the rank of this one. The first one that is set counts:
-# processes of Open MPI and MPICH inherit Slurm's variables from the daemon that starts them. Slurm sets the
-# number of a step only in processes that srun starts, not in a batch script.
+# The variables of each launcher: the number of processes of the job, and the rank of this one. The first
+# launcher with a number counts. Slurm is last, because processes of Open MPI and MPICH inherit its variables
+# from their daemon. srun sets the number of a step, and a batch script has none.
 _LAUNCHERS = (
     ("WORLD_SIZE", "RANK"),  # torchrun, accelerate, DeepSpeed
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI
@@ -29,7 +29,7 @@ def local_processes() -> int:
 
 
 def is_first_rank() -> bool:
-    """Returns whether this process is rank 0, as far as anything says that there are others."""
+    """Returns whether this process is rank 0. True if nothing names its rank."""
     try:
         return rank_and_world_size(None, None)[0] == 0
     except ValueError:
@@ -38,7 +38,7 @@ def is_first_rank() -> bool:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Returns the given rank and world size, or else those of this process, or else 0 of 1.
+    """Returns the given rank and world size. Without them, returns those of this process, or 0 of 1.
 
     Raises:
         ValueError: Only one of both is given, or the variables of a launcher contradict each other.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.console import Console
 
-# Cells of a bar in a pipe; the fewest on a terminal, where names are shortened first; those of a picture.
+# Cells of a bar: in a pipe, at least on a terminal (names are shortened first), and in a picture.
 _PIPE_CELLS, _LEAST_CELLS, _PNG_CELLS = 40, 16, 400
 # Spaces between the columns of a table.
 _GAP = 2
@@ -115,7 +115,7 @@ def _fitted(names: list[str], room: int) -> tuple[str, list[str], int]:
     """
     most, folder = max(room - _LEAST_CELLS, _LEAST_CELLS), ""
     if _widest(names) > most:
-        common = os.path.commonprefix(names)  # noqa: RUF071 - what is after its last slash is left
+        common = os.path.commonprefix(names)  # noqa: RUF071 - the next line cuts it at a slash
         folder = common[: common.rfind("/") + 1]
         names = [name.removeprefix(folder) for name in names]
     half = most // 2
@@ -150,7 +150,7 @@ def _row(name: str, path: str, offset: int, nbytes: int | None) -> Row:
 
 
 def _parts(pages: npt.NDArray[np.bool_], cells: int) -> npt.NDArray[np.float64]:
-    """Returns the cached share of each of so many equal parts."""
+    """Divides pages into `cells` equal parts. Returns the cached share of each part."""
     if not len(pages):
         return np.zeros(0)
     bounds = np.linspace(0, len(pages), min(cells, len(pages)) + 1).astype(np.int64)

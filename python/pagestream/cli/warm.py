@@ -1,4 +1,4 @@
-"""``pagestream warm``: files come into the page cache."""
+"""``pagestream warm``: reads files into the page cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _THREADS, _CHUNK_BYTES = 16, 8 << 20
-# Of the memory that is available: the rest is for the program that is to use the files.
+# At most one half of the available memory. The program that uses the files needs the rest.
 _MEMORY_SHARE = 2
-# A mount that keeps less of what was read than this has not warmed it.
+# A mount keeps no pages if less than this share of the bytes is in the cache after the read.
 _KEPT_SHARE = 0.5
 
 
@@ -37,7 +37,7 @@ def warm(
     threads: Annotated[int, typer.Option(min=1, max=_native.MAX_THREADS, help="Reads at a time.")] = _THREADS,
     as_json: AsJson = False,
 ) -> None:
-    """Read files into the page cache, many requests at a time. Ctrl-C stops; what was read stays.
+    """Read files into the page cache, many requests at a time. Ctrl-C stops, and read pages stay.
 
     Example: pagestream warm /mnt/models/llama --limit 20GiB
     """
@@ -82,7 +82,7 @@ def warm(
 
 
 def _size(path: str) -> int:
-    """Returns the size of a file. What has none and can be read all the same, as in /proc, is refused."""
+    """Returns the size of a file. Refuses files without a size that can be read, for example in /proc."""
     with MappedFile(path) as file:
         return file.size
 
@@ -97,7 +97,7 @@ def _cached_bytes(sizes: dict[str, int]) -> int | None:
 
 
 def _chunks(sizes: dict[str, int], most_bytes: int) -> Iterator[tuple[str, int, int]]:
-    """Yields ranges of files, in order, until they have so many bytes."""
+    """Yields ranges of the files, in order, until their lengths add up to `most_bytes`."""
     for path, size_bytes in sizes.items():
         for start in range(0, size_bytes, _CHUNK_BYTES):
             length = min(_CHUNK_BYTES, size_bytes - start, most_bytes)

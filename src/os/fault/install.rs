@@ -14,7 +14,7 @@ static ENABLED: AtomicBool = AtomicBool::new(true);
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 const CALLS_PER_LOOK: usize = 16;
 
-/// Sets what the handler guards, for good.
+/// Sets the mappings that the handler guards, for good.
 pub fn set_fault_guard(guard: FaultGuard) {
     ENABLED.store(guard != FaultGuard::Off, Ordering::Relaxed);
     views::IS_GUARDING.store(guard == FaultGuard::On, Ordering::Relaxed);
@@ -29,9 +29,9 @@ pub fn install_and_check() -> bool {
     reinstall() && !is_blocked()
 }
 
-/// Installs the handler, or puts it back in front. Enough for memory that is handed out: nobody knows which threads
-/// will touch it. One system call if it is in front already. The first call in a forked child also reports the damage
-/// that the child inherited.
+/// Installs the handler, or puts it back in front. This is enough before memory is handed out, because any thread may
+/// touch that memory. It takes one system call if the handler is in front already. The first call in a forked child also
+/// reports inherited damage.
 pub fn reinstall() -> bool {
     views::call_hook_in_child();
     ENABLED.load(Ordering::Relaxed) && (is_installed() || install())
@@ -62,8 +62,8 @@ pub fn forked() {
     views::forked();
 }
 
-/// Interrupts the system call in which the process's first thread waits, unless that is the caller, by a signal that
-/// our handler ignores. For handlers of signals.
+/// Interrupts a waiting system call of the process's first thread, unless that thread is the caller. It sends a signal,
+/// and our handler ignores it. Signal handlers may call this.
 pub fn wake_first_thread() {
     // SAFETY: takes no argument and cannot fail.
     let process = unsafe { libc::getpid() };
