@@ -184,13 +184,16 @@ fn is_json(sample: &Sample<'_>) -> bool {
 
 fn is_text(sample: &Sample<'_>) -> bool {
     let text = &sample.first[..sample.first.len().min(SAMPLE_BYTES)];
+    // Tokens fail at the first of these that looks at bytes, within a few bytes.
+    text.len() >= MIN_TEXT_BYTES && is_printable(text) && different_bytes(text) >= MIN_TEXT_ALPHABET
+}
+
+fn different_bytes(bytes: &[u8]) -> usize {
     let mut is_used = [false; 256];
-    for &byte in text {
+    for &byte in bytes {
         is_used[usize::from(byte)] = true;
     }
-    text.len() >= MIN_TEXT_BYTES
-        && is_printable(text)
-        && is_used.iter().filter(|used| **used).count() >= MIN_TEXT_ALPHABET
+    is_used.iter().filter(|used| **used).count()
 }
 
 /// Returns whether bytes are UTF-8 without control characters. The last character may be incomplete.
