@@ -43,5 +43,7 @@ def act():
 os.register_at_fork(after_in_child=hook)
 thread = threading.Thread(target=work)
 os.truncate(path, 4096)
-print(raised(act), flush=True)
+is_raised = raised(act)
+# The child prints before the thread ends.
 thread.join()
+print(is_raised, flush=True)
