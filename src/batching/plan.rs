@@ -151,6 +151,7 @@ impl Feed {
         let mut ranges = allocate::vec(rows.size_hint().0, PLAN)?;
         for row in rows {
             for range in self.byte_ranges(row)? {
+                let range = range?;
                 let offset = range.offset - range.offset % page;
                 let len = range.end().next_multiple_of(page) - offset;
                 allocate::push(&mut ranges, ByteRange { offset, len, ..range }, PLAN)?;
@@ -166,11 +167,12 @@ impl Feed {
     }
 
     /// The bytes of a row, file by file.
-    fn byte_ranges(&self, row: &BatchRow) -> Result<impl Iterator<Item = ByteRange>> {
+    fn byte_ranges(&self, row: &BatchRow) -> Result<impl Iterator<Item = Result<ByteRange>>> {
         let (set, corpus) = (row.source, &self.sources[row.source].corpus);
         Ok(corpus.pieces(row.start, row.stop)?.map(move |piece| {
+            let piece = piece?;
             let (offset, len) = corpus.byte_range(piece);
-            ByteRange { file: FileId { set, index: piece.shard }, offset, len }
+            Ok(ByteRange { file: FileId { set, index: piece.shard }, offset, len })
         }))
     }
 
@@ -180,7 +182,7 @@ impl Feed {
             let opened = self.open(range.file);
             opened.is_ok_and(|opened| page_cache::is_resident(&opened, range.offset, range.len) == Some(true))
         };
-        self.byte_ranges(row).is_ok_and(|mut ranges| ranges.all(is_cached))
+        self.byte_ranges(row).is_ok_and(|mut ranges| ranges.all(|range| range.is_ok_and(is_cached)))
     }
 
     pub fn open(&self, file: FileId) -> Result<Arc<Opened>> {

@@ -16,7 +16,7 @@ const BLOCK_BYTES: u64 = 8 << 10;
 /// Bytes of the next row that are prefetched. After those the processor has seen the direction.
 const PREFETCHED_BYTES: u64 = 2 << 10;
 
-/// Fills rows of batches, one at a time. It keeps the last shard, which makes the next row cheaper.
+/// Fills rows of batches, one at a time. It keeps the last run, which makes the next row cheaper.
 ///
 /// The caller fills some rows in one thread, then calls [`RowCopier::verify`]: only then are they good.
 #[derive(Debug)]
@@ -162,17 +162,18 @@ fn blocks(start: u64, stop: u64, block_tokens: u64) -> impl Iterator<Item = (u64
 struct TokenCopier {
     corpus: Arc<TokenCorpus>,
     touched: Vec<usize>,
-    last: Option<OpenShard>,
+    last: Option<OpenRun>,
     /// The answer of [`can_copy_from_mappings`] in this thread, after the first mapping.
     guarded: Option<bool>,
 }
 
-/// The last shard that was read. Looking it up and asking for its file takes longer than a short copy.
+/// The last run that was read, mostly a whole shard. Looking it up and asking for its file takes longer than a short copy.
 #[derive(Debug)]
-struct OpenShard {
+struct OpenRun {
     start: u64,
     stop: u64,
-    data_offset_bytes: u64,
+    /// The byte of the file where it begins.
+    offset_bytes: u64,
     opened: Arc<Opened>,
 }
 
@@ -189,18 +190,17 @@ impl TokenCopier {
         if start == stop {
             return Ok(true);
         }
-        let is_mapped = self.shard(start)?.opened.region.is_some();
+        let is_mapped = self.run(start)?.opened.region.is_some();
         Ok(is_mapped && *self.guarded.get_or_insert_with(can_copy_from_mappings))
     }
 
-    /// Prefetches the tokens from `start` on, if they are of the last shard.
+    /// Prefetches the tokens from `start` on, if they are of the last run.
     fn prefetch(&self, start: u64) {
-        let Some(shard) = self.last.as_ref().filter(|shard| (shard.start..shard.stop).contains(&start))
-        else {
+        let Some(run) = self.last.as_ref().filter(|run| (run.start..run.stop).contains(&start)) else {
             return;
         };
-        let offset = shard.data_offset_bytes + (start - shard.start) * self.corpus.item_bytes();
-        shard.opened.prefetch(offset, PREFETCHED_BYTES);
+        let offset = run.offset_bytes + (start - run.start) * self.corpus.item_bytes();
+        run.opened.prefetch(offset, PREFETCHED_BYTES);
     }
 
     /// Fills `out` with tokens from `start` on.
@@ -208,45 +208,49 @@ impl TokenCopier {
         let (item_bytes, guarded) = (self.corpus.item_bytes(), self.guarded.unwrap_or(false));
         let mut first = start;
         while first < stop {
-            let shard = self.shard(first)?;
-            let last = stop.min(shard.stop);
+            let run = self.run(first)?;
+            let last = stop.min(run.stop);
             let length = ((last - first) * item_bytes) as usize;
-            let offset = shard.data_offset_bytes + (first - shard.start) * item_bytes;
-            shard.opened.copy_into(offset, out.take_front(length), guarded)?;
+            let offset = run.offset_bytes + (first - run.start) * item_bytes;
+            run.opened.copy_into(offset, out.take_front(length), guarded)?;
             first = last;
         }
         Ok(())
     }
 
-    fn shard(&mut self, token: u64) -> Result<&OpenShard> {
-        let known = self.last.take().filter(|shard| (shard.start..shard.stop).contains(&token));
-        let shard = if let Some(known) = known { known } else { self.open(token)? };
-        Ok(self.last.insert(shard))
+    fn run(&mut self, token: u64) -> Result<&OpenRun> {
+        let known = self.last.take().filter(|run| (run.start..run.stop).contains(&token));
+        let run = if let Some(known) = known { known } else { self.open(token)? };
+        Ok(self.last.insert(run))
     }
 
-    fn open(&mut self, token: u64) -> Result<OpenShard> {
-        let (corpus, after) = (&self.corpus, token.saturating_add(1));
-        let outside = || Error::index(format!("token {token} of a corpus of {}", corpus.len()));
-        let index = corpus.pieces(token, after)?.next().ok_or_else(outside)?.shard;
-        self.touched.push(index);
-        let shard = &corpus.shards[index];
-        Ok(OpenShard {
-            start: shard.start,
-            stop: shard.start + shard.layout.tokens,
-            data_offset_bytes: shard.layout.data_offset_bytes,
-            opened: corpus.opened(index)?,
+    fn open(&mut self, token: u64) -> Result<OpenRun> {
+        let corpus = &self.corpus;
+        let (shard, run) = corpus.run(token)?;
+        if self.touched.last() != Some(&shard) {
+            self.touched.push(shard);
+        }
+        let data_offset_bytes = corpus.shards[shard].layout.data_offset_bytes;
+        Ok(OpenRun {
+            start: run.start,
+            stop: run.stop,
+            offset_bytes: data_offset_bytes + run.first * corpus.item_bytes(),
+            opened: corpus.opened(shard)?,
         })
     }
 }
 
 fn does_not_fit(corpus: &TokenCorpus, token: u64, element: Element) -> Error {
-    let shard = &corpus.shards[corpus.index_of(token)];
+    let (shard, run) = match corpus.run(token) {
+        Ok(found) => found,
+        Err(error) => return error,
+    };
+    let shard = &corpus.shards[shard];
+    let number = run.first + (token - run.start);
     let detail = format!(
-        "token {token} of the corpus (number {} of this file) does not fit in {}; use {}",
-        token - shard.start,
+        "token {token} of the corpus (number {number} of this file) does not fit in {}; use {}",
         element.word(),
         if element == Element::I32 { "dtype=\"int64\" or \"raw\"" } else { "dtype=\"raw\"" }
     );
-    let offset = shard.layout.data_offset_bytes + (token - shard.start) * corpus.item_bytes();
-    Error::format(&shard.path, offset, detail)
+    Error::format(&shard.path, shard.layout.data_offset_bytes + number * corpus.item_bytes(), detail)
 }

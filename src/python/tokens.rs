@@ -38,6 +38,7 @@ struct ShardFacts {
     start: u64,
     mode: &'static str,
     reason: Option<String>,
+    is_view: bool,
 }
 
 #[pymethods]
@@ -88,6 +89,7 @@ impl PyTokenCorpus {
                 start: shard.start,
                 mode: mode.word(),
                 reason: reason.clone(),
+                is_view: shard.is_view(),
             }
         };
         self.corpus.shards.iter().enumerate().map(facts).collect()
@@ -129,6 +131,18 @@ impl PyTokenCorpus {
     #[getter]
     fn document_count(&self) -> Option<u64> {
         self.corpus.document_count
+    }
+
+    /// Checks every entry of the files that record documents.
+    fn check_documents(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.corpus.check_documents())?)
+    }
+
+    /// The token files of which an index lists the beginning alone: paths, listed tokens, tokens.
+    fn cut_short(&self) -> Vec<(OsString, u64, u64)> {
+        let cut_short =
+            self.corpus.cut_short().map(|(shard, tokens)| (text(&shard.path), shard.layout.tokens, tokens));
+        cut_short.collect()
     }
 
     /// Fills `out`, of uint64, with the starts of documents from number `first` on.

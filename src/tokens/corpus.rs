@@ -1,6 +1,7 @@
 //! Many token files as one axis of tokens.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use crate::dtype::Dtype;
@@ -15,6 +16,7 @@ use super::fingerprint;
 use super::format::documents::DocumentTable;
 use super::format::layout::{Format, Opener, TokenFile, TokenLayout, item_bytes, token_dtype_name};
 use super::format::open::open;
+use super::format::sequences::{SequenceOrder, TokenRun};
 
 /// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
@@ -27,10 +29,28 @@ pub struct Shard {
     pub layout: TokenLayout,
     /// Position of the first token on the axis.
     pub start: u64,
-    /// The record of its documents, if any, and the number of the file that holds it.
-    pub(super) documents: Option<(Box<dyn DocumentTable>, usize)>,
+    pub(super) index: Option<ShardIndex>,
     /// Number of its first document.
     pub(super) first_document: u64,
+}
+
+/// The file that records the documents of a shard.
+#[derive(Debug)]
+pub(super) struct ShardIndex {
+    /// Its number among the files of the corpus.
+    pub file: usize,
+    pub documents: Box<dyn DocumentTable>,
+    /// The order of tokens; `None` if it is that of the token file.
+    pub order: Option<Arc<SequenceOrder>>,
+    /// Set once all entries of the documents are checked.
+    pub is_checked: AtomicBool,
+}
+
+impl Shard {
+    /// Whether the tokens have another order than in the file, or some are left out or repeated.
+    pub fn is_view(&self) -> bool {
+        self.index.as_ref().is_some_and(|index| index.order.is_some())
+    }
 }
 
 #[derive(Debug)]
@@ -46,7 +66,7 @@ pub struct TokenCorpus {
     fingerprint: OnceLock<u64>,
 }
 
-/// Tokens of one shard: `[start, stop)` counted from its first.
+/// Tokens of one shard: `[start, stop)` counted from the first one in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub shard: usize,
@@ -68,20 +88,21 @@ impl TokenCorpus {
         let (mut data, mut indices) = (Vec::with_capacity(paths.len()), Vec::new());
         let (mut len, mut documents) = (0_u64, 0_u64);
         let opened = in_parallel(paths.len(), threads(paths.len(), descriptor_limit()), |index| {
-            let TokenFile { file, layout, documents } = open(&paths[index], dtype, format, how)?;
-            let documents = documents.map(|(table, index)| (table, Kept::new(index, &budget)));
-            Ok((file.absolute().to_owned(), layout, Kept::new(file, &budget), documents))
+            let TokenFile { file, layout, index } = open(&paths[index], dtype, format, how)?;
+            let index = index.map(|index| (Kept::new(index.file, &budget), index.documents, index.order));
+            Ok((file.absolute().to_owned(), layout, Kept::new(file, &budget), index))
         })?;
-        for (path, layout, file, table) in opened {
+        for (path, layout, file, index) in opened {
             if let Some(first) = shards.first() {
                 agree(first, &path, &layout)?;
             }
-            let count = table.as_ref().map_or(0, |(table, _)| table.count());
-            let table = table.map(|(table, index)| {
-                indices.push(index);
-                (table, paths.len() + indices.len() - 1)
+            let index = index.map(|(file, documents, order)| {
+                indices.push(file);
+                let file = paths.len() + indices.len() - 1;
+                ShardIndex { file, documents, order, is_checked: AtomicBool::new(false) }
             });
-            shards.push(Shard { path, layout, start: len, documents: table, first_document: documents });
+            let count = index.as_ref().map_or(0, |index| index.documents.count());
+            shards.push(Shard { path, layout, start: len, index, first_document: documents });
             data.push(file);
             len = add(len, layout.tokens, "tokens")?;
             documents = add(documents, count, "documents")?;
@@ -90,7 +111,7 @@ impl TokenCorpus {
         data.append(&mut indices);
         Ok(Self {
             dtype: first.layout.dtype,
-            document_count: shards.iter().all(|shard| shard.documents.is_some()).then_some(documents),
+            document_count: shards.iter().all(|shard| shard.index.is_some()).then_some(documents),
             files: FileSet::new(data, how.mode, budget),
             fingerprint: OnceLock::new(),
             shards,
@@ -124,15 +145,44 @@ impl TokenCorpus {
     }
 
     /// The pieces of shards that make up `[start, stop)` of the axis, in order.
-    pub fn pieces(&self, start: u64, stop: u64) -> Result<impl Iterator<Item = Piece>> {
+    pub fn pieces(&self, start: u64, stop: u64) -> Result<impl Iterator<Item = Result<Piece>>> {
         self.check_range(start, stop)?;
-        let first = self.index_of(start);
-        let within = self.shards[first..].iter().enumerate().take_while(move |(_, shard)| shard.start < stop);
-        Ok(within.map(move |(index, shard)| Piece {
-            shard: first + index,
-            start: start.saturating_sub(shard.start),
-            stop: (stop - shard.start).min(shard.layout.tokens),
+        let mut position = start;
+        Ok(std::iter::from_fn(move || {
+            if position >= stop {
+                return None;
+            }
+            let piece = self.run(position).map(|(shard, run)| {
+                let end = stop.min(run.stop);
+                let start = run.first + (position - run.start);
+                let piece = Piece { shard, start, stop: start + (end - position) };
+                position = end;
+                piece
+            });
+            if piece.is_err() {
+                position = stop;
+            }
+            Some(piece)
         }))
+    }
+
+    /// The shard of a token, and the longest known run of tokens around it. The run's places are those on the axis of the
+    /// corpus.
+    pub fn run(&self, token: u64) -> Result<(usize, TokenRun)> {
+        self.check_range(token, token.saturating_add(1))?;
+        let number = self.index_of(token);
+        let shard = &self.shards[number];
+        let run = match &shard.index {
+            Some(ShardIndex { file, order: Some(order), .. }) => {
+                let index = self.opened(*file)?;
+                let reader = index.reader();
+                let run = order.run(&reader, token - shard.start)?;
+                reader.finish()?;
+                run
+            }
+            _ => TokenRun { start: 0, stop: shard.layout.tokens, first: 0 },
+        };
+        Ok((number, TokenRun { start: shard.start + run.start, stop: shard.start + run.stop, ..run }))
     }
 
     /// The last shard that begins at or before `token`; empty shards share a start with the next.
@@ -151,6 +201,7 @@ impl TokenCorpus {
         let mut pieces = self.pieces(start, stop)?;
         match (pieces.next(), pieces.next()) {
             (Some(piece), None) => {
+                let piece = piece?;
                 let (offset, length) = self.byte_range(piece);
                 self.opened(piece.shard)?.array_view(offset, length)
             }
@@ -161,6 +212,7 @@ impl TokenCorpus {
     /// Copies tokens out. `out` has `(stop - start) * item_bytes` bytes.
     pub fn read_into(&self, start: u64, stop: u64, mut out: Uninit<'_>) -> Result<()> {
         for piece in self.pieces(start, stop)? {
+            let piece = piece?;
             let (offset, length) = self.byte_range(piece);
             self.opened(piece.shard)?.read_into(offset, out.take_front(length as usize))?;
         }
@@ -183,8 +235,16 @@ impl TokenCorpus {
 
     /// Checks that no file has changed since it was opened.
     pub fn check(&self) -> Result<()> {
-        let files = self.shards.len() + self.shards.iter().filter(|shard| shard.documents.is_some()).count();
+        let files = self.shards.len() + self.shards.iter().filter(|shard| shard.index.is_some()).count();
         in_parallel(files, threads(files, descriptor_limit()), |index| self.files.check(index)).map(drop)
+    }
+
+    /// The shards whose index lists the beginning of the token file alone, with the tokens of the file.
+    pub fn cut_short(&self) -> impl Iterator<Item = (&Shard, u64)> {
+        self.shards.iter().filter_map(|shard| {
+            let order = shard.index.as_ref()?.order.as_ref()?;
+            Some((shard, order.cut_short()?))
+        })
     }
 
     /// A number that identifies the data: equal for the same tokens in the same files, on any machine.
@@ -195,8 +255,9 @@ impl TokenCorpus {
         let count = self.shards.len();
         let parts = in_parallel(count, threads(count, descriptor_limit()), |number| {
             let shard = &self.shards[number];
-            let index = shard.documents.as_ref().map(|(_, index)| self.opened(*index)).transpose()?;
-            fingerprint::of_shard(&shard.layout, &*self.opened(number)?, index.as_deref())
+            let index = shard.index.as_ref().map(|index| self.opened(index.file)).transpose()?;
+            let order = shard.index.as_ref().and_then(|index| index.order.as_deref());
+            fingerprint::of_shard(&shard.layout, &*self.opened(number)?, index.as_deref(), order)
         })?;
         let found = fingerprint::of_corpus(self.dtype, self.shards[0].layout.format, &parts);
         Ok(*fork::get_or_make(&self.fingerprint, || found))

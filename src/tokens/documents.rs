@@ -1,8 +1,11 @@
 //! Documents of a corpus: where on the axis each of them begins.
 
-use crate::error::{Error, Result};
+use std::sync::atomic::Ordering;
 
-use super::corpus::TokenCorpus;
+use crate::error::{Error, Result};
+use crate::mapped_file::Opened;
+
+use super::corpus::{ShardIndex, TokenCorpus};
 use super::format::documents::out_of_order;
 
 impl TokenCorpus {
@@ -13,14 +16,25 @@ impl TokenCorpus {
         self.document_count.ok_or_else(no_documents)?;
         let mut places = Vec::new();
         for shard in self.shards[self.index_of(start)..].iter().take_while(|shard| shard.start < stop) {
-            let Some((table, index)) = &shard.documents else { continue };
-            let index = self.opened(*index)?;
-            let reader = index.reader();
+            let Some(index) = &shard.index else { continue };
+            let table = &index.documents;
+            let opened = self.opened(index.file)?;
+            index.check_documents(&opened)?;
+            let reader = opened.reader();
             let low = (start + 1).saturating_sub(shard.start);
             table.places(&reader, (low, stop - shard.start), shard.start, &mut places)?;
             reader.finish()?;
         }
         Ok(places)
+    }
+
+    /// Checks what the files record about documents: every entry, also those that were checked before.
+    pub fn check_documents(&self) -> Result<()> {
+        for index in self.shards.iter().filter_map(|shard| shard.index.as_ref()) {
+            index.is_checked.store(false, Ordering::Relaxed);
+            index.check_documents(&*self.opened(index.file)?)?;
+        }
+        Ok(())
     }
 
     /// Fills `out` with the positions where documents `first`, `first + 1`, … begin. The document after the last
@@ -36,9 +50,11 @@ impl TokenCorpus {
         while number < stop {
             let place = self.shards.partition_point(|shard| shard.first_document <= number) - 1;
             let shard = &self.shards[place];
-            let Some((table, index)) = &shard.documents else { return Err(no_documents()) };
-            let index = self.opened(*index)?;
-            let reader = index.reader();
+            let Some(index) = &shard.index else { return Err(no_documents()) };
+            let table = &index.documents;
+            let opened = self.opened(index.file)?;
+            index.check_documents(&opened)?;
+            let reader = opened.reader();
             // The last shard also knows where its last document ends.
             let after = u64::from(number == count);
             let end = stop.min(shard.first_document + table.count() + after);
@@ -53,6 +69,19 @@ impl TokenCorpus {
             }
             reader.finish()?;
             number = end;
+        }
+        Ok(())
+    }
+}
+
+impl ShardIndex {
+    /// Checks all entries before the first use. Threads may do so at the same time.
+    fn check_documents(&self, opened: &Opened) -> Result<()> {
+        if !self.is_checked.load(Ordering::Acquire) {
+            let reader = opened.reader();
+            self.documents.check(&reader)?;
+            reader.finish()?;
+            self.is_checked.store(true, Ordering::Release);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! It covers the type, the format, and for each shard in order the number of tokens, the size of the file,
 //! [`SAMPLE_BYTES`] of tokens from the beginning, the middle and the end, and size and end of the file that
-//! records its documents. It ignores paths, times and machines, and it misses a change between the samples that
+//! records its documents, and the whole order of tokens where it is not that of the file. It ignores paths, times and machines, and it misses a change between the samples that
 //! keeps the size.
 
 use std::hash::Hasher;
@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::mapped_file::Opened;
 
 use super::format::layout::{Format, TokenLayout, item_bytes, token_dtype_name};
+use super::format::sequences::SequenceOrder;
 
 /// Bytes that are read at each place of a shard.
 const SAMPLE_BYTES: u64 = 1024;
@@ -21,10 +22,18 @@ const SAMPLE_BYTES: u64 = 1024;
 /// Version of the fingerprint: it goes up when the same data gives another number.
 const VERSION: u64 = 1;
 
-/// Fingerprint of one shard, from its token file and the file that records its documents.
-pub fn of_shard(layout: &TokenLayout, data: &Opened, index: Option<&Opened>) -> Result<u64> {
+/// Fingerprint of one shard, from its token file, the file that records its documents, and the order of its tokens.
+pub fn of_shard(
+    layout: &TokenLayout,
+    data: &Opened,
+    index: Option<&Opened>,
+    order: Option<&SequenceOrder>,
+) -> Result<u64> {
     let first = layout.data_offset_bytes;
-    let length = layout.tokens * item_bytes(layout.dtype);
+    let length = match order {
+        Some(_) => data.size() - first,
+        None => layout.tokens * item_bytes(layout.dtype),
+    };
     let sample = length.min(SAMPLE_BYTES);
     let mut hash = XxHash3_64::new();
     hash.write(&layout.tokens.to_le_bytes());
@@ -36,6 +45,9 @@ pub fn of_shard(layout: &TokenLayout, data: &Opened, index: Option<&Opened>) -> 
         let sample = index.size().min(SAMPLE_BYTES);
         hash.write(&index.size().to_le_bytes());
         hash.write(&index.exact_reader().read_last(index.size() - sample, sample)?);
+    }
+    if let Some(order) = order {
+        hash.write(&order.digest.to_le_bytes());
     }
     Ok(hash.finish())
 }

@@ -74,12 +74,12 @@ def test_every_version_of_npy_says_its_type_itself(tmp_path, dtype, version):
 
 def test_raw_files_are_uint16_unless_told_otherwise(path):
     assert open_tokens(path).dtype == np.uint16
-    assert len(open_tokens(path, dtype="u4")) == 2500
+    assert len(open_tokens(path, dtype="u4", format="raw")) == 2500
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, "uint32", "<u4", np.dtype("u4")], ids=str)
 def test_a_type_can_be_given_in_all_of_numpys_ways(path, dtype):
-    assert open_tokens(path, dtype=dtype).dtype == np.dtype("<u4")
+    assert open_tokens(path, dtype=dtype, format="raw").dtype == np.dtype("<u4")
 
 
 @pytest.mark.parametrize("dtype", ["f2", "float64", bool, "c8", "S2", "M8[s]"], ids=str)

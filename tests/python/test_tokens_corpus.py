@@ -287,7 +287,7 @@ def test_a_fingerprint_changes_with_the_data(tmp_path):
     seen.add(open_tokens(write_shards(tmp_path, tokens, [2000, 3000])).fingerprint)
     seen.add(open_tokens(write_shards(tmp_path, tokens, [2001, 2999])).fingerprint)
     seen.add(open_tokens(write_shards(tmp_path, tokens, [2000, 3000])[::-1]).fingerprint)
-    seen.add(open_tokens(write_shards(tmp_path, tokens, [2000, 3000]), dtype="u4").fingerprint)
+    seen.add(open_tokens(write_shards(tmp_path, tokens, [2000, 3000]), dtype="u4", format="raw").fingerprint)
     seen.add(open_tokens(write_shards(tmp_path, tokens, [2000, 3000]), dtype="i2").fingerprint)
     seen.add(open_tokens(write_shards(tmp_path, tokens, [2000, 3000], "npy")).fingerprint)
     for position in (0, 4999, 3500):
@@ -296,7 +296,14 @@ def test_a_fingerprint_changes_with_the_data(tmp_path):
         seen.add(open_tokens(write_shards(tmp_path, changed, [2000, 3000])).fingerprint)
     seen.add(open_tokens(write_megatron(tmp_path / "m", tokens, [5000])).fingerprint)
     seen.add(open_tokens(write_megatron(tmp_path / "m", tokens, [2000, 3000])).fingerprint)
-    assert len(seen) == 12
+    for lengths, pointers in (
+        ([2000, 3000], [6000, 0]),
+        ([3000, 2000], [0, 6000]),
+        ([2000, 3000], [6000, 2]),
+    ):
+        stem = write_megatron(tmp_path / "m", tokens, lengths, pointers=pointers)
+        seen.add(open_tokens(stem).fingerprint)
+    assert len(seen) == 15
 
 
 def test_a_fingerprint_does_not_change_from_version_to_version(tmp_path):

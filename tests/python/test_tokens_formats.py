@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from pagestream import TokenLoader, open_tokens
+from pagestream.cli._app import app
 from pagestream.errors import FormatError, PagestreamError
 
 from support.token_files import TOKEN_TYPES, tokens_of
@@ -289,13 +291,13 @@ BAD = {
         ["1000000000000 ", "12000000000066", "102"],
     ),
     # The ends of its arrays
-    "megatron: first pointer": (index_with(put(46, 2)), "t.idx", ["byte 2", "expected 0"]),
-    "megatron: negative first pointer": (index_with(put(46, -2, "<q")), "t.idx", ["byte -2", "expected 0"]),
+    "megatron: negative first pointer": (index_with(put(46, -2, "<q")), "t.idx", ["byte -2", "0 or more"]),
+    "megatron: pointer between two tokens": (index_with(put(54, 5)), "t.idx", ["byte 5", "multiple of 2"]),
     "megatron: last pointer too far": (index_with(put(62, 12)), "t.idx", ["byte 20", "18 bytes"]),
     "megatron: last pointer overflowed": (
         index_with(put(62, -(2**31), "<q")),
         "t.idx",
-        ["-2147483648", "expected 0"],
+        ["sequence 2", "-2147483648", "expected 0 or more"],
     ),
     "megatron: last pointer huge": (
         index_with(put(62, 2**63 - 2)),
@@ -305,20 +307,28 @@ BAD = {
     "megatron: last length negative": (
         index_with(put(42, -4, "<i")),
         "t.idx",
-        ["-4 tokens", "expected a length of 0"],
+        ["sequence 2", "-4 tokens", "expected 0 or more"],
     ),
-    "megatron: .bin too short": (pair(tokens=U2[:8]), "t.idx", ["byte 18", "16 bytes"]),
-    "megatron: .bin too long": (pair(tokens=tokens_of("<u2", 10)), "t.idx", ["byte 18", "20 bytes"]),
-    "megatron: .bin empty": (pair(tokens=U2[:0]), "t.idx", ["byte 18", "0 bytes"]),
-    "megatron: no sequences but tokens": (pair(lengths=()), "t.idx", ["byte 0", "18 bytes"]),
-    "megatron: no document entries": (pair(documents=[]), "t.idx", ["no document entries", "at least one"]),
-    "megatron: first document": (pair(documents=[1, 2, 3]), "t.idx", ["sequence 1", "expected 0"]),
-    "megatron: last document": (pair(documents=[0, 1, 2]), "t.idx", ["sequence 2", "expected 3"]),
-    "megatron: last document too far": (pair(documents=[0, 1, 4]), "t.idx", ["sequence 4", "0 to 3"]),
-    "megatron: pointer inside a token": (
-        pair(tokens=np.arange(9, dtype="u1"), lengths=(2, 2), item_bytes=2, code=8, pointers=[0, 5]),
+    "megatron: a length negative in the middle": (
+        index_with(put(38, -1, "<i")),
         "t.idx",
-        ["9 bytes", "whole number of tokens of 2 bytes"],
+        ["sequence 1", "-1 tokens", "expected 0 or more"],
+    ),
+    "megatron: .bin too short": (pair(tokens=U2[:8]), "t.idx", ["sequence 2", "byte 18", "16 bytes"]),
+    "megatron: .bin empty": (pair(tokens=U2[:0]), "t.idx", ["sequence 0", "byte 4", "0 bytes"]),
+    "megatron: .bin with half a token": (
+        lambda folder: (pair()(folder), write_file(folder / "t.bin", bytes(17)))[0],
+        "t.idx",
+        ["17 bytes", "whole number of tokens of 2 bytes"],
+    ),
+    "megatron: no sequences but tokens": (pair(lengths=()), "t.idx", ["0 tokens", "18 bytes"]),
+    "megatron: no document entries": (pair(documents=[]), "t.idx", ["no document entries", "at least one"]),
+    "megatron: first document": (pair(documents=[1, 2, 3]), "t.idx", ["document 0 is 1", "expected 0"]),
+    "megatron: last document": (pair(documents=[0, 1, 2]), "t.idx", ["document 2 is 2", "expected 3"]),
+    "megatron: last document too far": (
+        pair(documents=[0, 1, 4]),
+        "t.idx",
+        ["document 2 is 4", "expected 3"],
     ),
     "megatron: index without tokens": (
         index_only(megatron_index([1], [0, 1], 2, 8)),
@@ -436,50 +446,54 @@ def test_a_format_that_was_asked_for_is_not_given_up_silently(tmp_path, format):
         open_tokens(path, format=format)
 
 
-# The middle of an index is checked when it is looked at.
+# The documents of an index are checked when they are first asked for, all of them.
+
+DAMAGED = {
+    "megatron: beyond the sequences": (index_with(put(78, 7)), "t.idx", ["document 2", "is 2", "7 or more"]),
+    "megatron: negative": (index_with(put(78, -1, "<q")), "t.idx", ["document 1 is -1", "0 or more"]),
+    "megatron: not sorted": (index_with(put(78, 3)), "t.idx", ["document 2 is 2", "expected 3 or more"]),
+    "datatrove: beyond the tokens": (trove([10, 9]), "t.ds.index", ["document 1 is 9", "10 or more"]),
+    "datatrove: not sorted": (trove([5, 3, 9]), "t.ds.index", ["document 1 is 3", "5 or more"]),
+    "datatrove: negative": (trove([2**64 - 5, 9]), "t.ds.index", ["document 0 is -5", "0 or more"]),
+}
 
 
-@pytest.mark.parametrize(
-    ("edit", "document", "words"),
-    [
-        (put(54, 6), 1, ["sequence 1", "byte 6", "expected 4"]),
-        (put(54, 5), 1, ["sequence 1", "byte 5", "expected 4"]),
-        (put(54, -4, "<q"), 1, ["sequence 1", "byte -4"]),
-        (put(34, -1, "<i"), 1, ["sequence 0", "-1 tokens"]),
-        (put(78, 7), 1, ["document entry 1", "sequence 7", "0 to 3"]),
-        (put(78, -1, "<q"), 1, ["document entry 1", "sequence -1", "0 to 3"]),
-        (put(78, 3), 1, ["document 2", "before the one in front of it"]),
-    ],
-)
-def test_a_damaged_middle_of_a_megatron_index_is_found_when_it_is_looked_at(tmp_path, edit, document, words):
-    corpus = open_tokens(index_with(edit)(tmp_path))
-    np.testing.assert_array_equal(corpus[:], U2)
-    for ask in (
-        lambda: corpus.documents[document],
-        lambda: corpus.documents.starts,
-        lambda: list(corpus.documents),
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_list_of_documents_is_refused_wherever_it_is_used(tmp_path, case):
+    write, name, words = DAMAGED[case]
+    path = write(tmp_path)
+    np.testing.assert_array_equal(open_tokens(path)[:], U2)
+    loader = TokenLoader(
+        open_tokens(path), sequence_length=2, batch_size=1, documents="boundaries", order="sequential"
+    )
+    with loader:
+        for ask in (
+            lambda: open_tokens(path).documents[0],
+            lambda: open_tokens(path).documents.starts,
+            lambda: list(open_tokens(path).documents),
+            lambda: next(loader),
+        ):
+            with pytest.raises(FormatError) as caught:
+                ask()
+            assert str(caught.value).startswith(f"{tmp_path / name}: ")
+            assert [word for word in words if word not in str(caught.value)] == [], caught.value
+    for command in ("verify", "info"):
+        shown = CliRunner().invoke(app, [command, str(path)])
+        assert shown.exit_code != 0
+        assert words[0] in " ".join((shown.output + shown.stderr).split())
+
+
+def test_one_wrong_document_of_a_long_list_is_found_before_the_first_batch(tmp_path):
+    lengths = np.full(10_001, 3)
+    entries = np.arange(len(lengths) + 1)
+    entries[7_000] = 2
+    stem = write_megatron(tmp_path / "t", np.zeros(lengths.sum(), "<u2"), lengths, entries)
+    options = {"sequence_length": 5, "batch_size": 1, "documents": "boundaries", "order": "sequential"}
+    with (
+        TokenLoader(stem, **options) as loader,
+        pytest.raises(FormatError, match=r"document 7000 is 2, expected 6999 or more"),
     ):
-        with pytest.raises(FormatError) as caught:
-            ask()
-        assert str(caught.value).startswith(f"{tmp_path / 't.idx'}: ")
-        assert [word for word in words if word not in str(caught.value)] == []
-
-
-def test_documents_out_of_order_are_found_by_the_loader(tmp_path):
-    corpus = open_tokens(index_with(put(86, 0))(tmp_path))
-    options = {"sequence_length": len(corpus) - 1, "batch_size": 1, "documents": "boundaries"}
-    with TokenLoader(corpus, **options) as loader, pytest.raises(FormatError, match="damaged") as caught:
         next(loader)
-    assert str(caught.value).startswith(f"{tmp_path / 't.idx'}: ")
-
-
-@pytest.mark.parametrize(("ends", "words"), [([10, 9], ["token 10", "9 tokens"]), ([5, 3, 9], ["3", "5"])])
-def test_a_damaged_middle_of_a_datatrove_index_is_found_when_it_is_looked_at(tmp_path, ends, words):
-    corpus = open_tokens(trove(ends)(tmp_path))
-    with pytest.raises(FormatError) as caught:
-        list(corpus.documents)
-    assert str(caught.value).startswith(f"{tmp_path / 't.ds.index'}: ")
-    assert [word for word in words if word not in str(caught.value)] == []
 
 
 def test_the_codes_of_all_types_are_tested():

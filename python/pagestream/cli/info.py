@@ -144,6 +144,11 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
     console.print(files)
     if len(shown) < len(shards):
         console.print(f"… and {count(len(shards) - len(shown), 'file')} more: --all shows them")
+    views = sum(shard.is_view for shard in shards)
+    if views:
+        console.print(
+            f"  {count(views, 'file')} with a Megatron index that reorders, leaves out or repeats sequences"
+        )
     for reason in dict.fromkeys(shard.reason for shard in shards if shard.reason):
         console.print(f"  not mapped shared: {reason}")
 

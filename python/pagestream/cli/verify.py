@@ -17,6 +17,7 @@ from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson, Paths
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import opened, problem_of
+from pagestream.tokens.corpus import native_corpus
 from pagestream.weights import holes
 from pagestream.weights.checkpoint import Checkpoint, native_files
 
@@ -136,6 +137,7 @@ def _verdict(path: str, threads: int | None, report: Callable[[int, int], None],
                         found.bad.append(f"{path}: {problem}")
             else:
                 found.kind, found.files = "tokens", len(files.shards)
+                native_corpus(files).check_documents()
                 if files.shards[0].format == "raw":
                     found.note = "raw tokens have neither header nor checksum"
     except _output.BAD_FILE as error:

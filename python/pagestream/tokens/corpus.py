@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
@@ -51,6 +52,7 @@ class TokenShard:
         mode: How it is read, as found at the first opening:
             ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
         reason: Why not in a better mode; None if in the first choice.
+        is_view: Whether a Megatron index changes the order of the tokens, leaves some out or repeats some.
 
     Examples:
         >>> from pagestream import open_tokens
@@ -64,6 +66,7 @@ class TokenShard:
     start: int
     mode: str
     reason: str | None
+    is_view: bool = False
 
 
 # Type, format and mode.
@@ -295,18 +298,22 @@ def open_tokens(
     format: Format | None = None,
     mmap_mode: Mode | None = None,
 ) -> TokenCorpus:
-    """Opens token files as one axis of tokens. Only headers are read; no index is built.
+    """Opens token files as one axis of tokens.
+
+    Only headers and the sequences of Megatron indexes are read; no index is built.
 
     Args:
         path: A file; a pattern (``"data/*.bin"``, also ``**``); a directory, which means every token file
             in it, side files aside, but not those in its subdirectories; or a list of files, which is
             taken in its order and names neither directories nor patterns. Files of a pattern or directory
             are taken in natural order (2 before 10). All must agree in format and type. A Megatron pair is
-            named by its ``.idx``, its ``.bin`` or their common stem. A directory with files of several
+            named by its ``.idx``, its ``.bin`` or their common stem; its tokens are those of the sequences in
+            the index, in that order. A directory with files of several
             splits, for example ``train.bin`` and ``val.bin``, is refused. A pattern that matches several
             splits gets a warning.
         dtype: The tokens' type. None means the type in the header, or ``uint16`` for raw
-            files, which do not say. One that disagrees with a header is refused.
+            files, which do not say. One that disagrees with a header is refused, and so is a raw file that
+            shows another width; ``format="raw"`` and `dtype` together insist.
         format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy, one-dimensional), ``"llmc"`` (llm.c
             and modded-nanogpt), ``"megatron"`` (``.idx`` and ``.bin``) or ``"datatrove"`` (``.ds``). None
             tells by the file's first bytes, then by the files next to it, and else takes it as raw: so are
@@ -323,7 +330,8 @@ def open_tokens(
         ValueError: An empty list, an unknown word, or a directory with files of several splits.
 
     Warns:
-        UserWarning: A pattern matches files of several splits.
+        UserWarning: A pattern matches files of several splits, or a Megatron index lists only the beginning
+            of its ``.bin``.
 
     Examples:
         >>> from pagestream import open_tokens
@@ -336,4 +344,11 @@ def open_tokens(
     mode = environment.mmap_mode(mmap_mode)
     files = token_paths(path)
     check_splits(path, files)
-    return _open(files, (name, format, mode))
+    corpus = _open(files, (name, format, mode))
+    for file, listed, tokens in native_corpus(corpus).cut_short():
+        message = (
+            f"{file}: the Megatron index lists the first {count(listed, 'token')} of {tokens:,}, and the "
+            "others are left out; build the index again unless this is on purpose"
+        )
+        warnings.warn(message, UserWarning, stacklevel=2)
+    return corpus

@@ -8,13 +8,15 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::file_kinds::SAMPLE_BYTES;
 use crate::mapped_file::{FileReader, MappedFile, RequestedMode};
 
-use super::documents::DocumentTable;
+use super::documents::{DocumentTable, check_ascending};
 use super::layout::{
-    Format, Opener, TokenFile, TokenLayout, agree_dtype, read_prefix, token_dtype_name, whole_tokens,
-    with_suffix,
+    Format, Opener, TokenFile, TokenIndex, TokenLayout, agree_dtype, read_prefix, token_dtype_name,
+    whole_tokens, with_suffix,
 };
+use super::width;
 
 /// Upper bound of the metadata; datatrove writes three short lines.
 const MAX_METADATA_BYTES: u64 = 64 << 10;
@@ -29,6 +31,10 @@ struct DocumentEnds {
 impl DocumentTable for DocumentEnds {
     fn count(&self) -> u64 {
         self.documents
+    }
+
+    fn check(&self, index: &FileReader<'_>) -> Result<()> {
+        check_ascending(index, 0, self.documents, (None, self.tokens), "the end of document")
     }
 
     fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
@@ -66,6 +72,10 @@ pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<T
         agree_dtype(metadata.path(), 0, found, dtype)?;
     }
     let tokens = whole_tokens(file.path(), size, found)?;
+    if claimed.dtype.is_none() && index.is_none() {
+        let opened = file.opened()?;
+        width::check(&opened, &read_prefix(&opened, SAMPLE_BYTES as u64)?, found)?;
+    }
     let apart = |side: &MappedFile, says: String| {
         let (path, name) = (file.path().display(), token_dtype_name(found));
         let detail = format!(
@@ -84,9 +94,12 @@ pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<T
     {
         return Err(apart(index, format!("the index ends at token {end}")));
     }
-    let ends = |index: &MappedFile| Box::new(DocumentEnds { documents: index.size() / 8, tokens });
+    let index = index.map(|file| {
+        let documents = Box::new(DocumentEnds { documents: file.size() / 8, tokens });
+        TokenIndex { file, documents, order: None }
+    });
     let layout = TokenLayout { format: Format::Datatrove, dtype: found, data_offset_bytes: 0, tokens };
-    Ok(TokenFile { file, layout, documents: index.map(|index| (ends(&index) as Box<_>, index)) })
+    Ok(TokenFile { file, layout, index })
 }
 
 /// The end of the last document according to the index; 0 if it has none.

@@ -11,10 +11,16 @@ use crate::mapped_file::FileReader;
 /// Documents at one place that are passed one by one; further ones are skipped by a search.
 const SAME_PLACE: u32 = 64;
 
+/// Entries that are checked at a time.
+const CHUNK_ENTRIES: u64 = 4096;
+
 /// The record of a file's documents, as its format writes it.
 pub trait DocumentTable: Debug + Send + Sync {
     /// The number of documents.
     fn count(&self) -> u64;
+
+    /// Checks every entry. The other methods are called after it.
+    fn check(&self, index: &FileReader<'_>) -> Result<()>;
 
     /// The first token of document `number` within the file; for `count()`, the end of the last one.
     fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64>;
@@ -69,6 +75,51 @@ impl dyn DocumentTable {
         }
         Ok(())
     }
+}
+
+/// Checks `count` entries of 64 bits from `offset` on: they ascend from `first`, if it is known, to `last`. `what` says
+/// what an entry is, for example "the end of document".
+pub fn check_ascending(
+    index: &FileReader<'_>,
+    offset: u64,
+    count: u64,
+    (first, last): (Option<u64>, u64),
+    what: &str,
+) -> Result<()> {
+    let refuse = |number: u64, found: i64, expected: &str| {
+        Err(unexpected(index, offset + 8 * number, what, (number, found), expected))
+    };
+    let mut before = 0;
+    for chunk in (0..count).step_by(CHUNK_ENTRIES as usize) {
+        let bytes = index.read(offset + 8 * chunk, 8 * CHUNK_ENTRIES.min(count - chunk))?;
+        let entries = bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
+        for (number, entry) in (chunk..).zip(entries) {
+            if let Some(first) = first.filter(|&first| number == 0 && u64::try_from(entry) != Ok(first)) {
+                return refuse(number, entry, &first.to_string());
+            }
+            if entry < before {
+                return refuse(number, entry, &format!("{before} or more, as for the one before it"));
+            }
+            before = entry;
+        }
+    }
+    match count.checked_sub(1) {
+        Some(number) if u64::try_from(before) != Ok(last) => refuse(number, before, &last.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// The error of an entry that has a wrong value.
+pub fn unexpected(
+    index: &FileReader<'_>,
+    offset: u64,
+    what: &str,
+    (number, found): (u64, i64),
+    expected: &str,
+) -> Error {
+    let detail =
+        format!("{what} {number} is {found}, expected {expected}; the index is damaged, build it again");
+    Error::format(index.opened.path(), offset, detail)
 }
 
 /// The error of a document that begins before the one in front of it.

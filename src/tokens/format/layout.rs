@@ -1,6 +1,7 @@
 //! The layout of a token file: its format, and type, offset and number of its tokens.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -9,6 +10,7 @@ use crate::os::errno::Code;
 use crate::words::words;
 
 use super::documents::DocumentTable;
+use super::sequences::SequenceOrder;
 
 words! {
     /// A format of token files.
@@ -35,12 +37,21 @@ pub struct TokenLayout {
     pub tokens: u64,
 }
 
-/// A token file, open and understood, with the file that records its documents.
+/// A token file, open and understood.
 #[derive(Debug)]
 pub struct TokenFile {
     pub file: MappedFile,
     pub layout: TokenLayout,
-    pub documents: Option<(Box<dyn DocumentTable>, MappedFile)>,
+    pub index: Option<TokenIndex>,
+}
+
+/// The file that records the documents of a token file.
+#[derive(Debug)]
+pub struct TokenIndex {
+    pub file: MappedFile,
+    pub documents: Box<dyn DocumentTable>,
+    /// The order of tokens; `None` if it is that of the token file.
+    pub order: Option<Arc<SequenceOrder>>,
 }
 
 /// The types that tokens have, by NumPy's names and by those in headers of `.npy`.

@@ -3,29 +3,44 @@
 //! `.idx`: magic, version, type, S, D, then lengths `int32[S]`, byte pointers `int64[S]`, documents as
 //! numbers of sequences `int64[D]`, and `int8[S]` modes in multimodal files. No array is aligned.
 //!
-//! Opening checks the size and the ends of the arrays. Arrays can have billions of entries, so an entry in the middle is
-//! checked when it is read.
+//! Opening checks the sequences, all of them: their lengths are the length of the axis. The documents are checked before
+//! they are first used.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{FileReader, MappedFile};
 
-use super::documents::DocumentTable;
-use super::layout::{Format, Opener, TokenFile, TokenLayout, agree_dtype, item_bytes, with_suffix};
+use super::documents::{DocumentTable, check_ascending, unexpected};
+use super::layout::{
+    Format, Opener, TokenFile, TokenIndex, TokenLayout, agree_dtype, item_bytes, with_suffix,
+};
+use super::sequences::{SequenceOrder, Sequences};
 
 pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
 
 const HEADER_BYTES: u64 = 34;
 
-/// The arrays of an index: their places in the file, and their lengths.
+/// The name of an entry of the array of documents, for errors.
+const DOCUMENT: &str = "the first sequence of document";
+
+/// The numbers of a header.
 #[derive(Debug)]
-struct SequenceTables {
+struct IndexHeader {
+    dtype: Dtype,
     sequences: u64,
     /// Entries of the array of documents: one more than documents.
     entries: u64,
-    item_bytes: u64,
+}
+
+/// The array of documents: the sequence with which each begins.
+#[derive(Debug)]
+struct DocumentSequences {
+    sequences: Sequences,
+    order: Option<Arc<SequenceOrder>>,
+    entries: u64,
     tokens: u64,
 }
 
@@ -55,10 +70,8 @@ pub fn open(
     let (index_path, data_path) = paths(path);
     let index = index.map_or_else(|| how.open(&index_path), Ok)?;
     let opened = index.opened()?;
-    let mut tables = SequenceTables { sequences: 0, entries: 0, item_bytes: 0, tokens: 0 };
-    let reader = opened.exact_reader();
-    let found = tables.read_header(&reader)?;
-    agree_dtype(index.path(), 17, found, dtype)?;
+    let header = IndexHeader::read(&opened.exact_reader())?;
+    agree_dtype(index.path(), 17, header.dtype, dtype)?;
     let data = how.open_if_there(&data_path)?.ok_or_else(|| {
         let detail = format!(
             "the Megatron index has no token file: {} does not exist; expected both next to each other",
@@ -66,15 +79,33 @@ pub fn open(
         );
         Error::format(index.path(), None, detail)
     })?;
-    tables.tokens = tables.check_ends(&reader, &data)?;
+    let item_bytes = item_bytes(header.dtype);
+    let data_bytes = data.size();
+    if !data_bytes.is_multiple_of(item_bytes) {
+        let detail = format!(
+            "the token file has {data_bytes} bytes, expected a whole number of tokens of {item_bytes} bytes"
+        );
+        return Err(Error::format(index.path(), HEADER_BYTES, detail));
+    }
+    let sequences = Sequences { count: header.sequences, offset_bytes: HEADER_BYTES, item_bytes, data_bytes };
+    let reader = opened.reader();
+    let order = sequences.check(&reader)?.map(Arc::new);
+    let tokens = order.as_ref().map_or(data_bytes / item_bytes, |order| order.tokens);
+    if tokens == 0 && data_bytes > 0 {
+        let detail =
+            format!("the index lists 0 tokens, but the token file has {data_bytes} bytes; build it again");
+        return Err(Error::format(index.path(), 18, detail));
+    }
+    let documents = DocumentSequences { sequences, order: order.clone(), entries: header.entries, tokens };
+    documents.check_ends(&reader)?;
     reader.finish()?;
-    let layout =
-        TokenLayout { format: Format::Megatron, dtype: found, data_offset_bytes: 0, tokens: tables.tokens };
-    Ok(TokenFile { file: data, layout, documents: Some((Box::new(tables), index)) })
+    let documents = Box::new(documents);
+    let layout = TokenLayout { format: Format::Megatron, dtype: header.dtype, data_offset_bytes: 0, tokens };
+    Ok(TokenFile { file: data, layout, index: Some(TokenIndex { file: index, documents, order }) })
 }
 
-impl SequenceTables {
-    fn read_header(&mut self, index: &FileReader<'_>) -> Result<Dtype> {
+impl IndexHeader {
+    fn read(index: &FileReader<'_>) -> Result<Self> {
         let refuse = |offset, detail| refuse(index, offset, detail);
         let size = index.opened.size();
         if size < HEADER_BYTES {
@@ -103,140 +134,74 @@ impl SequenceTables {
             }
         }
         let dtype = dtype_of_code(header[17]).map_err(|detail| refuse(17, detail))?;
-        (self.sequences, self.entries) = (number(18), number(26));
-        self.item_bytes = item_bytes(dtype);
-        let arrays = self.sequences.checked_mul(12).zip(self.entries.checked_mul(8));
+        let (sequences, entries) = (number(18), number(26));
+        if entries == 0 {
+            let detail = "the index has no document entries; expected at least one".into();
+            return Err(refuse(26, detail));
+        }
+        let arrays = sequences.checked_mul(12).zip(entries.checked_mul(8));
         let expected = arrays
             .and_then(|(sequences, documents)| sequences.checked_add(documents)?.checked_add(HEADER_BYTES));
         // Only the size shows whether the modes of a multimodal data set are there.
-        let with_modes = expected.and_then(|expected| expected.checked_add(self.sequences));
+        let with_modes = expected.and_then(|expected| expected.checked_add(sequences));
         if expected == Some(size) || with_modes == Some(size) {
-            return Ok(dtype);
+            return Ok(Self { dtype, sequences, entries });
         }
         let expected = expected.map_or("more than 2^64".to_owned(), |bytes| bytes.to_string());
         let detail = format!(
-            "the index says {} sequences and {} document entries, which make a file of {expected} bytes \
-             (and one more for each sequence if it has modes), but it has {size}; write it again",
-            self.sequences, self.entries
+            "the index says {sequences} sequences and {entries} document entries, which make a file of {expected} \
+             bytes (and one more for each sequence if it has modes), but it has {size}; write it again"
         );
         Err(refuse(18, detail))
     }
+}
 
-    /// Checks the first and the last entry of each array against each other and the token file; returns the
-    /// number of tokens.
-    fn check_ends(&self, index: &FileReader<'_>, data: &MappedFile) -> Result<u64> {
-        let refuse = |offset, detail| refuse(index, offset, detail);
-        let bytes = data.size();
-        let end = match self.sequences.checked_sub(1) {
-            None => 0,
-            Some(last) => {
-                let first = self.pointer(index, 0)?;
-                if first != 0 {
-                    let detail = format!("the first sequence begins at byte {first}, expected 0");
-                    return Err(refuse(self.pointer_offset(0), detail));
-                }
-                self.end_of(index, last)?
-            }
-        };
-        if end != bytes {
-            let detail = format!(
-                "the index ends at byte {end} of the token file, but {} has {bytes} bytes; they do not belong \
-                 together, or one was cut",
-                data.path().display()
-            );
-            return Err(refuse(HEADER_BYTES, detail));
-        }
-        // Sequences end at the borders of tokens; the last one is left to check.
-        if !bytes.is_multiple_of(self.item_bytes) {
-            let detail = format!(
-                "the token file has {bytes} bytes, expected a whole number of tokens of {} bytes",
-                self.item_bytes
-            );
-            return Err(refuse(HEADER_BYTES, detail));
-        }
-        let Some(last) = self.entries.checked_sub(1) else {
-            let detail = "the index has no document entries; expected at least one".into();
-            return Err(refuse(26, detail));
-        };
-        for (entry, expected) in [(0, 0), (last, self.sequences)] {
-            let found = self.sequence_of(index, entry)?;
-            if found != expected {
-                let detail = format!("document entry {entry} is sequence {found}, expected {expected}");
-                return Err(refuse(self.entry_offset(entry), detail));
+impl DocumentSequences {
+    /// The offset of the array. The header's numbers were checked against the size of the index.
+    fn offset(&self) -> u64 {
+        HEADER_BYTES + 12 * self.sequences.count
+    }
+
+    /// Checks the first and the last entry: they show an index of another file at once.
+    fn check_ends(&self, index: &FileReader<'_>) -> Result<()> {
+        for (number, expected) in [(0, 0), (self.count(), self.sequences.count)] {
+            let offset = self.offset() + 8 * number;
+            let found = i64::from_le_bytes(index.bytes(offset)?);
+            if u64::try_from(found) != Ok(expected) {
+                return Err(unexpected(index, offset, DOCUMENT, (number, found), &expected.to_string()));
             }
         }
-        Ok(bytes / self.item_bytes)
-    }
-
-    fn sequence_of(&self, index: &FileReader<'_>, entry: u64) -> Result<u64> {
-        let offset = self.entry_offset(entry);
-        let found = i64::from_le_bytes(index.bytes(offset)?);
-        u64::try_from(found).ok().filter(|&sequence| sequence <= self.sequences).ok_or_else(|| {
-            let detail =
-                format!("document entry {entry} is sequence {found}, expected 0 to {}", self.sequences);
-            refuse(index, offset, detail)
-        })
-    }
-
-    fn pointer(&self, index: &FileReader<'_>, sequence: u64) -> Result<u64> {
-        let offset = self.pointer_offset(sequence);
-        let found = i64::from_le_bytes(index.bytes(offset)?);
-        u64::try_from(found).map_err(|_| {
-            refuse(index, offset, format!("sequence {sequence} begins at byte {found}, expected 0 or more"))
-        })
-    }
-
-    /// The byte of the token file where a sequence ends.
-    fn end_of(&self, index: &FileReader<'_>, sequence: u64) -> Result<u64> {
-        let offset = HEADER_BYTES + 4 * sequence;
-        let length = i32::from_le_bytes(index.bytes(offset)?);
-        let pointer = self.pointer(index, sequence)?;
-        u64::try_from(length).ok().and_then(|length| pointer.checked_add(length * self.item_bytes)).ok_or_else(
-            || {
-                let detail = format!(
-                    "sequence {sequence} has {length} tokens from byte {pointer} on; expected a length of 0 or \
-                     more that ends inside the token file"
-                );
-                refuse(index, offset, detail)
-            },
-        )
-    }
-
-    // No overflow below: the header's numbers were checked against the file's size.
-
-    fn pointer_offset(&self, sequence: u64) -> u64 {
-        HEADER_BYTES + 4 * self.sequences + 8 * sequence
-    }
-
-    fn entry_offset(&self, entry: u64) -> u64 {
-        HEADER_BYTES + 12 * self.sequences + 8 * entry
+        Ok(())
     }
 }
 
-impl DocumentTable for SequenceTables {
+impl DocumentTable for DocumentSequences {
     fn count(&self) -> u64 {
-        self.entries.saturating_sub(1)
+        self.entries - 1
     }
 
-    /// The sequence of the document must begin where the one before it ends.
+    fn check(&self, index: &FileReader<'_>) -> Result<()> {
+        check_ascending(
+            index,
+            self.offset(),
+            self.entries,
+            (Some(0), self.sequences.count),
+            "the first sequence of document",
+        )
+    }
+
     fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
-        let sequence = self.sequence_of(index, number)?;
-        if sequence == self.sequences {
-            return Ok(self.tokens);
-        }
-        let pointer = self.pointer(index, sequence)?;
-        let expected = match sequence.checked_sub(1) {
-            None => 0,
-            Some(before) => self.end_of(index, before)?,
+        let offset = self.offset() + 8 * number;
+        let sequence = u64::from_le_bytes(index.bytes(offset)?);
+        let Some(left) = self.sequences.count.checked_sub(sequence) else {
+            let expected = format!("at most {}", self.sequences.count);
+            return Err(unexpected(index, offset, DOCUMENT, (number, sequence.cast_signed()), &expected));
         };
-        if pointer != expected || !pointer.is_multiple_of(self.item_bytes) {
-            let detail = format!(
-                "sequence {sequence} begins at byte {pointer} of the token file, expected {expected}, where \
-                 the one before it ends; old builders wrote such pointers with NumPy 2, build the index again"
-            );
-            return Err(refuse(index, self.pointer_offset(sequence), detail));
+        match &self.order {
+            _ if left == 0 => Ok(self.tokens),
+            Some(order) => order.start(index, sequence),
+            None => self.sequences.first_token(index, sequence),
         }
-        Ok(pointer / self.item_bytes)
     }
 }
 

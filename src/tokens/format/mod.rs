@@ -5,9 +5,10 @@
 //!
 //! ```text
 //! open ──┬── npy, llmc, raw ────────> TokenLayout
-//!        ├── megatron (.idx, .bin) ─> TokenLayout + SequenceTables ─┐
-//!        ├── datatrove (.ds, …) ────> TokenLayout + DocumentEnds ───┴─> DocumentTable
-//!        └── refused: files that look like tokens and are something else
+//!        ├── megatron (.idx, .bin) ─> TokenLayout + TokenIndex: DocumentSequences, SequenceOrder
+//!        ├── datatrove (.ds, …) ────> TokenLayout + TokenIndex: DocumentEnds
+//!        ├── refused: files that look like tokens and are something else
+//!        └── width: tokens of another width than the one asked for
 //! ```
 //!
 //! `ARCHITECTURE.md` says what a new format needs.
@@ -20,3 +21,5 @@ pub mod megatron;
 mod npy;
 pub mod open;
 mod refused;
+pub mod sequences;
+mod width;

@@ -8,7 +8,7 @@ use crate::file_kinds::SAMPLE_BYTES;
 use crate::mapped_file::{MappedFile, Opened};
 
 use super::layout::{Format, Opener, TokenFile, TokenLayout, is_not_found, read_prefix, whole_tokens};
-use super::{datatrove, llmc, megatron, npy, refused};
+use super::{datatrove, llmc, megatron, npy, refused, width};
 
 /// The type that nanoGPT and its kin write.
 const RAW_DTYPE: Dtype = Dtype::U16;
@@ -57,10 +57,12 @@ pub fn open(path: &Path, dtype: Option<Dtype>, format: Option<Format>, how: Open
             if extension == Some("ds") {
                 return datatrove::open(file, dtype, how);
             }
-            raw(&opened, dtype)?
+            let layout = raw(&opened, dtype)?;
+            width::check(&opened, &prefix, layout.dtype)?;
+            layout
         }
     };
-    Ok(TokenFile { file, layout, documents: None })
+    Ok(TokenFile { file, layout, index: None })
 }
 
 /// Opens the Megatron index next to a file, if there is one. Refuses the file if its `.idx` is anything else: the file

@@ -1,0 +1,232 @@
+//! The sequences of a Megatron index: the length of each, and its place in the token file.
+//!
+//! Most indexes list the sequences of the token file from its beginning to its end. Any other index is a view: it may leave
+//! out sequences, repeat them or change their order. Its [`SequenceOrder`] finds a token with one binary search in memory
+//! and one look at a block of [`BLOCK`] sequences.
+
+use std::hash::Hasher;
+
+use twox_hash::XxHash3_64;
+
+use crate::allocate;
+use crate::error::{Error, Result};
+use crate::mapped_file::FileReader;
+
+/// Sequences for which one position is kept in memory: 8 bytes for 768 of the index.
+const BLOCK: u64 = 64;
+
+/// Sequences that are read at a time when all are.
+const CHUNK: u64 = 256 * BLOCK;
+
+const ORDER: &str = "the positions of a Megatron index";
+
+/// The arrays of sequences in an index: `int32` lengths in tokens, then `int64` places in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequences {
+    pub count: u64,
+    /// Offset of the lengths in the index.
+    pub offset_bytes: u64,
+    /// Bytes of one token.
+    pub item_bytes: u64,
+    /// Size of the token file.
+    pub data_bytes: u64,
+}
+
+/// Tokens that follow each other both on the axis of a file and in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenRun {
+    /// Where the run begins and ends on the axis.
+    pub start: u64,
+    pub stop: u64,
+    /// The token of the file with which it begins.
+    pub first: u64,
+}
+
+/// A sequence: its place and its length, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ListedSequence {
+    first: u64,
+    tokens: u64,
+}
+
+impl Sequences {
+    /// Checks all sequences. Returns their order, unless it is that of the token file.
+    pub fn check(&self, index: &FileReader<'_>) -> Result<Option<SequenceOrder>> {
+        let end = self.end_in_file_order(index)?;
+        if end == Some(self.data_bytes) {
+            return Ok(None);
+        }
+        Ok(Some(SequenceOrder { is_beginning: end.is_some(), ..self.follow(index)? }))
+    }
+
+    /// Returns the end of the last sequence, if each begins where the one before it ends, from the beginning of the file.
+    fn end_in_file_order(&self, index: &FileReader<'_>) -> Result<Option<u64>> {
+        let mut end = 0;
+        for first in (0..self.count).step_by(CHUNK as usize) {
+            let mut is_next = true;
+            for (tokens, place) in pairs(&self.read(index, first, CHUNK)?) {
+                is_next &= place == end && tokens >= 0;
+                end = place.wrapping_add(i64::from(tokens) * self.item_bytes as i64);
+            }
+            if !is_next {
+                return Ok(None);
+            }
+        }
+        Ok(u64::try_from(end).ok())
+    }
+
+    /// Walks all sequences, and keeps a position for every block of them.
+    fn follow(&self, index: &FileReader<'_>) -> Result<SequenceOrder> {
+        let mut starts = allocate::vec(self.count.div_ceil(BLOCK) as usize, ORDER)?;
+        let (mut tokens, mut digest, mut before) = (0_u64, XxHash3_64::new(), None);
+        for first in (0..self.count).step_by(CHUNK as usize) {
+            let (lengths, places) = self.read(index, first, CHUNK)?;
+            digest.write(&lengths);
+            digest.write(&places);
+            for (number, (length, place)) in (first..).zip(pairs(&(lengths, places))) {
+                if number.is_multiple_of(BLOCK) {
+                    starts.push(tokens);
+                }
+                let sequence = self.sequence(index, number, (length, place), before)?;
+                before = Some((sequence.first + sequence.tokens) * self.item_bytes);
+                tokens = tokens.checked_add(sequence.tokens).ok_or_else(|| {
+                    self.refuse(
+                        index,
+                        number,
+                        format!("the sequences up to {number} have more than 2^64 tokens"),
+                    )
+                })?;
+            }
+        }
+        Ok(SequenceOrder { sequences: *self, starts, tokens, is_beginning: false, digest: digest.finish() })
+    }
+
+    /// The first token of a sequence in the token file.
+    pub fn first_token(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
+        let (lengths, places) = self.read(index, number, 1)?;
+        let entry = pairs(&(lengths, places)).next().unwrap_or_default();
+        Ok(self.sequence(index, number, entry, None)?.first)
+    }
+
+    /// The lengths and the places of up to `count` sequences.
+    fn read(&self, index: &FileReader<'_>, first: u64, count: u64) -> Result<(Vec<u8>, Vec<u8>)> {
+        let count = count.min(self.count - first);
+        // No overflow: the caller checked the number of sequences against the size of the index.
+        let places_offset = self.offset_bytes + 4 * self.count;
+        let lengths = index.read(self.offset_bytes + 4 * first, 4 * count)?;
+        Ok((lengths, index.read(places_offset + 8 * first, 8 * count)?))
+    }
+
+    /// Checks an entry. `before` is the byte where the sequence before it ends.
+    fn sequence(
+        &self,
+        index: &FileReader<'_>,
+        number: u64,
+        (length, place): (i32, i64),
+        before: Option<u64>,
+    ) -> Result<ListedSequence> {
+        let refuse = |detail: String| Err(self.refuse(index, number, detail));
+        let Ok(tokens) = u64::try_from(length) else {
+            return refuse(format!("sequence {number} has {length} tokens, expected 0 or more"));
+        };
+        let item_bytes = self.item_bytes;
+        // A 32-bit sum that went beyond 2^31 bytes.
+        let is_wrapped = before.is_some_and(|end| end > i32::MAX as u64 && place == i64::from(end as i32));
+        if is_wrapped {
+            return refuse(format!(
+                "sequence {number} begins at byte {place} of the token file, expected {}; builders of 2024 wrote such \
+                 pointers with NumPy 2, build the index again",
+                before.unwrap_or(0)
+            ));
+        }
+        let place = match u64::try_from(place) {
+            Ok(place) if place.is_multiple_of(item_bytes) => place,
+            _ => {
+                return refuse(format!(
+                    "sequence {number} begins at byte {place} of the token file, expected 0 or more, and a multiple of \
+                     {item_bytes}, the bytes of a token; build the index again"
+                ));
+            }
+        };
+        let end = i128::from(place) + i128::from(tokens) * i128::from(item_bytes);
+        if end <= i128::from(self.data_bytes) {
+            return Ok(ListedSequence { first: place / item_bytes, tokens });
+        }
+        refuse(format!(
+            "sequence {number} has {tokens} tokens and ends at byte {end} of the token file, which has {} bytes; they do not \
+             belong together, or one was cut",
+            self.data_bytes
+        ))
+    }
+
+    fn refuse(&self, index: &FileReader<'_>, number: u64, detail: String) -> Error {
+        Error::format(index.opened.path(), self.offset_bytes + 4 * number, detail)
+    }
+}
+
+/// Decodes lengths and places.
+fn pairs((lengths, places): &(Vec<u8>, Vec<u8>)) -> impl Iterator<Item = (i32, i64)> {
+    let lengths = lengths.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    lengths.zip(places.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)))
+}
+
+/// The axis of an index that is a view.
+#[derive(Debug)]
+pub struct SequenceOrder {
+    sequences: Sequences,
+    /// The position on the axis of sequence 0, [`BLOCK`], 2 × [`BLOCK`], …
+    starts: Vec<u64>,
+    pub tokens: u64,
+    /// Whether the sequences are those of the beginning of the token file, in its order.
+    is_beginning: bool,
+    /// Hash of lengths and places.
+    pub digest: u64,
+}
+
+impl SequenceOrder {
+    /// The tokens of the token file, if the sequences are those of its beginning.
+    pub fn cut_short(&self) -> Option<u64> {
+        let Sequences { data_bytes, item_bytes, .. } = self.sequences;
+        self.is_beginning.then_some(data_bytes / item_bytes)
+    }
+
+    /// The position of a sequence on the axis.
+    pub fn start(&self, index: &FileReader<'_>, sequence: u64) -> Result<u64> {
+        let block = (sequence / BLOCK) as usize;
+        let Some(&start) = self.starts.get(block) else { return Ok(self.tokens) };
+        let before = self.block(index, block)?.into_iter().take((sequence % BLOCK) as usize);
+        Ok(start + before.map(|sequence| sequence.tokens).sum::<u64>())
+    }
+
+    /// The run around a token, as long as one block shows it.
+    pub fn run(&self, index: &FileReader<'_>, token: u64) -> Result<TokenRun> {
+        let block = self.starts.partition_point(|start| *start <= token).saturating_sub(1);
+        let mut start = self.starts.get(block).copied().unwrap_or(0);
+        let mut run = TokenRun { start, stop: start, first: 0 };
+        for sequence in self.block(index, block)?.into_iter().filter(|sequence| sequence.tokens > 0) {
+            if sequence.first != run.first + (run.stop - run.start) {
+                if token < run.stop {
+                    break;
+                }
+                run = TokenRun { start, stop: start, first: sequence.first };
+            }
+            start += sequence.tokens;
+            run.stop = start;
+        }
+        if (run.start..run.stop).contains(&token) {
+            return Ok(run);
+        }
+        // The lengths were others when all were summed.
+        let number = block as u64 * BLOCK;
+        let detail =
+            format!("token {token} is in none of the sequences from {number} on; the index was changed");
+        Err(self.sequences.refuse(index, number, detail))
+    }
+
+    fn block(&self, index: &FileReader<'_>, block: usize) -> Result<Vec<ListedSequence>> {
+        let first = block as u64 * BLOCK;
+        let entries = self.sequences.read(index, first, BLOCK)?;
+        let numbered = (first..).zip(pairs(&entries));
+        numbered.map(|(number, entry)| self.sequences.sequence(index, number, entry, None)).collect()
+    }
+}

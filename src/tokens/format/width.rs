@@ -1,0 +1,197 @@
+//! Whether a file without a header holds tokens of the width that it is opened with.
+//!
+//! Files of tokens show their width. In little-endian `uint32` tokens, every second `uint16` is the upper half of a
+//! token: nearly always zero, and never above 255, because no vocabulary has 2^24 tokens. Read the other way round, the
+//! upper halves of two `uint16` tokens are tokens themselves, and reach as high as the lower halves.
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::file_kinds::SAMPLE_BYTES;
+use crate::mapped_file::Opened;
+
+use super::layout::{item_bytes, token_dtype_name};
+
+/// The type that is proposed for each width: writers use it most.
+const USUAL_DTYPES: &[Dtype] = &[Dtype::U16, Dtype::U32, Dtype::I64];
+
+/// Fewer values, or fewer different ones, do not tell a width.
+const MIN_VALUES: usize = 32;
+const MIN_DIFFERENT: usize = 8;
+
+/// Refuses a file whose tokens have another width than `dtype`. `first` is the beginning of the file.
+///
+/// The beginning is nearly always enough to accept a file. The middle and the end are read if it is all padding, and
+/// before a file is refused.
+pub fn check(opened: &Opened, first: &[u8], dtype: Dtype) -> Result<()> {
+    let width = item_bytes(dtype) as usize;
+    let mut other = None;
+    let size = opened.size();
+    // Of an 8-byte token, a sample must begin with the first byte.
+    let last_place = size.saturating_sub(SAMPLE_BYTES as u64) / 8 * 8;
+    for place in [0, last_place / 16 * 8, last_place] {
+        let sample = match place {
+            0 => first,
+            _ => &opened.exact_reader().read_last(place, SAMPLE_BYTES as u64)?,
+        };
+        match fit(sample, width) {
+            Fit::Good => return Ok(()),
+            Fit::Unknown => {}
+            Fit::Bad => {
+                let good = |dtype: &&Dtype| fit(sample, item_bytes(**dtype) as usize) == Fit::Good;
+                other = other.or_else(|| USUAL_DTYPES.iter().find(good));
+            }
+        }
+    }
+    let Some(&other) = other else { return Ok(()) };
+    let (asked, found) = (token_dtype_name(dtype), token_dtype_name(other));
+    let detail = format!(
+        "the file is read as {asked} tokens and looks like {found}: pass dtype=\"{found}\"; if the tokens are {asked} all \
+         the same, pass format=\"raw\" and dtype=\"{asked}\""
+    );
+    Err(Error::format(opened.path(), 0, detail))
+}
+
+/// How well a sample of a file fits a width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    Good,
+    Bad,
+    Unknown,
+}
+
+fn fit(sample: &[u8], width: usize) -> Fit {
+    let neighbours = || pairs(sample, width);
+    if neighbours().nth(MIN_VALUES - 1).is_none() {
+        return Fit::Unknown;
+    }
+    // No upper half of a token reaches 256. The first pairs of most files show this.
+    let may_be_wider = width < 8 && neighbours().all(|(_, second)| second < 256);
+    if width == 2 && !may_be_wider {
+        return Fit::Good;
+    }
+    if may_be_wider && are_halves(neighbours().unzip())
+        || width > 2 && are_neighbours(pairs(sample, width / 2))
+    {
+        return Fit::Bad;
+    }
+    let first = neighbours().map(|(first, _)| first).collect();
+    if different(first) >= MIN_DIFFERENT { Fit::Good } else { Fit::Unknown }
+}
+
+/// Reads a sample as pairs of values of `width` bytes. Leaves out pairs that are one small negative number: labels have
+/// some, as marks.
+fn pairs(sample: &[u8], width: usize) -> impl Iterator<Item = (u64, u64)> + Clone {
+    let value = move |bytes: &[u8]| match *bytes {
+        [a] => u64::from(a),
+        [a, b] => u64::from(u16::from_le_bytes([a, b])),
+        [a, b, c, d] => u64::from(u32::from_le_bytes([a, b, c, d])),
+        _ => bytes.try_into().map_or(0, u64::from_le_bytes),
+    };
+    let negative = u64::MAX >> (64 - 8 * width);
+    let pairs = sample.chunks_exact(2 * width).map(move |pair| {
+        let (first, second) = pair.split_at(width);
+        (value(first), value(second))
+    });
+    pairs.filter(move |(_, second)| *second != negative)
+}
+
+/// Whether the second values, all below 256, are the upper halves of tokens: few values, and many zeros. A list of numbers
+/// and commas has few values in every second place, too, but hardly a zero.
+fn are_halves((lower, upper): (Vec<u64>, Vec<u64>)) -> bool {
+    let zeros = upper.iter().filter(|value| **value == 0).count();
+    let is_often_zero = zeros >= upper.len() / 8;
+    let (lower, upper) = (different(lower), different(upper));
+    is_often_zero && lower >= MIN_DIFFERENT && upper <= lower / 4
+}
+
+/// Whether the halves of tokens are tokens themselves: several values that reach as high as the first ones. Upper halves of
+/// tokens do not: those of a vocabulary of 2^24 reach 255, the lower halves 65,535.
+fn are_neighbours(halves: impl Iterator<Item = (u64, u64)> + Clone) -> bool {
+    let (lower, upper) = halves.clone().fold((0, 0), |(a, b), (c, d)| (c.max(a), d.max(b)));
+    upper > 0 && upper >= lower / 16 && different(halves.map(|(_, upper)| upper).collect()) >= 4
+}
+
+fn different(mut values: Vec<u64>) -> usize {
+    values.sort_unstable();
+    values.dedup();
+    values.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mix::mix;
+
+    /// Ids as text has them: small ones are frequent.
+    fn tokens(seed: u64, vocabulary: u64) -> impl Iterator<Item = i64> {
+        (0..4096_u64).map(move |index| {
+            let random = mix(seed << 32 | index);
+            let bound = vocabulary >> (random % u64::from(vocabulary.ilog2()));
+            ((random >> 32) % bound) as i64
+        })
+    }
+
+    fn sample(tokens: impl Iterator<Item = i64>, width: usize) -> Vec<u8> {
+        tokens.flat_map(|token| token.to_le_bytes().into_iter().take(width)).take(SAMPLE_BYTES).collect()
+    }
+
+    /// The vocabularies of a width.
+    fn vocabularies(width: usize) -> impl Iterator<Item = u64> {
+        let all = [16_u64, 256, 1000, 4096, 32_000, 50_257, 65_536, 128_256, 262_144, 1 << 20, 1 << 24];
+        all.into_iter().filter(move |vocabulary| width > 2 || *vocabulary <= 65_536)
+    }
+
+    #[test]
+    fn tokens_fit_their_own_width() {
+        for width in [2, 4, 8] {
+            for vocabulary in vocabularies(width) {
+                for seed in 0..10 {
+                    let sample = sample(tokens(seed, vocabulary), width);
+                    assert_eq!(fit(&sample, width), Fit::Good, "{width} bytes, {vocabulary} ids, {seed}");
+                    // A sample as short as a sentence must not be refused either.
+                    for len in (0..sample.len().min(1024)).step_by(width) {
+                        let fit = fit(&sample[..len], width);
+                        assert_ne!(fit, Fit::Bad, "{width} bytes, {vocabulary} ids, {seed}, {len}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_do_not_fit_another_width() {
+        for written in [2, 4, 8] {
+            for vocabulary in vocabularies(written) {
+                for seed in 0..10 {
+                    let sample = sample(tokens(seed, vocabulary), written);
+                    for width in [2, 4, 8].into_iter().filter(|width| *width != written) {
+                        let case = format!("{written} bytes as {width}, {vocabulary} ids, {seed}");
+                        assert_eq!(fit(&sample, width), Fit::Bad, "{case}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn padding_marks_and_lists_are_not_refused() {
+        let padded = |pad: i64| move |(index, token): (usize, i64)| if index % 64 < 20 { token } else { pad };
+        for width in [2, 4, 8] {
+            for token in [0, 1, 255, 256, 50_256, 65_535] {
+                let repeated = sample(std::iter::repeat_n(token, 4096), width);
+                assert_ne!(fit(&repeated, width), Fit::Bad, "{width} bytes, token {token}");
+            }
+            // Labels with the mark of ignored places, which signed types have.
+            for mark in [0, -1, -100] {
+                for vocabulary in vocabularies(width) {
+                    let marked = sample(tokens(1, vocabulary / 2).enumerate().map(padded(mark)), width);
+                    assert_eq!(fit(&marked, width), Fit::Good, "{width} bytes, {vocabulary} ids, {mark}");
+                }
+            }
+            // Numbers with a comma after each.
+            let list =
+                tokens(2, 10_000).enumerate().map(|(index, token)| if index % 2 == 1 { 11 } else { token });
+            assert_eq!(fit(&sample(list, width), width), Fit::Good, "{width} bytes");
+        }
+    }
+}
