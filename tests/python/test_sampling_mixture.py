@@ -105,8 +105,6 @@ def test_what_makes_no_mixture_is_refused():
         mixture(*[1] * 1025)
     with pytest.raises(ValueError, match="'end'"):
         mixture(1, exhausted="end")
-    with pytest.raises(ValueError, match="uint16, uint32"):
-        Mixture([(Corpus(), 1), (Corpus(dtype="uint32"), 1)])
 
 
 def test_the_fingerprint_tells_corpora_shares_and_policy_apart():
@@ -176,3 +174,26 @@ def test_what_is_no_pair_or_no_corpus_is_refused_by_its_number():
     ):
         with pytest.raises(TypeError, match=message):
             Mixture(wrong)
+
+
+def loader_of(pairs, *, exhausted="repeat", **options):
+    options = {"sequence_length": 1, "batch_size": 1, "target": "none", "seed": 3, **options}
+    return TokenLoader(Mixture(pairs, exhausted=exhausted), **options)
+
+
+def test_corpora_of_different_types_make_one_batch(tmp_path):
+    np.full(64, 7, "u2").tofile(tmp_path / "narrow")
+    np.full(64, 1 << 20, "u4").tofile(tmp_path / "wide")
+    pairs = [(open_tokens(tmp_path / "narrow"), 1), (open_tokens(tmp_path / "wide", dtype="u4"), 1)]
+    for ordered in (pairs, pairs[::-1]):
+        for dtype in ("int64", "int32"):
+            with loader_of(ordered, batch_size=8, sequence_length=8, dtype=dtype) as loader:
+                batch = next(loader)
+            assert batch.dtype == dtype
+            assert sorted(set(batch.reshape(-1).tolist())) == [7, 1 << 20]
+            assert (batch == batch[:, :1]).all()
+            assert (batch[:, 0] == 7).sum() == 4
+        with pytest.raises(
+            ValueError, match='dtype="raw" needs corpora of one type, not uint16, uint32; use'
+        ):
+            loader_of(ordered, dtype="raw")

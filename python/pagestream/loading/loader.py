@@ -20,6 +20,7 @@ from pagestream.loading.options import (
     batch_dtype,
     check_drop_behind,
     check_long_enough,
+    check_raw_dtype,
 )
 from pagestream.loading.state import STATE_VERSION, saved_position
 from pagestream.tokens.corpus import TokenCorpus, open_tokens
@@ -93,7 +94,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             each global batch.
         world_size: See `rank`; both or none.
         dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
-            files.
+            files, which must be one for all.
         lookahead: Batches whose pages are requested ahead; None adapts. Where files are not
             mapped: batches that are read ahead.
         threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).
@@ -219,6 +220,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         one_of("order", order, _native.ORDERS)
         one_of("target", target, _native.TARGETS)
         dtype = batch_dtype(dtype)
+        check_raw_dtype(dtype, self._corpora)
         check_drop_behind(drop_behind, self._corpora)
         if documents == "boundaries" and any(corpus.documents is None for corpus in self._corpora):
             message = 'documents="boundaries" needs files that record them (Megatron, datatrove)'
@@ -234,7 +236,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self._packed = documents == "boundaries"
         only_with("max_documents", max_documents, needed=self._packed, needs='documents="boundaries"')
         if mixing_radius is None:
-            mixing_radius = max(16, _MIXING_BYTES // (self.stride * self._corpora[0].dtype.itemsize))
+            item_bytes = max(corpus.dtype.itemsize for corpus in self._corpora)
+            mixing_radius = max(16, _MIXING_BYTES // (self.stride * item_bytes))
         self.mixing_radius = at_least(1, "mixing_radius", mixing_radius)
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
         settings: dict[str, Any] = {

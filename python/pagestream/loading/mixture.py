@@ -38,6 +38,8 @@ class Mixture(ClosedByWith):
     0.3 are kept exactly, as 7 and 3, wherever their common denominator allows; others are rounded.
     `weights` says which shares are in use.
 
+    Corpora may be of different types, such as uint16 and uint32. Batches are int64, or int32 on request.
+
     What happens when a source runs out is ``exhausted``:
 
     - ``"repeat"``: it begins its next epoch, in a new order. There is no end.
@@ -52,8 +54,7 @@ class Mixture(ClosedByWith):
         exhausted: See above.
 
     Raises:
-        ValueError: No source or too many, a weight that cannot be used, corpora of different types, or an
-            unknown word.
+        ValueError: No source or too many, a weight that cannot be used, or an unknown word.
         TypeError: A source is not a pair of a corpus (not a mixture) and a number.
 
     Examples:
@@ -80,10 +81,6 @@ class Mixture(ClosedByWith):
                 if isinstance(corpus, Mixture):
                     message += "; give its sources, with weights of your own"
                 raise TypeError(message)
-        dtypes = [str(corpus.dtype) for corpus, _ in pairs]
-        if len(set(dtypes)) > 1:
-            message = f"the corpora of a mixture must be of one type, not {', '.join(dtypes)}"
-            raise ValueError(message)
         self._sources = tuple(corpus for corpus, _ in pairs)
         exact = [_exact(number, weight) for number, (_, weight) in enumerate(pairs)]
         self._whole_weights = _whole(exact)

@@ -65,6 +65,16 @@ def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of the words of `Ba
     return word
 
 
+def check_raw_dtype(dtype: object, corpora: Iterable[TokenCorpus]) -> None:
+    """Refuses ``dtype="raw"`` for corpora of different types: a batch has one."""
+    dtypes = sorted({corpus.dtype.name for corpus in corpora})
+    if dtype == "raw" and len(dtypes) > 1:
+        message = (
+            f'dtype="raw" needs corpora of one type, not {", ".join(dtypes)}; use dtype="int64" or "int32"'
+        )
+        raise ValueError(message)
+
+
 def check_drop_behind(drop_behind: object, corpora: Iterable[TokenCorpus]) -> None:
     """Refuses a ``drop_behind`` that does not exist, or that would have no effect."""
     if drop_behind is None:

@@ -112,7 +112,10 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
             return TensorBatches(self.tokens, self._corpora, settings, self._max_documents)
         self.device = device.device
         dtype = settings["dtype"]
-        if is_widened_on_device(self._corpora[0].dtype, dtype):
+        # A batch of several types has no type of its own before it is widened.
+        file_dtype = self._corpora[0].dtype
+        is_uniform = all(corpus.dtype == file_dtype for corpus in self._corpora)
+        if is_uniform and is_widened_on_device(file_dtype, dtype):
             wanted = getattr(torch, dtype)
             settings = {**settings, "dtype": "raw"}
         host = HostBatches(self.tokens, self._corpora, settings, self._max_documents, STAGED_BUFFERS)
