@@ -49,7 +49,10 @@ pub mod internals {
     pub use crate::sampling::ORDER_VERSION;
     pub use crate::sampling::blocked::{Blocked, OPEN_EXTENTS};
     pub use crate::sampling::key::{Draws, Key};
-    pub use crate::sampling::mixture::{Exhausted, MAX_PERIOD, MAX_SOURCES, Mixture};
+    pub use crate::sampling::mixture::{
+        Exhausted, MAX_SOURCES, MAX_WEIGHT_SUM, MIXTURE_VERSION, Mixture, MixtureProgress, SourceProgress,
+        Start,
+    };
     pub use crate::sampling::order::{EpochOrder, Order, OrderKind};
     pub use crate::sampling::permutation::{MAX_LENGTH, Permutation};
     pub use crate::sampling::schedule::{Draw, Schedule, SourceSize};

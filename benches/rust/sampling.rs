@@ -4,6 +4,7 @@
 
 use pagestream::internals::{Exhausted, Mixture, Order, OrderKind, Permutation, Schedule, SourceSize};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::measurement::WallTime;
@@ -54,8 +55,10 @@ fn draw(criterion: &mut Criterion) {
         .collect();
     for (name, weights) in mixtures {
         let count = weights.len();
-        let mixture = Mixture::new(&weights, Exhausted::Repeat).expect("valid");
-        let schedule = Schedule::new(sources(count), Some(&mixture), Order::Shuffled, 1).expect("valid");
+        let mixture =
+            Mixture::new(&weights, &vec![source.windows; count], Exhausted::Repeat, None).expect("valid");
+        let mixture = Some(Arc::new(mixture));
+        let schedule = Schedule::new(sources(count), mixture, Order::Shuffled, 1).expect("valid");
         cases.push((format!("shuffled, {name}"), schedule));
     }
     for (name, schedule) in cases {

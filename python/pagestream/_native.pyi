@@ -19,10 +19,11 @@ __all__ = [
     "HUGE_PAGES",
     "LLMC_KINDS",
     "MAX_HEADER_BYTES",
-    "MAX_MIXTURE_PERIOD",
     "MAX_MIXTURE_SOURCES",
+    "MAX_MIXTURE_WEIGHT_SUM",
     "MAX_THREADS",
     "MEGATRON_CODES",
+    "MIXTURE_VERSION",
     "MODES",
     "ORDERS",
     "ORDER_VERSION",
@@ -34,6 +35,7 @@ __all__ = [
     "ChecksumRun",
     "Exporter",
     "MappedFile",
+    "Mixture",
     "PipelineBatch",
     "StagedStream",
     "StagingBuffer",
@@ -66,10 +68,11 @@ FAULT_GUARDS: tuple[str, ...]
 FORMATS: tuple[str, ...]
 HUGE_PAGES: tuple[str, ...]
 LLMC_KINDS: dict[str, tuple[int, int]]
-MAX_MIXTURE_PERIOD: int
 MAX_MIXTURE_SOURCES: int
+MAX_MIXTURE_WEIGHT_SUM: int
 MAX_THREADS: int
 MEGATRON_CODES: dict[str, int]
+MIXTURE_VERSION: int
 MODES: tuple[str, ...]
 ORDERS: tuple[str, ...]
 ORDER_VERSION: int
@@ -292,6 +295,17 @@ class TokenCorpus:
     ) -> None: ...
     def check(self) -> None: ...
     def close(self) -> None: ...
+
+@final
+class Mixture:
+    def __new__(
+        cls,
+        weights: Sequence[int],
+        windows: Sequence[int],
+        exhausted: str,
+        start: tuple[int, int, Sequence[tuple[int, int, int]]] | None,
+    ) -> Self: ...
+    def progress(self, position: int) -> tuple[int, list[tuple[int, int, int]]]: ...
 
 @final
 class PipelineBatch:

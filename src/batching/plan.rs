@@ -79,7 +79,7 @@ pub struct BatchPlan {
 impl Feed {
     pub fn new(
         sources: Vec<TokenSource>,
-        mixture: Option<&Mixture>,
+        mixture: Option<Arc<Mixture>>,
         order: Order,
         seed: u64,
         share: Share,
@@ -112,9 +112,9 @@ impl Feed {
                     "a mixture whose sources repeat has no end; use epochs=None, or exhausted=\"stop\" or \"drop\"",
                 ));
             }
-            (Some(epochs), Some(len)) => Some(
-                epochs
-                    .checked_mul(len)
+            (Some(epochs), Some(_)) => Some(
+                schedule
+                    .end_of_passes(epochs)
                     .ok_or_else(|| Error::argument("the epochs have more than 2^64 samples"))?,
             ),
         };

@@ -143,7 +143,7 @@ impl Planner {
 
     fn work_out_group(&mut self, shared: &Shared) -> Result<BatchGroup> {
         let mut batches = VecDeque::new();
-        let end = shared.feed.schedule.block_end(self.position);
+        let end = shared.feed.schedule.block_end(self.position)?;
         while self.position < end && batches.len() < self.max_group_batches {
             let Some(plan) = shared.feed.plan(self.position)? else { break };
             self.position = plan.position + plan.global_rows;

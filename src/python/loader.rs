@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use super::export::PyExporter;
+use super::sampling::PyMixture;
 use super::tokens::PyTokenCorpus;
 use crate::batching::layout::BatchLayout;
 use crate::batching::options::{Options, Without};
@@ -14,7 +15,6 @@ use crate::error::Error;
 use crate::fetch::crew;
 use crate::mapped_file::DropBehind;
 use crate::os::fault;
-use crate::sampling::mixture::{Exhausted, Mixture};
 use crate::sampling::order::Order;
 use crate::tokens::windows::{Target, Windows};
 use crate::widen::Element;
@@ -23,9 +23,8 @@ use crate::widen::Element;
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 struct StreamSettings {
-    /// Weights of a mixture; None for one corpus.
-    weights: Option<Vec<u64>>,
-    exhausted: String,
+    /// None for one corpus.
+    mixture: Option<Py<PyMixture>>,
     sequence_length: u64,
     stride: u64,
     target: String,
@@ -55,12 +54,11 @@ impl StreamSettings {
             Ok(TokenSource { corpus, windows })
         });
         let sources: Result<Vec<_>, Error> = sources.collect();
-        let exhausted = Exhausted::from_word(&self.exhausted)?;
-        let mixture = self.weights.as_ref().map(|weights| Mixture::new(weights, exhausted)).transpose()?;
+        let mixture = self.mixture.as_ref().map(|mixture| mixture.get().shared());
         let order = Order::from_word(&self.order, self.mixing_radius)?;
         let share = Share { rank: self.rank, world_size: self.world_size, batch_size: self.batch_size };
         let extent = StreamExtent { epochs: self.epochs, drop_last: self.drop_last };
-        Feed::new(sources?, mixture.as_ref(), order, self.seed, share, extent)
+        Feed::new(sources?, mixture, order, self.seed, share, extent)
     }
 
     fn options(&self) -> Result<Options, Error> {

@@ -37,7 +37,7 @@ mod _native {
         export::PyExporter,
         files::PyMappedFile,
         loader::{PyPipelineBatch, PyTokenPipeline},
-        sampling::{drawn, permuted},
+        sampling::{PyMixture, drawn, permuted},
         staged_stream::PyStagedStream,
         staging::{PyStagingBuffer, populate},
         stored_tensor::PyStoredTensor,
@@ -106,8 +106,9 @@ mod _native {
         }
         module.add("debug_build", cfg!(debug_assertions))?;
         module.add("MAX_THREADS", crate::fetch::crew::MAX_GIVEN_THREADS)?;
-        module.add("MAX_MIXTURE_PERIOD", crate::sampling::mixture::MAX_PERIOD)?;
         module.add("MAX_MIXTURE_SOURCES", crate::sampling::mixture::MAX_SOURCES)?;
+        module.add("MAX_MIXTURE_WEIGHT_SUM", crate::sampling::mixture::MAX_WEIGHT_SUM)?;
+        module.add("MIXTURE_VERSION", crate::sampling::mixture::MIXTURE_VERSION)?;
         module.add("ORDER_VERSION", crate::sampling::ORDER_VERSION)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -1,7 +1,11 @@
-//! The order of an epoch, for `torch/sampler.py`, and the windows of a stream, for the benchmarks that prove them.
+//! Mixtures, the order of an epoch for `torch/sampler.py`, and the windows of a stream for the benchmarks that prove
+//! them.
+
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 
+use crate::sampling::mixture::{Exhausted, Mixture, MixtureProgress, SourceProgress, Start};
 use crate::sampling::order::Order;
 use crate::sampling::permutation::Permutation;
 use crate::sampling::schedule::{Schedule, SourceSize};
@@ -39,4 +43,52 @@ pub fn drawn(
     let schedule = Schedule::new(vec![SourceSize { windows, starts }], None, order, seed)?;
     let draws = py.detach(|| schedule.draws(0, count))?;
     Ok(draws.into_iter().map(|draw| draw.index).collect())
+}
+
+/// The place of a source in a saved state: its number, its epoch, and the windows of the epoch that were drawn.
+type SourcePlace = (u32, u64, u64);
+
+/// Weighted sources of so many windows. `start` is a position, the passes before it, and a place for each source.
+#[pyclass(name = "Mixture", module = "pagestream._native", frozen)]
+#[derive(Debug)]
+pub struct PyMixture {
+    mixture: Arc<Mixture>,
+}
+
+#[pymethods]
+impl PyMixture {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        weights: Vec<u64>,
+        windows: Vec<u64>,
+        exhausted: &str,
+        start: Option<(u64, u64, Vec<SourcePlace>)>,
+    ) -> PyResult<Self> {
+        let exhausted = Exhausted::from_word(exhausted)?;
+        let start = start.map(|(position, pass, sources)| Start {
+            position,
+            numbers: sources.iter().map(|(number, ..)| *number).collect(),
+            progress: MixtureProgress {
+                pass,
+                sources: sources.iter().map(|&(_, epoch, taken)| SourceProgress { epoch, taken }).collect(),
+            },
+        });
+        let mixture = py.detach(|| Mixture::new(&weights, &windows, exhausted, start))?;
+        Ok(Self { mixture: Arc::new(mixture) })
+    }
+
+    /// The passes that are over at a position, and a place for each source.
+    fn progress(&self, position: u64) -> PyResult<(u64, Vec<SourcePlace>)> {
+        let MixtureProgress { pass, sources } = self.mixture.progress(position)?;
+        let numbers = &self.mixture.start.numbers;
+        let place = |(number, source): (&u32, SourceProgress)| (*number, source.epoch, source.taken);
+        Ok((pass, numbers.iter().zip(sources).map(place).collect()))
+    }
+}
+
+impl PyMixture {
+    pub(super) fn shared(&self) -> Arc<Mixture> {
+        self.mixture.clone()
+    }
 }

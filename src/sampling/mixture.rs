@@ -1,21 +1,28 @@
-//! Weighted sources: the source of each draw, in closed form.
+//! Streams of weighted sources: the source of each draw in closed form, and policies for a source that runs out.
 //!
-//! Integer weights make a schedule with a period, their sum. Over one period the sources' draws are
-//! unit jobs with deadlines on one processor, and the earliest deadline goes first. That keeps the
-//! number of draws of each source within 1 of its share at every point (Tijdeman: The chairman assignment
-//! problem, 1980; Baruah, Cohen, Plaxton, Varvel: Proportionate progress, 1996).
-
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+//! ```text
+//! stream ── start ──> rest of the pass under way ──> pass ──> pass ── ...
+//!                       └── phases: the same sources take part, by `turns`; each ends where a source runs out
+//! ```
+//!
+//! A stream usually starts at position 0, with all sources unread. A stream whose weights change in mid-run starts
+//! anew at that position, with each source where the earlier weights left it.
 
 use crate::error::{Error, Result};
+use crate::sampling::turns::Turns;
 use crate::words::words;
 
 /// The largest sum of weights.
-pub const MAX_PERIOD: u64 = 1 << 16;
+pub const MAX_WEIGHT_SUM: u64 = 1 << 32;
 
 /// The largest number of sources.
 pub const MAX_SOURCES: usize = 1024;
+
+/// Version of the turns, for saved states. A change of the source of any draw raises it.
+pub const MIXTURE_VERSION: u32 = 2;
+
+/// Bound of positions and epochs at which a stream starts: sums of two such numbers fit in 64 bits.
+const MAX_START: u64 = 1 << 63;
 
 words! {
     /// The policy for a source that runs out.
@@ -23,180 +30,260 @@ words! {
         /// The source begins its next epoch; the mixture has no end.
         Repeat = "repeat",
         /// The mixture's pass ends with the draw that takes the last window of a source. All sources begin a
-        /// new epoch in the next pass, also those that were not read to the end.
+        /// new epoch in the next pass, read to the end or not.
         Stop = "stop",
-        /// The others go on, with the weights they have among themselves, until each window was drawn once.
+        /// The other sources go on by their weights, until each window was drawn once.
         Drop = "drop",
     }
 }
 
-/// Weights of sources, and the policy for a source that runs out.
+/// How far a stream has read a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceProgress {
+    pub epoch: u64,
+    /// Windows of the epoch that were drawn.
+    pub taken: u64,
+}
+
+/// How far a stream has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MixtureProgress {
+    /// Passes that are over.
+    pub pass: u64,
+    pub sources: Vec<SourceProgress>,
+}
+
+/// The place in a stream at which a mixture begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// Samples of the stream before.
+    pub position: u64,
+    pub progress: MixtureProgress,
+    /// A number for the keys of each source. A source keeps its number, and so its order, when a mixture gains or
+    /// loses sources. For example, sources 0 and 2 of three keep the numbers 0 and 2 when source 1 is removed.
+    pub numbers: Vec<u32>,
+}
+
+impl Start {
+    /// The beginning of a stream, with all sources unread.
+    pub fn at_zero(sources: usize) -> Self {
+        let unread = SourceProgress { epoch: 0, taken: 0 };
+        let progress = MixtureProgress { pass: 0, sources: vec![unread; sources] };
+        Self { position: 0, progress, numbers: (0..sources as u32).collect() }
+    }
+
+    fn check(&self, windows: &[u64]) -> Result<()> {
+        let MixtureProgress { pass, sources } = &self.progress;
+        if sources.len() != windows.len() || self.numbers.len() != windows.len() {
+            let detail = format!("a start of {} sources for a mixture of {}", sources.len(), windows.len());
+            return Err(Error::argument(detail));
+        }
+        let mut numbers = self.numbers.clone();
+        numbers.sort_unstable();
+        if let Some([twice, ..]) = numbers.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::argument(format!("two sources have the number {twice}")));
+        }
+        if self.position >= MAX_START || *pass >= MAX_START {
+            let detail =
+                format!("the start is at sample {} in pass {pass}; both must be below 2^63", self.position);
+            return Err(Error::argument(detail));
+        }
+        for (number, (source, &windows)) in sources.iter().zip(windows).enumerate() {
+            if source.taken > windows || source.epoch >= MAX_START {
+                return Err(Error::argument(format!(
+                    "source {number} starts at window {} of epoch {}; it has {windows} windows and epochs below 2^63",
+                    source.taken, source.epoch
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A stream of weighted sources: a pure function of weights, sizes and start.
+#[derive(Debug, Clone)]
 pub struct Mixture {
-    /// In lowest terms.
-    pub weights: Vec<u64>,
-    exhausted: Exhausted,
+    windows: Vec<u64>,
+    pub start: Start,
+    /// The rest of the pass at which the stream starts, then all later passes, if they differ.
+    passes: Vec<Pass>,
+}
+
+/// A position of a stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StreamPlace<'a> {
+    /// Passes since the start.
+    pub pass: u64,
+    /// Phases of that pass.
+    pub phases: &'a [Phase],
+    /// Draws of the pass before.
+    pub inside: u64,
+    pub length: Option<u64>,
 }
 
 impl Mixture {
-    /// One weight a source, each at least 1, [`MAX_PERIOD`] at most in all after division by their
-    /// greatest common divisor.
-    pub fn new(weights: &[u64], exhausted: Exhausted) -> Result<Self> {
+    /// Takes one weight for each source, at least 1 and [`MAX_WEIGHT_SUM`] at most in all, and the number of windows
+    /// of each source, at least 1.
+    pub fn new(weights: &[u64], windows: &[u64], exhausted: Exhausted, start: Option<Start>) -> Result<Self> {
         if weights.is_empty() || weights.len() > MAX_SOURCES {
             let sources = weights.len();
             return Err(Error::argument(format!("a mixture has 1 to {MAX_SOURCES} sources, not {sources}")));
+        }
+        if windows.len() != weights.len() {
+            let (sources, weights) = (windows.len(), weights.len());
+            return Err(Error::argument(format!("there are {sources} sources, but weights for {weights}")));
         }
         if let Some(source) = weights.iter().position(|&weight| weight == 0) {
             return Err(Error::argument(format!(
                 "the weight of source {source} is 0; it must be at least 1"
             )));
         }
-        let weights = reduced(weights.to_vec());
-        let period = weights.iter().try_fold(0_u64, |sum, &weight| sum.checked_add(weight));
-        if period.is_none_or(|period| period > MAX_PERIOD) {
+        if let Some(source) = windows.iter().position(|&windows| windows == 0) {
+            return Err(Error::argument(format!("source {source} has no window to draw")));
+        }
+        let sum = weights.iter().try_fold(0_u64, |sum, &weight| sum.checked_add(weight));
+        if sum.is_none_or(|sum| sum > MAX_WEIGHT_SUM) {
             return Err(Error::argument(format!(
-                "the weights add up to more than {MAX_PERIOD}; give rounder ones"
+                "the weights add up to more than {MAX_WEIGHT_SUM}; give rounder ones"
             )));
         }
-        Ok(Self { weights, exhausted })
+        let start = start.unwrap_or_else(|| Start::at_zero(weights.len()));
+        start.check(windows)?;
+        let taken: Vec<u64> = start.progress.sources.iter().map(|source| source.taken).collect();
+        let mut passes = Vec::new();
+        if taken.iter().any(|taken| *taken > 0) {
+            passes.push(Pass::new(weights, windows, &taken, exhausted)?);
+        }
+        if exhausted != Exhausted::Repeat || passes.is_empty() {
+            passes.push(Pass::new(weights, windows, &vec![0; windows.len()], exhausted)?);
+        }
+        Ok(Self { windows: windows.to_vec(), start, passes })
     }
 
-    /// The one source of a schedule without a mixture.
-    pub(super) fn single() -> Self {
-        Self { weights: vec![1], exhausted: Exhausted::Drop }
+    /// The windows of each source.
+    pub fn windows(&self) -> &[u64] {
+        &self.windows
+    }
+
+    /// Draws of a whole pass, which for one source is an epoch; `None` if the stream has no end.
+    pub fn pass_length(&self) -> Option<u64> {
+        self.passes.last()?.length
+    }
+
+    /// The position at the end of `passes` passes, counted from the beginning of the stream and not from the start.
+    /// `None` if the stream has no passes, or if they end after 2^64 samples.
+    pub fn end_of_passes(&self, passes: u64) -> Option<u64> {
+        let length = self.pass_length()?;
+        let Start { position, progress, .. } = &self.start;
+        let left = passes.saturating_sub(progress.pass);
+        if left == 0 {
+            return Some(*position);
+        }
+        let first = self.passes.first()?.length?;
+        position.checked_add(first)?.checked_add(length.checked_mul(left - 1)?)
+    }
+
+    /// How far the stream has come at a position.
+    pub fn progress(&self, position: u64) -> Result<MixtureProgress> {
+        let StreamPlace { pass, phases, inside, .. } = self.place(position)?;
+        let sources = &self.start.progress.sources;
+        // The other sources have been read to their ends.
+        let mut taken = self.windows.clone();
+        let Phase { start, members, turns } = &phases[phase_at(phases, inside)];
+        for (member, count) in members.iter().zip(turns.counts(inside - start)) {
+            taken[member.source as usize] = member.taken.saturating_add(count);
+        }
+        let is_endless = self.pass_length().is_none();
+        let progress = |((source, taken), windows): ((&SourceProgress, u64), &u64)| {
+            let epochs = if is_endless { taken / windows } else { 0 };
+            let epoch = source.epoch.saturating_add(pass).saturating_add(epochs);
+            SourceProgress { epoch, taken: taken - epochs * windows }
+        };
+        let sources = sources.iter().zip(taken).zip(&self.windows).map(progress).collect();
+        Ok(MixtureProgress { pass: self.start.progress.pass.saturating_add(pass), sources })
+    }
+
+    pub(super) fn place(&self, position: u64) -> Result<StreamPlace<'_>> {
+        let since = position.checked_sub(self.start.position).ok_or_else(|| {
+            let start = self.start.position;
+            Error::argument(format!("sample {position} lies before the start of the mixture, sample {start}"))
+        })?;
+        let [first, .., later] = &self.passes[..] else {
+            let pass = &self.passes[0];
+            return Ok(pass.place(0, since));
+        };
+        Ok(match first.length {
+            Some(length) if since >= length => later.place(1, since - length),
+            _ => first.place(0, since),
+        })
     }
 }
 
-fn reduced(mut weights: Vec<u64>) -> Vec<u64> {
-    let divisor = weights.iter().fold(0, |divisor, &weight| greatest_common_divisor(divisor, weight));
-    for weight in &mut weights {
-        *weight /= divisor;
-    }
-    weights
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
-}
-
-/// Draws of a mixture from one point on, while the same sources take part.
+/// Draws of a pass from one point on, while the same sources take part.
 #[derive(Debug, Clone)]
 pub(super) struct Phase {
     /// First draw of the phase, counted in the pass.
     pub start: u64,
     pub members: Vec<Member>,
+    pub turns: Turns,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member {
-    pub source: usize,
-    pub weight: u64,
-    /// Windows drawn by earlier phases of the pass.
+    pub source: u32,
+    /// Windows drawn before the phase; where the mixture repeats, of all epochs since the start.
     pub taken: u64,
 }
 
-/// A pass through a mixture: its phases, and the number of draws, None if it has no end.
+/// The number of the phase with a draw of the pass. The first phase starts at 0.
+pub(super) fn phase_at(phases: &[Phase], draw: u64) -> usize {
+    phases.partition_point(|phase| phase.start <= draw) - 1
+}
+
+/// A pass through a mixture, or the rest of one: its phases, and the number of draws, None if it has no end.
 #[derive(Debug, Clone)]
-pub(super) struct Pass {
-    pub phases: Vec<Phase>,
-    pub length: Option<u64>,
+struct Pass {
+    phases: Vec<Phase>,
+    length: Option<u64>,
 }
 
 impl Pass {
-    /// `windows` has as many elements as there are weights, none of them 0.
-    pub fn new(mixture: &Mixture, windows: &[u64]) -> Result<Self> {
-        let member = |(source, &weight)| Member { source, weight, taken: 0 };
-        let mut members: Vec<Member> = mixture.weights.iter().enumerate().map(member).collect();
+    fn new(weights: &[u64], windows: &[u64], taken: &[u64], exhausted: Exhausted) -> Result<Self> {
+        let mut members: Vec<Member> =
+            (0..).zip(taken).map(|(source, &taken)| Member { source, taken }).collect();
+        let left = |member: &Member| windows[member.source as usize].saturating_sub(member.taken);
         let mut phases = Vec::new();
         let mut start = 0_u64;
         loop {
-            phases.push(Phase { start, members: members.clone() });
-            if mixture.exhausted == Exhausted::Repeat {
+            if exhausted != Exhausted::Repeat {
+                members.retain(|member| left(member) > 0);
+                let is_over = exhausted == Exhausted::Stop && members.len() < windows.len();
+                if members.is_empty() || is_over {
+                    return Ok(Self { phases, length: Some(start) });
+                }
+            }
+            let weights: Vec<u64> = members.iter().map(|member| weights[member.source as usize]).collect();
+            let turns = Turns::new(&weights);
+            phases.push(Phase { start, members: members.clone(), turns: turns.clone() });
+            if exhausted == Exhausted::Repeat {
                 return Ok(Self { phases, length: None });
             }
-            let period = Period::new(&members);
-            let draws = period.until_one_runs_out(&members, windows).ok_or_else(too_long)?;
-            for (number, member) in members.iter_mut().enumerate() {
-                member.taken += period.drawn_before(number, draws);
+            let draws = turns.until_one_is_done(&members.iter().map(left).collect::<Vec<_>>());
+            let draws = draws.ok_or_else(too_long)?;
+            for (member, count) in members.iter_mut().zip(turns.counts(draws)) {
+                member.taken += count;
             }
             start = start.checked_add(draws).ok_or_else(too_long)?;
-            members.retain(|member| member.taken < windows[member.source]);
-            if members.is_empty() || mixture.exhausted == Exhausted::Stop {
-                return Ok(Self { phases, length: Some(start) });
-            }
-            let weights = reduced(members.iter().map(|member| member.weight).collect());
-            for (member, weight) in members.iter_mut().zip(weights) {
-                member.weight = weight;
-            }
         }
+    }
+
+    /// The place after `draws` of this pass and of equal ones after it; `before` passes come before it.
+    fn place(&self, before: u64, draws: u64) -> StreamPlace<'_> {
+        let (passes, inside) = self.length.map_or((0, draws), |length| (draws / length, draws % length));
+        StreamPlace { pass: before + passes, phases: &self.phases, inside, length: self.length }
     }
 }
 
 fn too_long() -> Error {
     Error::argument("a pass through this mixture has more than 2^64 draws; give less uneven weights")
-}
-
-/// One period of a phase's schedule.
-#[derive(Debug, Clone)]
-pub(super) struct Period {
-    pub turns: Vec<Turn>,
-    /// Turns of each member, as many as its weight.
-    places: Vec<Vec<u32>>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Turn {
-    /// Position in the phase's members.
-    pub member: u16,
-    /// Number of earlier turns of that member in the period.
-    pub rank: u16,
-}
-
-impl Period {
-    pub fn new(members: &[Member]) -> Self {
-        let weights: Vec<u64> = members.iter().map(|member| member.weight).collect();
-        let period: u64 = weights.iter().sum();
-        let mut places: Vec<Vec<u32>> = weights.iter().map(|_| Vec::new()).collect();
-        let mut turns = Vec::with_capacity(period as usize);
-        // Job j of a weight w may run from floor(j P / w) on and must before ceil((j + 1) P / w).
-        let mut waiting: BinaryHeap<_> = (0..weights.len()).map(|member| Reverse((0, member))).collect();
-        let mut ready = BinaryHeap::new();
-        for time in 0..period {
-            while let Some(&Reverse((release, member))) = waiting.peek()
-                && release <= time
-            {
-                waiting.pop();
-                let done = places[member].len() as u64;
-                ready.push(Reverse((((done + 1) * period).div_ceil(weights[member]), member)));
-            }
-            // Earliest deadline first meets all deadlines that can be met, so that each turn has a job.
-            let Some(Reverse((_, member))) = ready.pop() else { break };
-            let done = places[member].len() as u64;
-            turns.push(Turn { member: member as u16, rank: done as u16 });
-            places[member].push(time as u32);
-            if done + 1 < weights[member] {
-                waiting.push(Reverse(((done + 1) * period / weights[member], member)));
-            }
-        }
-        Self { turns, places }
-    }
-
-    /// The number of draws until some member runs out of windows.
-    fn until_one_runs_out(&self, members: &[Member], windows: &[u64]) -> Option<u64> {
-        let period = self.turns.len() as u64;
-        let last_draws = members.iter().zip(&self.places).map(|(member, places)| {
-            let last = windows[member.source] - member.taken - 1;
-            let place = u64::from(places[(last % member.weight) as usize]);
-            (last / member.weight).checked_mul(period)?.checked_add(place + 1)
-        });
-        last_draws.flatten().min()
-    }
-
-    /// The number of times a member comes in the first `draws` draws.
-    fn drawn_before(&self, member: usize, draws: u64) -> u64 {
-        let period = self.turns.len() as u64;
-        let places = &self.places[member];
-        let inside = places.partition_point(|&place| u64::from(place) < draws % period);
-        draws / period * places.len() as u64 + inside as u64
-    }
 }

@@ -3,13 +3,14 @@
 //! ```text
 //! position ── schedule, mixture ──> source, epoch, index ── order ──> window
 //!                       │                                     ├── shuffled: permutation
-//!                       └── phases of weighted turns          ├── random: draws of a key
+//!                       └── passes, phases, turns             ├── random: draws of a key
 //!                                                             ├── blocked: extents, then windows of a group
 //!                                                             └── sequential
 //! ```
 //!
 //! Everything is a function of seed and position: no table grows with the number of windows, any position can be
-//! sought, and ranks do not matter. A change of an order increments [`ORDER_VERSION`], which saved states carry.
+//! sought, and ranks do not matter. A change of an order increments [`ORDER_VERSION`], and a change of the turns
+//! of sources increments [`mixture::MIXTURE_VERSION`]; saved states carry both.
 //! Callers: `batching`, the binding.
 
 pub mod blocked;
@@ -18,6 +19,7 @@ pub mod mixture;
 pub mod order;
 pub mod permutation;
 pub mod schedule;
+mod turns;
 
-/// Version of the orders for saved states. A change of any order, draw or mixture raises it.
+/// Version of the orders for saved states. A change of any order or draw of a source raises it.
 pub const ORDER_VERSION: u32 = 1;

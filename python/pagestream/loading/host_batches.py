@@ -11,7 +11,6 @@ import numpy as np
 from pagestream import _native
 from pagestream.loading.batches import Batch, PackedBatch, document_bounds
 from pagestream.loading.metrics import LoaderMetrics
-from pagestream.loading.mixture import Mixture, whole_weights
 from pagestream.tokens.corpus import native_corpus
 
 if TYPE_CHECKING:
@@ -32,28 +31,21 @@ class HostBatches:
     of its threads, the next `take` starts another.
 
     Args:
-        tokens: The corpus or the mixture.
-        corpora: Its corpora.
-        settings: Settings of a `_native.TokenPipeline`, all but the buffers and those of a mixture.
+        corpora: The corpora of the stream.
+        settings: Settings of a `_native.TokenPipeline`, all but the buffers.
         max_documents: Documents to which ``cu_seqlens`` is padded, or None.
         spare_buffers: Buffers that a consumer can hold and that still return to the pool.
     """
 
     def __init__(
         self,
-        tokens: TokenCorpus | Mixture,
         corpora: Sequence[TokenCorpus],
         settings: dict[str, Any],
         max_documents: int | None,
         spare_buffers: int = 8,
     ) -> None:
         self._corpora = corpora
-        self._settings = {
-            **settings,
-            "weights": whole_weights(tokens) if isinstance(tokens, Mixture) else None,
-            "exhausted": tokens.exhausted if isinstance(tokens, Mixture) else "repeat",
-            "spare_buffers": spare_buffers,
-        }
+        self._settings = {**settings, "spare_buffers": spare_buffers}
         self._sequence_length: int = settings["sequence_length"]
         self._max_documents = max_documents
         dtype = settings["dtype"]

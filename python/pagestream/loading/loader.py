@@ -12,7 +12,7 @@ from pagestream._common.closing import HoldsFiles
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
-from pagestream.loading.mixture import Mixture
+from pagestream.loading.mixture import Mixture, whole_weights
 from pagestream.loading.options import (
     DocumentOption,
     Order,
@@ -23,7 +23,7 @@ from pagestream.loading.options import (
     check_raw_dtype,
 )
 from pagestream.loading.state import STATE_VERSION, saved_position
-from pagestream.tokens.corpus import TokenCorpus, open_tokens
+from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -240,7 +240,12 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             mixing_radius = max(16, _MIXING_BYTES // (self.stride * item_bytes))
         self.mixing_radius = at_least(1, "mixing_radius", mixing_radius)
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
+        mixture = None
+        if isinstance(tokens, Mixture):
+            weights = whole_weights(tokens)
+            mixture = _native.Mixture(weights, self._windows(), tokens.exhausted, None)
         settings: dict[str, Any] = {
+            "mixture": mixture,
             "sequence_length": self.sequence_length,
             "stride": self.stride,
             "target": target,
@@ -266,7 +271,12 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
 
     def _make_batches(self, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - HostBatches, or a device's
         """Returns the source of the batches; `pagestream.torch.TokenLoader` has others."""
-        return HostBatches(self.tokens, self._corpora, settings, self._max_documents)
+        return HostBatches(self._corpora, settings, self._max_documents)
+
+    def _windows(self) -> list[int]:
+        """Returns the number of windows of each corpus."""
+        windows = (self.sequence_length, self.stride, self.target)
+        return [native_corpus(corpus).windows(*windows) for corpus in self._corpora]
 
     def __bool__(self) -> bool:
         """True: a loader without a length, or with the length 0, is a loader."""
@@ -332,6 +342,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             "fingerprint": self.tokens.fingerprint,
             "order": self.order,
             "order_version": _native.ORDER_VERSION,
+            "mixture_version": _native.MIXTURE_VERSION if isinstance(self.tokens, Mixture) else None,
             "mixing_radius": self.mixing_radius if self.order == "blocked" else None,
             "seed": self.seed,
             "sequence_length": self.sequence_length,

@@ -22,7 +22,7 @@ __all__ = ["Mixture"]
 Exhausted = Literal["repeat", "stop", "drop"]
 
 
-_MAX_PERIOD = _native.MAX_MIXTURE_PERIOD
+_MAX_WEIGHT_SUM = _native.MAX_MIXTURE_WEIGHT_SUM
 # A share that is off by more than this part of itself is warned of.
 _ROUNDING_TOLD = Fraction(1, 100)
 
@@ -30,13 +30,14 @@ _ROUNDING_TOLD = Fraction(1, 100)
 class Mixture(ClosedByWith):
     """Corpora with weights, to be read in these shares. It describes; a loader reads.
 
-    The shares hold at every point: after any number of windows the number from each source differs from
-    its share by less than one. The schedule is in closed form, so that any position can be sought, and
-    resuming is exact. Each source is in an order of its own.
+    The shares hold at every point: after any number of windows, the number from each source differs from its
+    share by less than two, and by less than one in a mixture of two or three sources. For example, of 1,000
+    windows at weights 0.7 and 0.3 exactly 300 come from the second source. The schedule is in closed form, so
+    that any position can be sought, and resuming is exact. Each source is in an order of its own.
 
-    Weights are turned into whole numbers that add up to 65,536 at most. Decimal fractions such as 0.7 and
-    0.3 are kept exactly, as 7 and 3, wherever their common denominator allows; others are rounded.
-    `weights` says which shares are in use.
+    Weights are turned into whole numbers that add up to 2^32 at most. Decimal fractions such as 0.7 and 0.3
+    are kept exactly, as 7 and 3, wherever their common denominator allows; others are rounded. `weights` says
+    which shares are in use. If a share is off by more than one percent of itself, a warning names the worst.
 
     Corpora may be of different types, such as uint16 and uint32. Batches are int64, or int32 on request.
 
@@ -165,7 +166,7 @@ class Mixture(ClosedByWith):
 
 
 def whole_weights(mixture: Mixture) -> tuple[int, ...]:
-    """Returns the shares in use as whole numbers, which count windows of each period of the schedule."""
+    """Returns the shares in use as whole numbers, in lowest terms."""
     return mixture._whole_weights  # noqa: SLF001 - this module's own
 
 
@@ -198,31 +199,37 @@ def _exact(number: int, weight: float) -> Fraction:
 
 
 def _warn_of_rounding(weights: list[Fraction], whole: tuple[int, ...]) -> None:
-    for number, (weight, kept) in enumerate(zip(weights, whole, strict=True)):
-        asked, share = weight / sum(weights), Fraction(kept, sum(whole))
-        if abs(share / asked - 1) > _ROUNDING_TOLD:
-            message = (
-                f"source {number} has a weight of {float(asked):.3g} of the mixture, which becomes "
-                f"{float(share):.3g}: shares are whole numbers that add up to {_MAX_PERIOD} at most"
-            )
-            warnings.warn(message, UserWarning, stacklevel=3)
+    asked_sum, kept_sum = sum(weights), sum(whole)
+    errors = [
+        abs(kept * asked_sum / (kept_sum * weight) - 1) for weight, kept in zip(weights, whole, strict=True)
+    ]
+    told = sum(error > _ROUNDING_TOLD for error in errors)
+    if told:
+        worst = errors.index(max(errors))
+        others = f", and {told - 1} more are off by more than one percent" if told > 1 else ""
+        message = (
+            f"source {worst} has a weight of {float(weights[worst] / asked_sum):.3g} of the mixture, which "
+            f"becomes {whole[worst] / kept_sum:.3g}{others}: shares are multiples of 2^-32; "
+            "leave out sources that small"
+        )
+        warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _whole(weights: list[Fraction]) -> tuple[int, ...]:
-    """Whole numbers in lowest terms with these ratios, or the nearest that add up to the largest period."""
+    """Whole numbers in lowest terms with these ratios, or the nearest that add up to the largest sum."""
     denominator = math.lcm(*(weight.denominator for weight in weights))
     whole = [int(weight * denominator) for weight in weights]
     divisor = math.gcd(*whole)
     whole = [weight // divisor for weight in whole]
     total = sum(whole)
-    if total > _MAX_PERIOD:
+    if total > _MAX_WEIGHT_SUM:
         # Each source needs 1 at least; largest remainders deal out the rest.
-        left = _MAX_PERIOD - len(whole)
-        wanted = [max(Fraction(weight * _MAX_PERIOD, total) - 1, Fraction(0)) for weight in whole]
+        left = _MAX_WEIGHT_SUM - len(whole)
+        wanted = [max(Fraction(weight * _MAX_WEIGHT_SUM, total) - 1, Fraction(0)) for weight in whole]
         wanted = [share * left / sum(wanted) for share in wanted]
         whole = [1 + math.floor(share) for share in wanted]
         remainders = sorted(range(len(whole)), key=lambda source: math.floor(wanted[source]) - wanted[source])
-        for source in remainders[: _MAX_PERIOD - sum(whole)]:
+        for source in remainders[: _MAX_WEIGHT_SUM - sum(whole)]:
             whole[source] += 1
         divisor = math.gcd(*whole)
         whole = [weight // divisor for weight in whole]

@@ -109,7 +109,7 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
     def _make_batches(self, settings: dict[str, Any]) -> HostBatches | StagedBatches:
         device, wanted = self._copy_device(), None
         if device is None:
-            return TensorBatches(self.tokens, self._corpora, settings, self._max_documents)
+            return TensorBatches(self._corpora, settings, self._max_documents)
         self.device = device.device
         dtype = settings["dtype"]
         # A batch of several types has no type of its own before it is widened.
@@ -118,7 +118,7 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
         if is_uniform and is_widened_on_device(file_dtype, dtype):
             wanted = getattr(torch, dtype)
             settings = {**settings, "dtype": "raw"}
-        host = HostBatches(self.tokens, self._corpora, settings, self._max_documents, STAGED_BUFFERS)
+        host = HostBatches(self._corpora, settings, self._max_documents, STAGED_BUFFERS)
         return StagedBatches(host, device, wanted)
 
     def __del__(self) -> None:
