@@ -1,5 +1,6 @@
-"""`Mixture`: weights, what is refused, and that the native schedule takes what it gives."""
+"""`Mixture`: weights, what is refused, ranks, and states that go on with other weights."""
 
+import json
 import pickle
 import tempfile
 import warnings
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagestream import Mixture, TokenCorpus, TokenLoader, open_tokens
+from pagestream.errors import StateMismatchError
 
 
 class Corpus(TokenCorpus):
@@ -192,9 +194,30 @@ def test_what_is_no_pair_or_no_corpus_is_refused_by_its_number():
 # --- loaders --------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def numbered(tmp_path):
+    """Corpora of which each token names its source and its own place: 1000 * source + place."""
+
+    def corpora(*sizes, dtype="u2"):
+        paths = [tmp_path / f"{number}-{size}-{dtype}.bin" for number, size in enumerate(sizes)]
+        for number, (size, path) in enumerate(zip(sizes, paths, strict=True)):
+            np.arange(number * 1000, number * 1000 + size, dtype=dtype).tofile(path)
+        return [open_tokens(path, dtype=dtype) for path in paths]
+
+    return corpora
+
+
 def loader_of(pairs, *, exhausted="repeat", **options):
     options = {"sequence_length": 1, "batch_size": 1, "target": "none", "seed": 3, **options}
     return TokenLoader(Mixture(pairs, exhausted=exhausted), **options)
+
+
+def flat(batches):
+    return [token for batch in batches for token in batch]
+
+
+def tokens_of(loader, batches):
+    return [next(loader)[:, 0].tolist() for _ in range(batches)]
 
 
 def test_corpora_of_different_types_make_one_batch(tmp_path):
@@ -213,3 +236,161 @@ def test_corpora_of_different_types_make_one_batch(tmp_path):
             ValueError, match='dtype="raw" needs corpora of one type, not uint16, uint32; use'
         ):
             loader_of(ordered, dtype="raw")
+
+
+# --- other weights in mid-run ---------------------------------------------------------------------
+
+
+def test_other_weights_go_on_with_each_source_where_it_was(numbered):
+    first, second, third = numbered(600, 500, 400)
+    with loader_of([(first, 0.5), (second, 0.5)], batch_size=10) as loader:
+        seen = tokens_of(loader, 20)
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert [source["windows_consumed"] for source in state["mixture"]["sources"]] == [100, 100]
+    # Other weights, another order of the sources, and a new one.
+    pairs = [(third, 0.2), (second, 0.6), (first, 0.2)]
+    with loader_of(pairs, batch_size=10) as loader:
+        loader.load_state_dict(state, new_mixture=True)
+        later = tokens_of(loader, 60)
+        state = loader.state_dict()
+        rest = tokens_of(loader, 20)
+    for batch in later:
+        assert Counter(token // 1000 for token in batch) == {0: 2, 1: 6, 2: 2}
+    used = [(source["epoch"], source["windows_consumed"]) for source in state["mixture"]["sources"]]
+    assert used == [(0, 120), (0, 460), (0, 220)]
+    assert state["samples_consumed"] == 800
+    drawn = flat(seen + later)
+    assert len(set(drawn)) == len(drawn)
+    # The state of the new mixture is an ordinary one, on any ranks, and its epochs end where they should.
+    parts = []
+    for rank in range(2):
+        with loader_of(pairs, batch_size=5, rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            parts.append(tokens_of(loader, 20))
+    assert [flat(batch) for batch in zip(*parts, strict=True)] == rest
+    drawn += flat(rest)
+    assert len({token for token in drawn if 1000 <= token < 2000}) == 500
+
+
+@pytest.mark.parametrize("exhausted", ["drop", "stop"])
+def test_a_pass_ends_as_it_would_under_other_weights(numbered, exhausted):
+    corpora = numbered(60, 40)
+    options = {"batch_size": 5, "exhausted": exhausted, "epochs": 2, "drop_last": False}
+    with loader_of([(corpus, 1) for corpus in corpora], **options) as loader:
+        seen = tokens_of(loader, 6)
+        state = loader.state_dict()
+    with loader_of([(corpora[0], 1), (corpora[1], 3)], **options | {"batch_size": 1}) as loader:
+        loader.load_state_dict(state, new_mixture=True)
+        assert loader.state_dict()["epoch"] == 0
+        rest = [token for batch in loader for token in batch[:, 0].tolist()]
+        assert loader.state_dict()["epoch"] == 2
+    # 15 windows of the second source are used; under "stop", its last 25 end the pass.
+    pass_length = 100 if exhausted == "drop" else 30 + 33
+    drawn = flat(seen) + rest
+    first_pass = drawn[:pass_length]
+    assert len(set(first_pass)) == pass_length
+    assert len(set(drawn[pass_length:])) == len(drawn) - pass_length == (100 if exhausted == "drop" else 53)
+    assert sum(token >= 1000 for token in first_pass) == 40
+
+
+def test_a_state_of_one_corpus_goes_on_in_a_mixture(numbered):
+    first, second = numbered(300, 200)
+    options = {"sequence_length": 1, "batch_size": 10, "target": "none", "seed": 3}
+    with TokenLoader(first, **options) as loader:
+        seen = flat(tokens_of(loader, 32))
+        state = loader.state_dict()
+        rest = flat(tokens_of(loader, 28))
+    with loader_of([(second, 0.5), (first, 0.5)], batch_size=10) as loader:
+        with pytest.raises(StateMismatchError, match=r"no record of a mixture.*Pass new_mixture=True"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, new_mixture=True)
+        later = flat(tokens_of(loader, 56))
+        mixed = loader.state_dict()
+    assert len(set(seen[:300])) == 300
+    assert sorted(token for token in later if token < 1000) == sorted(rest)
+    with TokenLoader(first, **options) as loader:
+        with pytest.raises(StateMismatchError, match="the state is of a Mixture, and this loader reads one"):
+            loader.load_state_dict(mixed)
+        with pytest.raises(ValueError, match="new_mixture=True needs a loader of a Mixture"):
+            loader.load_state_dict(state, new_mixture=True)
+
+
+def test_a_state_of_another_mixture_is_refused_by_what_differs(numbered, tmp_path):
+    first, second, third = numbered(300, 200, 100)
+    with loader_of([(first, 0.7), (second, 0.3)]) as loader:
+        next(loader)
+        state = loader.state_dict()
+    cases = [
+        (
+            [(first, 0.5), (second, 0.5)],
+            "repeat",
+            "weight of source 0 is 0.7 in the state and 0.5 here; the weight",
+        ),
+        ([(first, 0.7), (second, 0.3)], "stop", "exhausted is 'repeat' in the state and 'stop' here"),
+        ([(second, 0.3), (first, 0.7)], "repeat", "the sources are in another order"),
+        (
+            [(first, 0.7), (third, 0.3)],
+            "repeat",
+            rf"source 1 of the state \({second.fingerprint}\) is not here",
+        ),
+        (
+            [(first, 0.7), (third, 0.3)],
+            "repeat",
+            rf"source 1 here \({third.fingerprint}\) is not in the state",
+        ),
+        ([(first, 0.7), (second, 0.3), (second, 0.1)], "repeat", "the state has 2 sources, and here are 3"),
+    ]
+    for pairs, exhausted, message in cases:
+        with loader_of(pairs, exhausted=exhausted) as loader:
+            with pytest.raises(StateMismatchError, match=f"{message}.*Pass new_mixture=True"):
+                loader.load_state_dict(state)
+            assert loader.state_dict()["samples_consumed"] == 0
+            # The position alone: as if these had always been the weights.
+            loader.load_state_dict(state, strict=False)
+            assert loader.state_dict()["mixture"]["start_samples"] == 0
+            loader.load_state_dict(state, new_mixture=True)
+            assert loader.state_dict()["mixture"]["start_samples"] == 1
+    with loader_of([(third, 1)]) as loader:
+        with pytest.raises(StateMismatchError, match="no source of this mixture is in the state"):
+            loader.load_state_dict(state, new_mixture=True)
+        with pytest.raises(StateMismatchError, match="seed is 9"):
+            loader.load_state_dict(state | {"seed": 9}, new_mixture=True)
+    many = [(corpus, weight) for corpus in (first, second, third) for weight in (1, 2, 3)]
+    with loader_of(many) as loader:
+        state = loader.state_dict()
+    with (
+        loader_of([(corpus, weight**2) for corpus, weight in many]) as loader,
+        pytest.raises(StateMismatchError, match=r"; and 6 more\. Pass"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_record_that_is_none_is_refused(numbered):
+    pairs = [(corpus, 1) for corpus in numbered(300, 200)]
+    with loader_of(pairs) as loader:
+        next(loader)
+        state = loader.state_dict()
+        record = state["mixture"]
+        source = record["sources"][0]
+        for wrong, message in [
+            (None, "must be a dict with its sources"),
+            ({"sources": []}, "must be a dict with its sources"),
+            (record | {"sources": [3]}, "source 0 of the state is 3; it must be a dict"),
+            (record | {"sources": [source | {"epoch": -1}]}, "epoch of source 0 is -1 in the state"),
+            (record | {"start_samples": "0"}, "start_samples is '0' in the state"),
+            (record | {"version": 1}, "its schedule has version 1; this release has 2"),
+            (record | {"sources": [source, record["sources"][1] | {"number": 0}]}, "have the number 0"),
+            (record | {"start_samples": 7}, "sample 1 lies before the start of the mixture, sample 7"),
+            (
+                record | {"sources": [source | {"start_windows_consumed": 301}, record["sources"][1]]},
+                "source 0 starts at window 301 of epoch 0",
+            ),
+            (
+                record | {"sources": [source | {"number": 1 << 40}, record["sources"][1]]},
+                "record of its mixture",
+            ),
+        ]:
+            with pytest.raises(StateMismatchError, match=message):
+                loader.load_state_dict(state | {"mixture": wrong})
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state

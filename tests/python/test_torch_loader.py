@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from pagestream import PackedBatch, open_tokens, write_tokens
+from pagestream import Mixture, PackedBatch, open_tokens, write_tokens
 from pagestream.devices import copy_device
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.errors import FileChangedError, MappedReadError
@@ -94,6 +94,33 @@ def test_staged_batches_stop_resume_and_never_change(token_file):
         other.load_state_dict(state)
         again = [batch.x for batch in other]
     assert all(torch.equal(x, y) for x, y in zip(again, expected[5:], strict=True))
+
+
+def test_a_mixture_of_types_is_staged_and_goes_on_with_other_weights(tmp_path):
+    np.arange(2000, dtype="u2").tofile(tmp_path / "narrow")
+    np.arange(1 << 20, (1 << 20) + 2000, dtype="u4").tofile(tmp_path / "wide")
+    narrow, wide = open_tokens(tmp_path / "narrow"), open_tokens(tmp_path / "wide", dtype="u4")
+    arguments = {"sequence_length": 16, "batch_size": 10}
+    before, after = Mixture([(narrow, 0.5), (wide, 0.5)]), Mixture([(narrow, 0.2), (wide, 0.8)])
+    for dtype in ("int64", "int32"):
+        with (
+            StagedOnCpu(before, **arguments, dtype=dtype) as staged,
+            TokenLoader(before, **arguments, dtype=dtype) as plain,
+        ):
+            assert all(torch.equal(next(staged).x, next(plain).x) for _ in range(5))
+            state = staged.state_dict()
+        with (
+            StagedOnCpu(after, **arguments, dtype=dtype) as staged,
+            TokenLoader(after, **arguments, dtype=dtype) as plain,
+        ):
+            next(staged)
+            for loader in (staged, plain):
+                loader.load_state_dict(state, new_mixture=True)
+            for _ in range(5):
+                batch = next(staged).x
+                assert batch.dtype == getattr(torch, dtype)
+                assert torch.equal(batch, next(plain).x)
+                assert (batch[:, 0] < 2000).sum() == 2
 
 
 def test_staged_batches_before_a_failure_come_first(tmp_path):

@@ -67,6 +67,10 @@ class HostBatches:
             )
         return pipeline
 
+    def mix(self, mixture: _native.Mixture) -> None:
+        """Sets the mixture of the next pipeline."""
+        self._settings["mixture"] = mixture
+
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch, and the position after it; None at the end.
 

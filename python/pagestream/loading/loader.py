@@ -12,7 +12,8 @@ from pagestream._common.closing import HoldsFiles
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
-from pagestream.loading.mixture import Mixture, whole_weights
+from pagestream.loading.mixture import Mixture
+from pagestream.loading.mixture_run import MixtureRun
 from pagestream.loading.options import (
     DocumentOption,
     Order,
@@ -88,10 +89,10 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         max_documents: Pads ``cu_seqlens`` to this many documents; a batch with more is an error.
         drop_last: Whether to drop a short global batch at the very end. If not, it is dealt out so that all
             ranks make the same number of steps; a rank can get fewer rows, even none.
-        rank: The rank of this process among `world_size`. None means that of torch.distributed or JAX, if
-            the program has initialised one of them, else that of the launcher (torchrun, Open MPI, MPICH,
-            Intel MPI, srun), else 0 of 1. Rank r gets rows ``[r * batch_size, (r + 1) * batch_size)`` of
-            each global batch.
+        rank: The rank of this process among `world_size`. None means that of torch.distributed or JAX, if the
+            program has initialised one of them, else that of the launcher (torchrun, Open MPI, MPICH, Intel
+            MPI, srun), else 0 of 1. Rank r gets rows ``[r * batch_size, (r + 1) * batch_size)`` of each
+            global batch.
         world_size: See `rank`; both or none.
         dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
             files, which must be one for all.
@@ -240,12 +241,9 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             mixing_radius = max(16, _MIXING_BYTES // (self.stride * item_bytes))
         self.mixing_radius = at_least(1, "mixing_radius", mixing_radius)
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
-        mixture = None
-        if isinstance(tokens, Mixture):
-            weights = whole_weights(tokens)
-            mixture = _native.Mixture(weights, self._windows(), tokens.exhausted, None)
+        self._run = MixtureRun(tokens, self._windows()) if isinstance(tokens, Mixture) else None
         settings: dict[str, Any] = {
-            "mixture": mixture,
+            "mixture": self._run and self._run.native,
             "sequence_length": self.sequence_length,
             "stride": self.stride,
             "target": target,
@@ -319,7 +317,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         be taken after storage has failed; for more than 1024 files the first call computes it.
 
         Returns:
-            A small dict of str, int and None, fit for JSON.
+            A small dict of str, int and None, fit for JSON. That of a `Mixture` also lists its sources:
+            weight, epoch, and windows used in the epoch.
 
         Examples:
             >>> from pagestream import TokenLoader
@@ -328,21 +327,18 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             ...     loader.state_dict()["samples_consumed"]
             4
         """
-        samples = self._epoch_samples
-        return {
-            "version": STATE_VERSION,
-            **self._identity(),
-            "epoch": None if samples is None else self._handout.position // samples,
-            "samples_consumed": self._handout.position,
-        }
+        position, samples = self._handout.position, self._epoch_samples
+        state = {"version": STATE_VERSION, **self._identity(), "samples_consumed": position}
+        if self._run is None:
+            return {**state, "epoch": None if samples is None else position // samples}
+        return {**state, "epoch": self._run.epoch(position), "mixture": self._run.record(position)}
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the settings that must be equal for a position to mean the same."""
+        """Returns the settings that must be equal for a position to mean the same, but those of a mixture."""
         return {
-            "fingerprint": self.tokens.fingerprint,
+            **({"fingerprint": self.tokens.fingerprint} if self._run is None else {}),
             "order": self.order,
             "order_version": _native.ORDER_VERSION,
-            "mixture_version": _native.MIXTURE_VERSION if isinstance(self.tokens, Mixture) else None,
             "mixing_radius": self.mixing_radius if self.order == "blocked" else None,
             "seed": self.seed,
             "sequence_length": self.sequence_length,
@@ -350,20 +346,30 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             "target": self.target,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, strict: bool = True, new_mixture: bool = False
+    ) -> None:
         """Moves to the position of a state, taken on any number of ranks and with any batch size.
+
+        Weights or sources of a `Mixture` can change in mid-run. With ``new_mixture=True`` the loader also
+        takes a state of another mixture. Each source that the state lists goes on from where it was, without
+        a repeat, and a new source begins. A source whose files have changed counts as new. The new weights
+        hold from this position on. The next state records them, and needs no ``new_mixture``.
 
         Args:
             state: From `state_dict`.
             strict: Whether to refuse a state of other data or another order. If not, its position is taken
                 all the same.
+            new_mixture: Whether to take a state of other weights, other sources or another ``exhausted``. A
+                state of one corpus is taken as that of a mixture of this corpus.
 
         Raises:
             StateMismatchError: The state is of another version, or is not of this data and order; the
                 message names what was found and what was expected.
+            ValueError: ``new_mixture`` for a loader of one corpus.
 
         Examples:
-            >>> from pagestream import TokenLoader
+            >>> from pagestream import Mixture, TokenLoader, open_tokens
             >>> loader = TokenLoader("tokens.bin", sequence_length=32, batch_size=4)
             >>> loader.load_state_dict(loader.state_dict() | {"samples_consumed": 40})
             >>> loader.state_dict()["samples_consumed"]
@@ -373,9 +379,35 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             ...
             pagestream.errors.StateMismatchError: the state does not belong to this loader: seed is 7 ...
             >>> loader.close()
+
+            Half of the run at equal weights, and then more of the second source:
+
+            >>> web, code = open_tokens("tokens.bin"), open_tokens(["tokens.bin"] * 2)
+            >>> options = {"sequence_length": 32, "batch_size": 4}
+            >>> with TokenLoader(Mixture([(web, 0.5), (code, 0.5)]), **options) as loader:
+            ...     batch = next(loader)
+            ...     state = loader.state_dict()
+            >>> with TokenLoader(Mixture([(web, 0.25), (code, 0.75)]), **options) as loader:
+            ...     loader.load_state_dict(state, new_mixture=True)
+            ...     batch = next(loader)
+            ...     [source["windows_consumed"] for source in loader.state_dict()["mixture"]["sources"]]
+            [3, 5]
         """
         position = saved_position(state, self._identity(), strict=strict)
-        self._handout.go_to(position, self._batches.start)
+        run = self._run
+        if run is not None:
+            run = run.resumed(state, position, strict=strict, new_mixture=new_mixture)
+        elif new_mixture:
+            message = "new_mixture=True needs a loader of a Mixture; this one reads one corpus"
+            raise ValueError(message)
+
+        def start(position: int) -> None:
+            if run is not None:
+                self._run = run
+                self._batches.mix(run.native)
+            self._batches.start(position)
+
+        self._handout.go_to(position, start)
 
     def metrics(self) -> LoaderMetrics:
         """Returns counters of the work so far, and the present lookahead.

@@ -35,6 +35,8 @@ class Mixture(ClosedByWith):
     windows at weights 0.7 and 0.3 exactly 300 come from the second source. The schedule is in closed form, so
     that any position can be sought, and resuming is exact. Each source is in an order of its own.
 
+    To change weights or sources in mid-run, see `TokenLoader.load_state_dict`.
+
     Weights are turned into whole numbers that add up to 2^32 at most. Decimal fractions such as 0.7 and 0.3
     are kept exactly, as 7 and 3, wherever their common denominator allows; others are rounded. `weights` says
     which shares are in use. If a share is off by more than one percent of itself, a warning names the worst.
@@ -105,7 +107,7 @@ class Mixture(ClosedByWith):
 
     @property
     def fingerprint(self) -> str:
-        """What tells this mixture from others in a saved state: corpora, shares and policy."""
+        """Identifies the mixture: its corpora, shares and policy."""
         facts: list[str] = [self._exhausted]
         for corpus, weight in zip(self._sources, self._whole_weights, strict=True):
             facts += [str(corpus.fingerprint), str(weight)]

@@ -43,6 +43,12 @@ def saved_position(state: object, identity: Mapping[str, Any], *, strict: bool) 
     if state.get("version") != STATE_VERSION:
         message = f"the state has version {state.get('version')!r}; this release reads {STATE_VERSION}"
         raise StateMismatchError(message)
+    if strict and "mixture" in state and "fingerprint" in identity:
+        message = (
+            "the state is of a Mixture, and this loader reads one corpus. Read Mixture([(tokens, 1)]), and "
+            "pass new_mixture=True to go on with this source alone"
+        )
+        raise StateMismatchError(message)
     wrong = [
         f"{name} is {state.get(name)!r} in the state and {expected!r} here"
         for name, expected in identity.items()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from pagestream import _native
     from pagestream.devices.copy_device import CopyDevice
     from pagestream.loading.host_batches import HostBatches
     from pagestream.loading.metrics import LoaderMetrics
@@ -86,6 +87,10 @@ class StagedBatches:
     def start(self, position: int) -> Any:  # noqa: ANN401 - the native pipeline
         """Starts to read at a position."""
         return self._host.start(position)
+
+    def mix(self, mixture: _native.Mixture) -> None:
+        """Sets the mixture that is read once the host starts again."""
+        self._host.mix(mixture)
 
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch on the device, and the position after it; None at the end.
