@@ -136,7 +136,7 @@ impl Feed {
         let (each, more) = (global_rows / world_size, global_rows % world_size);
         let first = rank * each + rank.min(more);
         let count = each + u64::from(rank < more);
-        let draws = self.schedule.draws(position + first, count as usize)?;
+        let draws = self.schedule.batch(position, global_rows, first..first + count)?;
         let mut rows = allocate::vec(draws.len(), PLAN)?;
         for draw in &draws {
             rows.push(self.row(draw)?);

@@ -77,7 +77,8 @@ struct BatchGroup {
     asked: usize,
 }
 
-/// The epoch of the last window of each source; `None` before the first.
+/// The latest epoch of each source; `None` before its first window. A batch of a mixture may come to an epoch
+/// and go back to the one before: see [`Schedule::batch`](crate::sampling::schedule::Schedule::batch).
 #[derive(Debug, Default)]
 struct Epochs(Vec<Option<u64>>);
 
@@ -89,10 +90,11 @@ impl Epochs {
         let mut begun: BTreeSet<usize> = if goes_on { (0..sources).collect() } else { BTreeSet::new() };
         self.0.resize(sources, None);
         for row in &plan.rows {
-            let before = self.0[row.source].replace(row.epoch);
-            if before.is_some_and(|epoch| epoch != row.epoch) {
+            let latest = &mut self.0[row.source];
+            if latest.is_some_and(|epoch| row.epoch > epoch) {
                 begun.insert(row.source);
             }
+            *latest = (*latest).max(Some(row.epoch));
         }
         begun
     }
@@ -195,6 +197,9 @@ mod tests {
         assert_eq!(of(2, &[(0, 0), (1, 1), (1, 2), (2, 0)]), [1]);
         assert_eq!(of(6, &[(0, 1), (2, 1)]), [0, 2]);
         assert!(of(8, &[(0, 1), (1, 2)]).is_empty());
+        // The last row belongs before the first one.
+        assert_eq!(of(10, &[(0, 2), (1, 2), (0, 1)]), [0]);
+        assert!(of(13, &[(0, 2)]).is_empty());
     }
 
     #[test]

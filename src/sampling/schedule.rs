@@ -1,13 +1,17 @@
 //! The stream of draws, epoch after epoch, from any position.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::key::Key;
+use super::key::{Draws, Key};
 use super::mixture::{Exhausted, Mixture, StreamPlace, phase_at};
 use super::order::{EpochOrder, Order};
 use super::permutation::check_length;
 use crate::allocate;
 use crate::error::{Error, Result};
+
+/// The child of the seed's key for the first rows of batches. Children for sources are 32-bit numbers.
+const ROTATIONS: u64 = u64::MAX;
 
 /// The size of a source.
 #[derive(Debug, Clone)]
@@ -89,6 +93,27 @@ impl Schedule {
     /// The position at the end of `passes` passes; `None` if there are no passes, or more than 2^64 samples.
     pub fn end_of_passes(&self, passes: u64) -> Option<u64> {
         self.mixture.end_of_passes(passes)
+    }
+
+    /// Returns the draws of some rows of the global batch at `position`.
+    ///
+    /// Ranks take consecutive rows. The sources of a mixture take turns at nearly regular intervals, so that the
+    /// same rows would always get the same sources. A mixture's batch therefore begins with any one of its draws, which
+    /// depends on seed and position alone, and goes round.
+    pub fn batch(&self, position: u64, global_rows: u64, rows: Range<u64>) -> Result<Vec<Draw>> {
+        let count = (rows.end - rows.start) as usize;
+        if self.sources.len() == 1 {
+            return self.draws(position + rows.start, count);
+        }
+        let key = Key::of_seed(self.seed).derive(ROTATIONS);
+        let first = Draws::new(key, global_rows).at(position);
+        // Both are at most 2^32.
+        let start = (first + rows.start) % global_rows;
+        let before_end = count.min((global_rows - start) as usize);
+        let mut out = allocate::vec(count, "the windows of a batch")?;
+        self.extend(position + start, before_end, &mut out)?;
+        self.extend(position, count - before_end, &mut out)?;
+        Ok(out)
     }
 
     /// Returns the draws at `position` and after it. Positions go on from pass to pass.

@@ -191,7 +191,7 @@ def test_what_is_no_pair_or_no_corpus_is_refused_by_its_number():
             Mixture(wrong)
 
 
-# --- loaders --------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -218,6 +218,24 @@ def flat(batches):
 
 def tokens_of(loader, batches):
     return [next(loader)[:, 0].tolist() for _ in range(batches)]
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_each_rank_gets_its_shares_and_the_batches_are_those_of_one_rank(numbered, world_size, rows):
+    corpora = numbered(900, 800)
+    pairs, batches = [(corpus, 0.5) for corpus in corpora], 800
+    with loader_of(pairs, batch_size=rows * world_size) as loader:
+        whole = tokens_of(loader, batches)
+    parts = []
+    for rank in range(world_size):
+        with loader_of(pairs, batch_size=rows, rank=rank, world_size=world_size) as loader:
+            parts.append(tokens_of(loader, batches))
+    assert whole == [flat(parts_of_batch) for parts_of_batch in zip(*parts, strict=True)]
+    for part in parts:
+        first = sum(token < 1000 for batch in part for token in batch)
+        # Five standard deviations of independent draws.
+        assert abs(first / (batches * rows) - 0.5) < 2.5 / (batches * rows) ** 0.5
 
 
 def test_corpora_of_different_types_make_one_batch(tmp_path):
@@ -279,6 +297,7 @@ def test_a_pass_ends_as_it_would_under_other_weights(numbered, exhausted):
     with loader_of([(corpus, 1) for corpus in corpora], **options) as loader:
         seen = tokens_of(loader, 6)
         state = loader.state_dict()
+    # Rows of one batch come in another order than the draws.
     with loader_of([(corpora[0], 1), (corpora[1], 3)], **options | {"batch_size": 1}) as loader:
         loader.load_state_dict(state, new_mixture=True)
         assert loader.state_dict()["epoch"] == 0

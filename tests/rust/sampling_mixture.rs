@@ -201,6 +201,37 @@ proptest! {
     }
 
     #[test]
+    fn ranks_share_a_batch_that_does_not_depend_on_their_number(
+        sources in prop::collection::vec((1_u64..60, weight()), 1..6),
+        exhausted in policy(),
+        seed: u64,
+        position in 0_u64..500,
+        global_rows in 1_u64..40,
+    ) {
+        let (windows, weights): (Vec<u64>, Vec<u64>) = sources.into_iter().unzip();
+        let schedule = mix(&windows, &weights, exhausted, Order::Shuffled, seed);
+        let whole = schedule.batch(position, global_rows, 0..global_rows).expect("valid");
+        let mut expected = draws(&schedule, position, global_rows as usize);
+        let rotation = (0..expected.len()).find(|_| {
+            let is_found = expected == whole;
+            if !is_found {
+                expected.rotate_left(1);
+            }
+            is_found
+        });
+        prop_assert!(rotation.is_some(), "{whole:?} is no rotation of {expected:?}");
+        prop_assert!(windows.len() > 1 || rotation == Some(0));
+        for ranks in [1, 2, 3, 8] {
+            let rows = |rank: u64| rank * global_rows / ranks..(rank + 1) * global_rows / ranks;
+            let parts = (0..ranks).flat_map(|rank| {
+                let fresh = mix(&windows, &weights, exhausted, Order::Shuffled, seed);
+                fresh.batch(position, global_rows, rows(rank)).expect("valid")
+            });
+            prop_assert_eq!(parts.collect::<Vec<_>>(), whole.clone());
+        }
+    }
+
+    #[test]
     fn any_position_of_a_mixture_can_be_sought(
         sources in prop::collection::vec((1_u64..60, 1_u64..20), 1..6),
         exhausted in policy(),
@@ -331,6 +362,34 @@ fn the_most_uneven_weights_are_fair() {
     }
 }
 
+/// With as many ranks as sources and one row each, the turns alone would give each rank one source.
+#[test]
+fn each_rank_gets_its_share_of_each_source() {
+    const BATCHES: u64 = 4000;
+    for weights in [vec![1, 1], vec![1, 1, 1, 1], vec![5, 2, 1]] {
+        let schedule = mix(&vec![1 << 40; weights.len()], &weights, Exhausted::Repeat, Order::Sequential, 5);
+        let sum: u64 = weights.iter().sum();
+        for (ranks, rows) in [(2, 1), (4, 1), (8, 1), (4, 2)] {
+            let global = ranks * rows;
+            for rank in 0..ranks {
+                let mut counts = vec![0_u64; weights.len()];
+                for batch in 0..BATCHES {
+                    let own = rank * rows..(rank + 1) * rows;
+                    for draw in schedule.batch(batch * global, global, own).expect("valid") {
+                        counts[draw.source] += 1;
+                    }
+                }
+                for (&count, &weight) in counts.iter().zip(&weights) {
+                    let (drawn, share) = ((BATCHES * rows) as f64, weight as f64 / sum as f64);
+                    let error = (count as f64 - drawn * share).abs();
+                    // Five standard deviations of independent draws.
+                    assert!(error < 5.0 * (drawn * share * (1.0 - share)).sqrt(), "rank {rank}: {counts:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_source_keeps_its_order_when_others_come_and_go() {
     let before = mixture(&[50, 60, 70], &[1, 1, 1], Exhausted::Repeat, None);
@@ -433,4 +492,6 @@ fn version_2_is_what_it_was() {
     let pairs = |draws: Vec<Draw>| draws.iter().map(|draw| (draw.source, draw.index)).collect::<Vec<_>>();
     let drawn = draws(&schedule, 6, 8);
     assert_eq!(pairs(drawn), [(0, 1), (1, 2), (0, 5), (0, 15), (1, 3), (0, 6), (2, 2), (0, 10)]);
+    let batch = schedule.batch(6, 8, 0..8).expect("valid");
+    assert_eq!(pairs(batch), [(0, 15), (1, 3), (0, 6), (2, 2), (0, 10), (0, 1), (1, 2), (0, 5)]);
 }

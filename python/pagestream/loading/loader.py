@@ -92,7 +92,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         rank: The rank of this process among `world_size`. None means that of torch.distributed or JAX, if the
             program has initialised one of them, else that of the launcher (torchrun, Open MPI, MPICH, Intel
             MPI, srun), else 0 of 1. Rank r gets rows ``[r * batch_size, (r + 1) * batch_size)`` of each
-            global batch.
+            global batch. The rows of a `Mixture` begin at a random place of the batch and go round, so that
+            each rank gets its share of each source; the batch is the same for any number of ranks.
         world_size: See `rank`; both or none.
         dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
             files, which must be one for all.

@@ -35,7 +35,8 @@ class Mixture(ClosedByWith):
     windows at weights 0.7 and 0.3 exactly 300 come from the second source. The schedule is in closed form, so
     that any position can be sought, and resuming is exact. Each source is in an order of its own.
 
-    To change weights or sources in mid-run, see `TokenLoader.load_state_dict`.
+    The global batches of a mixture do not depend on the number of ranks, and each rank gets its share of each
+    source; see `TokenLoader`. To change weights or sources in mid-run, see `TokenLoader.load_state_dict`.
 
     Weights are turned into whole numbers that add up to 2^32 at most. Decimal fractions such as 0.7 and 0.3
     are kept exactly, as 7 and 3, wherever their common denominator allows; others are rounded. `weights` says
