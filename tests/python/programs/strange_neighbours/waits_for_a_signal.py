@@ -24,10 +24,14 @@ path = sys.argv[1]
 # Its threads wait for memory, and so stay.
 stream = iter(pagestream.open_checkpoint([path]).stream(strategy="pread", memory_bytes=4 << 20))
 next(stream)
-with safe_open(path, "np") as file:
-    for name in file.keys()[:4]:
-        file.get_tensor(name).sum()
-print(*sorted({name for name in thread_names() if name.startswith("pagestream")}))
+# A thread that has just been started has no name yet, and the idle one ends after some seconds.
+seen = set()
+while not {"pagestream-idle", "pagestream-read"} <= seen:
+    with safe_open(path, "np") as file:
+        for name in file.keys()[:4]:
+            file.get_tensor(name).sum()
+    seen.update(name for name in thread_names() if name.startswith("pagestream"))
+print(*sorted(seen))
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 os.kill(os.getpid(), signal.SIGUSR1)
 print(signal.sigwait({signal.SIGUSR1}).name)
