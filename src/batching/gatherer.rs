@@ -56,7 +56,7 @@ impl Gatherer {
         }
         for (set, (copier, source)) in self.copiers.iter_mut().zip(&feed.sources).enumerate() {
             for index in copier.verify()? {
-                if source.corpus.files.facts(index).mode == Mode::Read {
+                if source.corpus.facts(index).mode == Mode::Read {
                     filled.unmapped.push(FileId { set, index });
                 }
             }

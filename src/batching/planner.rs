@@ -26,7 +26,7 @@ pub(super) fn plan_ahead(shared: &Shared, position: u64, max_group_batches: usiz
     } else {
         Advice::Normal
     };
-    shared.feed.sources.iter().for_each(|source| drop(source.corpus.files.advise(advice)));
+    shared.feed.sources.iter().for_each(|source| drop(source.corpus.advise(advice)));
     let mut this = Planner { position, max_group_batches, ..Planner::default() };
     this.ahead.looks_at_all = shared.options.without.trust;
     let mut was_warm = false;

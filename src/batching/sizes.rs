@@ -43,7 +43,7 @@ impl Sizes {
     pub fn new(feed: &Feed, options: &Options, layout: &BatchLayout) -> Self {
         let budget = options.memory_bytes.unwrap_or_else(default_memory_bytes);
         // Where the first file is not mapped, the others are mostly not mapped either.
-        let is_unmapped = feed.sources.iter().any(|source| source.corpus.files.facts(0).mode == Mode::Read);
+        let is_unmapped = feed.sources.iter().any(|source| source.corpus.facts(0).mode == Mode::Read);
         let rows = (layout.rows as u64).max(1);
         // Half of the budget is for pages, half for buffers.
         let fitting = |most: u64, each: u64| most.min(budget / 2) / each.max(1);

@@ -90,12 +90,12 @@ impl FileSet {
         Self { members, mode, kept, budget, closed: AtomicBool::new(false), advice }
     }
 
-    /// Returns the first of the first `count` files with the weakest mode in use, and how many of them have it.
-    pub fn weakest(&self, count: usize) -> Option<(usize, usize)> {
-        let modes = || self.members[..count].iter().map(|member| member.facts.mode);
-        let weakest = modes().min()?;
-        let first = modes().position(|mode| mode == weakest)?;
-        Some((first, modes().filter(|&mode| mode == weakest).count()))
+    /// Returns the place of the first of these files with the weakest mode in use, and how many of them have it.
+    pub fn weakest(&self, files: impl Iterator<Item = usize> + Clone) -> Option<(usize, usize)> {
+        let modes = files.map(|file| self.members[file].facts.mode);
+        let weakest = modes.clone().min()?;
+        let first = modes.clone().position(|mode| mode == weakest)?;
+        Some((first, modes.filter(|&mode| mode == weakest).count()))
     }
 
     /// Returns the facts found at the first opening.

@@ -39,6 +39,8 @@ struct ShardFacts {
     mode: &'static str,
     reason: Option<String>,
     is_view: bool,
+    file_start: u64,
+    file_tokens: u64,
 }
 
 #[pymethods]
@@ -68,6 +70,11 @@ impl PyTokenCorpus {
         Ok(Self { corpus: Arc::new(raised.or(corpus)?) })
     }
 
+    /// Tokens `[start, stop)` as a corpus over the same open files.
+    fn part(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<Self> {
+        Ok(Self { corpus: Arc::new(py.detach(|| self.corpus.part(start, stop))?) })
+    }
+
     #[getter]
     fn tokens(&self) -> u64 {
         self.corpus.len()
@@ -81,7 +88,7 @@ impl PyTokenCorpus {
     /// The facts of each shard, in order.
     fn shards(&self) -> Vec<ShardFacts> {
         let facts = |(index, shard): (usize, &Shard)| {
-            let Facts { mode, reason, .. } = self.corpus.files.facts(index);
+            let Facts { mode, reason, .. } = self.corpus.facts(index);
             ShardFacts {
                 path: text(&shard.path),
                 format: shard.layout.format.word(),
@@ -90,6 +97,8 @@ impl PyTokenCorpus {
                 mode: mode.word(),
                 reason: reason.clone(),
                 is_view: shard.is_view(),
+                file_start: shard.file_start,
+                file_tokens: shard.file_tokens,
             }
         };
         self.corpus.shards.iter().enumerate().map(facts).collect()
@@ -99,21 +108,21 @@ impl PyTokenCorpus {
     #[getter]
     fn mode(&self) -> &'static str {
         let weakest = self.corpus.weakest();
-        weakest.map_or(Mode::Shared, |(shard, _)| self.corpus.files.facts(shard).mode).word()
+        weakest.map_or(Mode::Shared, |(shard, _)| self.corpus.facts(shard).mode).word()
     }
 
     /// Why no better mode is in use; None for the first choice.
     #[getter]
     fn reason(&self) -> Option<OsString> {
         let (shard, count) = self.corpus.weakest()?;
-        let reason = self.corpus.files.facts(shard).reason.as_deref()?;
+        let reason = self.corpus.facts(shard).reason.as_deref()?;
         let path = &self.corpus.shards[shard].path;
         Some(weakest_reason(reason, (self.corpus.shards.len() > 1).then_some(path.as_path()), count))
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.corpus.files.is_closed()
+        self.corpus.is_closed()
     }
 
     /// A buffer over tokens of one mapped shard, or None.
@@ -162,7 +171,7 @@ impl PyTokenCorpus {
     /// The number of files that are open.
     #[getter]
     fn open_count(&self) -> usize {
-        self.corpus.files.open_count()
+        self.corpus.open_count()
     }
 
     /// Fills a buffer of exactly the size of these tokens.
@@ -211,7 +220,7 @@ impl PyTokenCorpus {
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.corpus.files.close());
+        py.detach(|| self.corpus.close());
     }
 }
 
@@ -219,7 +228,7 @@ impl Drop for PyTokenCorpus {
     fn drop(&mut self) {
         // A loader that still reads from the corpus keeps it open.
         if Arc::strong_count(&self.corpus) == 1 {
-            Python::try_attach(|py| py.detach(|| self.corpus.files.close()));
+            Python::try_attach(|py| py.detach(|| self.corpus.close()));
         }
     }
 }

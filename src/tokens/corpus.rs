@@ -7,11 +7,13 @@ use std::sync::{Arc, OnceLock};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::file_set::{DescriptorBudget, FileSet, Kept};
-use crate::mapped_file::{Opened, View, descriptor_limit};
+use crate::mapped_file::{Facts, Opened, View, descriptor_limit};
 use crate::os::memory::Uninit;
+use crate::os::memory::advise::Advice;
 use crate::os::process::fork;
 use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel};
 
+use super::corpus_files::CorpusFiles;
 use super::fingerprint;
 use super::format::documents::DocumentTable;
 use super::format::layout::{Format, Opener, TokenFile, TokenLayout, item_bytes, token_dtype_name};
@@ -22,28 +24,38 @@ use super::format::sequences::{SequenceOrder, TokenRun};
 const OPENING_THREADS: usize = 16;
 
 /// One file of a corpus.
-#[derive(Debug)]
+/// A part of a corpus can have a part of its first and of its last file.
+#[derive(Debug, Clone)]
 pub struct Shard {
     /// The file with the tokens, absolute.
     pub path: PathBuf,
     pub layout: TokenLayout,
     /// Position of the first token on the axis.
     pub start: u64,
+    /// Tokens of the file, in the order of its index, in front of the first one.
+    pub file_start: u64,
+    /// All tokens of the file.
+    pub file_tokens: u64,
+    /// Number of the file in the set.
+    pub(super) file: usize,
     pub(super) index: Option<ShardIndex>,
     /// Number of its first document.
     pub(super) first_document: u64,
 }
 
 /// The file that records the documents of a shard.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ShardIndex {
     /// Its number among the files of the corpus.
     pub file: usize,
-    pub documents: Box<dyn DocumentTable>,
+    pub documents: Arc<dyn DocumentTable>,
+    /// Number of the first document in the table.
+    pub first: u64,
+    pub count: u64,
     /// The order of tokens; `None` if it is that of the token file.
     pub order: Option<Arc<SequenceOrder>>,
     /// Set once all entries of the documents are checked.
-    pub is_checked: AtomicBool,
+    pub is_checked: Arc<AtomicBool>,
 }
 
 impl Shard {
@@ -57,13 +69,13 @@ impl Shard {
 pub struct TokenCorpus {
     pub shards: Vec<Shard>,
     pub dtype: Dtype,
-    len: u64,
+    pub(super) len: u64,
     /// The number of documents; `None` unless every shard records its documents.
     pub document_count: Option<u64>,
     /// The token files in the order of the shards, then the files that record documents. When they are closed, views
     /// stay valid.
-    pub files: FileSet,
-    fingerprint: OnceLock<u64>,
+    pub(super) files: CorpusFiles,
+    pub(super) fingerprint: OnceLock<u64>,
 }
 
 /// Tokens of one shard: `[start, stop)` counted from the first one in its file.
@@ -99,10 +111,20 @@ impl TokenCorpus {
             let index = index.map(|(file, documents, order)| {
                 indices.push(file);
                 let file = paths.len() + indices.len() - 1;
-                ShardIndex { file, documents, order, is_checked: AtomicBool::new(false) }
+                let (count, is_checked) = (documents.count(), Arc::new(AtomicBool::new(false)));
+                ShardIndex { file, documents: documents.into(), first: 0, count, order, is_checked }
             });
-            let count = index.as_ref().map_or(0, |index| index.documents.count());
-            shards.push(Shard { path, layout, start: len, index, first_document: documents });
+            let count = index.as_ref().map_or(0, |index| index.count);
+            shards.push(Shard {
+                path,
+                layout,
+                start: len,
+                file_start: 0,
+                file_tokens: layout.tokens,
+                file: data.len(),
+                index,
+                first_document: documents,
+            });
             data.push(file);
             len = add(len, layout.tokens, "tokens")?;
             documents = add(documents, count, "documents")?;
@@ -112,7 +134,7 @@ impl TokenCorpus {
         Ok(Self {
             dtype: first.layout.dtype,
             document_count: shards.iter().all(|shard| shard.index.is_some()).then_some(documents),
-            files: FileSet::new(data, how.mode, budget),
+            files: CorpusFiles::new(FileSet::new(data, how.mode, budget)),
             fingerprint: OnceLock::new(),
             shards,
             len,
@@ -129,12 +151,36 @@ impl TokenCorpus {
 
     /// The weakest read mode of the shards: the first such shard, and how many there are.
     pub fn weakest(&self) -> Option<(usize, usize)> {
-        self.files.weakest(self.shards.len())
+        self.files.set().weakest(self.shards.iter().map(|shard| shard.file))
     }
 
-    /// A file, ready for reading. Cheap if the file is open: takes no lock that shards share.
-    pub fn opened(&self, file: usize) -> Result<Arc<Opened>> {
-        self.files.opened(file)
+    /// The facts of a shard's file, found at its first opening.
+    pub fn facts(&self, shard: usize) -> &Facts {
+        self.files.set().facts(self.shards[shard].file)
+    }
+
+    /// The file of a shard, ready for reading. Cheap if the file is open: takes no lock that shards share.
+    pub fn opened(&self, shard: usize) -> Result<Arc<Opened>> {
+        self.files.opened(self.shards[shard].file)
+    }
+
+    /// Gives the kernel advice about all files of the set.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        self.files.set().advise(advice)
+    }
+
+    /// The number of open files of the set.
+    pub fn open_count(&self) -> usize {
+        self.files.set().open_count()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.files.is_closed()
+    }
+
+    /// Refuses further reads. The last of a corpus and its parts closes the files.
+    pub fn close(&self) {
+        self.files.close();
     }
 
     pub fn check_range(&self, start: u64, stop: u64) -> Result<()> {
@@ -174,15 +220,20 @@ impl TokenCorpus {
         let shard = &self.shards[number];
         let run = match &shard.index {
             Some(ShardIndex { file, order: Some(order), .. }) => {
-                let index = self.opened(*file)?;
+                let index = self.files.opened(*file)?;
                 let reader = index.reader();
-                let run = order.run(&reader, token - shard.start)?;
+                let run = order.run(&reader, shard.file_start + (token - shard.start))?;
                 reader.finish()?;
                 run
             }
-            _ => TokenRun { start: 0, stop: shard.layout.tokens, first: 0 },
+            _ => TokenRun { start: 0, stop: shard.file_tokens, first: 0 },
         };
-        Ok((number, TokenRun { start: shard.start + run.start, stop: shard.start + run.stop, ..run }))
+        // Clipped to the part of the shard, and moved to the axis.
+        let low = run.start.max(shard.file_start);
+        let high = run.stop.min(shard.file_start + shard.layout.tokens);
+        let place = |token: u64| shard.start + (token - shard.file_start);
+        let first = run.first + (low - run.start);
+        Ok((number, TokenRun { start: place(low), stop: place(high), first }))
     }
 
     /// The last shard that begins at or before `token`; empty shards share a start with the next.
@@ -235,8 +286,11 @@ impl TokenCorpus {
 
     /// Checks that no file has changed since it was opened.
     pub fn check(&self) -> Result<()> {
-        let files = self.shards.len() + self.shards.iter().filter(|shard| shard.index.is_some()).count();
-        in_parallel(files, threads(files, descriptor_limit()), |index| self.files.check(index)).map(drop)
+        let index = |shard: &Shard| shard.index.as_ref().map(|index| index.file);
+        let files: Vec<usize> =
+            self.shards.iter().map(|shard| shard.file).chain(self.shards.iter().filter_map(index)).collect();
+        let threads = threads(files.len(), descriptor_limit());
+        in_parallel(files.len(), threads, |number| self.files.check(files[number])).map(drop)
     }
 
     /// The shards whose index lists the beginning of the token file alone, with the tokens of the file.
@@ -255,9 +309,10 @@ impl TokenCorpus {
         let count = self.shards.len();
         let parts = in_parallel(count, threads(count, descriptor_limit()), |number| {
             let shard = &self.shards[number];
-            let index = shard.index.as_ref().map(|index| self.opened(index.file)).transpose()?;
+            let index = shard.index.as_ref().map(|index| self.files.opened(index.file)).transpose()?;
             let order = shard.index.as_ref().and_then(|index| index.order.as_deref());
-            fingerprint::of_shard(&shard.layout, &*self.opened(number)?, index.as_deref(), order)
+            let part = (shard.layout.tokens < shard.file_tokens).then_some(shard.file_start);
+            fingerprint::of_shard(&shard.layout, part, &*self.opened(number)?, index.as_deref(), order)
         })?;
         let found = fingerprint::of_corpus(self.dtype, self.shards[0].layout.format, &parts);
         Ok(*fork::get_or_make(&self.fingerprint, || found))

@@ -17,12 +17,13 @@ impl TokenCorpus {
         let mut places = Vec::new();
         for shard in self.shards[self.index_of(start)..].iter().take_while(|shard| shard.start < stop) {
             let Some(index) = &shard.index else { continue };
-            let table = &index.documents;
-            let opened = self.opened(index.file)?;
+            let opened = self.files.opened(index.file)?;
             index.check_documents(&opened)?;
             let reader = opened.reader();
             let low = (start + 1).saturating_sub(shard.start);
-            table.places(&reader, (low, stop - shard.start), shard.start, &mut places)?;
+            let high = shard.layout.tokens.min(stop - shard.start);
+            let found = index.documents.places(&reader, (shard.file_start + low, shard.file_start + high))?;
+            places.extend(found.iter().map(|place| place - shard.file_start + shard.start));
             reader.finish()?;
         }
         Ok(places)
@@ -32,7 +33,7 @@ impl TokenCorpus {
     pub fn check_documents(&self) -> Result<()> {
         for index in self.shards.iter().filter_map(|shard| shard.index.as_ref()) {
             index.is_checked.store(false, Ordering::Relaxed);
-            index.check_documents(&*self.opened(index.file)?)?;
+            index.check_documents(&*self.files.opened(index.file)?)?;
         }
         Ok(())
     }
@@ -51,21 +52,24 @@ impl TokenCorpus {
             let place = self.shards.partition_point(|shard| shard.first_document <= number) - 1;
             let shard = &self.shards[place];
             let Some(index) = &shard.index else { return Err(no_documents()) };
-            let table = &index.documents;
-            let opened = self.opened(index.file)?;
+            let opened = self.files.opened(index.file)?;
             index.check_documents(&opened)?;
             let reader = opened.reader();
             // The last shard also knows where its last document ends.
             let after = u64::from(number == count);
-            let end = stop.min(shard.first_document + table.count() + after);
+            let end = stop.min(shard.first_document + index.count + after);
+            let (file_start, file_stop) = (shard.file_start, shard.file_start + shard.layout.tokens);
             let mut last = 0;
             for number in number..end {
-                let start = table.start(&reader, number - shard.first_document)?;
+                let entry = index.first + (number - shard.first_document);
+                let start = index.documents.start(&reader, entry)?;
                 if start < last {
-                    return Err(out_of_order(&reader, number - shard.first_document, start, last));
+                    return Err(out_of_order(&reader, entry, start, last));
                 }
                 last = start;
-                out[(number - first) as usize] = shard.start + start;
+                // A document that crosses an end of a part is cut there.
+                let place = start.clamp(file_start, file_stop) - file_start;
+                out[(number - first) as usize] = shard.start + place;
             }
             reader.finish()?;
             number = end;
@@ -76,7 +80,7 @@ impl TokenCorpus {
 
 impl ShardIndex {
     /// Checks all entries before the first use. Threads may do so at the same time.
-    fn check_documents(&self, opened: &Opened) -> Result<()> {
+    pub(super) fn check_documents(&self, opened: &Opened) -> Result<()> {
         if !self.is_checked.load(Ordering::Acquire) {
             let reader = opened.reader();
             self.documents.check(&reader)?;

@@ -2,7 +2,7 @@
 //!
 //! It covers the type, the format, and for each shard in order the number of tokens, the size of the file,
 //! [`SAMPLE_BYTES`] of tokens from the beginning, the middle and the end, and size and end of the file that
-//! records its documents, and the whole order of tokens where it is not that of the file. It ignores paths, times and machines, and it misses a change between the samples that
+//! records its documents, and the whole order of tokens where it is not that of the file; for a part of a file also where the part begins. It ignores paths, times and machines, and it misses a change between the samples that
 //! keeps the size.
 
 use std::hash::Hasher;
@@ -23,13 +23,17 @@ const SAMPLE_BYTES: u64 = 1024;
 const VERSION: u64 = 1;
 
 /// Fingerprint of one shard, from its token file, the file that records its documents, and the order of its tokens.
+///
+/// `part` is the first token in the file if the shard is a part of it, `None` for a whole file.
 pub fn of_shard(
     layout: &TokenLayout,
+    part: Option<u64>,
     data: &Opened,
     index: Option<&Opened>,
     order: Option<&SequenceOrder>,
 ) -> Result<u64> {
-    let first = layout.data_offset_bytes;
+    let skipped = if order.is_some() { 0 } else { part.unwrap_or(0) };
+    let first = layout.data_offset_bytes + skipped * item_bytes(layout.dtype);
     let length = match order {
         Some(_) => data.size() - first,
         None => layout.tokens * item_bytes(layout.dtype),
@@ -45,6 +49,9 @@ pub fn of_shard(
         let sample = index.size().min(SAMPLE_BYTES);
         hash.write(&index.size().to_le_bytes());
         hash.write(&index.exact_reader().read_last(index.size() - sample, sample)?);
+    }
+    if let Some(start) = part {
+        hash.write(&start.to_le_bytes());
     }
     if let Some(order) = order {
         hash.write(&order.digest.to_le_bytes());

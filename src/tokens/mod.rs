@@ -3,6 +3,7 @@
 //! ```text
 //! paths ── format/ ──> one file: layout, document table
 //!            └── corpus ──> many files: one axis; pieces of shards, views, copies, fingerprint
+//!                  ├── part: the same files, fewer tokens
 //!                  ├── documents: places of the axis where documents begin
 //!                  └── windows: from a window's number to its tokens; arithmetic alone
 //! ```
@@ -12,7 +13,9 @@
 //! they are needed; a file that is another one by then is an error. Callers: `batching`, the binding.
 
 pub mod corpus;
+mod corpus_files;
 pub mod documents;
 mod fingerprint;
 pub mod format;
+mod part;
 pub mod windows;

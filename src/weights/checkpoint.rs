@@ -144,7 +144,7 @@ impl Checkpoint {
 
     /// Returns the facts of the weakest mode in use, the path of the first file in that mode, and how many there are.
     pub fn weakest(&self) -> Option<(&Path, &Facts, usize)> {
-        let (first, count) = self.files.weakest(self.paths.len())?;
+        let (first, count) = self.files.weakest(0..self.paths.len())?;
         Some((&self.paths[first], self.files.facts(first), count))
     }
 

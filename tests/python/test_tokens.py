@@ -246,8 +246,8 @@ def test_shards_tell_what_was_opened(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     corpus = open_tokens(["tokens.bin", path])
     assert corpus.shards == (
-        TokenShard(path, "raw", 5000, 0, "shared", None),
-        TokenShard(path, "raw", 5000, 5000, "shared", None),
+        TokenShard(path, "raw", 5000, 0, "shared", None, 0, 5000),
+        TokenShard(path, "raw", 5000, 5000, "shared", None, 0, 5000),
     )
     assert corpus.documents is None
 

@@ -14,6 +14,7 @@ mod sampling_schedule;
 mod slicing;
 mod tokens_corpus;
 mod tokens_documents;
+mod tokens_part;
 mod weights_checkpoint;
 mod weights_header;
 mod weights_index;

@@ -72,6 +72,32 @@ fn oracle(shards: &[Vec<Vec<i32>>]) -> Vec<u64> {
     bounds
 }
 
+/// The documents of a part as `(start, stop)`, counted from its beginning. An empty document belongs to the part in
+/// which it begins, at the end of a file to the part with the last token of the file.
+fn oracle_of_part(shards: &[Vec<Vec<i32>>], start: u64, stop: u64) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    for shard in shards {
+        let file = (at, at + shard.iter().flatten().map(|&length| length as u64).sum::<u64>());
+        let (low, high) = (start.max(file.0), stop.min(file.1));
+        let is_inner_and_empty = file.0 == file.1 && start < file.0 && file.0 < stop;
+        for document in shard {
+            let first = at;
+            at += document.iter().map(|&length| length as u64).sum::<u64>();
+            let is_inside = low < high
+                && if first < at {
+                    first < high && low < at
+                } else {
+                    (low..high).contains(&first) || (high, first) == (file.1, file.1)
+                };
+            if is_inside || is_inner_and_empty {
+                found.push((first.max(low) - start, at.min(high) - start));
+            }
+        }
+    }
+    found
+}
+
 fn shards() -> impl Strategy<Value = Vec<Vec<Vec<i32>>>> {
     let length = prop_oneof![2 => Just(0), 3 => 1_i32..6];
     let document = prop::collection::vec(length, 0..3);
@@ -112,6 +138,35 @@ proptest! {
         let mut beyond = vec![0; 2];
         let refused = corpus.document_bounds(bounds.len() as u64 - 1, &mut beyond);
         prop_assert!(matches!(refused, Err(Error::Index { .. })), "{:?}", refused);
+    }
+
+    #[test]
+    fn documents_of_a_part_are_those_of_the_whole_cut_at_its_ends(shards in shards(), megatron: bool) {
+        let format = if megatron { Format::Megatron } else { Format::Datatrove };
+        let (_folder, whole) = corpus(&shards, format);
+        for start in 0..=whole.len() {
+            for stop in start..=whole.len() {
+                if (start, stop) == (0, whole.len()) {
+                    continue;
+                }
+                let part = whole.part(start, stop).expect("good");
+                // A part of a part with a border in front is the same.
+                let from_zero = whole.part(0, stop).and_then(|left| left.part(start, stop)).expect("good");
+                let expected = oracle_of_part(&shards, start, stop);
+                for part in [part, from_zero] {
+                    prop_assert_eq!(part.document_count, Some(expected.len() as u64), "{} to {}", start, stop);
+                    let mut bounds = vec![u64::MAX; expected.len() + 1];
+                    part.document_bounds(0, &mut bounds).expect("good");
+                    let firsts: Vec<u64> = expected.iter().map(|document| document.0).collect();
+                    prop_assert_eq!(&bounds[..expected.len()], &firsts, "{} to {}", start, stop);
+                    prop_assert_eq!(bounds[expected.len()], stop - start);
+                    let mut places: Vec<u64> =
+                        firsts.into_iter().filter(|&at| 0 < at && at < stop - start).collect();
+                    places.dedup();
+                    prop_assert_eq!(part.document_starts(0, part.len()).expect("good"), places);
+                }
+            }
+        }
     }
 }
 

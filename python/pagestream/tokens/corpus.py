@@ -20,6 +20,7 @@ from pagestream._common.closing import HoldsFiles
 from pagestream._common.html import page, table
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
+from pagestream.tokens.parts import part_range
 from pagestream.tokens.paths import token_paths
 from pagestream.tokens.splits import check_splits
 
@@ -47,11 +48,13 @@ class TokenShard:
     Attributes:
         path: Its absolute path; of a Megatron pair that of the ``.bin``.
         format: ``"raw"``, ``"npy"``, ``"llmc"``, ``"megatron"`` or ``"datatrove"``.
-        tokens: How many tokens it holds.
+        tokens: How many of its tokens belong to the corpus: all, except in a `TokenCorpus.part`.
         start: Where its first token stands on the corpus's axis.
         mode: How it is read, as found at the first opening:
             ``"shared"``, ``"private"`` or ``"read"``; see `MappedFile`.
         reason: Why not in a better mode; None if in the first choice.
+        file_start: Tokens of the file in front of those of the corpus, in the order of its index.
+        file_tokens: How many tokens the file holds, or its Megatron index lists.
         is_view: Whether a Megatron index changes the order of the tokens, leaves some out or repeats some.
 
     Examples:
@@ -66,6 +69,8 @@ class TokenShard:
     start: int
     mode: str
     reason: str | None
+    file_start: int
+    file_tokens: int
     is_view: bool = False
 
 
@@ -82,7 +87,8 @@ class TokenCorpus(HoldsFiles):
     At most 1024 files stay open (fewer where ``ulimit -n`` is low); others are opened again when they are
     read, and must still be the same files.
 
-    Pickling ships paths and opens the files again, which must still have as many tokens.
+    Pickling ships paths and opens the files again, which must still have as many tokens. `part` makes a
+    corpus of some of the tokens, for example for validation.
 
     Examples:
         >>> from pagestream import open_tokens
@@ -124,7 +130,8 @@ class TokenCorpus(HoldsFiles):
 
         They cover the type, the format, and of each file in order its size, its number of tokens, 1024
         bytes of tokens from its beginning, middle and end, and size and end of the index of its documents;
-        neither paths nor times. Each file is read at three places at the first call. A change between
+        neither paths nor times; for a `part` also where it begins in its file. Each file is read at three
+        places at the first call. A change between
         those places that leaves all sizes as they were is not seen.
 
         Raises:
@@ -193,6 +200,41 @@ class TokenCorpus(HoldsFiles):
         self._files.read_into(start, stop, out)
         return out
 
+    def part(self, start: float, stop: float) -> TokenCorpus:
+        """Returns tokens ``[start, stop)`` as a corpus of its own, for example to hold out validation data.
+
+        Loaders, datasets and mixtures take it as any other corpus. No window of it, target included, has a
+        token of another part. It uses the open files of this corpus: nothing is read but, for files that
+        record documents, their index. A document that crosses an end is cut there. Unlike ``corpus[a:b]``,
+        which is an array, it has shards and documents.
+
+        A part and the corpus that it was made from are closed by themselves; the files close with the last.
+
+        Args:
+            start: The first token. A float is a fraction of the corpus from 0.0 to 1.0, rounded to the
+                nearest token; then `stop` is a fraction too, also if it is the integer 1.
+            stop: One after the last token, or a fraction.
+
+        Returns:
+            The part. Its tokens are counted from 0.
+
+        Raises:
+            ValueError: The part is not inside the corpus, one end is a fraction and the other is not, or the
+                corpus is closed.
+            FormatError: The index of the documents is damaged near an end.
+            OSError: The index cannot be read.
+
+        Examples:
+            >>> from pagestream import open_tokens
+            >>> tokens = open_tokens("tokens.bin")
+            >>> train, validation = tokens.part(0, 0.9), tokens.part(0.9, 1)
+            >>> len(train), len(validation), validation[0]
+            (3686, 410, 3686)
+            >>> len(tokens.part(1000, 1500))
+            500
+        """
+        return TokenCorpus(self._files.part(*part_range(start, stop, len(self))), self._opened_with)
+
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001 - NumPy's protocol
         """All tokens as an array, for ``np.asarray(tokens)``: read natively, not token by token.
 
@@ -222,8 +264,10 @@ class TokenCorpus(HoldsFiles):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles paths and the arguments of opening."""
-        files = [(shard.path, shard.tokens) for shard in self.shards]
-        return _open_again, (files, *self._opened_with)
+        shards = self.shards
+        files = [(shard.path, shard.file_tokens) for shard in shards]
+        first = shards[0].file_start
+        return _open_again, (files, (first, first + len(self)), *self._opened_with)
 
     def __repr__(self) -> str:
         """Returns size, type and files; equal for corpora of the same files."""
@@ -233,6 +277,10 @@ class TokenCorpus(HoldsFiles):
             names = "\0".join(shard.path for shard in shards).encode(errors="surrogateescape")
             digest = hashlib.blake2b(names, digest_size=4).hexdigest()
             files = f"{len(shards)} files from {files} on (paths {digest})"
+        total = sum(shard.file_tokens for shard in shards)
+        if len(self) < total:
+            first = shards[0].file_start
+            files += f", tokens {first} to {first + len(self)} of {total}"
         return f"<{type(self).__name__} {len(self)} {self.dtype} tokens in {files}>"
 
     def _repr_html_(self) -> str:
@@ -279,6 +327,7 @@ def native_corpus(corpus: TokenCorpus) -> _native.TokenCorpus:
 
 def _open_again(
     files: list[tuple[str, int]],
+    part: tuple[int, int],
     dtype: str | None,
     format: Format | None,
     mode: str,
@@ -288,7 +337,7 @@ def _open_again(
         if shard.tokens != tokens:
             message = f"it has {shard.tokens} tokens, but had {tokens} when it was opened first"
             raise FileChangedError(errno.ESTALE, message, path)
-    return corpus
+    return corpus if part == (0, len(corpus)) else corpus.part(*part)
 
 
 def open_tokens(

@@ -27,8 +27,8 @@ pub trait DocumentTable: Debug + Send + Sync {
 }
 
 impl dyn DocumentTable {
-    /// The first document at or after `from` that begins at or after `token`, or `count()`.
-    fn first_at(&self, index: &FileReader<'_>, from: u64, token: u64) -> Result<u64> {
+    /// The first document from number `from` on that begins at or after `token`, or `count()`.
+    pub fn first_at(&self, index: &FileReader<'_>, from: u64, token: u64) -> Result<u64> {
         let (mut low, mut high) = (from, self.count());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -41,14 +41,9 @@ impl dyn DocumentTable {
         Ok(low)
     }
 
-    /// Appends `base` + each place in `[low, high)` where documents begin, ascending and once.
-    pub fn places(
-        &self,
-        index: &FileReader<'_>,
-        (low, high): (u64, u64),
-        base: u64,
-        out: &mut Vec<u64>,
-    ) -> Result<()> {
+    /// Returns each place in `[low, high)` where documents begin, ascending and once.
+    pub fn places(&self, index: &FileReader<'_>, (low, high): (u64, u64)) -> Result<Vec<u64>> {
+        let mut places = Vec::new();
         let mut number = self.first_at(index, 0, low)?;
         let mut last = low;
         let mut same = 0;
@@ -61,19 +56,19 @@ impl dyn DocumentTable {
                 break;
             }
             number += 1;
-            if out.last() == Some(&(base + start)) {
+            if places.last() == Some(&start) {
                 same += 1;
                 if same == SAME_PLACE {
                     number = self.first_at(index, number, start + 1)?;
                     same = 0;
                 }
             } else {
-                out.push(base + start);
+                places.push(start);
                 same = 0;
             }
             last = start;
         }
-        Ok(())
+        Ok(places)
     }
 }
 
