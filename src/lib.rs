@@ -72,5 +72,5 @@ pub mod internals {
     pub use crate::weights::index::{Index, MAX_SHARDS};
     pub use crate::weights::locate::CheckpointPath;
     pub use crate::weights::strictness::Strictness;
-    pub use crate::widen::{DoesNotFit, Element, widen, widen_window};
+    pub use crate::widen::{Beyond, DoesNotFit, Element, first_beyond, widen, widen_window};
 }

@@ -85,6 +85,7 @@ fn main() -> Outcome<()> {
     let options = Options {
         element: Element::I64,
         documents: false,
+        vocabulary: None,
         threads: None,
         lookahead: None,
         memory_bytes: None,

@@ -291,6 +291,7 @@ class TokenCorpus:
         stride: int,
         target: str,
         dtype: str,
+        vocabulary: int | None,
         x: Buffer,
         y: Buffer | None,
     ) -> None: ...

@@ -14,13 +14,14 @@ use super::row::RowCopier;
 /// Fills x and y, `[windows, sequence_length]` elements each, without gaps, with the windows `indices`, in that
 /// order. There is no y exactly for [`Target::None`].
 ///
-/// Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
+/// A token at or beyond `vocabulary` is an error. Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
 /// and then the content of the memory is undefined.
 pub fn assemble(
     corpus: &Arc<TokenCorpus>,
     windows: &Windows,
     indices: &[u64],
     element: Element,
+    vocabulary: Option<u64>,
     mut x: Uninit<'_>,
     mut y: Option<Uninit<'_>>,
 ) -> Result<()> {
@@ -30,7 +31,7 @@ pub fn assemble(
     if needed != Some(x.len()) || y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
         return Err(Error::argument("the memory for the batch is not of the batch's size"));
     }
-    let mut copier = RowCopier::new(corpus.clone());
+    let mut copier = RowCopier::new(corpus.clone(), vocabulary);
     for (row, &index) in indices.iter().enumerate() {
         let place = row * row_bytes..(row + 1) * row_bytes;
         let y_row = y.as_mut().map(|y| y.range(place.clone()));

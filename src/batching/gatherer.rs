@@ -12,7 +12,7 @@ use crate::widen::Element;
 
 use super::layout::RowChunk;
 use super::metrics::Metrics;
-use super::plan::{BatchPlan, BatchRow};
+use super::plan::{BatchPlan, BatchRow, TokenSource};
 use super::ring::{Claim, Filled, Ring, SlotWork};
 use super::row::RowCopier;
 use super::threads::Shared;
@@ -35,7 +35,8 @@ impl Gatherer {
         let mut positions =
             chunk.positions.as_mut().map(|part| memory_of_rows(part, layout.position_row_bytes));
         if self.copiers.is_empty() {
-            self.copiers = feed.sources.iter().map(|source| RowCopier::new(source.corpus.clone())).collect();
+            let copier = |source: &TokenSource| RowCopier::new(source.corpus.clone(), options.vocabulary);
+            self.copiers = feed.sources.iter().map(copier).collect();
         }
         for (number, row) in rows.iter().enumerate() {
             let x = x.next().ok_or_else(wrong_size)?;

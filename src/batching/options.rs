@@ -10,6 +10,8 @@ pub struct Options {
     pub element: Element,
     /// Whether batches record where documents begin.
     pub documents: bool,
+    /// Number of ids that tokens may have; a greater or a negative one is an error. `None` for any.
+    pub vocabulary: Option<u64>,
     /// Gathering threads; `None` adapts.
     pub threads: Option<usize>,
     /// Batches requested ahead; `None` adapts.

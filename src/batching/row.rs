@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, can_copy_from_mappings};
 use crate::os::memory::Uninit;
 use crate::tokens::corpus::TokenCorpus;
-use crate::widen::{self, Element};
+use crate::widen::{self, Beyond, Element};
 
 use super::layout::row_bytes;
 
@@ -23,14 +23,17 @@ const PREFETCHED_BYTES: u64 = 2 << 10;
 pub struct RowCopier {
     scratch: Vec<u8>,
     reader: TokenCopier,
+    /// Number of ids that a row may have; `None` for any.
+    vocabulary: Option<u64>,
     /// Bytes of rows that were read, not copied from a mapping.
     pub(super) read_bytes: u64,
 }
 
 impl RowCopier {
-    pub fn new(corpus: Arc<TokenCorpus>) -> Self {
+    /// Makes a copier that refuses ids at or beyond `vocabulary`.
+    pub fn new(corpus: Arc<TokenCorpus>, vocabulary: Option<u64>) -> Self {
         let reader = TokenCopier { corpus, touched: Vec::new(), last: None, guarded: None };
-        Self { scratch: Vec::new(), reader, read_bytes: 0 }
+        Self { scratch: Vec::new(), reader, vocabulary, read_bytes: 0 }
     }
 
     /// Writes the tokens `start..stop` to `x_row`. With targets, the last of them is not in `x_row`, and
@@ -61,7 +64,9 @@ impl RowCopier {
                 self.read_bytes += (stop - start) * item_bytes;
                 window.1 - window.0
             };
-            if element.is_copy(dtype) && (is_mapped || y_row.is_none()) {
+            // Ids are checked in the scratch block.
+            let is_copied = element.is_copy(dtype) && self.vocabulary.is_none();
+            if is_copied && (is_mapped || y_row.is_none()) {
                 self.copy_row(window, block_tokens, x_row, y_row)
             } else {
                 self.widen_row(window, block_tokens, element, x_row, y_row)
@@ -135,6 +140,11 @@ impl RowCopier {
             self.reader.read((first, source_stop), Uninit::of(source))?;
             if last < stop {
                 self.reader.prefetch(source_stop);
+            }
+            if let Some(vocabulary) = self.vocabulary
+                && let Some(found) = widen::first_beyond(source, dtype, vocabulary)
+            {
+                return Err(beyond_vocabulary(&self.reader.corpus, first, found, vocabulary));
             }
             let x = x.range(place.clone());
             let done = match &mut y {
@@ -241,16 +251,32 @@ impl TokenCopier {
 }
 
 fn does_not_fit(corpus: &TokenCorpus, token: u64, element: Element) -> Error {
+    let detail = format!(
+        "does not fit in {}; use {}",
+        element.word(),
+        if element == Element::I32 { "dtype=\"int64\" or \"raw\"" } else { "dtype=\"raw\"" }
+    );
+    bad_token(corpus, token, &detail)
+}
+
+fn beyond_vocabulary(corpus: &TokenCorpus, first: u64, found: Beyond, vocabulary: u64) -> Error {
+    let detail = format!(
+        "is {}, but vocabulary={vocabulary} has the ids 0 to {}; the file is of another tokenizer or of another \
+         dtype, or the vocabulary is larger",
+        found.id,
+        vocabulary.saturating_sub(1)
+    );
+    bad_token(corpus, first + found.position as u64, &detail)
+}
+
+/// The error of a token, with its place on the axis and in its file.
+fn bad_token(corpus: &TokenCorpus, token: u64, what: &str) -> Error {
     let (shard, run) = match corpus.run(token) {
         Ok(found) => found,
         Err(error) => return error,
     };
     let shard = &corpus.shards[shard];
     let number = run.first + (token - run.start);
-    let detail = format!(
-        "token {token} of the corpus (number {number} of this file) does not fit in {}; use {}",
-        element.word(),
-        if element == Element::I32 { "dtype=\"int64\" or \"raw\"" } else { "dtype=\"raw\"" }
-    );
+    let detail = format!("token {token} of the corpus (number {number} of this file) {what}");
     Error::format(&shard.path, shard.layout.data_offset_bytes + number * corpus.item_bytes(), detail)
 }

@@ -38,6 +38,7 @@ struct StreamSettings {
     drop_last: bool,
     dtype: String,
     documents: bool,
+    vocabulary: Option<u64>,
     threads: Option<usize>,
     lookahead: Option<usize>,
     memory_bytes: Option<u64>,
@@ -65,6 +66,7 @@ impl StreamSettings {
         Ok(Options {
             element: Element::from_word(&self.dtype)?,
             documents: self.documents,
+            vocabulary: self.vocabulary,
             threads: self.threads,
             lookahead: self.lookahead,
             memory_bytes: self.memory_bytes,

@@ -201,6 +201,7 @@ impl PyTokenCorpus {
         stride: u64,
         target: &str,
         dtype: &str,
+        vocabulary: Option<u64>,
         x: &Bound<'_, PyAny>,
         y: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
@@ -212,7 +213,7 @@ impl PyTokenCorpus {
             return Err(Error::argument("x and y overlap; give each memory of its own").into());
         }
         let (x, y) = (x.all()?, y.as_mut().map(WritableBuffer::all).transpose()?);
-        Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, x, y))?)
+        Ok(py.detach(|| assemble(&self.corpus, &windows, &indices, element, vocabulary, x, y))?)
     }
 
     fn check(&self, py: Python<'_>) -> PyResult<()> {

@@ -190,6 +190,68 @@ macro_rules! dispatch {
 dispatch!(row, row_body, (out));
 dispatch!(window, window_body, (x, y));
 
+/// A token of `S` bytes as an id.
+pub(super) trait Token<const S: usize> {
+    /// The unsigned type of the same width. A negative id becomes a lane above all ids that are not negative.
+    type Lane: Copy + Default + Ord;
+
+    fn lane(token: [u8; S]) -> Self::Lane;
+
+    fn id(lane: Self::Lane) -> i128;
+}
+
+macro_rules! tokens {
+    ($($token:ty as $lane:ty),+) => { $(
+        impl Token<{ size_of::<$token>() }> for $token {
+            type Lane = $lane;
+
+            #[inline(always)]
+            fn lane(token: [u8; size_of::<$token>()]) -> $lane {
+                <$lane>::from_le_bytes(token)
+            }
+
+            #[inline(always)]
+            fn id(lane: $lane) -> i128 {
+                i128::from(lane as $token)
+            }
+        }
+    )+ };
+}
+
+tokens!(u8 as u8, i8 as u8, u16 as u16, i16 as u16, u32 as u32, i32 as u32, u64 as u64, i64 as u64);
+
+/// Returns the first token that is negative, or not below `limit`, and its id.
+pub(super) fn first_beyond<T: Token<S>, const S: usize>(source: &[u8], limit: u64) -> Option<(usize, i128)> {
+    let (tokens, _) = source.as_chunks::<S>();
+    let is_beyond = |id: i128| !(0..i128::from(limit)).contains(&id);
+    if !is_beyond(T::id(greatest::<T, S>(tokens))) {
+        return None;
+    }
+    let ids = || tokens.iter().map(|token| T::id(T::lane(*token)));
+    ids().enumerate().find(|(_, id)| is_beyond(*id))
+}
+
+/// Returns the greatest lane, compiled for this processor.
+fn greatest<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn avx2<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
+            greatest_body::<T, S>(tokens)
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: this processor has AVX2.
+            return unsafe { avx2::<T, S>(tokens) };
+        }
+    }
+    greatest_body::<T, S>(tokens)
+}
+
+#[inline(always)]
+fn greatest_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
+    tokens.iter().fold(T::Lane::default(), |greatest, token| greatest.max(T::lane(*token)))
+}
+
 /// The index of the first token that does not fit. Called only if there is one.
 #[cold]
 fn first_misfit<C: Conversion<S, D>, const S: usize, const D: usize>(source: &[u8]) -> usize {

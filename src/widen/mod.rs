@@ -6,7 +6,8 @@
 //! ```
 //!
 //! What the room promises: every token is converted exactly, or refused with its position ([`DoesNotFit`]);
-//! nothing is wrapped or truncated. A kernel reads memory of our own, never a mapping: the scratch block
+//! nothing is wrapped or truncated. [`first_beyond`] finds ids that a
+//! model does not have. A kernel reads memory of our own, never a mapping: the scratch block
 //! stays in the first-level cache. It keeps no state, opens no file, and may be called from any thread.
 
 mod kernels;
@@ -70,6 +71,35 @@ pub fn widen_window(
 ) -> Result<(), DoesNotFit> {
     let kernel = kernel(dtype, element);
     kernel.answer((kernel.window)(source, x, y), source)
+}
+
+/// A token whose id a model does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beyond {
+    /// The index of the token in the source.
+    pub position: usize,
+    pub id: i128,
+}
+
+/// Returns the first token of `source` whose id is not one of `0..vocabulary`. It takes the greatest
+/// id in one vectorised pass, and looks for the position only if that id is too large.
+pub fn first_beyond(source: &[u8], dtype: Dtype, vocabulary: u64) -> Option<Beyond> {
+    macro_rules! of {
+        ($token:ty) => {
+            kernels::first_beyond::<$token, { size_of::<$token>() }>(source, vocabulary)
+        };
+    }
+    let found = match dtype {
+        Dtype::U8 => of!(u8),
+        Dtype::I8 => of!(i8),
+        Dtype::U16 => of!(u16),
+        Dtype::I16 => of!(i16),
+        Dtype::U32 => of!(u32),
+        Dtype::I32 => of!(i32),
+        Dtype::I64 => of!(i64),
+        _ => of!(u64),
+    };
+    found.map(|(position, id)| Beyond { position, id })
 }
 
 impl Kernel {

@@ -64,6 +64,22 @@ def program(*arguments, **options):
 
 
 class TestInfo:
+    def test_the_largest_id_of_each_file(self, tmp_path, weights):
+        np.save(tmp_path / "a.npy", np.array([3, 50_256, 2], "<i4"))
+        np.save(tmp_path / "b.npy", np.array([3, -1], "<i4"))
+        np.save(tmp_path / "c.npy", np.array([], "<i4"))
+        found = facts("info", tmp_path, "--format", "npy", "--largest")
+        assert found["ids"] == [
+            {"smallest": 2, "largest": 50_256},
+            {"smallest": -1, "largest": 3},
+            None,
+        ]
+        told = pagestream_command("info", tmp_path, "--format", "npy", "--largest").stdout
+        for words in ("largest id", "50256", "3, smallest -1", "no tokens"):
+            assert words in told
+        assert "ids" not in facts("info", tmp_path / "a.npy")
+        assert "--largest is for token files" in pagestream_command("info", weights, "--largest").output
+
     def test_weights(self, weights):
         found = facts("info", weights)
         assert found["kind"] == "safetensors"
@@ -389,6 +405,36 @@ class TestVerify:
         assert f"{tokens}: not verified. raw tokens have neither header nor checksum" in found.stdout
         write_tokens(tokens.with_name("corpus"), [np.arange(9)], dtype="u2", format="megatron")
         assert "good. 1 file of tokens" in pagestream_command("verify", tokens.with_name("corpus")).stdout
+
+    def test_ids_are_compared_with_a_vocabulary(self, tokens):
+        good = pagestream_command("verify", tokens, "--vocabulary", 50_000)
+        assert good.exit_code == GOOD
+        assert "every id is below 50000" in good.stdout
+        (found,) = facts("verify", tokens, "--vocabulary", 40_000, exit_code=BAD)
+        assert found["bad"] == [
+            f"{tokens}: token 40000 is 40000, but a vocabulary of 40000 has the ids 0 to 39999"
+        ]
+
+    def test_negative_ids_of_several_files_are_named(self, tmp_path):
+        for name, place in (("a.npy", 3), ("b.npy", 5)):
+            ids = np.zeros(9, "<i4")
+            ids[place] = -7
+            np.save(tmp_path / name, ids)
+        (found,) = facts("verify", tmp_path, "--vocabulary", 10, exit_code=BAD)
+        assert [line.split(", ")[0] for line in found["bad"]] == [
+            f"{tmp_path / 'a.npy'}: token 3 is -7",
+            f"{tmp_path / 'b.npy'}: token 5 is -7",
+        ]
+
+    def test_a_type_of_raw_tokens_is_taken(self, tmp_path):
+        np.array([70_000, 1], "<u4").tofile(tmp_path / "t.bin")
+        found = facts("verify", tmp_path / "t.bin", "--dtype", "uint32", "--vocabulary", 70_001)
+        assert found[0]["vocabulary"] == 70_001
+
+    def test_a_vocabulary_is_for_tokens(self, weights):
+        found = pagestream_command("verify", weights, "--vocabulary", 10)
+        assert found.exit_code == WRONG_USE
+        assert "--vocabulary is for token files" in found.output
 
     def test_checksums_are_written(self, weights, tokens):
         first, second = facts("verify", "--write", weights, tokens)

@@ -449,8 +449,8 @@ def test_a_batch_whose_x_and_y_overlap_is_refused(token_file, shift):
     memory = np.zeros(64, "i8")
     corpus = native_corpus(open_tokens(token_file))
     with pytest.raises(ValueError, match="x and y overlap"):
-        corpus.assemble([0, 1], 16, 16, "shift", "int64", memory[:32], memory[shift : shift + 32])
+        corpus.assemble([0, 1], 16, 16, "shift", "int64", None, memory[:32], memory[shift : shift + 32])
     x, y = memory[:32], memory[32:]
-    corpus.assemble([0, 1], 16, 16, "shift", "int64", x, y)
+    corpus.assemble([0, 1], 16, 16, "shift", "int64", None, x, y)
     assert (x == np.arange(32)).all()
     assert (y == np.arange(1, 33)).all()

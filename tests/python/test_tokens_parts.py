@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagestream import Mixture, TokenLoader, open_tokens
-from pagestream.errors import StateMismatchError
+from pagestream.errors import FormatError, StateMismatchError
 
 from support.token_files import write_shards, write_tokens
 from support.token_formats import write_megatron
@@ -193,3 +193,32 @@ def test_documents_are_cut_at_the_ends(tmp_path):
         batch = next(loader)
     assert batch.cu_seqlens.tolist() == [0, 6, 8]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1]]
+
+
+@pytest.mark.parametrize("mode", ["shared", "read"])
+def test_parts_of_a_reordered_index_are_cut_in_its_order(tmp_path, mode):
+    lengths = np.array([6, 8, 6])
+    order = np.array([2, 0, 2, 1])
+    firsts = np.cumsum(lengths) - lengths
+    listed = np.concatenate([TOKENS[firsts[number] : firsts[number] + lengths[number]] for number in order])
+    stem = write_megatron(tmp_path / "t", TOKENS[:20], lengths[order], pointers=firsts[order] * 2)
+    tokens = open_tokens(stem, mmap_mode=mode)
+    for start in range(len(listed) + 1):
+        for stop in range(start, len(listed) + 1):
+            part = tokens.part(start, stop)
+            assert part[:].tolist() == listed[start:stop].tolist()
+            again = part.part(len(part) // 3, len(part))
+            assert again[:].tolist() == listed[start + len(part) // 3 : stop].tolist()
+    part = tokens.part(8, 16)
+    assert [document.tolist() for document in part.documents] == [
+        listed[8:12].tolist(),
+        listed[12:16].tolist(),
+    ]
+    assert pickle.loads(pickle.dumps(part))[:].tolist() == listed[8:16].tolist()
+    with TokenLoader(part, sequence_length=3, batch_size=2, order="sequential", target="none") as loader:
+        assert next(loader).ravel().tolist() == listed[8:14].tolist()
+    with (
+        TokenLoader(part, sequence_length=7, batch_size=1, vocabulary=16) as loader,
+        pytest.raises(FormatError, match=r"token 6 of the corpus \(number 16 of this file\) is 16"),
+    ):
+        next(loader)

@@ -21,7 +21,7 @@ fn batch(
     let mut x = vec![0xAA; bytes as usize];
     let mut y = vec![0xAA; if windows.target == Target::None { 0 } else { x.len() }];
     let targets = (windows.target != Target::None).then(|| Uninit::of(&mut y));
-    assemble(corpus, windows, indices, element, Uninit::of(&mut x), targets)?;
+    assemble(corpus, windows, indices, element, None, Uninit::of(&mut x), targets)?;
     Ok((x, y))
 }
 
@@ -166,7 +166,7 @@ fn room_of_another_size_is_refused() {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
         let targets = y.as_mut().map(|y| Uninit::of(y));
-        let result = assemble(&corpus, windows, &[0, 1], Element::I64, Uninit::of(&mut x), targets);
+        let result = assemble(&corpus, windows, &[0, 1], Element::I64, None, Uninit::of(&mut x), targets);
         assert_eq!(result.is_ok(), fits, "{x_bytes} {y_bytes:?} {:?}", windows.target);
     }
 }
@@ -230,7 +230,7 @@ fn int64(tokens: std::ops::Range<u64>) -> Vec<u8> {
 fn a_gatherer_serves_batch_after_batch() {
     for mode in MODES {
         let (_folder, corpus) = corpus(&[300, 0, 700], mode);
-        let mut gatherer = RowCopier::new(corpus);
+        let mut gatherer = RowCopier::new(corpus, None);
         gatherer.verify().expect("nothing was read");
         for _ in 0..2 {
             for start in [0, 299, 400, 100] {
@@ -247,7 +247,7 @@ fn a_gatherer_serves_batch_after_batch() {
 #[test]
 fn a_row_of_another_size_or_outside_is_refused() {
     let (_folder, corpus) = corpus(&[10], RequestedMode::Auto);
-    let mut gatherer = RowCopier::new(corpus);
+    let mut gatherer = RowCopier::new(corpus, None);
     let mut fill = |window: (u64, u64), x_bytes: usize, y_bytes: Option<usize>| {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
@@ -280,7 +280,7 @@ fn a_row_of_another_size_or_outside_is_refused() {
 fn a_gatherer_sees_at_the_end_that_a_file_was_cut() {
     for mode in MODES {
         let (folder, corpus) = corpus(&[5000, 5000], mode);
-        let mut gatherer = RowCopier::new(corpus);
+        let mut gatherer = RowCopier::new(corpus, None);
         for start in [0, 9000, 100] {
             row(&mut gatherer, (start, start + 50), true).expect("whole so far");
         }

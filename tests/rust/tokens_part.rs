@@ -69,7 +69,7 @@ proptest! {
         let bytes = 8 * indices.len() * length as usize;
         let (mut x, mut y) = (vec![0; bytes], vec![0; bytes]);
         let rows = (Uninit::of(&mut x), Some(Uninit::of(&mut y)));
-        assemble(&part, &windows, &indices, Element::I64, rows.0, rows.1).expect("good");
+        assemble(&part, &windows, &indices, Element::I64, None, rows.0, rows.1).expect("good");
         let found = |bytes: &[u8]| -> Vec<u64> {
             bytes.as_chunks::<8>().0.iter().map(|token| u64::from_ne_bytes(*token)).collect()
         };

@@ -1,6 +1,8 @@
 //! Tokens of every type into every type of batch, against arithmetic on wide integers.
 
-use pagestream::internals::{DoesNotFit, Dtype, Element, TOKEN_DTYPES, Uninit, widen, widen_window};
+use pagestream::internals::{
+    Beyond, DoesNotFit, Dtype, Element, TOKEN_DTYPES, Uninit, first_beyond, widen, widen_window,
+};
 use proptest::prelude::*;
 
 const ELEMENTS: [Element; 3] = [Element::I64, Element::I32, Element::Raw];
@@ -179,5 +181,37 @@ fn words_are_those_of_python() {
     for word in ["", "INT64", "int16", "float32"] {
         let message = Element::from_word(word).expect_err("refused").message();
         assert!(message.ends_with(&format!("not '{word}'")), "{message}");
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::cases(300))]
+
+    #[test]
+    fn the_first_id_beyond_a_vocabulary_is_that_of_the_oracle(
+        known in prop::sample::select(TOKEN_DTYPES),
+        // Long enough for whole vectors and a rest.
+        picks in prop::collection::vec(0_usize..40, 0..150),
+        vocabulary in prop_oneof![1_u64..300, Just(1 << 15), Just(1 << 16), Just(1 << 31), Just(u64::MAX)],
+        shift in 0_usize..4,
+    ) {
+        let dtype = known.2;
+        let (least, greatest) = limits(dtype);
+        // Mostly good ids, so that the first bad one lies anywhere.
+        let tokens: Vec<i128> = picks
+            .iter()
+            .map(|pick| match pick {
+                0 => least,
+                1 => greatest,
+                2 => i128::from(vocabulary).min(greatest),
+                3 => i128::from(vocabulary - 1).min(greatest),
+                other => (*other as i128).min(i128::from(vocabulary - 1)),
+            })
+            .collect();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| encode(*token, dtype)).collect();
+        let bytes = shifted(&bytes, shift);
+        let expected = tokens.iter().position(|id| *id < 0 || *id >= i128::from(vocabulary));
+        let expected = expected.map(|position| Beyond { position, id: tokens[position] });
+        prop_assert_eq!(first_beyond(&bytes[shift..bytes.len() - shift], dtype, vocabulary), expected);
     }
 }

@@ -9,7 +9,8 @@ import typer
 
 from pagestream._common.amounts import count, size
 from pagestream.cli import _output
-from pagestream.cli._arguments import All, AsJson
+from pagestream.cli._arguments import All, AsJson, Dtype, checked_dtype
+from pagestream.cli._ids import id_ranges
 from pagestream.cli._target import opened, problem_of
 from pagestream.files.mapped_file import MappedFile
 from pagestream.tokens.corpus import Format
@@ -19,6 +20,7 @@ from pagestream.weights.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pagestream.cli._ids import IdRange
     from pagestream.tokens.corpus import TokenCorpus
 
 # Tensors, shards and tokens that are shown unless all are asked for.
@@ -29,8 +31,11 @@ _LONGEST = 200
 
 def info(
     path: Annotated[str, typer.Argument(help="A file, a folder, an index, or a pattern.")],
-    dtype: Annotated[str | None, typer.Option(help="The type of raw tokens, which do not say it.")] = None,
+    dtype: Dtype = None,
     format: Annotated[Format | None, typer.Option(help="The format of token files.")] = None,
+    largest: Annotated[
+        bool, typer.Option("--largest", help="Read all tokens, and print the largest id of each file.")
+    ] = False,
     all_: All = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,8 +43,11 @@ def info(
 
     Example: pagestream info model.safetensors
     """
-    found = opened(path, _checked(dtype), format, ahead=False, partly=True)
-    facts = _of_weights(found) if isinstance(found, Checkpoint) else _of_tokens(found)
+    found = opened(path, checked_dtype(dtype), format, ahead=False, partly=True)
+    if largest and isinstance(found, Checkpoint):
+        message = f"{path}: --largest is for token files, but these are safetensors weights"
+        raise ValueError(message)
+    facts = _of_weights(found) if isinstance(found, Checkpoint) else _of_tokens(found, largest=largest)
     if as_json:
         _output.print_json(facts)
     elif isinstance(found, Checkpoint):
@@ -48,20 +56,6 @@ def info(
         _print_tokens(_output.console(), found, facts, all_=all_)
     if facts.get("problem"):
         raise typer.Exit(_output.BAD)
-
-
-def _checked(dtype: str | None) -> str | None:
-    """Returns the type.
-
-    Raises:
-        ValueError: NumPy has no such type.
-    """
-    try:
-        np.dtype(dtype)
-    except TypeError as error:
-        message = f"--dtype is {dtype!r}; it must be a type of NumPy, such as uint16 or uint32"
-        raise ValueError(message) from error
-    return dtype
 
 
 def _of_weights(weights: Checkpoint) -> dict[str, Any]:
@@ -104,9 +98,10 @@ def _print_weights(console: Console, weights: Checkpoint, facts: dict[str, Any],
     _output.print_problem(console, problem_of(weights))
 
 
-def _of_tokens(tokens: TokenCorpus) -> dict[str, Any]:
+def _of_tokens(tokens: TokenCorpus, *, largest: bool) -> dict[str, Any]:
     first = tokens.read(0, min(_FIRST_TOKENS, len(tokens)))
     documents = tokens.documents
+    ids = {"ids": id_ranges(tokens)} if largest else {}
     return {
         "kind": "tokens",
         "format": tokens.shards[0].format,
@@ -117,6 +112,7 @@ def _of_tokens(tokens: TokenCorpus) -> dict[str, Any]:
         "fingerprint": tokens.fingerprint,
         "first_tokens": first.tolist(),
         "shards": tokens.shards,
+        **ids,
     }
 
 
@@ -137,10 +133,13 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
         )
     console.print(f"  first: {' '.join(map(str, facts['first_tokens']))}")
     shown = shards if all_ else shards[:_SHOWN]
-    files = _output.table("file", "tokens", "size", "mode", right=("tokens", "size"))
-    for shard in shown:
+    ids = facts.get("ids")
+    more = ("largest id",) if ids else ()
+    files = _output.table("file", "tokens", "size", "mode", *more, right=("tokens", "size", *more))
+    for number, shard in enumerate(shown):
         with MappedFile(shard.path) as file:
-            files.add_row(_output.short(shard.path), f"{shard.tokens:,}", size(file.size), shard.mode)
+            row = [_output.short(shard.path), f"{shard.tokens:,}", size(file.size), shard.mode]
+        files.add_row(*row, *([_largest(ids[number])] if ids else []))
     console.print(files)
     if len(shown) < len(shards):
         console.print(f"… and {count(len(shards) - len(shown), 'file')} more: --all shows them")
@@ -151,6 +150,12 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
         )
     for reason in dict.fromkeys(shard.reason for shard in shards if shard.reason):
         console.print(f"  not mapped shared: {reason}")
+
+
+def _largest(ids: IdRange | None) -> str:
+    if ids is None:
+        return "no tokens"
+    return str(ids.largest) if ids.smallest >= 0 else f"{ids.largest}, smallest {ids.smallest}"
 
 
 def _shortened(text: str) -> str:

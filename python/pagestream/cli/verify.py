@@ -14,7 +14,8 @@ import typer
 
 from pagestream._common.amounts import count
 from pagestream.cli import _output
-from pagestream.cli._arguments import AsJson, Paths
+from pagestream.cli._arguments import AsJson, Dtype, Paths, checked_dtype
+from pagestream.cli._ids import beyond
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import opened, problem_of
 from pagestream.tokens.corpus import native_corpus
@@ -37,6 +38,7 @@ class Verdict:
         bad: What is wrong.
         warnings: Holes in files whose bytes were not compared, or are wrong.
         written: Files of checksums that were written.
+        vocabulary: Every token was found to be at least 0 and below this; None if that was not asked.
         note: What could not be verified.
         error: Why the path could not be read.
     """
@@ -48,6 +50,7 @@ class Verdict:
     bad: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     written: tuple[str, ...] = ()
+    vocabulary: int | None = None
     note: str | None = None
     error: str | None = None
 
@@ -58,6 +61,11 @@ def verify(
     write: Annotated[
         bool, typer.Option("--write", help="Write the checksums of safetensors files beside them.")
     ] = False,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(min=1, help="Read all tokens, and refuse ids that are not below this number."),
+    ] = None,
+    dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
     """Validate headers, indices and sizes, and compare bytes with checksums where there are any.
@@ -72,7 +80,8 @@ def verify(
         # Report missing paths before hours of work. The stem of a Megatron pair has no file of its own.
         if not (os.path.lexists(path) or os.path.lexists(f"{path}.idx") or glob.has_magic(path)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    verdicts = _verdicts(paths, threads, write=write)
+    ids = _Ids(checked_dtype(dtype), vocabulary)
+    verdicts = _verdicts(paths, threads, ids, write=write)
     if as_json:
         _output.print_json(verdicts)
     else:
@@ -87,7 +96,15 @@ class _Stopped(Exception):  # noqa: N818 - it is no error
     """Ends the work at a path."""
 
 
-def _verdicts(paths: list[str], threads: int | None, *, write: bool) -> list[Verdict]:
+@dataclass(frozen=True)
+class _Ids:
+    """What is known of tokens: the type of raw ones, and the number of ids."""
+
+    dtype: str | None
+    vocabulary: int | None
+
+
+def _verdicts(paths: list[str], threads: int | None, ids: _Ids, *, write: bool) -> list[Verdict]:
     """Verifies paths side by side, and shows how far that is."""
     most = threads or len(os.sched_getaffinity(0))
     workers = min(len(paths), most)
@@ -105,7 +122,8 @@ def _verdicts(paths: list[str], threads: int | None, *, write: bool) -> list[Ver
                 done, total = map(sum, zip(*amounts, strict=True))
                 bar.update(task, completed=done, total=total, visible=bool(total))
 
-            return _verdict(paths[number], threads and max(1, threads // workers), report, write=write)
+            own_threads = threads and max(1, threads // workers)
+            return _verdict(paths[number], own_threads, ids, report, write=write)
 
         try:
             futures = [pool.submit(verdict, number) for number in range(len(paths))]
@@ -117,12 +135,15 @@ def _verdicts(paths: list[str], threads: int | None, *, write: bool) -> list[Ver
             stops.set()
 
 
-def _verdict(path: str, threads: int | None, report: Callable[[int, int], None], *, write: bool) -> Verdict:
+def _verdict(
+    path: str, threads: int | None, ids: _Ids, report: Callable[[int, int], None], *, write: bool
+) -> Verdict:
     found = Verdict(path)
     try:
         # Checksums are written of a whole checkpoint only.
-        with opened(path, ahead=False, partly=not write) as files:
+        with opened(path, ids.dtype, ahead=False, partly=not write) as files:
             if isinstance(files, Checkpoint):
+                _refuse_vocabulary(path, ids)
                 found.kind, found.files = "safetensors", len(files.files)
                 if write:
                     # Checksums of a hole would make its zeros look right.
@@ -138,13 +159,22 @@ def _verdict(path: str, threads: int | None, report: Callable[[int, int], None],
             else:
                 found.kind, found.files = "tokens", len(files.shards)
                 native_corpus(files).check_documents()
-                if files.shards[0].format == "raw":
+                if ids.vocabulary is not None:
+                    found.vocabulary = ids.vocabulary
+                    found.bad = list(beyond(files, ids.vocabulary, report))
+                elif files.shards[0].format == "raw":
                     found.note = "raw tokens have neither header nor checksum"
     except _output.BAD_FILE as error:
         found.bad = [_output.told(error)]
     except (OSError, ValueError) as error:
         found.error = _output.told(error)
     return found
+
+
+def _refuse_vocabulary(path: str, ids: _Ids) -> None:
+    if ids.vocabulary is not None:
+        message = f"{path}: --vocabulary is for token files, but these are safetensors weights"
+        raise ValueError(message)
 
 
 def _print(verdicts: list[Verdict]) -> None:
@@ -166,6 +196,8 @@ def _print(verdicts: list[Verdict]) -> None:
         if verdict.written:
             written = count(len(verdict.written), "file")
             compared = f"headers and sizes are right; {written} of checksums written"
+        elif verdict.vocabulary is not None:
+            compared = f"every id is below {verdict.vocabulary}"
         elif verdict.checked:
             compared = f"every byte of {count(verdict.checked, 'file')} of {verdict.files} has its checksum"
         else:

@@ -108,6 +108,9 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         drop_behind: Pages to drop once they are gathered: ``"resident"`` removes them from this process's
             resident set, ``"cache"`` also from the page cache; None lets the kernel decide. With
             ``mmap_mode="read"`` nothing is resident.
+        vocabulary: Number of ids that the model has, for example 50257. A batch with a token that is
+            negative, or not below it, raises `FormatError` with the file and the token's position, before
+            the batch reaches a device. None checks nothing.
 
     Raises:
         ValueError: An argument is out of range, or the corpus is shorter than one window.
@@ -205,6 +208,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         mmap_mode: Mode | None = None,
         mixing_radius: int | None = None,
         drop_behind: DropBehind | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """Starts reading ahead."""
         if isinstance(tokens, (TokenCorpus, Mixture)):
@@ -258,6 +262,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             "drop_last": self.drop_last,
             "dtype": dtype,
             "documents": self._packed,
+            "vocabulary": None if vocabulary is None else at_least(1, "vocabulary", vocabulary),
             "threads": environment.threads(threads),
             "lookahead": None if lookahead is None else at_least(1, "lookahead", lookahead),
             "memory_bytes": environment.memory_bytes(memory_bytes),
@@ -293,6 +298,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             RuntimeError: The process group was initialised after the loader, and has other ranks.
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
+            FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
         """
         if self._is_rank_derived:
             check_unchanged(self.rank, self.world_size)

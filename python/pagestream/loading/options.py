@@ -45,6 +45,7 @@ class StreamOptions(_RequiredOptions, total=False):
     mmap_mode: Mode | None
     mixing_radius: int | None
     drop_behind: DropBehind | None
+    vocabulary: int | None
 
 
 class LoaderOptions(StreamOptions, total=False):

@@ -41,6 +41,8 @@ class TokenDataset(Dataset[Item], HoldsFiles):
             has; ``"none"`` for x alone.
         dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
         mmap_mode: How to open files; see `MappedFile`.
+        vocabulary: Number of ids that the model has. An item with a token that is negative, or not below it,
+            raises `FormatError` with the file and the token's position. None checks nothing.
 
     Raises:
         ValueError: The corpus is shorter than one window, or an argument is out of range.
@@ -65,6 +67,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         target: Target = "shift",
         dtype: BatchDtype = "int64",
         mmap_mode: Mode | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """Counts the windows."""
         if isinstance(tokens, TokenCorpus):
@@ -79,6 +82,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
         self.target = target
         self.dtype: str = batch_dtype(dtype)
+        self.vocabulary = None if vocabulary is None else at_least(1, "vocabulary", vocabulary)
         self._windows = (self.sequence_length, self.stride, target)
         self._length = native_corpus(self.tokens).windows(*self._windows)
         self._torch_dtype = getattr(torch, str(self.tokens.dtype) if self.dtype == "raw" else self.dtype)
@@ -94,6 +98,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
             IndexError: No such window.
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten since it was opened.
+            FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
         """
         return self.__getitems__([index])[0]
 
@@ -110,6 +115,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
             IndexError: No such window.
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten since it was opened.
+            FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
 
         Examples:
             >>> from pagestream.torch import TokenDataset
@@ -122,7 +128,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         x = constructors.empty(shape, self._torch_dtype, constructors.CPU)
         y = None if self.target == "none" else constructors.empty(shape, self._torch_dtype, constructors.CPU)
         out = (x.numpy(), None if y is None else y.numpy())
-        native_corpus(self.tokens).assemble(numbers, *self._windows, self.dtype, *out)
+        native_corpus(self.tokens).assemble(numbers, *self._windows, self.dtype, self.vocabulary, *out)
         return list(x) if y is None else list(zip(x, y, strict=True))
 
     def __repr__(self) -> str:
