@@ -3,15 +3,16 @@
 import itertools
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from pagestream import _native
+from pagestream import _native, open_tokens
 from pagestream.errors import StateMismatchError
-from pagestream.torch import DistributedTokenSampler
+from pagestream.torch import DistributedTokenSampler, TokenDataset
 
 
 def all_ranks(cls, length, ranks, epoch=0, **arguments):
@@ -229,3 +230,23 @@ def test_what_is_no_state_is_refused_and_changes_nothing(change, message):
     with pytest.raises(StateMismatchError, match=message):
         sampler.load_state_dict(change(sampler.state_dict()))
     assert list(sampler) == list(range(10))
+
+
+def test_one_rank_is_the_plain_shuffling_sampler_of_one_process(tmp_path, monkeypatch):
+    """Nothing names ranks; training and validation are parts of one file."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "t.bin"
+    np.arange(1000, dtype="u2").tofile(path)
+    tokens = open_tokens(path)
+    train = TokenDataset(tokens.part(0, 0.9), 8, stride=8)
+    sampler = DistributedTokenSampler(train, num_replicas=1, rank=0)
+    epochs = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        batches = list(DataLoader(train, batch_size=16, sampler=sampler))
+        epochs.append([start for x, _ in batches for start in x[:, 0].tolist()])
+        assert sorted(epochs[-1]) == list(range(0, 892, 8))
+        assert max(int(y.max()) for _, y in batches) < 900
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != sorted(epochs[0])

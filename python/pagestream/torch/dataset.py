@@ -33,10 +33,19 @@ class TokenDataset(Dataset[Item], HoldsFiles):
 
     `DataLoader` calls `__getitems__`, which gathers a batch in one native call without the GIL.
 
+    With the default stride of 1, a window begins at every token but the last T, as in the usual memmap
+    dataset. This has two costs. First, an epoch reads each token T times, and ``shuffle=True`` makes torch
+    hold a permutation of all windows, a tensor and then a list of ints. It takes 48 bytes for each window:
+    404 GiB for the 9 billion tokens of OpenWebText. Second, windows overlap, so ``random_split`` puts
+    almost every held-out token into training windows as well. For training pass
+    ``stride=sequence_length``, shuffle with `DistributedTokenSampler`, which takes constant memory, and
+    split with `TokenCorpus.part`.
+
     Args:
         tokens: A corpus, or an argument of `open_tokens`.
         sequence_length: T.
-        stride: Tokens between the beginnings of windows. None means 1, or T+1 for ``"block"``.
+        stride: Tokens between the beginnings of windows. None means 1, or T+1 for ``"block"``. With
+            ``sequence_length`` no two windows share an input.
         target: ``"shift"`` as above; ``"block"`` the same over blocks of T+1 tokens that no other item
             has; ``"none"`` for x alone.
         dtype: ``"int64"``, ``"int32"``, or ``"raw"`` for the type of the files.
@@ -52,8 +61,12 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         >>> dataset = TokenDataset("tokens.bin", 4)
         >>> len(dataset), dataset[10]
         (4092, (tensor([10, 11, 12, 13]), tensor([11, 12, 13, 14])))
+        >>> from pagestream import open_tokens
+        >>> from pagestream.torch import DistributedTokenSampler
         >>> from torch.utils.data import DataLoader
-        >>> x, y = next(iter(DataLoader(dataset, batch_size=8)))
+        >>> train = TokenDataset(open_tokens("tokens.bin").part(0, 0.9), 4, stride=4)
+        >>> sampler = DistributedTokenSampler(train, num_replicas=1, rank=0)
+        >>> x, y = next(iter(DataLoader(train, batch_size=8, sampler=sampler)))
         >>> x.shape, x.dtype
         (torch.Size([8, 4]), torch.int64)
     """

@@ -25,7 +25,9 @@ _CHUNK = 1024
 class DistributedTokenSampler(DistributedSampler[int]):
     """A replacement of ``torch.utils.data.DistributedSampler``: same arguments, same counts.
 
-    It is a subclass of torch's, because Lightning replaces other samplers.
+    It is a subclass of torch's, because Lightning replaces other samplers. In one process, with
+    ``num_replicas=1, rank=0``, it takes the place of ``RandomSampler``, which ``shuffle=True`` of a
+    `DataLoader` makes: each index once an epoch, without a permutation in memory.
 
     The order of an epoch is a permutation that is computed on the fly, so that a sampler of any length takes
     no memory and starts at once. Rank *r* of *w* takes the places *r*, *r + w*, *r + 2w*, …. Without
@@ -53,6 +55,9 @@ class DistributedTokenSampler(DistributedSampler[int]):
         >>> from pagestream.torch import DistributedTokenSampler
         >>> list(DistributedTokenSampler(range(5), num_replicas=2, rank=1, shuffle=False))
         [1, 3, 0]
+        >>> plain = DistributedTokenSampler(range(10**12), num_replicas=1, rank=0)  # no list of indices
+        >>> next(iter(plain)) < len(plain)
+        True
     """
 
     def __init__(
