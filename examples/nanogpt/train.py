@@ -117,6 +117,7 @@ data_dir = os.path.join('data', dataset)
 loaders = {split: TokenLoader(os.path.join(data_dir, f'{split}.bin'), sequence_length=block_size, batch_size=batch_size, order='random', seed=1337, device=device) for split in ('train', 'val')}
 def get_batch(split):
     return next(loaders[split])
+train_loader = TokenLoader(os.path.join(data_dir, 'train.bin'), sequence_length=block_size, batch_size=batch_size, order='random', seed=1338, device=device)
 
 # init these up here, can override if init_from='resume' (i.e. from a checkpoint)
 iter_num = 0
@@ -187,6 +188,7 @@ scaler = torch.cuda.amp.GradScaler(enabled=(dtype == 'float16'))
 optimizer = model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device_type)
 if init_from == 'resume':
     optimizer.load_state_dict(checkpoint['optimizer'])
+    train_loader.load_state_dict(checkpoint['train_loader'])
 checkpoint = None # free up memory
 
 # compile the model
@@ -235,7 +237,8 @@ if wandb_log and master_process:
     wandb.init(project=wandb_project, name=wandb_run_name, config=config)
 
 # training loop
-X, Y = get_batch('train') # fetch the very first batch
+train_loader_state = train_loader.state_dict() # of before the batch in X, Y
+X, Y = next(train_loader) # fetch the very first batch
 t0 = time.time()
 local_iter_num = 0 # number of iterations in the lifetime of this process
 raw_model = model.module if ddp else model # unwrap DDP container if needed
@@ -269,6 +272,7 @@ while True:
                     'iter_num': iter_num,
                     'best_val_loss': best_val_loss,
                     'config': config,
+                    'train_loader': train_loader_state,
                 }
                 print(f"saving checkpoint to {out_dir}")
                 torch.save(checkpoint, os.path.join(out_dir, 'ckpt.pt'))
@@ -288,7 +292,8 @@ while True:
             logits, loss = model(X, Y)
             loss = loss / gradient_accumulation_steps # scale the loss to account for gradient accumulation
         # immediately async prefetch next batch while model is doing the forward pass on the GPU
-        X, Y = get_batch('train')
+        train_loader_state = train_loader.state_dict() # of before the batch in X, Y
+        X, Y = next(train_loader)
         # backward pass, with gradient scaling if training in fp16
         scaler.scale(loss).backward()
     # clip the gradient

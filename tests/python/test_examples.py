@@ -154,12 +154,39 @@ def test_nanogpt_trains(nanogpt):
     assert (folder / "out/ckpt.pt").exists()
 
 
-def test_nanogpt_has_three_lines_that_are_ours():
+def test_nanogpt_has_the_lines_of_its_readme_alone():
     """What its README shows as the difference is what the script has."""
     readme = (EXAMPLES / "nanogpt/README.md").read_text()
     difference = re.search(r"^```diff\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[1].splitlines()
     script = (EXAMPLES / "nanogpt/train.py").read_text().splitlines()
     added = [line[1:] for line in difference if line.startswith("+")]
-    assert len(added) == 3
-    assert [line for line in script if "TokenLoader" in line or "loaders" in line] == added
+    ours = [line for line in script if re.search(r"TokenLoader|loaders|train_loader", line)]
+    assert ours == added
     assert [line for line in difference if line.startswith("-") and line[1:] in script] == []
+
+
+def test_a_resumed_nanogpt_trains_on_the_batches_that_follow(nanogpt):
+    """A run that is cut after its second evaluation, and resumed from the checkpoint written there."""
+    folder, _ = nanogpt
+    script = (folder / "train.py").read_text()
+    # The places of the batches that are trained on: the first tokens of their rows.
+    script, count = re.subn(
+        r"( +)with ctx:\n +logits, loss = model\(X, Y\)\n +loss = loss /",
+        lambda found: f"{found[1]}print('trained on', X[:, :8].tolist())\n{found[0]}",
+        script,
+    )
+    assert count == 1
+    (folder / "traced.py").write_text(script)
+    model = ("--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4")
+    steps = ("--eval_interval=4", "--eval_iters=2", "--gradient_accumulation_steps=2")
+    machine = ("--dataset=mine", "--device=cpu", "--compile=False", "--dtype=float32")
+
+    def batches(*more):
+        printed = output_of(folder, "traced.py", *model, *steps, *machine, *more)
+        return re.findall(r"trained on .*", printed)
+
+    whole = batches("--max_iters=7", "--out_dir=whole")
+    assert len(set(whole)) == 16
+    # The checkpoint is written at step 4, after 4 steps of two batches.
+    assert batches("--max_iters=5", "--out_dir=cut") == whole[:12]
+    assert batches("--max_iters=7", "--out_dir=cut", "--init_from=resume") == whole[8:]
