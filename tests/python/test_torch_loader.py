@@ -61,7 +61,7 @@ def test_what_the_device_widens_is_what_the_host_widens(tmp_path, file_dtype, dt
     tokens = np.random.default_rng(0).integers(lowest, highest, 2000, file_dtype, endpoint=True)
     tokens[:200:2], tokens[1:200:2] = lowest, highest
     tokens.tofile(tmp_path / "tokens.bin")
-    corpus = open_tokens(tmp_path / "tokens.bin", dtype=file_dtype)
+    corpus = open_tokens(tmp_path / "tokens.bin", dtype=file_dtype, format="raw")
     arguments = {"sequence_length": 16, "batch_size": 4, "order": "sequential", "epochs": 1, "dtype": dtype}
     with StagedOnCpu(corpus, **arguments) as staged, TokenLoader(corpus, **arguments) as plain:
         count = 0
