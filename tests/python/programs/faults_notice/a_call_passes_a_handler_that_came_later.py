@@ -12,7 +12,7 @@ from pagestream.safetensors import safe_open
 
 weights = safe_open(sys.argv[2], "np")
 checkpoint = pagestream.open_checkpoint(sys.argv[2])
-tokens = pagestream.open_tokens(path)
+tokens = pagestream.open_tokens(path, format="raw")
 loader = pagestream.TokenLoader(tokens, sequence_length=8, batch_size=2)
 
 HANDLERS = {
