@@ -227,6 +227,14 @@ def test_examples_of_docstrings_are_under_the_title_that_the_reference_shows_as_
         assert not wrong, f"{path}: griffe knows the section 'Examples:', not 'Example:'"
 
 
+def test_the_tests_that_the_documents_name_exist():
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / "docs/tokens.md").read_text())
+    assert len(named) >= 10
+    folder = Path(__file__).parent
+    missing = [name for file, name in named if f"def {name}(" not in (folder / file).read_text()]
+    assert missing == []
+
+
 def test_local_links_in_the_documents_lead_somewhere():
     rooms = ("docs", "benches", "examples")
     links = [
