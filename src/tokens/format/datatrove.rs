@@ -74,7 +74,9 @@ pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<T
     let tokens = whole_tokens(file.path(), size, found)?;
     if claimed.dtype.is_none() && index.is_none() {
         let opened = file.opened()?;
-        width::check(&opened, &read_prefix(&opened, SAMPLE_BYTES as u64)?, found)?;
+        let reader = opened.exact_reader();
+        width::check(&reader, &reader.read(0, size.min(SAMPLE_BYTES as u64))?, found)?;
+        reader.finish()?;
     }
     let apart = |side: &MappedFile, says: String| {
         let (path, name) = (file.path().display(), token_dtype_name(found));

@@ -7,7 +7,7 @@
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::file_kinds::SAMPLE_BYTES;
-use crate::mapped_file::Opened;
+use crate::mapped_file::FileReader;
 
 use super::layout::{item_bytes, token_dtype_name};
 
@@ -20,18 +20,18 @@ const MIN_DIFFERENT: usize = 8;
 
 /// Refuses a file whose tokens have another width than `dtype`. `first` is the beginning of the file.
 ///
-/// The beginning is nearly always enough to accept a file. The middle and the end are read if it is all padding, and
-/// before a file is refused.
-pub fn check(opened: &Opened, first: &[u8], dtype: Dtype) -> Result<()> {
+/// The beginning is nearly always enough to accept a file. The middle is read if it is all padding, and before a
+/// file is refused.
+pub fn check(file: &FileReader<'_>, first: &[u8], dtype: Dtype) -> Result<()> {
     let width = item_bytes(dtype) as usize;
     let mut other = None;
-    let size = opened.size();
-    // Of an 8-byte token, a sample must begin with the first byte.
-    let last_place = size.saturating_sub(SAMPLE_BYTES as u64) / 8 * 8;
-    for place in [0, last_place / 16 * 8, last_place] {
+    let size = file.opened.size();
+    // A sample must begin with the first byte of a token of 8 bytes, too.
+    let middle = size.saturating_sub(SAMPLE_BYTES as u64) / 16 * 8;
+    for place in [0, middle] {
         let sample = match place {
             0 => first,
-            _ => &opened.exact_reader().read_last(place, SAMPLE_BYTES as u64)?,
+            _ => &file.read(place, SAMPLE_BYTES as u64)?,
         };
         match fit(sample, width) {
             Fit::Good => return Ok(()),
@@ -48,7 +48,7 @@ pub fn check(opened: &Opened, first: &[u8], dtype: Dtype) -> Result<()> {
         "the file is read as {asked} tokens and looks like {found}: pass dtype=\"{found}\"; if the tokens are {asked} all \
          the same, pass format=\"raw\" and dtype=\"{asked}\""
     );
-    Err(Error::format(opened.path(), 0, detail))
+    Err(Error::format(file.opened.path(), 0, detail))
 }
 
 /// How well a sample of a file fits a width.
@@ -61,7 +61,9 @@ enum Fit {
 
 fn fit(sample: &[u8], width: usize) -> Fit {
     let neighbours = || pairs(sample, width);
-    if neighbours().nth(MIN_VALUES - 1).is_none() {
+    let is_short = neighbours().nth(MIN_VALUES - 1).is_none();
+    let is_one_token = || sample[width..] == sample[..sample.len() - width];
+    if is_short || is_one_token() {
         return Fit::Unknown;
     }
     // No upper half of a token reaches 256. The first pairs of most files show this.
