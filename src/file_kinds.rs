@@ -107,6 +107,12 @@ const KINDS: &[(Signature, FileKind)] = &[
         At(0, &20_240_522_i32.to_le_bytes()),
         kind("an llm.c evaluation file", "give a file of training tokens", "it holds tokens, not weights"),
     ),
+    (At(0, &20_240_326_i32.to_le_bytes()), kind("a model of llm.c", HOLDS_WEIGHTS, FETCH_SAFETENSORS)),
+    (At(0, &20_240_327_i32.to_le_bytes()), kind("a debug state of llm.c", HOLDS_WEIGHTS, FETCH_SAFETENSORS)),
+    (
+        At(0, &20_240_328_i32.to_le_bytes()),
+        kind("a tokenizer of llm.c", "give a file of training tokens", HOLDS_DATA),
+    ),
     (
         At(0, b"LITPKDS"),
         kind(
@@ -124,6 +130,12 @@ const KINDS: &[(Signature, FileKind)] = &[
         ),
     ),
     (At(0, b"SQLite format 3\0"), kind("an SQLite database", "export its tokens to a flat file", HOLDS_DATA)),
+    (At(0, b"Obj\x01"), kind("an Avro file", "tokenize its text, or save its column of tokens", HOLDS_DATA)),
+    (At(0, b"MATLAB 5.0 MAT-file"), kind("a MATLAB file", "save its tokens as a flat file", HOLDS_DATA)),
+    (At(0, b"tjgg"), kind("a GGML file of llama.cpp", HOLDS_WEIGHTS, FETCH_SAFETENSORS)),
+    (At(0, b"lmgg"), kind("a GGML file of whisper.cpp", HOLDS_WEIGHTS, FETCH_SAFETENSORS)),
+    (At(0, b"\x7fELF"), kind("a program or a library", "give a token file", HOLDS_DATA)),
+    (At(0, b"\x89PNG\r\n\x1a\n"), kind("a PNG image", "save its tokens as a flat file", HOLDS_DATA)),
     (At(0, b"%PDF-"), kind("a PDF file", "tokenize its text", HOLDS_DATA)),
     // The magic number of torch.save before version 1.6. Storages follow the pickles.
     (
@@ -131,6 +143,7 @@ const KINDS: &[(Signature, FileKind)] = &[
         kind("a Python pickle of torch.save", HOLDS_WEIGHTS, TORCH_SAVE),
     ),
     (Like(is_pickle), kind("a Python pickle", "save its tokens as a flat file", TORCH_SAVE)),
+    (Like(is_utf16), kind("UTF-16 text", TOKENIZE, "fetch the file again")),
     (Like(is_html), kind("an HTML page", DOWNLOAD, DOWNLOAD)),
     (
         Like(is_json),
@@ -170,6 +183,18 @@ fn is_modalities(sample: &Sample<'_>) -> bool {
 fn is_pickle(sample: &Sample<'_>) -> bool {
     matches!(sample.first, [0x80, 2..=5, b'}' | b']' | b'(' | b')' | b'c' | b'X' | b'K' | 0x8a | 0x95, ..])
         && (sample.last)().is_none_or(|last| last == PICKLE_STOP)
+}
+
+/// A byte order mark, and the zeros of Latin letters. The mark may be a token, too.
+fn is_utf16(sample: &Sample<'_>) -> bool {
+    let Some((mark, units)) = sample.first.split_first_chunk() else { return false };
+    let zero = match mark {
+        b"\xff\xfe" => 1,
+        b"\xfe\xff" => 0,
+        _ => return false,
+    };
+    units.len() >= MIN_TEXT_BYTES
+        && units.chunks_exact(2).filter(|unit| unit[zero] == 0).count() > units.len() / 4
 }
 
 fn is_html(sample: &Sample<'_>) -> bool {

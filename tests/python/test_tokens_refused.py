@@ -5,11 +5,13 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pickle
 import sqlite3
 import struct
 import tarfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,8 @@ from typer.testing import CliRunner
 from pagestream import TokenLoader, open_tokens
 from pagestream.cli._app import app
 from pagestream.errors import FormatError
+
+from support.token_formats import write_megatron
 
 TEXT = "It was the best of times, it was the worst of times,\n" * 40
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 9085698\n"
@@ -109,6 +113,17 @@ KINDS = {
     "pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(64), "a PDF file"),
     "llm.c evaluation": (np.array([20240522, 1, 4], "<i4").tobytes() + bytes(1024), "llm.c evaluation"),
     "megatron index": (b"MMIDIDX\0\0" + bytes(31), "a Megatron index; rename"),
+    "llm.c model": (np.array([20240326, 3], "<i4").tobytes() + bytes(1024), "a model of llm.c"),
+    "llm.c debug state": (np.array([20240327, 2], "<i4").tobytes() + bytes(1024), "a debug state of llm.c"),
+    "llm.c tokenizer": (np.array([20240328, 2], "<i4").tobytes() + bytes(1024), "a tokenizer of llm.c"),
+    "utf-16": (TEXT.encode("utf-16"), "UTF-16 text"),
+    "utf-16, big-endian": (b"\xfe\xff" + TEXT.encode("utf-16-be"), "UTF-16 text"),
+    "ggml": (b"tjgg" + bytes(64), "a GGML file of llama.cpp"),
+    "ggml of whisper": (b"lmgg" + bytes(64), "a GGML file of whisper.cpp"),
+    "avro": (b"Obj\x01" + bytes(64), "an Avro file"),
+    "matlab": (b"MATLAB 5.0 MAT-file, Platform: GLNXA64" + bytes(100), "a MATLAB file"),
+    "elf": (b"\x7fELF\x02\x01\x01" + bytes(64), "a program or a library"),
+    "png": (b"\x89PNG\r\n\x1a\n" + bytes(64), "a PNG image"),
     "fairseq index": (b"TNTIDX\0\0" + bytes(32), "gpt-neox; convert"),
 }
 
@@ -125,6 +140,43 @@ def test_other_kinds_of_files_are_refused_by_name(tmp_path, kind, name):
     np.testing.assert_array_equal(
         open_tokens(path, format="raw", dtype="uint8")[:], np.frombuffer(content, "u1"), strict=True
     )
+
+
+def test_a_token_like_a_byte_order_mark_makes_no_text(tmp_path):
+    tokens = np.concatenate([[0xFEFF], TOKENS]).astype("u2")
+    tokens.tofile(tmp_path / "t.bin")
+    np.testing.assert_array_equal(open_tokens(tmp_path / "t.bin")[:], tokens)
+
+
+def test_a_link_to_nowhere_in_a_folder_is_no_smaller_corpus(tmp_path):
+    for number in (1, 3):
+        TOKENS.tofile(tmp_path / f"s{number}.bin")
+    (tmp_path / "s2.bin").symlink_to(tmp_path / ".git/annex/objects/s2.bin")
+    with pytest.raises(FileNotFoundError, match=r"s2\.bin"):
+        open_tokens(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_list_with_both_files_of_a_megatron_pair_is_refused(tmp_path, kind):
+    write_megatron(tmp_path / "t", TOKENS, [len(TOKENS)])
+    paths = [kind(path) for path in sorted(tmp_path.iterdir())]
+    with pytest.raises(ValueError, match=r"t\.idx and .*t\.bin, which are one Megatron pair"):
+        open_tokens(paths)
+    assert len(open_tokens(paths[:1])) == len(open_tokens(paths[1:])) == len(TOKENS)
+
+
+def test_commands_warn_of_holes(tmp_path):
+    path = tmp_path / "t.npy"
+    np.save(path, np.tile(TOKENS, 200))
+    for command in ("info", "verify"):
+        assert "read as zeros" not in CliRunner().invoke(app, [command, str(path)]).output
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    os.truncate(path, size)
+    for command in ("info", "verify"):
+        shown = CliRunner().invoke(app, [command, str(path)])
+        assert "in 1 hole read as zeros" in " ".join((shown.output + shown.stderr).split())
+        assert shown.exit_code == 0
 
 
 def test_text_is_tokens_of_eight_bits_for_a_caller_who_says_so(tmp_path):

@@ -19,6 +19,8 @@ SPLIT = [
         ["*train*", "*val*"],
     ),
     (["Train-0.npy", "TEST.npy", "dev.npy"], "training (1), validation (1), test (1)", ["*Train*", "*TEST*"]),
+    (["train.bin", "eval.bin"], "training (1), validation (1)", ["*train*", "*eval*"]),
+    (["train.bin", "holdout-1.bin"], "training (1), validation (1)", ["*train*", "*holdout*"]),
     (["validation.bin", "test.bin"], "validation (1), test (1)", ["*test*", "*validation*"]),
 ]
 ONE_SPLIT = [

@@ -91,6 +91,38 @@ def test_one_shard_of_another_width_is_found(tmp_path, tokenized):
         open_tokens(tmp_path)
 
 
+NO_IDS = {
+    "float32": (lambda ids: ids.astype("f4"), "uint32"),
+    "float64": (lambda ids: ids.astype("f8"), "int64"),
+    "big-endian uint32": (lambda ids: ids.astype(">u4"), "uint32"),
+    "big-endian uint32 as uint16": (lambda ids: ids.astype(">u4"), "uint16"),
+    "big-endian int64": (lambda ids: ids.astype(">i8"), "uint32"),
+}
+
+
+@pytest.mark.parametrize("case", NO_IDS)
+def test_no_width_is_proposed_for_values_that_fit_none(tmp_path, tokenized, case):
+    convert, dtype = NO_IDS[case]
+    convert(tokenized[8000]).tofile(tmp_path / "t.bin")
+    with pytest.raises(FormatError, match=f"read as {dtype} tokens and its values are not ids of that type"):
+        open_tokens(tmp_path / "t.bin", dtype=dtype)
+
+
+@pytest.mark.parametrize("first", [65_536, 128_256, 151_643])
+def test_codes_above_the_text_are_no_ids_of_16_bits(tmp_path, first):
+    (np.random.default_rng(0).integers(0, 8192, 20_000) + first).astype("u4").tofile(tmp_path / "t.bin")
+    with pytest.raises(FormatError, match="looks like uint32"):
+        open_tokens(tmp_path / "t.bin")
+    assert open_tokens(tmp_path / "t.bin", dtype="uint32").dtype == "uint32"
+
+
+@pytest.mark.parametrize("width", ["uint32", "int64"])
+def test_wide_tokens_are_no_bytes(tmp_path, tokenized, width):
+    tokenized[8000].astype(width).tofile(tmp_path / "t.bin")
+    with pytest.raises(FormatError, match=f"read as uint8 .* looks like {width}"):
+        open_tokens(tmp_path / "t.bin", dtype="uint8")
+
+
 def test_padding_at_the_beginning_hides_no_wrong_width(tmp_path, tokenized):
     padded = np.concatenate([np.zeros(5000, "u4"), tokenized[8000].astype("u4")])
     padded.tofile(tmp_path / "t.bin")

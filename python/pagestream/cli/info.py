@@ -12,6 +12,7 @@ from pagestream.cli import _output
 from pagestream.cli._arguments import All, AsJson, Dtype, checked_dtype
 from pagestream.cli._ids import id_ranges
 from pagestream.cli._target import opened, problem_of
+from pagestream.cli._token_holes import hole_warnings
 from pagestream.files.mapped_file import MappedFile
 from pagestream.tokens.corpus import Format
 from pagestream.weights import summary
@@ -112,6 +113,7 @@ def _of_tokens(tokens: TokenCorpus, *, largest: bool) -> dict[str, Any]:
         "fingerprint": tokens.fingerprint,
         "first_tokens": first.tolist(),
         "shards": tokens.shards,
+        "warnings": hole_warnings(tokens),
         **ids,
     }
 
@@ -150,6 +152,7 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
         )
     for reason in dict.fromkeys(shard.reason for shard in shards if shard.reason):
         console.print(f"  not mapped shared: {reason}")
+    _output.print_warnings(console, facts["warnings"])
 
 
 def _largest(ids: IdRange | None) -> str:

@@ -18,6 +18,7 @@ from pagestream.cli._arguments import AsJson, Dtype, Paths, checked_dtype
 from pagestream.cli._ids import beyond
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import opened, problem_of
+from pagestream.cli._token_holes import hole_warnings
 from pagestream.tokens.corpus import native_corpus
 from pagestream.weights import holes
 from pagestream.weights.checkpoint import Checkpoint, native_files
@@ -159,6 +160,7 @@ def _verdict(
             else:
                 found.kind, found.files = "tokens", len(files.shards)
                 native_corpus(files).check_documents()
+                found.warnings = hole_warnings(files)
                 if ids.vocabulary is not None:
                     found.vocabulary = ids.vocabulary
                     found.bad = list(beyond(files, ids.vocabulary, report))

@@ -40,6 +40,7 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
 
     Raises:
         TypeError: Neither a path nor a sequence.
+        ValueError: A list with both files of a Megatron pair.
         FileNotFoundError: A pattern that nothing matches, or a directory without token files.
         OSError: The directory cannot be listed.
     """
@@ -51,7 +52,9 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
                 "use sorted() on what has no order"
             )
             raise TypeError(message)
-        return [*path]
+        files = [*path]
+        _refuse_halves({os.fsdecode(each) for each in files if isinstance(each, (str, bytes, os.PathLike))})
+        return files
     plain = os.fsdecode(path)
     if os.path.isdir(plain):
         return _in_directory(plain)
@@ -62,7 +65,8 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
 
 def _in_directory(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
-        files = {entry.name: entry.path for entry in entries if entry.is_file()}
+        # A link that leads nowhere is kept: the corpus would lack its file without a word.
+        files = {entry.name: entry.path for entry in entries if entry.is_file() or _is_dangling(entry)}
     found = [
         path
         for name, path in files.items()
@@ -77,6 +81,21 @@ def _in_directory(folder: str) -> list[str]:
         )
         raise FileNotFoundError(errno.ENOENT, message, folder)
     return chosen
+
+
+def _is_dangling(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)
+
+
+def _refuse_halves(paths: set[str]) -> None:
+    """Refuses a list that names a Megatron pair by both files, for example one made by ``glob``."""
+    for path in sorted(paths):
+        if path.endswith(".idx") and f"{path[:-4]}.bin" in paths:
+            message = (
+                f"the list has {path} and {path[:-4]}.bin, which are one Megatron pair, and its tokens would "
+                "count twice; list one of the two files"
+            )
+            raise ValueError(message)
 
 
 def _matching(pattern: str) -> list[str]:

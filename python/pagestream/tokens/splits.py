@@ -20,6 +20,10 @@ _SPLITS = {
     "valid": "validation",
     "validation": "validation",
     "dev": "validation",
+    "eval": "validation",
+    "evaluation": "validation",
+    "heldout": "validation",
+    "holdout": "validation",
     "test": "test",
 }
 _SEVERAL = 2

@@ -79,12 +79,15 @@ def _info(files: _native.Checkpoint, name: str) -> TensorInfo:
 
 
 def _holes(contents: _Contents) -> list[range]:
-    """Returns the first holes among a file's tensors; none where the file system cannot tell."""
-    start, end = contents.start, contents.end
+    return in_file(contents.path, contents.start, contents.end)
+
+
+def in_file(path: str, start: int, end: int) -> list[range]:
+    """Returns the first holes of a file in a range of bytes; none where the file system cannot tell."""
     found: list[range] = []
     try:
         # A pipe that has taken the file's name must not wait for a writer.
-        descriptor = os.open(contents.path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             while start < end and len(found) < _MOST_HOLES:
                 # A file system that knows no holes answers with the size of the file.
@@ -125,11 +128,18 @@ def _warning(holes: list[range], tensors: list[TensorInfo]) -> str | None:
     inside = [tensor for tensor in tensors if is_inside(tensor)]
     if not inside:
         return None
-    least = "at least " if len(holes) == _MOST_HOLES else ""
     named = ", ".join(repr(tensor.name) for tensor in inside[:_NAMED]) + (", ..." if inside[_NAMED:] else "")
     return (
-        f"{tensors[0].path}: {least}{size(sum(map(len, holes)))} in {least}{count(len(holes), 'hole')} "
-        f"read as zeros, the first at byte {holes[0].start:,}, in {count(len(inside), 'tensor')} ({named}). "
+        f"{tensors[0].path}: {described(holes)}, in {count(len(inside), 'tensor')} ({named}). "
         "Download the file again if its download stopped early. Zeros that are stored sparsely are holes, "
         "too: if the file has checksums, pagestream verify compares it"
+    )
+
+
+def described(holes: list[range]) -> str:
+    """Returns words for the holes of a file."""
+    least = "at least " if len(holes) == _MOST_HOLES else ""
+    return (
+        f"{least}{size(sum(map(len, holes)))} in {least}{count(len(holes), 'hole')} read as zeros, "
+        f"the first at byte {holes[0].start:,}"
     )

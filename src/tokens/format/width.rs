@@ -24,7 +24,7 @@ const MIN_DIFFERENT: usize = 8;
 /// file is refused.
 pub fn check(file: &FileReader<'_>, first: &[u8], dtype: Dtype) -> Result<()> {
     let width = item_bytes(dtype) as usize;
-    let mut other = None;
+    let (mut is_bad, mut other) = (false, None);
     let size = file.opened.size();
     // A sample must begin with the first byte of a token of 8 bytes, too.
     let middle = size.saturating_sub(SAMPLE_BYTES as u64) / 16 * 8;
@@ -37,16 +37,26 @@ pub fn check(file: &FileReader<'_>, first: &[u8], dtype: Dtype) -> Result<()> {
             Fit::Good => return Ok(()),
             Fit::Unknown => {}
             Fit::Bad => {
-                let good = |dtype: &&Dtype| fit(sample, item_bytes(**dtype) as usize) == Fit::Good;
-                other = other.or_else(|| USUAL_DTYPES.iter().find(good));
+                is_bad = true;
+                let fits = |dtype: &&Dtype| is_likely(sample, width, item_bytes(**dtype) as usize);
+                other = other.or_else(|| USUAL_DTYPES.iter().find(fits));
             }
         }
     }
-    let Some(&other) = other else { return Ok(()) };
-    let (asked, found) = (token_dtype_name(dtype), token_dtype_name(other));
+    if !is_bad {
+        return Ok(());
+    }
+    let asked = token_dtype_name(dtype);
+    let found = other.map_or_else(
+        || "its values are not ids of that type: pass the dtype that it was written with".to_owned(),
+        |&other| {
+            let other = token_dtype_name(other);
+            format!("looks like {other}: pass dtype=\"{other}\"")
+        },
+    );
     let detail = format!(
-        "the file is read as {asked} tokens and looks like {found}: pass dtype=\"{found}\"; if the tokens are {asked} all \
-         the same, pass format=\"raw\" and dtype=\"{asked}\""
+        "the file is read as {asked} tokens and {found}; if the tokens are {asked} all the same, pass format=\"raw\" and \
+         dtype=\"{asked}\""
     );
     Err(Error::format(file.opened.path(), 0, detail))
 }
@@ -67,17 +77,32 @@ fn fit(sample: &[u8], width: usize) -> Fit {
         return Fit::Unknown;
     }
     // No upper half of a token reaches 256. The first pairs of most files show this.
-    let may_be_wider = width < 8 && neighbours().all(|(_, second)| second < 256);
-    if width == 2 && !may_be_wider {
+    if width == 2 && neighbours().any(|(first, second)| second >= 256 && first % 256 != 0) {
         return Fit::Good;
     }
-    if may_be_wider && are_halves(neighbours().unzip())
-        || width > 2 && are_neighbours(pairs(sample, width / 2))
-    {
+    let wider = [1, 2, 4].into_iter().filter(|half| *half >= width);
+    let is_wider = wider.clone().any(|half| are_halves(pairs(sample, half)));
+    let is_swapped = wider.clone().any(|half| are_swapped_halves(pairs(sample, half), half));
+    if is_wider || is_swapped || width > 2 && are_neighbours(pairs(sample, width / 2)) {
         return Fit::Bad;
     }
     let first = neighbours().map(|(first, _)| first).collect();
     if different(first) >= MIN_DIFFERENT { Fit::Good } else { Fit::Unknown }
+}
+
+/// Whether tokens that do not fit one width are likely to have another one. Halves of floats, for example, are no tokens,
+/// although no half is too large for one.
+fn is_likely(sample: &[u8], width: usize, other: usize) -> bool {
+    let have_common_values = || {
+        let (mut lower, mut upper): (Vec<u64>, Vec<u64>) = pairs(sample, other).unzip();
+        for values in [&mut lower, &mut upper] {
+            values.sort_unstable();
+            values.dedup();
+        }
+        let common = lower.iter().filter(|value| upper.binary_search(value).is_ok()).count();
+        common >= lower.len().min(upper.len()).div_ceil(8)
+    };
+    fit(sample, other) == Fit::Good && (other > width || have_common_values())
 }
 
 /// Reads a sample as pairs of values of `width` bytes. Leaves out pairs that are one small negative number: labels have
@@ -97,13 +122,27 @@ fn pairs(sample: &[u8], width: usize) -> impl Iterator<Item = (u64, u64)> + Clon
     pairs.filter(move |(_, second)| *second != negative)
 }
 
-/// Whether the second values, all below 256, are the upper halves of tokens: few values, and many zeros. A list of numbers
-/// and commas has few values in every second place, too, but hardly a zero.
-fn are_halves((lower, upper): (Vec<u64>, Vec<u64>)) -> bool {
-    let zeros = upper.iter().filter(|value| **value == 0).count();
+/// Whether the second values are the upper halves of tokens: few, none above 255, and many zeros, unless all are below 4. A
+/// list of numbers and commas has few values in every second place, too, but hardly a zero.
+fn are_halves(pairs: impl Iterator<Item = (u64, u64)> + Clone) -> bool {
+    if pairs.clone().any(|(_, upper)| upper >= 256) {
+        return false;
+    }
+    let zeros = pairs.clone().filter(|(_, upper)| *upper == 0).count();
+    let are_tiny = pairs.clone().all(|(_, upper)| upper < 4);
+    let (lower, upper): (Vec<u64>, Vec<u64>) = pairs.unzip();
     let is_often_zero = zeros >= upper.len() / 8;
     let (lower, upper) = (different(lower), different(upper));
-    is_often_zero && lower >= MIN_DIFFERENT && upper <= lower / 4
+    (is_often_zero || are_tiny) && lower >= MIN_DIFFERENT && upper <= lower / 4
+}
+
+/// Whether the first values are the upper halves of big-endian tokens: their bytes have the other order, too.
+fn are_swapped_halves(pairs: impl Iterator<Item = (u64, u64)> + Clone, half: usize) -> bool {
+    let low_bits = 8 * (half as u32 - 1);
+    let is_swapped = |first: u64| first.trailing_zeros() >= low_bits;
+    half > 1
+        && pairs.clone().all(|(first, _)| is_swapped(first))
+        && are_halves(pairs.map(|(first, second)| (second, first >> low_bits)))
 }
 
 /// Whether the halves of tokens are tokens themselves: several values that reach as high as the first ones. Upper halves of
