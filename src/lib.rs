@@ -31,7 +31,7 @@ mod words;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::batching::assemble::assemble;
-    pub use crate::batching::options::{Options, Without};
+    pub use crate::batching::options::{Documents, Options, Without};
     pub use crate::batching::pipeline::{Next, Pipeline};
     pub use crate::batching::plan::{BatchRow, Feed, Share, StreamExtent, TokenSource};
     pub use crate::batching::row::RowCopier;
@@ -72,5 +72,5 @@ pub mod internals {
     pub use crate::weights::index::{Index, MAX_SHARDS};
     pub use crate::weights::locate::CheckpointPath;
     pub use crate::weights::strictness::Strictness;
-    pub use crate::widen::{Beyond, DoesNotFit, Element, first_beyond, widen, widen_window};
+    pub use crate::widen::{Beyond, DoesNotFit, Element, first_beyond, first_equal, widen, widen_window};
 }

@@ -16,8 +16,8 @@
 //! Prints one line of JSON: `{"seconds": …, "major_faults": …}`.
 
 use pagestream::internals::{
-    Element, Feed, MappedFile, Next, Options, Order, Pipeline, RequestedMode, Share, StreamExtent, Target,
-    TokenCorpus, TokenSource, Windows, Without, page_cache,
+    Documents, Element, Feed, MappedFile, Next, Options, Order, Pipeline, RequestedMode, Share, StreamExtent,
+    Target, TokenCorpus, TokenSource, Windows, Without, page_cache,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ fn main() -> Outcome<()> {
     let feed = Feed::new(vec![source], None, Order::Random, seed, share, extent)?;
     let options = Options {
         element: Element::I64,
-        documents: false,
+        documents: Documents::Ignore,
         vocabulary: None,
         threads: None,
         lookahead: None,

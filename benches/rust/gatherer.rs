@@ -93,7 +93,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
 
         let row_bytes = length * size_of::<To>();
         let [mut x_bytes, mut y_bytes] = [(); 2].map(|()| vec![0_u8; BATCH_TOKENS * size_of::<To>()]);
-        let mut gatherer = RowCopier::new(corpus.clone(), None);
+        let mut gatherer = RowCopier::new(corpus.clone(), None, None);
         let mut batch = |start: &mut dyn FnMut() -> usize| {
             let mut next = start() as u64;
             for (x, y) in x_bytes.chunks_exact_mut(row_bytes).zip(y_bytes.chunks_exact_mut(row_bytes)) {

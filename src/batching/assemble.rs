@@ -31,7 +31,7 @@ pub fn assemble(
     if needed != Some(x.len()) || y.as_ref().map(Uninit::len) != needed.filter(|_| has_targets) {
         return Err(Error::argument("the memory for the batch is not of the batch's size"));
     }
-    let mut copier = RowCopier::new(corpus.clone(), vocabulary);
+    let mut copier = RowCopier::new(corpus.clone(), vocabulary, None);
     for (row, &index) in indices.iter().enumerate() {
         let place = row * row_bytes..(row + 1) * row_bytes;
         let y_row = y.as_mut().map(|y| y.range(place.clone()));

@@ -8,10 +8,12 @@ use crate::fetch::ranges::{ByteRange, FileId};
 use crate::mapped_file::{DropBehind, Mode, page_cache};
 use crate::os::memory::Uninit;
 use crate::os::memory::parts::Part;
+use crate::tokens::corpus::TokenCorpus;
 use crate::widen::Element;
 
 use super::layout::RowChunk;
 use super::metrics::Metrics;
+use super::options::Documents;
 use super::plan::{BatchPlan, BatchRow, TokenSource};
 use super::ring::{Claim, Filled, Ring, SlotWork};
 use super::row::RowCopier;
@@ -34,8 +36,14 @@ impl Gatherer {
         let mut y = chunk.y.as_mut().map(|part| memory_of_rows(part, layout.row_bytes));
         let mut positions =
             chunk.positions.as_mut().map(|part| memory_of_rows(part, layout.position_row_bytes));
+        let mut mask = chunk.mask.as_mut().map(|part| memory_of_rows(part, layout.mask_row_bytes));
         if self.copiers.is_empty() {
-            let copier = |source: &TokenSource| RowCopier::new(source.corpus.clone(), options.vocabulary);
+            let marker = match options.documents {
+                Documents::Marked(marker) => Some(marker),
+                Documents::Ignore | Documents::Recorded => None,
+            };
+            let copier =
+                |source: &TokenSource| RowCopier::new(source.corpus.clone(), options.vocabulary, marker);
             self.copiers = feed.sources.iter().map(copier).collect();
         }
         for (number, row) in rows.iter().enumerate() {
@@ -45,14 +53,17 @@ impl Gatherer {
                 self.copiers[next.source].prefetch(next.start);
             }
             self.copiers[row.source].row((row.start, row.stop), options.element, x, y)?;
-            if let Some(positions) = &mut positions {
-                let corpus = &feed.sources[row.source].corpus;
-                let mut starts = corpus.document_starts(row.start, row.start + layout.tokens)?;
-                for start in &mut starts {
-                    *start -= row.start;
-                }
-                count_up(positions.next().ok_or_else(wrong_size)?, &starts, options.element);
-                filled.documents.push((chunk.rows.start + number, starts));
+            if let (Some(positions), Some(mask)) = (&mut positions, &mut mask) {
+                let mut borders = match options.documents {
+                    Documents::Marked(_) => take(&mut self.copiers[row.source].borders),
+                    Documents::Ignore | Documents::Recorded => {
+                        recorded_borders(&feed.sources[row.source].corpus, row.start, layout.tokens)?
+                    }
+                };
+                mask_ends(mask.next().ok_or_else(wrong_size)?, &borders);
+                let _behind = borders.pop_if(|border| *border == layout.tokens);
+                count_up(positions.next().ok_or_else(wrong_size)?, &borders, options.element);
+                filled.documents.push((chunk.rows.start + number, borders));
             }
         }
         for (set, (copier, source)) in self.copiers.iter_mut().zip(&feed.sources).enumerate() {
@@ -146,6 +157,26 @@ fn wrong_size() -> Error {
     Error::argument("the memory for the batch is not of the batch's size")
 }
 
+/// The borders that the files record: places where a document begins, in tokens from the row's first. The first token
+/// is none; the place behind the last may be one.
+fn recorded_borders(corpus: &TokenCorpus, start: u64, tokens: u64) -> Result<Vec<u64>> {
+    let stop = corpus.len().min(start + tokens + 1);
+    let mut borders = corpus.document_starts(start, stop)?;
+    for border in &mut borders {
+        *border -= start;
+    }
+    Ok(borders)
+}
+
+/// Writes 1 for each token, and 0 for the last token of each document that another one follows.
+fn mask_ends(mut out: Uninit<'_>, borders: &[u64]) {
+    out.fill(1);
+    for border in borders {
+        let end = *border as usize;
+        out.range(end - 1..end).fill(0);
+    }
+}
+
 /// Writes 0, 1, 2, …, restarting at each document.
 fn count_up(out: Uninit<'_>, starts: &[u64], element: Element) {
     let mut starts = starts.iter().peekable();
@@ -178,5 +209,12 @@ mod tests {
         let found: Vec<i32> =
             room.as_chunks::<4>().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect();
         assert_eq!(found, [0, 1, 0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn the_mask_is_zero_at_the_last_token_in_front_of_each_border() {
+        let mut room = vec![7_u8; 7];
+        mask_ends(Uninit::of(&mut room), &[2, 5, 7]);
+        assert_eq!(room, [1, 0, 1, 1, 0, 1, 0]);
     }
 }

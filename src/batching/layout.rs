@@ -12,6 +12,7 @@ use crate::os::memory::parts::{Part, Whole, split};
 use crate::tokens::windows::Target;
 use crate::widen::Element;
 
+use super::options::Documents;
 use super::plan::{BatchRow, Feed};
 
 /// A chunk while storage is calm: long enough that taking and finishing it costs nothing beside it.
@@ -19,7 +20,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Chunks of a batch at most: more would keep no more threads busy, and each takes memory.
 const MAX_CHUNKS: usize = 1024;
 
-/// Where x, y and position ids lie in a buffer, in bytes.
+/// Where x, y, position ids and the loss mask lie in a buffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLayout {
     /// Rows of a full batch.
@@ -30,6 +31,8 @@ pub struct BatchLayout {
     pub y_offset: Option<usize>,
     pub position_row_bytes: usize,
     pub positions_offset: Option<usize>,
+    pub mask_row_bytes: usize,
+    pub mask_offset: Option<usize>,
     pub buffer_bytes: usize,
     /// Cached bytes that the windows of a full batch need, and what is noted of them.
     pub ahead_bytes: u64,
@@ -43,6 +46,8 @@ pub(super) struct RowChunk {
     pub y: Option<Part>,
     /// Position ids, for batches that tell documents apart.
     pub positions: Option<Part>,
+    /// The loss mask, likewise: a byte for each token.
+    pub mask: Option<Part>,
 }
 
 /// Bytes of a row of x, or of y.
@@ -56,7 +61,7 @@ fn position_bytes(element: Element) -> u64 {
 }
 
 impl BatchLayout {
-    pub(super) fn new(feed: &Feed, element: Element, documents: bool) -> Result<Self> {
+    pub(super) fn new(feed: &Feed, element: Element, documents: Documents) -> Result<Self> {
         let too_large = || Error::argument("a batch takes more than 2^63 bytes");
         let Some(source) = feed.sources.first() else { return Err(Error::argument("no corpus was given")) };
         let rows = feed.share.batch_size;
@@ -74,7 +79,9 @@ impl BatchLayout {
         };
         place(true, row)?;
         let y_offset = place(source.windows.target != Target::None, row)?;
-        let positions_offset = place(documents, position_row)?;
+        let is_packed = documents != Documents::Ignore;
+        let positions_offset = place(is_packed, position_row)?;
+        let mask_offset = place(is_packed, tokens)?;
         Ok(Self {
             rows: rows as usize,
             tokens,
@@ -82,6 +89,8 @@ impl BatchLayout {
             y_offset,
             position_row_bytes: position_row as usize,
             positions_offset,
+            mask_row_bytes: tokens as usize,
+            mask_offset,
             buffer_bytes: isize::try_from(end).map_err(|_| too_large())? as usize,
             ahead_bytes: ahead_bytes(feed),
         })
@@ -108,6 +117,7 @@ impl BatchLayout {
             Some((0, self.row_bytes)),
             self.y_offset.map(|offset| (offset, self.row_bytes)),
             self.positions_offset.map(|offset| (offset, self.position_row_bytes)),
+            self.mask_offset.map(|offset| (offset, self.mask_row_bytes)),
         ];
         let places: Vec<(usize, usize)> = arrays
             .iter()
@@ -120,12 +130,15 @@ impl BatchLayout {
         let mut parts = parts.into_iter();
         let of_x = ranges.into_iter().zip(&mut parts);
         let mut chunks: Vec<_> =
-            of_x.map(|(rows, x)| RowChunk { rows, x, y: None, positions: None }).collect();
+            of_x.map(|(rows, x)| RowChunk { rows, x, y: None, positions: None, mask: None }).collect();
         for chunk in chunks.iter_mut().filter(|_| self.y_offset.is_some()) {
             chunk.y = parts.next();
         }
         for chunk in chunks.iter_mut().filter(|_| self.positions_offset.is_some()) {
             chunk.positions = parts.next();
+        }
+        for chunk in chunks.iter_mut().filter(|_| self.mask_offset.is_some()) {
+            chunk.mask = parts.next();
         }
         Ok((whole, chunks))
     }
@@ -154,6 +167,8 @@ mod tests {
             y_offset: None,
             position_row_bytes: 0,
             positions_offset: None,
+            mask_row_bytes: 0,
+            mask_offset: None,
             buffer_bytes: 10 * row_bytes,
             ahead_bytes: 0,
         };

@@ -5,11 +5,29 @@ use crate::fetch::crew::check_threads;
 use crate::mapped_file::DropBehind;
 use crate::widen::Element;
 
+/// The token that tells documents apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marker {
+    /// Each document ends with this id.
+    End(u64),
+    /// Each document begins with this id.
+    Begin(u64),
+}
+
+/// How batches tell their documents apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Documents {
+    Ignore,
+    /// By the files' own records.
+    Recorded,
+    /// By a token of each document. Records are not consulted.
+    Marked(Marker),
+}
+
 #[derive(Debug, Clone)]
 pub struct Options {
     pub element: Element,
-    /// Whether batches record where documents begin.
-    pub documents: bool,
+    pub documents: Documents,
     /// Number of ids that tokens may have; a greater or a negative one is an error. `None` for any.
     pub vocabulary: Option<u64>,
     /// Gathering threads; `None` adapts.

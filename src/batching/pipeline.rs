@@ -12,7 +12,7 @@ use crate::os::process::fork;
 use super::gatherer::Gatherer;
 use super::layout::BatchLayout;
 use super::metrics::Metrics;
-use super::options::Options;
+use super::options::{Documents, Options};
 use super::plan::Feed;
 use super::planner::plan_ahead;
 use super::ring::{Claim, Front, Ring, Taken};
@@ -152,7 +152,8 @@ impl Pipeline {
         Metrics::add(&metrics.batches, 1);
         Metrics::add(&metrics.windows, rows as u64);
         let tokens = self.shared.layout.tokens;
-        let documents = self.shared.options.documents.then(|| flatten(taken.documents, tokens));
+        let documents =
+            (self.shared.options.documents != Documents::Ignore).then(|| flatten(taken.documents, tokens));
         let position_after = taken.plan.position + taken.plan.global_rows;
         Ok(Next::Batch(Box::new(Batch { buffer, rows, position_after, documents })))
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::allocate;
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{Opened, can_copy_from_mappings};
 use crate::os::memory::Uninit;
@@ -9,6 +11,7 @@ use crate::tokens::corpus::TokenCorpus;
 use crate::widen::{self, Beyond, Element};
 
 use super::layout::row_bytes;
+use super::options::Marker;
 
 /// Bytes of a mapping that one step copies and widens. They stay in the first-level cache.
 const BLOCK_BYTES: u64 = 8 << 10;
@@ -25,15 +28,19 @@ pub struct RowCopier {
     reader: TokenCopier,
     /// Number of ids that a row may have; `None` for any.
     vocabulary: Option<u64>,
+    marker: Option<Marker>,
+    /// The borders that the marker shows in the last row: places where a document begins, in tokens from the row's
+    /// first. The first token is none; the place behind the last token of x may be one.
+    pub(super) borders: Vec<u64>,
     /// Bytes of rows that were read, not copied from a mapping.
     pub(super) read_bytes: u64,
 }
 
 impl RowCopier {
-    /// Makes a copier that refuses ids at or beyond `vocabulary`.
-    pub fn new(corpus: Arc<TokenCorpus>, vocabulary: Option<u64>) -> Self {
+    /// Makes a copier that refuses ids at or beyond `vocabulary`, and finds borders of documents by a `marker`.
+    pub fn new(corpus: Arc<TokenCorpus>, vocabulary: Option<u64>, marker: Option<Marker>) -> Self {
         let reader = TokenCopier { corpus, touched: Vec::new(), last: None, guarded: None };
-        Self { scratch: Vec::new(), reader, vocabulary, read_bytes: 0 }
+        Self { scratch: Vec::new(), reader, vocabulary, marker, borders: Vec::new(), read_bytes: 0 }
     }
 
     /// Writes the tokens `start..stop` to `x_row`. With targets, the last of them is not in `x_row`, and
@@ -56,20 +63,25 @@ impl RowCopier {
         }
         corpus.check_range(start, stop)?;
         let window = (start, stop - targets);
+        // Only the next token tells whether the last one of x ends a document that the next one begins.
+        let looks_behind =
+            matches!(self.marker, Some(Marker::Begin(_))) && targets == 0 && stop < corpus.len();
+        let source_stop = stop + u64::from(looks_behind);
+        self.borders.clear();
         let done = self.reader.is_mapped(window).and_then(|is_mapped| {
             let block_tokens = if is_mapped {
                 BLOCK_BYTES / item_bytes
             } else {
                 // A read is a system call, perhaps a request to a server: one for the whole row.
-                self.read_bytes += (stop - start) * item_bytes;
+                self.read_bytes += (source_stop - start) * item_bytes;
                 window.1 - window.0
             };
-            // Ids are checked in the scratch block.
-            let is_copied = element.is_copy(dtype) && self.vocabulary.is_none();
+            // Ids are looked at in the scratch block.
+            let is_copied = element.is_copy(dtype) && self.vocabulary.is_none() && self.marker.is_none();
             if is_copied && (is_mapped || y_row.is_none()) {
                 self.copy_row(window, block_tokens, x_row, y_row)
             } else {
-                self.widen_row(window, block_tokens, element, x_row, y_row)
+                self.widen_row((start, window.1, source_stop), block_tokens, element, x_row, y_row)
             }
         });
         if done.is_err() {
@@ -118,10 +130,11 @@ impl RowCopier {
         Ok(())
     }
 
-    /// Copies tokens to a scratch block, and widens them from there to x and y.
+    /// Copies tokens to a scratch block, and widens them from there to x and y. It reads the tokens up to
+    /// `source_stop`, and those of x end at `stop`.
     fn widen_row(
         &mut self,
-        (start, stop): (u64, u64),
+        (start, stop, source_stop): (u64, u64, u64),
         block_tokens: u64,
         element: Element,
         mut x: Uninit<'_>,
@@ -131,16 +144,24 @@ impl RowCopier {
         let element_bytes = element.bytes(dtype) as usize;
         for (first, last) in blocks(start, stop, block_tokens) {
             let place = (first - start) as usize * element_bytes..(last - start) as usize * element_bytes;
-            let source_stop = last + u64::from(y.is_some());
-            let source_bytes = (source_stop - first) as usize * item;
-            if self.scratch.len() < source_bytes {
-                self.scratch.resize(source_bytes, 0);
+            let window_stop = last + u64::from(y.is_some());
+            let read_stop = if last < stop { window_stop } else { source_stop };
+            let read_bytes = (read_stop - first) as usize * item;
+            if self.scratch.len() < read_bytes {
+                self.scratch.resize(read_bytes, 0);
             }
-            let source = &mut self.scratch[..source_bytes];
-            self.reader.read((first, source_stop), Uninit::of(source))?;
+            let read = &mut self.scratch[..read_bytes];
+            self.reader.read((first, read_stop), Uninit::of(read))?;
             if last < stop {
-                self.reader.prefetch(source_stop);
+                self.reader.prefetch(read_stop);
             }
+            if let Some(marker) = self.marker {
+                // The first token of the next block is searched with that block.
+                let searched_stop = if last < stop { last } else { read_stop };
+                let searched = &read[..(searched_stop - first) as usize * item];
+                note_borders(&mut self.borders, searched, dtype, marker, (first - start, stop - start))?;
+            }
+            let source = &read[..(window_stop - first) as usize * item];
             if let Some(vocabulary) = self.vocabulary
                 && let Some(found) = widen::first_beyond(source, dtype, vocabulary)
             {
@@ -157,6 +178,30 @@ impl RowCopier {
         }
         Ok(())
     }
+}
+
+/// Adds the borders that a marker shows in `source`, which begins with token `first` of a row of `tokens` tokens.
+fn note_borders(
+    borders: &mut Vec<u64>,
+    source: &[u8],
+    dtype: Dtype,
+    marker: Marker,
+    (first, tokens): (u64, u64),
+) -> Result<()> {
+    let (id, distance) = match marker {
+        Marker::End(id) => (id, 1),
+        Marker::Begin(id) => (id, 0),
+    };
+    let item = (dtype.bits() / 8) as usize;
+    let mut searched = 0;
+    while let Some(found) = widen::first_equal(&source[searched * item..], dtype, id) {
+        let border = first + (searched + found) as u64 + distance;
+        if (1..=tokens).contains(&border) {
+            allocate::push(borders, border, "the borders of documents")?;
+        }
+        searched += found + 1;
+    }
+    Ok(())
 }
 
 /// The range `start..stop` in blocks.

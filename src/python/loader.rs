@@ -8,7 +8,7 @@ use super::export::PyExporter;
 use super::sampling::PyMixture;
 use super::tokens::PyTokenCorpus;
 use crate::batching::layout::BatchLayout;
-use crate::batching::options::{Options, Without};
+use crate::batching::options::{Documents, Marker, Options, Without};
 use crate::batching::pipeline::{Batch, Next, Pipeline};
 use crate::batching::plan::{Feed, Share, StreamExtent, TokenSource};
 use crate::error::Error;
@@ -38,6 +38,9 @@ struct StreamSettings {
     drop_last: bool,
     dtype: String,
     documents: bool,
+    /// The token that ends each document; with the next one None, the files' records tell documents apart.
+    end_token: Option<u64>,
+    begin_token: Option<u64>,
     vocabulary: Option<u64>,
     threads: Option<usize>,
     lookahead: Option<usize>,
@@ -62,10 +65,19 @@ impl StreamSettings {
         Feed::new(sources?, mixture, order, self.seed, share, extent)
     }
 
+    fn documents(&self) -> Documents {
+        match (self.documents, self.end_token, self.begin_token) {
+            (false, _, _) => Documents::Ignore,
+            (true, Some(token), _) => Documents::Marked(Marker::End(token)),
+            (true, None, Some(token)) => Documents::Marked(Marker::Begin(token)),
+            (true, None, None) => Documents::Recorded,
+        }
+    }
+
     fn options(&self) -> Result<Options, Error> {
         Ok(Options {
             element: Element::from_word(&self.dtype)?,
-            documents: self.documents,
+            documents: self.documents(),
             vocabulary: self.vocabulary,
             threads: self.threads,
             lookahead: self.lookahead,
@@ -98,6 +110,9 @@ pub struct PyTokenPipeline {
     /// Where position ids lie; None for batches without them.
     #[pyo3(get)]
     positions_offset: Option<usize>,
+    /// Where the loss mask lies, one byte for each token; None likewise.
+    #[pyo3(get)]
+    mask_offset: Option<usize>,
     #[pyo3(get)]
     buffer_bytes: usize,
     /// Samples of one epoch over all ranks; None where there is no such thing.
@@ -117,8 +132,8 @@ impl PyTokenPipeline {
         let (feed, options) = (settings.feed(&corpora)?, settings.options()?);
         let epoch_samples = feed.schedule.len();
         let pipeline = py.detach(|| Pipeline::start(feed, options, position))?;
-        let BatchLayout { y_offset, positions_offset, buffer_bytes, .. } = pipeline.layout();
-        Ok(Self { pipeline, y_offset, positions_offset, buffer_bytes, epoch_samples })
+        let BatchLayout { y_offset, positions_offset, mask_offset, buffer_bytes, .. } = pipeline.layout();
+        Ok(Self { pipeline, y_offset, positions_offset, mask_offset, buffer_bytes, epoch_samples })
     }
 
     /// The next batch, or None at the end.

@@ -198,6 +198,9 @@ pub(super) trait Token<const S: usize> {
     fn lane(token: [u8; S]) -> Self::Lane;
 
     fn id(lane: Self::Lane) -> i128;
+
+    /// Returns the lane of an id, or `None` if no token of this type has it.
+    fn lane_of(id: u64) -> Option<Self::Lane>;
 }
 
 macro_rules! tokens {
@@ -213,6 +216,11 @@ macro_rules! tokens {
             #[inline(always)]
             fn id(lane: $lane) -> i128 {
                 i128::from(lane as $token)
+            }
+
+            fn lane_of(id: u64) -> Option<$lane> {
+                let lane = <$lane>::try_from(id).ok()?;
+                (Self::id(lane) == i128::from(id)).then_some(lane)
             }
         }
     )+ };
@@ -250,6 +258,38 @@ fn greatest<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
 #[inline(always)]
 fn greatest_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
     tokens.iter().fold(T::Lane::default(), |greatest, token| greatest.max(T::lane(*token)))
+}
+
+/// Returns the index of the first token with an id.
+pub(super) fn first_equal<T: Token<S>, const S: usize>(source: &[u8], id: u64) -> Option<usize> {
+    let (tokens, _) = source.as_chunks::<S>();
+    let wanted = T::lane_of(id)?;
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn avx2<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize> {
+            first_equal_body::<T, S>(tokens, wanted)
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: this processor has AVX2.
+            return unsafe { avx2::<T, S>(tokens, wanted) };
+        }
+    }
+    first_equal_body::<T, S>(tokens, wanted)
+}
+
+/// Compares whole chunks without a branch, and looks for the place in the first one that has the token.
+#[inline(always)]
+fn first_equal_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize> {
+    const CHUNK_TOKENS: usize = 64;
+    let mut first = 0;
+    for chunk in tokens.as_chunks::<CHUNK_TOKENS>().0 {
+        if chunk.iter().fold(false, |any, token| any | (T::lane(*token) == wanted)) {
+            break;
+        }
+        first += CHUNK_TOKENS;
+    }
+    tokens[first..].iter().position(|token| T::lane(*token) == wanted).map(|place| first + place)
 }
 
 /// The index of the first token that does not fit. Called only if there is one.

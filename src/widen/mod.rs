@@ -7,7 +7,7 @@
 //!
 //! What the room promises: every token is converted exactly, or refused with its position ([`DoesNotFit`]);
 //! nothing is wrapped or truncated. [`first_beyond`] finds ids that a
-//! model does not have. A kernel reads memory of our own, never a mapping: the scratch block
+//! model does not have, and [`first_equal`] finds one id. A kernel reads memory of our own, never a mapping: the scratch block
 //! stays in the first-level cache. It keeps no state, opens no file, and may be called from any thread.
 
 mod kernels;
@@ -73,6 +73,22 @@ pub fn widen_window(
     kernel.answer((kernel.window)(source, x, y), source)
 }
 
+/// Calls a kernel for tokens of type `dtype`.
+macro_rules! of_type {
+    ($dtype:expr, $kernel:ident($($argument:expr),+)) => {
+        match $dtype {
+            Dtype::U8 => kernels::$kernel::<u8, 1>($($argument),+),
+            Dtype::I8 => kernels::$kernel::<i8, 1>($($argument),+),
+            Dtype::U16 => kernels::$kernel::<u16, 2>($($argument),+),
+            Dtype::I16 => kernels::$kernel::<i16, 2>($($argument),+),
+            Dtype::U32 => kernels::$kernel::<u32, 4>($($argument),+),
+            Dtype::I32 => kernels::$kernel::<i32, 4>($($argument),+),
+            Dtype::I64 => kernels::$kernel::<i64, 8>($($argument),+),
+            _ => kernels::$kernel::<u64, 8>($($argument),+),
+        }
+    };
+}
+
 /// A token whose id a model does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beyond {
@@ -84,22 +100,13 @@ pub struct Beyond {
 /// Returns the first token of `source` whose id is not one of `0..vocabulary`. It takes the greatest
 /// id in one vectorised pass, and looks for the position only if that id is too large.
 pub fn first_beyond(source: &[u8], dtype: Dtype, vocabulary: u64) -> Option<Beyond> {
-    macro_rules! of {
-        ($token:ty) => {
-            kernels::first_beyond::<$token, { size_of::<$token>() }>(source, vocabulary)
-        };
-    }
-    let found = match dtype {
-        Dtype::U8 => of!(u8),
-        Dtype::I8 => of!(i8),
-        Dtype::U16 => of!(u16),
-        Dtype::I16 => of!(i16),
-        Dtype::U32 => of!(u32),
-        Dtype::I32 => of!(i32),
-        Dtype::I64 => of!(i64),
-        _ => of!(u64),
-    };
+    let found = of_type!(dtype, first_beyond(source, vocabulary));
     found.map(|(position, id)| Beyond { position, id })
+}
+
+/// Returns the index of the first token of `source` with this id.
+pub fn first_equal(source: &[u8], dtype: Dtype, id: u64) -> Option<usize> {
+    of_type!(dtype, first_equal(source, id))
 }
 
 impl Kernel {

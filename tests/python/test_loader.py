@@ -252,7 +252,7 @@ def test_documents_are_told_apart_as_a_naive_loop_does(tmp_path):
 
 
 def test_boundaries_need_files_that_record_documents(token_file):
-    with pytest.raises(ValueError, match="needs files that record them"):
+    with pytest.raises(ValueError, match="needs files that record documents"):
         loader_of(token_file, documents="boundaries")
 
 

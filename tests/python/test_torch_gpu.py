@@ -86,7 +86,7 @@ def test_documents_arrive_with_their_bounds(tmp_path):
         TokenLoader(tmp_path / "corpus", **arguments) as here,
     ):
         for on_device, on_host in zip(there, here, strict=True):
-            for name in ("x", "y", "cu_seqlens", "position_ids"):
+            for name in ("x", "y", "cu_seqlens", "position_ids", "loss_mask"):
                 found, expected = getattr(on_device, name), getattr(on_host, name)
                 assert found.is_cuda
                 assert found.dtype == expected.dtype

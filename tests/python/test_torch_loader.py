@@ -348,7 +348,7 @@ def test_staged_documents_keep_their_bounds(tmp_path):
         here = next(plain)
     assert there.cu_seqlens.dtype == torch.int32
     assert there.max_seqlen == here.max_seqlen
-    for name in ("x", "y", "cu_seqlens", "position_ids"):
+    for name in ("x", "y", "cu_seqlens", "position_ids", "loss_mask"):
         assert torch.equal(getattr(there, name), getattr(here, name)), name
     assert there.position_ids.dtype == here.position_ids.dtype
 

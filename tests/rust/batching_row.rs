@@ -230,7 +230,7 @@ fn int64(tokens: std::ops::Range<u64>) -> Vec<u8> {
 fn a_gatherer_serves_batch_after_batch() {
     for mode in MODES {
         let (_folder, corpus) = corpus(&[300, 0, 700], mode);
-        let mut gatherer = RowCopier::new(corpus, None);
+        let mut gatherer = RowCopier::new(corpus, None, None);
         gatherer.verify().expect("nothing was read");
         for _ in 0..2 {
             for start in [0, 299, 400, 100] {
@@ -247,7 +247,7 @@ fn a_gatherer_serves_batch_after_batch() {
 #[test]
 fn a_row_of_another_size_or_outside_is_refused() {
     let (_folder, corpus) = corpus(&[10], RequestedMode::Auto);
-    let mut gatherer = RowCopier::new(corpus, None);
+    let mut gatherer = RowCopier::new(corpus, None, None);
     let mut fill = |window: (u64, u64), x_bytes: usize, y_bytes: Option<usize>| {
         let mut x = vec![0; x_bytes];
         let mut y = y_bytes.map(|bytes| vec![0; bytes]);
@@ -280,7 +280,7 @@ fn a_row_of_another_size_or_outside_is_refused() {
 fn a_gatherer_sees_at_the_end_that_a_file_was_cut() {
     for mode in MODES {
         let (folder, corpus) = corpus(&[5000, 5000], mode);
-        let mut gatherer = RowCopier::new(corpus, None);
+        let mut gatherer = RowCopier::new(corpus, None, None);
         for start in [0, 9000, 100] {
             row(&mut gatherer, (start, start + 50), true).expect("whole so far");
         }

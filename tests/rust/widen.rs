@@ -1,7 +1,7 @@
 //! Tokens of every type into every type of batch, against arithmetic on wide integers.
 
 use pagestream::internals::{
-    Beyond, DoesNotFit, Dtype, Element, TOKEN_DTYPES, Uninit, first_beyond, widen, widen_window,
+    Beyond, DoesNotFit, Dtype, Element, TOKEN_DTYPES, Uninit, first_beyond, first_equal, widen, widen_window,
 };
 use proptest::prelude::*;
 
@@ -213,5 +213,34 @@ proptest! {
         let expected = tokens.iter().position(|id| *id < 0 || *id >= i128::from(vocabulary));
         let expected = expected.map(|position| Beyond { position, id: tokens[position] });
         prop_assert_eq!(first_beyond(&bytes[shift..bytes.len() - shift], dtype, vocabulary), expected);
+    }
+
+    #[test]
+    fn the_first_token_of_an_id_is_that_of_the_oracle(
+        known in prop::sample::select(TOKEN_DTYPES),
+        // Seldom the id, so that it lies in any chunk, in the rest behind the chunks, or nowhere.
+        picks in prop::collection::vec(0_usize..100, 0..300),
+        id in prop_oneof![0_u64..300, Just((1 << 15) - 1), Just(1 << 15), Just(u64::MAX >> 1), Just(u64::MAX)],
+        shift in 0_usize..4,
+    ) {
+        let dtype = known.2;
+        let (least, greatest) = limits(dtype);
+        let id = i128::from(id);
+        let tokens: Vec<i128> = picks
+            .iter()
+            .map(|pick| match pick {
+                0 => id.min(greatest),
+                1 => least,
+                2 => (-1).max(least),
+                // The bytes of an id that the type does not have are those of another one.
+                3 => (id & ((1 << dtype.bits()) - 1)).min(greatest),
+                other => (*other as i128 + 300).min(greatest),
+            })
+            .collect();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| encode(*token, dtype)).collect();
+        let bytes = shifted(&bytes, shift);
+        let expected = tokens.iter().position(|token| *token == id);
+        let found = first_equal(&bytes[shift..bytes.len() - shift], dtype, id as u64);
+        prop_assert_eq!(found, expected);
     }
 }

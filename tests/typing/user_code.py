@@ -62,7 +62,7 @@ def tensor_batches(path: str) -> None:
     assert_type(y, torch.Tensor)
     alone = TokenLoader(path, sequence_length=8, batch_size=2, target="none", device=torch.device("cpu"))
     assert_type(next(alone), torch.Tensor)
-    packed = TokenLoader(path, sequence_length=8, batch_size=2, documents="boundaries")
+    packed = TokenLoader(path, sequence_length=8, batch_size=2, documents="boundaries", end_token=50256)
     assert_type(next(packed), PackedBatch[torch.Tensor])
     dataset = TokenDataset(path, 8)
     assert_type(len(dataset), int)

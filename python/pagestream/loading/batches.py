@@ -46,6 +46,9 @@ class PackedBatch(NamedTuple, Generic[Array]):
         max_seqlen: Length of the longest document, in tokens.
         position_ids: Position of each token in its document, ``[batch_size, sequence_length]``, of x's
             type, or int32 where x is raw.
+        loss_mask: bool, ``[batch_size, sequence_length]``. False where the next token of the corpus begins
+            another document, so that no loss is taken for predicting it; see Megatron's ``eod_mask_loss``.
+            The last token of a row counts too.
 
     Examples:
         >>> import numpy as np
@@ -57,6 +60,17 @@ class PackedBatch(NamedTuple, Generic[Array]):
         ...     batch = next(loader)
         >>> batch.cu_seqlens, batch.max_seqlen, batch.position_ids
         (array([ 0,  3,  8, 11], dtype=int32), 5, array([[0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2]]))
+        >>> (~batch.loss_mask).nonzero()[1]
+        array([2, 7])
+
+        A flat file shows its documents by a token, here 0:
+
+        >>> np.array([5, 0, 6, 7, 0, 8, 9], "u2").tofile("ended.bin")
+        >>> options = dict(sequence_length=6, batch_size=1, documents="boundaries", end_token=0)
+        >>> with TokenLoader("ended.bin", **options) as loader:
+        ...     batch = next(loader)
+        >>> batch.cu_seqlens, batch.loss_mask.tolist()
+        (array([0, 2, 5, 6], dtype=int32), [[True, False, True, True, False, True]])
     """
 
     x: Array
@@ -64,6 +78,7 @@ class PackedBatch(NamedTuple, Generic[Array]):
     cu_seqlens: Array
     max_seqlen: int
     position_ids: Array
+    loss_mask: Array
 
 
 def document_bounds(

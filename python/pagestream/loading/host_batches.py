@@ -84,11 +84,12 @@ class HostBatches:
         buffer, after, shape = found.buffer, found.position_after, (found.rows, self._sequence_length)
         x = np.ndarray(shape, self._dtype, buffer)
         y = None if pipeline.y_offset is None else np.ndarray(shape, self._dtype, buffer, pipeline.y_offset)
-        if pipeline.positions_offset is None or found.documents is None:
+        if pipeline.positions_offset is None or pipeline.mask_offset is None or found.documents is None:
             return (x if y is None else Batch(x, y)), after
         ends, longest = document_bounds(found.documents, x.size, self._max_documents)
         position_ids = np.ndarray(shape, self._position_dtype, buffer, pipeline.positions_offset)
-        return PackedBatch(x, y, ends, longest, position_ids), after
+        loss_mask = np.ndarray(shape, np.bool_, buffer, pipeline.mask_offset)
+        return PackedBatch(x, y, ends, longest, position_ids, loss_mask), after
 
     @property
     def buffer_bytes(self) -> int:

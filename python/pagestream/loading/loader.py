@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Generic, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from pagestream import _native
 from pagestream._common import environment
@@ -15,10 +15,8 @@ from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.mixture import Mixture
 from pagestream.loading.mixture_run import MixtureRun
 from pagestream.loading.options import (
-    DocumentOption,
-    Order,
-    Target,
     batch_dtype,
+    check_documents,
     check_drop_behind,
     check_long_enough,
     check_raw_dtype,
@@ -37,7 +35,15 @@ if TYPE_CHECKING:
     from pagestream._common.types import Mode, StrPath
     from pagestream.loading.batches import Batch, PackedBatch
     from pagestream.loading.metrics import LoaderMetrics
-    from pagestream.loading.options import BatchDtype, DropBehind, LoaderOptions, StreamOptions
+    from pagestream.loading.options import (
+        BatchDtype,
+        DocumentOption,
+        DropBehind,
+        LoaderOptions,
+        Order,
+        StreamOptions,
+        Target,
+    )
 
     TokenSource: TypeAlias = TokenCorpus | Mixture | StrPath | Sequence[StrPath]
     PairTarget: TypeAlias = Literal["shift", "block"]
@@ -85,7 +91,11 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         stride: Tokens between the beginnings of windows; T by default, T+1 for ``"block"``.
         target: ``"shift"``, ``"block"`` or ``"none"``; see `TokenDataset`. With ``"none"`` batches are x
             alone.
-        documents: ``"ignore"``, or ``"boundaries"`` for `PackedBatch`.
+        documents: ``"ignore"``, or ``"boundaries"`` for `PackedBatch`. Without `end_token` and `begin_token`,
+            the boundaries are those that the files record (Megatron, datatrove).
+        end_token: The id that ends each document, for example 50256 of GPT-2. A document begins behind it.
+            With a token, the files' records are not consulted; in a `Mixture` it holds for all sources.
+        begin_token: The id that begins each document, in place of `end_token`.
         max_documents: Pads ``cu_seqlens`` to this many documents; a batch with more is an error.
         drop_last: Whether to drop a short global batch at the very end. If not, it is dealt out so that all
             ranks make the same number of steps; a rank can get fewer rows, even none.
@@ -179,6 +189,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         *,
         target: Target = ...,
         documents: Literal["boundaries"],
+        end_token: int | None = ...,
+        begin_token: int | None = ...,
         max_documents: int | None = ...,
         dtype: BatchDtype = ...,
         **options: Unpack[StreamOptions],
@@ -197,6 +209,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         stride: int | None = None,
         target: Target = "shift",
         documents: DocumentOption = "ignore",
+        end_token: int | None = None,
+        begin_token: int | None = None,
         max_documents: int | None = None,
         drop_last: bool = True,
         rank: int | None = None,
@@ -222,15 +236,12 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         # Whether the process group may be initialised before the first batch, with other ranks.
         self._is_rank_derived = rank is None
-        one_of("documents", documents, get_args(DocumentOption))
+        check_documents(documents, end_token, begin_token, self._corpora)
         one_of("order", order, _native.ORDERS)
         one_of("target", target, _native.TARGETS)
         dtype = batch_dtype(dtype)
         check_raw_dtype(dtype, self._corpora)
         check_drop_behind(drop_behind, self._corpora)
-        if documents == "boundaries" and any(corpus.documents is None for corpus in self._corpora):
-            message = 'documents="boundaries" needs files that record them (Megatron, datatrove)'
-            raise ValueError(message)
         check_long_enough(self.sequence_length + (target != "none"), self._corpora)
         default_stride = self.sequence_length + (target == "block")
         self.stride = default_stride if stride is None else at_least(1, "stride", stride)
@@ -262,6 +273,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             "drop_last": self.drop_last,
             "dtype": dtype,
             "documents": self._packed,
+            "end_token": end_token,
+            "begin_token": begin_token,
             "vocabulary": None if vocabulary is None else at_least(1, "vocabulary", vocabulary),
             "threads": environment.threads(threads),
             "lookahead": None if lookahead is None else at_least(1, "lookahead", lookahead),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import numpy as np
 
 from pagestream import _native
-from pagestream._common.checks import one_of
+from pagestream._common.checks import at_least, one_of, only_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,6 +53,8 @@ class LoaderOptions(StreamOptions, total=False):
 
     target: Target
     documents: DocumentOption
+    end_token: int | None
+    begin_token: int | None
     max_documents: int | None
     dtype: BatchDtype
 
@@ -74,6 +76,39 @@ def check_raw_dtype(dtype: object, corpora: Iterable[TokenCorpus]) -> None:
             f'dtype="raw" needs corpora of one type, not {", ".join(dtypes)}; use dtype="int64" or "int32"'
         )
         raise ValueError(message)
+
+
+def check_documents(
+    documents: object, end_token: int | None, begin_token: int | None, corpora: Iterable[TokenCorpus]
+) -> None:
+    """Refuses a way of telling documents apart that does not exist, or that these files do not have."""
+    one_of("documents", documents, get_args(DocumentOption))
+    is_packed = documents == "boundaries"
+    given = {"end_token": end_token, "begin_token": begin_token}
+    for name, token in given.items():
+        only_with(name, token, needed=is_packed, needs='documents="boundaries"')
+    markers = {name: at_least(0, name, token) for name, token in given.items() if token is not None}
+    if len(markers) > 1:
+        message = f"end_token={end_token} and begin_token={begin_token} exclude each other; pass one"
+        raise ValueError(message)
+    for name, token in markers.items():
+        for corpus in corpora:
+            greatest = np.iinfo(corpus.dtype).max
+            if token > greatest:
+                message = (
+                    f"{name}={token} does not occur in {corpus!r}: its {corpus.dtype} tokens are at most "
+                    f"{greatest}; pass the id that the files have"
+                )
+                raise ValueError(message)
+    if is_packed and not markers:
+        unrecorded = next((corpus for corpus in corpora if corpus.documents is None), None)
+        if unrecorded is not None:
+            message = (
+                'documents="boundaries" needs files that record documents, as Megatron and datatrove do, '
+                f"and {unrecorded!r} does not; pass end_token=, the id that ends each document (50256 for "
+                "GPT-2), or begin_token="
+            )
+            raise ValueError(message)
 
 
 def check_drop_behind(drop_behind: object, corpora: Iterable[TokenCorpus]) -> None:

@@ -210,13 +210,13 @@ class StagedBatches:
 def converted(
     batch: Any,  # noqa: ANN401 - any kind of batch, as is the result
     convert: Callable[[Array], torch.Tensor],
-    convert_bounds: Callable[[Array], torch.Tensor],
+    keep: Callable[[Array], torch.Tensor],
 ) -> Any:  # noqa: ANN401
-    """Returns the batch with its arrays converted; ``cu_seqlens`` stays int32."""
+    """Returns the batch with its arrays converted; ``cu_seqlens`` and ``loss_mask`` keep their types."""
     if isinstance(batch, PackedBatch):
-        x, y, bounds, longest, positions = batch
+        x, y, bounds, longest, positions, mask = batch
         y = None if y is None else convert(y)
-        return PackedBatch(convert(x), y, convert_bounds(bounds), longest, convert(positions))
+        return PackedBatch(convert(x), y, keep(bounds), longest, convert(positions), keep(mask))
     if isinstance(batch, Batch):
         return Batch(convert(batch.x), convert(batch.y))
     return convert(batch)

@@ -79,6 +79,8 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
         device: torch.device | str = ...,
         target: Target = ...,
         documents: Literal["boundaries"],
+        end_token: int | None = ...,
+        begin_token: int | None = ...,
         max_documents: int | None = ...,
         dtype: BatchDtype = ...,
         **arguments: Unpack[StreamOptions],

@@ -57,6 +57,8 @@ impl Model {
             y_offset: None,
             position_row_bytes: 0,
             positions_offset: None,
+            mask_row_bytes: 0,
+            mask_offset: None,
             buffer_bytes: ROWS * 8,
             ahead_bytes: 1,
         };
