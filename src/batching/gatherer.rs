@@ -62,7 +62,8 @@ impl Gatherer {
                 };
                 mask_ends(mask.next().ok_or_else(wrong_size)?, &borders);
                 let _behind = borders.pop_if(|border| *border == layout.tokens);
-                count_up(positions.next().ok_or_else(wrong_size)?, &borders, options.element);
+                let positions = positions.next().ok_or_else(wrong_size)?;
+                count_up(positions, &borders, layout.tokens, options.element);
                 filled.documents.push((chunk.rows.start + number, borders));
             }
         }
@@ -178,23 +179,23 @@ fn mask_ends(mut out: Uninit<'_>, borders: &[u64]) {
 }
 
 /// Writes 0, 1, 2, …, restarting at each document.
-fn count_up(out: Uninit<'_>, starts: &[u64], element: Element) {
-    let mut starts = starts.iter().peekable();
+fn count_up(mut out: Uninit<'_>, starts: &[u64], tokens: u64, element: Element) {
     let mut begin = 0;
-    let mut position = |token: u64| {
-        if starts.next_if(|&&start| start == token).is_some() {
-            begin = token;
+    for stop in starts.iter().copied().chain([tokens]) {
+        let length = (stop - begin) as usize;
+        // A loop over one document has no branch.
+        if element == Element::I64 {
+            let document = out.take_front(length * size_of::<i64>());
+            for (position, place) in document.arrays().enumerate() {
+                place.write((position as i64).to_ne_bytes());
+            }
+        } else {
+            let document = out.take_front(length * size_of::<i32>());
+            for (position, place) in document.arrays().enumerate() {
+                place.write((position as i32).to_ne_bytes());
+            }
         }
-        token - begin
-    };
-    if element == Element::I64 {
-        for (token, place) in out.arrays().enumerate() {
-            place.write((position(token as u64) as i64).to_ne_bytes());
-        }
-    } else {
-        for (token, place) in out.arrays().enumerate() {
-            place.write((position(token as u64) as i32).to_ne_bytes());
-        }
+        begin = stop;
     }
 }
 
@@ -205,7 +206,7 @@ mod tests {
     #[test]
     fn positions_begin_again_with_each_document() {
         let mut room = vec![0_u8; 7 * 4];
-        count_up(Uninit::of(&mut room), &[2, 5], Element::I32);
+        count_up(Uninit::of(&mut room), &[2, 5], 7, Element::I32);
         let found: Vec<i32> =
             room.as_chunks::<4>().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect();
         assert_eq!(found, [0, 1, 0, 1, 2, 0, 1]);
