@@ -1,9 +1,8 @@
-//! Rows of batches from random places of a mapped file whose pages are cached: `RowCopier` against the plain
-//! loops that do the same from a slice, compiled for AVX2 too, and against two threads that only write as
-//! many bytes, which is the limit.
+//! Rows of batches from random places of a mapped file with cached pages. `RowCopier` is compared with plain loops
+//! over a slice, also compiled for AVX2, and with the limit: two threads that write as many bytes and read nothing.
 //!
 //! `cargo bench --bench gatherer`
-#![allow(unsafe_code)] // The plain loops' slice over the mapping, and the call of what needs AVX2.
+#![allow(unsafe_code)] // The slice over the mapping, and calls of AVX2 functions.
 
 use pagestream::internals::{Dtype, Element, Mapping, Region, RequestedMode, RowCopier, TokenCorpus, Uninit};
 use std::hint::black_box;
@@ -20,7 +19,7 @@ const BATCH_TOKENS: usize = 64 << 10;
 /// One row: x from the first token of `source`, y from the second.
 type Plain<From, To> = fn(&[From], &mut [To], &mut [To]);
 
-/// Two loops: compilers do not vectorise one that writes both rows as well.
+/// Two loops, because compilers vectorise one loop over both rows less well.
 macro_rules! plain {
     ($from:ty => $to:ty) => {{
         fn body(source: &[$from], x: &mut [$to], y: &mut [$to]) {
@@ -65,7 +64,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
         .expect("mapped");
     region.touch(0, FILE_BYTES).expect("readable");
     let tokens = FILE_BYTES / item;
-    // SAFETY: the mapping is page-aligned and has as many tokens; nobody changes the file.
+    // SAFETY: the mapping is page-aligned, it has this number of tokens, and nobody changes the file.
     let slice = unsafe { std::slice::from_raw_parts(region.as_ptr().cast::<From>(), tokens) };
     let path = [file.path().to_path_buf()];
     let corpus = Arc::new(TokenCorpus::open(&path, Some(dtype), None, RequestedMode::Auto).expect("opened"));
@@ -97,7 +96,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
         let mut batch = |start: &mut dyn FnMut() -> usize| {
             let mut next = start() as u64;
             for (x, y) in x_bytes.chunks_exact_mut(row_bytes).zip(y_bytes.chunks_exact_mut(row_bytes)) {
-                // As in a loader, which knows what comes next.
+                // A loader knows the next row, too.
                 let first = std::mem::replace(&mut next, start() as u64);
                 gatherer.prefetch(next);
                 let window = (first, first + length as u64 + 1);
@@ -122,7 +121,7 @@ fn compare<From: Copy, To: Copy + Default + PartialEq>(
     }
 }
 
-/// The time of the slower of two threads, each of which fills a row with one byte.
+/// Two threads fill a row each with one byte. Returns the time of the slower thread.
 fn write_only(rounds: u64, x: &mut [u8], y: &mut [u8]) -> Duration {
     let fill = |out: &mut [u8]| {
         let start = Instant::now();

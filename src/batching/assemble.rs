@@ -14,8 +14,8 @@ use super::row::RowCopier;
 /// Fills x and y, `[windows, sequence_length]` elements each, without gaps, with the windows `indices`, in that
 /// order. There is no y exactly for [`Target::None`].
 ///
-/// A token at or beyond `vocabulary` is an error. Checks each shard that was read once, at the end: a file that was cut or rewritten meanwhile is an error,
-/// and then the content of the memory is undefined.
+/// A token at or beyond `vocabulary` is an error. So is a file that was truncated or rewritten meanwhile: each shard is
+/// checked once, at the end. After an error the content of the memory is undefined.
 pub fn assemble(
     corpus: &Arc<TokenCorpus>,
     windows: &Windows,

@@ -28,7 +28,7 @@ pub struct Batch {
     pub rows: usize,
     /// Samples that the stream has given out, all ranks together, once this batch is consumed.
     pub position_after: u64,
-    /// Where documents begin within the batch's tokens, row after row; each row begins one.
+    /// The places in the batch where documents begin, in tokens, row after row. Each row begins one.
     pub documents: Option<Vec<u64>>,
 }
 
@@ -76,13 +76,13 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Whether this process is the one that started the threads, and not a fork of it.
+    /// Whether this process started the threads. A fork of it did not.
     pub fn is_of_this_process(&self) -> bool {
         self.process == fork::generation()
     }
 
-    /// The next batch, waiting for it for at most `patience`. An error is that of this batch; the stream is
-    /// to be started anew after it.
+    /// The next batch, waiting for it for at most `patience`. After an error, the caller starts
+    /// the stream anew.
     pub fn next(&self, patience: Duration) -> Result<Next> {
         self.refuse_in_a_fork()?;
         let begun = Instant::now();
@@ -199,7 +199,7 @@ impl Drop for Pipeline {
         if self.is_of_this_process() {
             self.close();
         } else {
-            // A fork has no such threads, and the lock may be one that they held: nothing is touched.
+            // A fork has no such threads, and they may have held the lock. Nothing is touched.
             std::mem::forget(self.shared.clone());
         }
     }
@@ -211,13 +211,13 @@ fn work_out_fingerprints(shared: &Shared) {
     for source in &shared.feed.sources {
         let is_closed = shared.ring(|ring| ring.is_closed);
         if !is_closed && source.corpus.shards.len() <= MAX_FINGERPRINTED_SHARDS {
-            // What fails now fails again when it is asked for.
+            // A failure comes again when the fingerprint is asked for.
             let _ = source.corpus.fingerprint();
         }
     }
 }
 
-/// Where documents begin, row after row, each row beginning one.
+/// Returns the places where documents begin, row after row. Each row begins one.
 fn flatten(mut rows: Vec<(usize, Vec<u64>)>, tokens: u64) -> Vec<u64> {
     rows.sort_unstable();
     let starts = rows.into_iter().map(|(row, starts)| (row as u64 * tokens, starts));

@@ -1,9 +1,9 @@
 //! The files of a corpus or checkpoint, with a bound on how many are open.
 //!
-//! Each file is opened once at the start, when its header is read. As many as the bound allows stay open from then
-//! on, because on FUSE each further `open` drops the file's page cache. The others are opened again when they are
-//! used, and evict the least recently used file, approximately (CLOCK algorithm). A file that is opened again must
-//! still be the same file.
+//! Each file is opened once at the start, when its header is read. Files stay open up to the bound, because on
+//! FUSE each further `open` drops the file's page cache. Any other file is opened again when it is used, and
+//! replaces the least recently used one, approximately (CLOCK algorithm). A reopened file must still be the same
+//! file.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ static RESERVED: AtomicUsize = AtomicUsize::new(0);
 pub struct FileSet {
     members: Vec<Kept>,
     mode: RequestedMode,
-    /// Numbers of the open files, in the order in which the clock's hand meets them.
+    /// Numbers of the open files, in the order of the clock's hand.
     kept: Mutex<VecDeque<usize>>,
     budget: DescriptorBudget,
     closed: AtomicBool,

@@ -19,7 +19,7 @@ use crate::sampling::order::Order;
 use crate::tokens::windows::{Target, Windows};
 use crate::widen::Element;
 
-/// What a stream of batches is to be: a dict with these keys.
+/// The settings of a stream of batches: a dict with these keys.
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 struct StreamSettings {
@@ -97,20 +97,20 @@ pub struct PyPipelineBatch {
     rows: usize,
     /// Samples that the stream has given out once this batch is consumed.
     position_after: u64,
-    /// Where documents begin within the tokens of the batch; None where documents are ignored.
+    /// The places in the batch where documents begin, in tokens; None if documents are ignored.
     documents: Option<Vec<u64>>,
 }
 
 #[pyclass(name = "TokenPipeline", module = "pagestream._native", frozen, weakref)]
 pub struct PyTokenPipeline {
     pipeline: Pipeline,
-    /// Where y lies in a batch's buffer, in bytes; None for batches without targets.
+    /// Offset of y in the buffer of a batch, in bytes; None for batches without targets.
     #[pyo3(get)]
     y_offset: Option<usize>,
-    /// Where position ids lie; None for batches without them.
+    /// Offset of the position ids, likewise.
     #[pyo3(get)]
     positions_offset: Option<usize>,
-    /// Where the loss mask lies, one byte for each token; None likewise.
+    /// Offset of the loss mask, likewise. The mask has one byte per token.
     #[pyo3(get)]
     mask_offset: Option<usize>,
     #[pyo3(get)]
@@ -159,7 +159,7 @@ impl PyTokenPipeline {
         py.detach(|| self.pipeline.is_ready())
     }
 
-    /// Whether the threads run in this process, and not in the one that it was forked from.
+    /// Whether the threads run in this process. In a fork of it they do not.
     #[getter]
     fn alive(&self) -> bool {
         self.pipeline.is_of_this_process()

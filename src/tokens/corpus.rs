@@ -23,8 +23,7 @@ use super::format::sequences::{SequenceOrder, TokenRun};
 /// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
 
-/// One file of a corpus.
-/// A part of a corpus can have a part of its first and of its last file.
+/// One file of a corpus, or a piece of it: a part of a corpus may begin and end within files.
 #[derive(Debug, Clone)]
 pub struct Shard {
     /// The file with the tokens, absolute.
@@ -32,7 +31,7 @@ pub struct Shard {
     pub layout: TokenLayout,
     /// Position of the first token on the axis.
     pub start: u64,
-    /// Tokens of the file, in the order of its index, in front of the first one.
+    /// The first token, counted in the file, in the order of its index.
     pub file_start: u64,
     /// All tokens of the file.
     pub file_tokens: u64,

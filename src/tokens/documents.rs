@@ -29,7 +29,7 @@ impl TokenCorpus {
         Ok(places)
     }
 
-    /// Checks what the files record about documents: every entry, also those that were checked before.
+    /// Checks every document entry of every file again.
     pub fn check_documents(&self) -> Result<()> {
         for index in self.shards.iter().filter_map(|shard| shard.index.as_ref()) {
             index.is_checked.store(false, Ordering::Relaxed);

@@ -5,10 +5,10 @@
 //!   mapping ──copy that survives bus errors──> x and y                                 (Element::is_copy)
 //! ```
 //!
-//! What the room promises: every token is converted exactly, or refused with its position ([`DoesNotFit`]);
-//! nothing is wrapped or truncated. [`first_beyond`] finds ids that a
-//! model does not have, and [`first_equal`] finds one id. A kernel reads memory of our own, never a mapping: the scratch block
-//! stays in the first-level cache. It keeps no state, opens no file, and may be called from any thread.
+//! Every token is converted exactly, or refused with its position ([`DoesNotFit`]); nothing is wrapped or truncated.
+//! [`first_beyond`] finds an id outside a vocabulary, and [`first_equal`] finds one id. A kernel reads memory of our own,
+//! never a mapping: the scratch block stays in the first-level cache. It keeps no state, opens no file, and may be called
+//! from any thread.
 
 mod kernels;
 
@@ -89,7 +89,7 @@ macro_rules! of_type {
     };
 }
 
-/// A token whose id a model does not have.
+/// A token outside the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beyond {
     /// The index of the token in the source.

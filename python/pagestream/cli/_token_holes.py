@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pagestream.files.holes import described, holes_of
 from pagestream.files.mapped_file import MappedFile
-from pagestream.weights import holes
 
 if TYPE_CHECKING:
     from pagestream.tokens.corpus import TokenCorpus
@@ -18,10 +18,10 @@ def hole_warnings(tokens: TokenCorpus) -> list[str]:
         with MappedFile(path) as file:
             if file.file_system.type.startswith(("fuse", "virtiofs")):
                 continue
-            in_file = holes.in_file(path, 0, file.size)
-        if in_file:
+            holes = holes_of(path, 0, file.size)
+        if holes:
             found.append(
-                f"{path}: {holes.described(in_file)}. Copy the file again if its download stopped early. "
+                f"{path}: {described(holes)}. Copy the file again if its download stopped early. "
                 "Zeros that are stored sparsely are holes, too"
             )
     return found

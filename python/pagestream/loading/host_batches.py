@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pagestream.loader")
 
-# What `metrics` tells of the present, beside counters.
+# The values of `metrics` that are no counters.
 _PRESENT = ("lookahead_batches", "ring_batches", "threads", "buffers_allocated")
 
 
 class HostBatches:
     """The batches of one stream, gathered by the threads of a native pipeline.
 
-    A pipeline runs from the first `take` (or `start`) to `stop`. In a fork of the process, which has none
-    of its threads, the next `take` starts another.
+    A pipeline runs from the first `take` (or `start`) to `stop`. A fork of the process has none of
+    its threads, so the next `take` starts another pipeline.
 
     Args:
         corpora: The corpora of the stream.
@@ -53,7 +53,7 @@ class HostBatches:
         self._position_dtype = np.dtype("int64" if dtype == "int64" else "int32")
         self._pipeline: _native.TokenPipeline | None = None
         self._counted: Counter[str] = Counter()
-        # Tells the buffers of one pipeline from those of the next, which may have the same addresses.
+        # Buffers of the next pipeline may have the same addresses. This number tells them apart.
         self.pipelines_started = 0
 
     def start(self, position: int) -> _native.TokenPipeline:
@@ -117,7 +117,7 @@ class HostBatches:
             pipeline.close()
 
     def metrics(self) -> LoaderMetrics:
-        """Returns the counters of all pipelines so far, and the present of the one that runs."""
+        """Returns the counters of all pipelines so far, and the other values of the running one."""
         counted = self._counted.copy()
         if self._pipeline is not None:
             counted.update(dict(self._pipeline.metrics()))

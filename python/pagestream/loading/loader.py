@@ -59,7 +59,7 @@ __all__ = ["TokenLoader"]
 
 _log = logging.getLogger("pagestream.loader")
 
-# Where no mixing radius is given: a span that storage reads well in one go.
+# The default mixing radius: a span that storage reads well in one go.
 _MIXING_BYTES = 64 << 20
 
 
@@ -287,7 +287,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         _log.info("started %r", self)
 
     def _make_batches(self, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - HostBatches, or a device's
-        """Returns the source of the batches; `pagestream.torch.TokenLoader` has others."""
+        """Returns the source of the batches. `pagestream.torch.TokenLoader` overrides it."""
         return HostBatches(self._corpora, settings, self._max_documents)
 
     def _windows(self) -> list[int]:
@@ -354,7 +354,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         return {**state, "epoch": self._run.epoch(position), "mixture": self._run.record(position)}
 
     def _identity(self) -> dict[str, Any]:
-        """Returns the settings that must be equal for a position to mean the same, but those of a mixture."""
+        """Returns the settings that a state must share with this loader, except for those of a mixture."""
         return {
             **({"fingerprint": self.tokens.fingerprint} if self._run is None else {}),
             "order": self.order,
@@ -451,8 +451,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     def close(self) -> None:
         """Stops the threads. Batches that are out stay valid, and so does the corpus.
 
-        It may be called from a signal handler, also one that interrupts `next`, which raises ValueError then
-        unless it has its batch already.
+        A signal handler may call it, even while `next` runs. Then `next` raises ValueError, unless it has its
+        batch already.
 
         Examples:
             >>> from pagestream import TokenLoader

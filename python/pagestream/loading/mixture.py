@@ -39,18 +39,18 @@ class Mixture(ClosedByWith):
     source; see `TokenLoader`. To change weights or sources in mid-run, see `TokenLoader.load_state_dict`.
 
     Weights are turned into whole numbers that add up to 2^32 at most. Decimal fractions such as 0.7 and 0.3
-    are kept exactly, as 7 and 3, wherever their common denominator allows; others are rounded. `weights` says
+    are kept exactly, as 7 and 3, if their common denominator allows; others are rounded. `weights` says
     which shares are in use. If a share is off by more than one percent of itself, a warning names the worst.
 
     Corpora may be of different types, such as uint16 and uint32. Batches are int64, or int32 on request.
 
-    What happens when a source runs out is ``exhausted``:
+    ``exhausted`` says how the stream goes on when a source runs out:
 
     - ``"repeat"``: it begins its next epoch, in a new order. There is no end.
     - ``"stop"``: the pass ends with the draw that takes the last window of a source. In the next pass
-      every source begins anew, in a new order, also one that was not read to its end.
-    - ``"drop"``: the others go on, with the shares that they have among themselves, until every window was
-      read once.
+      every source begins anew, in a new order, even if it was not read to its end.
+    - ``"drop"``: the others go on, in the proportions of their weights, until every window was read
+      once.
 
     Args:
         sources: Pairs of a corpus (see `open_tokens`) and its weight, a finite number above 0. The weights
@@ -115,7 +115,7 @@ class Mixture(ClosedByWith):
         return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 
     def check(self) -> None:
-        """Raises if a file of a corpus is no longer the one that was opened; see `MappedFile.check`.
+        """Raises if a file of a corpus was replaced or changed since it was opened; see `MappedFile.check`.
 
         Raises:
             FileChangedError: Cut, grown, rewritten, deleted or replaced.

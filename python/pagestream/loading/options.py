@@ -30,7 +30,7 @@ class _RequiredOptions(TypedDict):
 
 
 class StreamOptions(_RequiredOptions, total=False):
-    """All arguments but the corpus and those that decide what a batch is."""
+    """All arguments but the corpus and the kind of batch."""
 
     order: Order
     seed: int
@@ -116,7 +116,7 @@ def check_drop_behind(drop_behind: object, corpora: Iterable[TokenCorpus]) -> No
     if drop_behind is None:
         return
     one_of("drop_behind", drop_behind, _native.DROP_BEHIND)
-    # Where "auto" had to step down, the same program has an effect on another mount.
+    # If "auto" fell back to "read", the option has an effect on another mount.
     if drop_behind == "resident" and all(
         shard.mode == "read" and shard.reason is None for corpus in corpora for shard in corpus.shards
     ):

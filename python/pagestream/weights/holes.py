@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import errno
 import itertools
-import mmap
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagestream._common.amounts import count, size
+from pagestream._common.amounts import count
+from pagestream.files.holes import described, holes_of
 from pagestream.weights.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 
 # On network mounts each file takes a few round trips.
 _SIDE_BY_SIDE = 16
-# A file that was written in pieces can have many thousands of holes.
-_MOST_HOLES = 64
 # Tensors that a warning names.
 _NAMED = 3
 
@@ -79,42 +75,7 @@ def _info(files: _native.Checkpoint, name: str) -> TensorInfo:
 
 
 def _holes(contents: _Contents) -> list[range]:
-    return in_file(contents.path, contents.start, contents.end)
-
-
-def in_file(path: str, start: int, end: int) -> list[range]:
-    """Returns the first holes of a file in a range of bytes; none where the file system cannot tell."""
-    found: list[range] = []
-    try:
-        # A pipe that has taken the file's name must not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            while start < end and len(found) < _MOST_HOLES:
-                # A file system that knows no holes answers with the size of the file.
-                hole = os.lseek(descriptor, start, os.SEEK_HOLE)
-                if hole >= end:
-                    break
-                start = min(_data(descriptor, hole, end), end)
-                found.append(range(hole, start))
-            if os.fstat(descriptor).st_size < end:
-                # The file was cut meanwhile.
-                return []
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return []
-    # File systems may store the last bytes of a file elsewhere than in a block.
-    return [hole for hole in found if len(hole) >= mmap.PAGESIZE or hole.stop < end]
-
-
-def _data(descriptor: int, offset: int, end: int) -> int:
-    """Returns where the next data begin; `end` if the rest of the file is a hole."""
-    try:
-        return os.lseek(descriptor, offset, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return end
+    return holes_of(contents.path, contents.start, contents.end)
 
 
 def _warning(holes: list[range], tensors: list[TensorInfo]) -> str | None:
@@ -133,13 +94,4 @@ def _warning(holes: list[range], tensors: list[TensorInfo]) -> str | None:
         f"{tensors[0].path}: {described(holes)}, in {count(len(inside), 'tensor')} ({named}). "
         "Download the file again if its download stopped early. Zeros that are stored sparsely are holes, "
         "too: if the file has checksums, pagestream verify compares it"
-    )
-
-
-def described(holes: list[range]) -> str:
-    """Returns words for the holes of a file."""
-    least = "at least " if len(holes) == _MOST_HOLES else ""
-    return (
-        f"{least}{size(sum(map(len, holes)))} in {least}{count(len(holes), 'hole')} read as zeros, "
-        f"the first at byte {holes[0].start:,}"
     )

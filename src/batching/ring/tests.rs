@@ -86,7 +86,7 @@ impl Model {
         Planned { plan: Arc::new(plan), behind: Arc::default() }
     }
 
-    /// One turn of a thread, as `threads.rs` and `planner.rs` take it. Returns whether it could do anything.
+    /// One turn of a thread, as in `threads.rs` and `planner.rs`. Returns whether it did anything.
     fn turn(&mut self, actor: Actor) -> bool {
         let went_on = match actor {
             Actor::Planner if self.is_planner_done => return false,
@@ -158,7 +158,7 @@ impl Model {
         }
     }
 
-    /// As `Shared::announce` does. Which of the gatherers wakes is as bad as can be: the first one.
+    /// As `Shared::announce`. The first gatherer wakes, which is the worst case.
     fn announce(&mut self) {
         let News { work, is_ready, has_room } = self.ring.take_news();
         for number in (0..GATHERERS)
@@ -187,7 +187,7 @@ impl Model {
         pieces.sum()
     }
 
-    /// All that matters for what can happen next.
+    /// The state that decides the next steps.
     fn fingerprint(&self) -> String {
         let slots: Vec<_> = self
             .ring
@@ -231,7 +231,7 @@ fn replay(case: Case, path: &[Actor]) -> Model {
 fn explore(case: Case) -> usize {
     let (mut seen, mut open) = (HashSet::new(), vec![Vec::new()]);
     let mut at = None;
-    // From each state one way is followed at once, and the others later.
+    // One way out of each state is followed at once, the other ways later.
     while let Some((mut model, path)) =
         at.take().or_else(|| open.pop().map(|path: Vec<Actor>| (replay(case, &path), path)))
     {

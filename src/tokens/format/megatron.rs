@@ -181,13 +181,7 @@ impl DocumentTable for DocumentSequences {
     }
 
     fn check(&self, index: &FileReader<'_>) -> Result<()> {
-        check_ascending(
-            index,
-            self.offset(),
-            self.entries,
-            (Some(0), self.sequences.count),
-            "the first sequence of document",
-        )
+        check_ascending(index, self.offset(), self.entries, (Some(0), self.sequences.count), DOCUMENT)
     }
 
     fn start(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {

@@ -35,7 +35,7 @@ pub struct Sequences {
 /// Tokens that follow each other both on the axis of a file and in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenRun {
-    /// Where the run begins and ends on the axis.
+    /// The range of the run on the axis.
     pub start: u64,
     pub stop: u64,
     /// The token of the file with which it begins.
@@ -50,7 +50,7 @@ struct ListedSequence {
 }
 
 impl Sequences {
-    /// Checks all sequences. Returns their order, unless it is that of the token file.
+    /// Checks all sequences. Returns their order if the token file has another one.
     pub fn check(&self, index: &FileReader<'_>) -> Result<Option<SequenceOrder>> {
         let end = self.end_in_file_order(index)?;
         if end == Some(self.data_bytes) {
@@ -177,14 +177,14 @@ pub struct SequenceOrder {
     /// The position on the axis of sequence 0, [`BLOCK`], 2 × [`BLOCK`], …
     starts: Vec<u64>,
     pub tokens: u64,
-    /// Whether the sequences are those of the beginning of the token file, in its order.
+    /// Whether the index lists the beginning of the token file, in its order.
     is_beginning: bool,
     /// Hash of lengths and places.
     pub digest: u64,
 }
 
 impl SequenceOrder {
-    /// The tokens of the token file, if the sequences are those of its beginning.
+    /// The tokens of the token file, if the index lists only its beginning.
     pub fn cut_short(&self) -> Option<u64> {
         let Sequences { data_bytes, item_bytes, .. } = self.sequences;
         self.is_beginning.then_some(data_bytes / item_bytes)
@@ -216,7 +216,7 @@ impl SequenceOrder {
         if (run.start..run.stop).contains(&token) {
             return Ok(run);
         }
-        // The lengths were others when all were summed.
+        // The lengths have changed since all were summed.
         let number = block as u64 * BLOCK;
         let detail =
             format!("token {token} is in none of the sequences from {number} on; the index was changed");
