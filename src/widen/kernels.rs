@@ -232,56 +232,20 @@ tokens!(u8 as u8, i8 as u8, u16 as u16, i16 as u16, u32 as u32, i32 as u32, u64 
 pub(super) fn first_beyond<T: Token<S>, const S: usize>(source: &[u8], limit: u64) -> Option<(usize, i128)> {
     let (tokens, _) = source.as_chunks::<S>();
     let is_beyond = |id: i128| !(0..i128::from(limit)).contains(&id);
-    if !is_beyond(T::id(greatest::<T, S>(tokens))) {
+    let greatest = tokens.iter().fold(T::Lane::default(), |greatest, token| greatest.max(T::lane(*token)));
+    if !is_beyond(T::id(greatest)) {
         return None;
     }
     let ids = || tokens.iter().map(|token| T::id(T::lane(*token)));
     ids().enumerate().find(|(_, id)| is_beyond(*id))
 }
 
-/// Returns the greatest lane, compiled for this processor.
-fn greatest<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn avx2<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
-            greatest_body::<T, S>(tokens)
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: this processor has AVX2.
-            return unsafe { avx2::<T, S>(tokens) };
-        }
-    }
-    greatest_body::<T, S>(tokens)
-}
-
-#[inline(always)]
-fn greatest_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
-    tokens.iter().fold(T::Lane::default(), |greatest, token| greatest.max(T::lane(*token)))
-}
-
-/// Returns the index of the first token with an id.
+/// Returns the index of the first token with an id. It compares whole chunks without a branch, and looks for the place
+/// in the first one that has the token.
 pub(super) fn first_equal<T: Token<S>, const S: usize>(source: &[u8], id: u64) -> Option<usize> {
+    const CHUNK_TOKENS: usize = 64;
     let (tokens, _) = source.as_chunks::<S>();
     let wanted = T::lane_of(id)?;
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn avx2<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize> {
-            first_equal_body::<T, S>(tokens, wanted)
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: this processor has AVX2.
-            return unsafe { avx2::<T, S>(tokens, wanted) };
-        }
-    }
-    first_equal_body::<T, S>(tokens, wanted)
-}
-
-/// Compares whole chunks without a branch, and looks for the place in the first one that has the token.
-#[inline(always)]
-fn first_equal_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize> {
-    const CHUNK_TOKENS: usize = 64;
     let mut first = 0;
     for chunk in tokens.as_chunks::<CHUNK_TOKENS>().0 {
         if chunk.iter().fold(false, |any, token| any | (T::lane(*token) == wanted)) {
