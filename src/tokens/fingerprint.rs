@@ -1,9 +1,9 @@
 //! Fingerprint of a corpus, so that a saved position is not used on other data.
 //!
 //! It covers the type, the format, and for each shard in order the number of tokens, the size of the file,
-//! [`SAMPLE_BYTES`] of tokens from the beginning, the middle and the end, and size and end of the file that
-//! records its documents, and the whole order of tokens where it is not that of the file; for a part of a file also where the part begins. It ignores paths, times and machines, and it misses a change between the samples that
-//! keeps the size.
+//! [`SAMPLE_BYTES`] of tokens from the beginning, the middle and the end, and size and end of the file that records its
+//! documents. For a view it covers the whole order of tokens, and for a part of a file its first token. It ignores
+//! paths, times and machines. It misses a change between the samples that keeps the size.
 
 use std::hash::Hasher;
 

@@ -128,11 +128,11 @@ class TokenCorpus(HoldsFiles):
     def fingerprint(self) -> str:
         """16 hexadecimal digits that stay the same as long as the data do.
 
-        They cover the type, the format, and of each file in order its size, its number of tokens, 1024
-        bytes of tokens from its beginning, middle and end, and size and end of the index of its documents;
-        neither paths nor times; for a `part` also where it begins in its file. Each file is read at three
-        places at the first call. A change between
-        those places that leaves all sizes as they were is not seen.
+        They cover the type, the format, and for each file in order its size, its number of tokens, 1024
+        bytes of tokens from its beginning, middle and end, and size and end of the index of its documents.
+        For a reordered Megatron index they cover the whole order, and for a `part` its first token. They
+        ignore paths and times. Each file is read at three places at the first call. A change between those
+        places that keeps all sizes is not seen.
 
         Raises:
             FileChangedError: A file is no longer the one that was opened.
@@ -203,25 +203,25 @@ class TokenCorpus(HoldsFiles):
     def part(self, start: float, stop: float) -> TokenCorpus:
         """Returns tokens ``[start, stop)`` as a corpus of its own, for example to hold out validation data.
 
-        Loaders, datasets and mixtures take it as any other corpus. No window of it, target included, has a
-        token of another part. It uses the open files of this corpus: nothing is read but, for files that
-        record documents, their index. A document that crosses an end is cut there. Unlike ``corpus[a:b]``,
-        which is an array, it has shards and documents.
+        Loaders, datasets and mixtures take it like any other corpus. No window reaches into another part,
+        not even by its target. The part reads through the open files of this corpus. If the files record
+        documents, their index is read, and a document that crosses an end is cut there. Unlike
+        ``corpus[a:b]``, an array, a part has shards and documents.
 
-        A part and the corpus that it was made from are closed by themselves; the files close with the last.
+        Close the part and the corpus separately, in any order. The files close with the last of them.
 
         Args:
-            start: The first token. A float is a fraction of the corpus from 0.0 to 1.0, rounded to the
-                nearest token; then `stop` is a fraction too, also if it is the integer 1.
+            start: The first token, as an int. If `start` or `stop` is a float, both are fractions of the
+                corpus from 0 to 1, rounded to the nearest token: ``part(0, 0.9)``, ``part(0.9, 1)``.
             stop: One after the last token, or a fraction.
 
         Returns:
             The part. Its tokens are counted from 0.
 
         Raises:
-            ValueError: The part is not inside the corpus, one end is a fraction and the other is not, or the
-                corpus is closed.
-            FormatError: The index of the documents is damaged near an end.
+            ValueError: The part is not inside the corpus, a fraction is not from 0 to 1, or the corpus is
+                closed.
+            FormatError: The index of the documents is damaged.
             OSError: The index cannot be read.
 
         Examples:
