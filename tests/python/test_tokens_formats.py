@@ -314,6 +314,11 @@ BAD = {
         "t.idx",
         ["sequence 1", "-1 tokens", "expected 0 or more"],
     ),
+    "megatron: a length negative between pointers that agree": (
+        pair(lengths=(2, -1, 8)),
+        "t.idx",
+        ["sequence 1", "-1 tokens", "expected 0 or more"],
+    ),
     "megatron: .bin too short": (pair(tokens=U2[:8]), "t.idx", ["sequence 2", "byte 18", "16 bytes"]),
     "megatron: .bin empty": (pair(tokens=U2[:0]), "t.idx", ["sequence 0", "byte 4", "0 bytes"]),
     "megatron: .bin with half a token": (

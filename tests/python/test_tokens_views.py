@@ -143,6 +143,18 @@ def test_an_index_of_the_beginning_of_the_file_is_opened_with_a_warning(tmp_path
     assert tokens[:].tolist() == TOKENS[:9].tolist()
 
 
+@pytest.mark.parametrize("places", [(0, 1), (200, 300)])
+def test_a_fingerprint_covers_the_whole_order(tmp_path, places):
+    # Sequences of one length: lengths, sizes and the end of the index stay the same.
+    seen = set()
+    order = np.random.default_rng(2).permutation(500)
+    for _ in range(2):
+        stem = write_megatron(tmp_path / "t", TOKENS[:1500], np.full(500, 3), pointers=order * 6)
+        seen.add(open_tokens(stem).fingerprint)
+        order[list(places)] = order[list(places[::-1])]
+    assert len(seen) == 2
+
+
 def test_an_index_that_changes_while_it_is_open_raises(tmp_path):
     stem, _ = write_view(tmp_path / "t", orders()["shuffled"])
     tokens = open_tokens(stem)

@@ -12,11 +12,11 @@ use crate::allocate;
 use crate::error::{Error, Result};
 use crate::mapped_file::FileReader;
 
-/// Sequences for which one position is kept in memory: 8 bytes for 768 of the index.
-const BLOCK: u64 = 64;
+/// Sequences for which one position is kept in memory: 8 bytes for 192 of the index.
+const BLOCK: u64 = 16;
 
 /// Sequences that are read at a time when all are.
-const CHUNK: u64 = 256 * BLOCK;
+const CHUNK: u64 = 16 << 10;
 
 const ORDER: &str = "the positions of a Megatron index";
 
