@@ -93,6 +93,11 @@ def test_one_shard_of_another_width_is_found(tmp_path, tokenized):
 
 NO_IDS = {
     "float32": (lambda ids: ids.astype("f4"), "uint32"),
+    "float32 weights": (lambda ids: np.random.default_rng(0).normal(size=len(ids)).astype("f4"), "uint32"),
+    "hashes of 32 bits": (
+        lambda ids: np.random.default_rng(0).integers(0, 2**32, len(ids)).astype("u4"),
+        "uint32",
+    ),
     "float64": (lambda ids: ids.astype("f8"), "int64"),
     "big-endian uint32": (lambda ids: ids.astype(">u4"), "uint32"),
     "big-endian uint32 as uint16": (lambda ids: ids.astype(">u4"), "uint16"),
