@@ -37,7 +37,7 @@
 //! and time of change passes all checks.
 //!
 //! **The files**, lowest first: `identity`, `direct` · `given_path` · `mode` · `origin`, `offer`, `view_counts` · `opened` · `hints` · `short_read` · `read`, `locking` · `tensor_view` ·
-//! `page_cache` · `file` · `file_set`. Tests hold reads at a `gate`.
+//! `page_cache` · `file` · `file_set`. Beside them `state_cache` keeps results by the state of their file. Tests hold reads at a `gate`.
 
 mod direct;
 mod file;
@@ -55,6 +55,7 @@ mod origin;
 pub mod page_cache;
 mod read;
 mod short_read;
+mod state_cache;
 mod tensor_view;
 mod view_counts;
 
@@ -70,4 +71,5 @@ pub use opened::{Facts, Opened, View};
 pub use origin::{Beside, Folder, Origin, is_directory, is_refusal};
 pub use page_cache::{DropBehind, ResidentPages};
 pub use read::{FileReader, can_copy_from_mappings};
+pub use state_cache::{Keepable, StateCache};
 pub use tensor_view::{LARGE_TENSOR_BYTES, TensorView};

@@ -1,7 +1,6 @@
 //! Many token files as one axis of tokens.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use crate::dtype::Dtype;
@@ -15,10 +14,11 @@ use crate::os::process::parallel::{FILES_PER_THREAD, in_parallel};
 
 use super::corpus_files::CorpusFiles;
 use super::fingerprint;
+use super::format::checked_index::CheckedIndex;
 use super::format::documents::DocumentTable;
 use super::format::layout::{Format, Opener, TokenFile, TokenLayout, item_bytes, token_dtype_name};
 use super::format::open::open;
-use super::format::sequences::{SequenceOrder, TokenRun};
+use super::format::sequences::TokenRun;
 
 /// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
@@ -51,16 +51,13 @@ pub(super) struct ShardIndex {
     /// Number of the first document in the table.
     pub first: u64,
     pub count: u64,
-    /// The order of tokens; `None` if it is that of the token file.
-    pub order: Option<Arc<SequenceOrder>>,
-    /// Set once all entries of the documents are checked.
-    pub is_checked: Arc<AtomicBool>,
+    pub checked: Arc<CheckedIndex>,
 }
 
 impl Shard {
     /// Whether the tokens have another order than in the file, or some are left out or repeated.
     pub fn is_view(&self) -> bool {
-        self.index.as_ref().is_some_and(|index| index.order.is_some())
+        self.index.as_ref().is_some_and(|index| index.checked.order.is_some())
     }
 }
 
@@ -100,18 +97,18 @@ impl TokenCorpus {
         let (mut len, mut documents) = (0_u64, 0_u64);
         let opened = in_parallel(paths.len(), threads(paths.len(), descriptor_limit()), |index| {
             let TokenFile { file, layout, index } = open(&paths[index], dtype, format, how)?;
-            let index = index.map(|index| (Kept::new(index.file, &budget), index.documents, index.order));
+            let index = index.map(|index| (Kept::new(index.file, &budget), index.documents, index.checked));
             Ok((file.absolute().to_owned(), layout, Kept::new(file, &budget), index))
         })?;
         for (path, layout, file, index) in opened {
             if let Some(first) = shards.first() {
                 agree(first, &path, &layout)?;
             }
-            let index = index.map(|(file, documents, order)| {
+            let index = index.map(|(file, documents, checked)| {
                 indices.push(file);
                 let file = paths.len() + indices.len() - 1;
-                let (count, is_checked) = (documents.count(), Arc::new(AtomicBool::new(false)));
-                ShardIndex { file, documents: documents.into(), first: 0, count, order, is_checked }
+                let count = documents.count();
+                ShardIndex { file, documents: documents.into(), first: 0, count, checked }
             });
             let count = index.as_ref().map_or(0, |index| index.count);
             shards.push(Shard {
@@ -217,15 +214,16 @@ impl TokenCorpus {
         self.check_range(token, token.saturating_add(1))?;
         let number = self.index_of(token);
         let shard = &self.shards[number];
-        let run = match &shard.index {
-            Some(ShardIndex { file, order: Some(order), .. }) => {
-                let index = self.files.opened(*file)?;
+        let view = shard.index.as_ref().and_then(|index| Some((index.file, index.checked.order.as_ref()?)));
+        let run = match view {
+            Some((file, order)) => {
+                let index = self.files.opened(file)?;
                 let reader = index.reader();
                 let run = order.run(&reader, shard.file_start + (token - shard.start))?;
                 reader.finish()?;
                 run
             }
-            _ => TokenRun { start: 0, stop: shard.file_tokens, first: 0 },
+            None => TokenRun { start: 0, stop: shard.file_tokens, first: 0 },
         };
         // Clipped to the part of the shard, and moved to the axis.
         let low = run.start.max(shard.file_start);
@@ -295,7 +293,7 @@ impl TokenCorpus {
     /// The shards whose index lists the beginning of the token file alone, with the tokens of the file.
     pub fn cut_short(&self) -> impl Iterator<Item = (&Shard, u64)> {
         self.shards.iter().filter_map(|shard| {
-            let order = shard.index.as_ref()?.order.as_ref()?;
+            let order = shard.index.as_ref()?.checked.order.as_ref()?;
             Some((shard, order.cut_short()?))
         })
     }
@@ -309,7 +307,7 @@ impl TokenCorpus {
         let parts = in_parallel(count, threads(count, descriptor_limit()), |number| {
             let shard = &self.shards[number];
             let index = shard.index.as_ref().map(|index| self.files.opened(index.file)).transpose()?;
-            let order = shard.index.as_ref().and_then(|index| index.order.as_deref());
+            let order = shard.index.as_ref().and_then(|index| index.checked.order.as_ref());
             let part = (shard.layout.tokens < shard.file_tokens).then_some(shard.file_start);
             fingerprint::of_shard(&shard.layout, part, &*self.opened(number)?, index.as_deref(), order)
         })?;

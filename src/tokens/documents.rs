@@ -32,7 +32,7 @@ impl TokenCorpus {
     /// Checks every document entry of every file again.
     pub fn check_documents(&self) -> Result<()> {
         for index in self.shards.iter().filter_map(|shard| shard.index.as_ref()) {
-            index.is_checked.store(false, Ordering::Relaxed);
+            index.checked.has_checked_documents.store(false, Ordering::Relaxed);
             index.check_documents(&*self.files.opened(index.file)?)?;
         }
         Ok(())
@@ -81,11 +81,11 @@ impl TokenCorpus {
 impl ShardIndex {
     /// Checks all entries before the first use. Threads may do so at the same time.
     pub(super) fn check_documents(&self, opened: &Opened) -> Result<()> {
-        if !self.is_checked.load(Ordering::Acquire) {
+        if !self.checked.has_checked_documents.load(Ordering::Acquire) {
             let reader = opened.reader();
             self.documents.check(&reader)?;
             reader.finish()?;
-            self.is_checked.store(true, Ordering::Release);
+            self.checked.has_checked_documents.store(true, Ordering::Release);
         }
         Ok(())
     }

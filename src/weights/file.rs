@@ -4,15 +4,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mapped_file::{GivenPath, MappedFile, Origin, RequestedMode};
+use crate::mapped_file::{GivenPath, MappedFile, Origin, RequestedMode, StateCache};
 
 use super::header::{self, Header, HeaderError, HeaderErrorKind, LENGTH_BYTES};
-use super::header_cache;
 use super::mistaken;
 use super::strictness::Strictness;
 
 /// Size of the first read. Most headers fit, and on a network each read costs a round trip.
 const FIRST_READ_BYTES: u64 = 32 << 10;
+
+/// Upper bound of the memory of all headers that are kept.
+const MAX_HEADERS_BYTES: usize = 64 << 20;
+
+/// Headers of files that were opened before, for programs that open a file again for each tensor.
+static HEADERS: StateCache<Strictness, Header> = StateCache::new(MAX_HEADERS_BYTES);
 
 /// An open file with its header. Clones share the file.
 #[derive(Debug, Clone)]
@@ -66,7 +71,7 @@ impl WeightFile {
 /// Returns the header of an open file, from the cache if an earlier opening has read it.
 pub fn header_of(file: &MappedFile, strictness: Strictness) -> Result<Arc<Header>> {
     let identity = file.opened()?.facts.identity;
-    header_cache::get_or_read(&identity, strictness, || read_header(file, strictness))
+    HEADERS.get_or_read(&identity, strictness, || read_header(file, strictness))
 }
 
 /// Reads the header into a private copy, so that the checked bytes are the bytes in use, even if another process writes to

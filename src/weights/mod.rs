@@ -7,8 +7,6 @@
 //!                   |                                 |        (index: JSON -> names and shards)
 //!                  file  <----------------------- open         each file's header, in parallel
 //!                   |                                 |
-//!              header_cache                           |         headers of files that were opened before
-//!                   |                                 |
 //!    header: bytes -> checked entries              catalog     which file has which name
 //!                   |                                 |
 //!                   |                              report      all problems in one error, oddities as warnings
@@ -41,7 +39,6 @@ pub mod checkpoint;
 pub mod checksums;
 pub mod file;
 pub mod header;
-mod header_cache;
 pub mod index;
 mod json;
 mod last_wins;

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::file_kinds::SAMPLE_BYTES;
 use crate::mapped_file::{FileReader, MappedFile, RequestedMode};
 
+use super::checked_index::CheckedIndex;
 use super::documents::{DocumentTable, check_ascending};
 use super::layout::{
     Format, Opener, TokenFile, TokenIndex, TokenLayout, agree_dtype, read_prefix, token_dtype_name,
@@ -96,10 +97,14 @@ pub fn open(file: MappedFile, dtype: Option<Dtype>, how: Opener<'_>) -> Result<T
     {
         return Err(apart(index, format!("the index ends at token {end}")));
     }
-    let index = index.map(|file| {
-        let documents = Box::new(DocumentEnds { documents: file.size() / 8, tokens });
-        TokenIndex { file, documents, order: None }
-    });
+    let index = match index {
+        None => None,
+        Some(file) => {
+            let documents = Box::new(DocumentEnds { documents: file.size() / 8, tokens });
+            let checked = CheckedIndex::of(&file, size, |_| Ok(None))?;
+            Some(TokenIndex { file, documents, checked })
+        }
+    };
     let layout = TokenLayout { format: Format::Datatrove, dtype: found, data_offset_bytes: 0, tokens };
     Ok(TokenFile { file, layout, index })
 }

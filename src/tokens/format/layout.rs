@@ -9,8 +9,8 @@ use crate::mapped_file::{MappedFile, NOT_FOUND, Opened, RequestedMode, identity_
 use crate::os::errno::Code;
 use crate::words::words;
 
+use super::checked_index::CheckedIndex;
 use super::documents::DocumentTable;
-use super::sequences::SequenceOrder;
 
 words! {
     /// A format of token files.
@@ -50,8 +50,7 @@ pub struct TokenFile {
 pub struct TokenIndex {
     pub file: MappedFile,
     pub documents: Box<dyn DocumentTable>,
-    /// The order of tokens; `None` if it is that of the token file.
-    pub order: Option<Arc<SequenceOrder>>,
+    pub checked: Arc<CheckedIndex>,
 }
 
 /// The types that tokens have, by NumPy's names and by those in headers of `.npy`.

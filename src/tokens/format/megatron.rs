@@ -13,11 +13,12 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::mapped_file::{FileReader, MappedFile};
 
+use super::checked_index::CheckedIndex;
 use super::documents::{DocumentTable, check_ascending, unexpected};
 use super::layout::{
     Format, Opener, TokenFile, TokenIndex, TokenLayout, agree_dtype, item_bytes, with_suffix,
 };
-use super::sequences::{SequenceOrder, Sequences};
+use super::sequences::Sequences;
 
 pub const MAGIC: &[u8] = b"MMIDIDX\0\0";
 
@@ -39,7 +40,7 @@ struct IndexHeader {
 #[derive(Debug)]
 struct DocumentSequences {
     sequences: Sequences,
-    order: Option<Arc<SequenceOrder>>,
+    checked: Arc<CheckedIndex>,
     entries: u64,
     tokens: u64,
 }
@@ -88,20 +89,21 @@ pub fn open(
         return Err(Error::format(index.path(), HEADER_BYTES, detail));
     }
     let sequences = Sequences { count: header.sequences, offset_bytes: HEADER_BYTES, item_bytes, data_bytes };
-    let reader = opened.reader();
-    let order = sequences.check(&reader)?.map(Arc::new);
-    let tokens = order.as_ref().map_or(data_bytes / item_bytes, |order| order.tokens);
+    let checked = CheckedIndex::of(&index, data_bytes, |reader| sequences.check(reader))?;
+    let tokens = checked.order.as_ref().map_or(data_bytes / item_bytes, |order| order.tokens);
     if tokens == 0 && data_bytes > 0 {
         let detail =
             format!("the index lists 0 tokens, but the token file has {data_bytes} bytes; build it again");
         return Err(Error::format(index.path(), 18, detail));
     }
-    let documents = DocumentSequences { sequences, order: order.clone(), entries: header.entries, tokens };
+    let documents =
+        DocumentSequences { sequences, checked: checked.clone(), entries: header.entries, tokens };
+    let reader = opened.reader();
     documents.check_ends(&reader)?;
     reader.finish()?;
     let documents = Box::new(documents);
     let layout = TokenLayout { format: Format::Megatron, dtype: header.dtype, data_offset_bytes: 0, tokens };
-    Ok(TokenFile { file: data, layout, index: Some(TokenIndex { file: index, documents, order }) })
+    Ok(TokenFile { file: data, layout, index: Some(TokenIndex { file: index, documents, checked }) })
 }
 
 impl IndexHeader {
@@ -191,7 +193,7 @@ impl DocumentTable for DocumentSequences {
             let expected = format!("at most {}", self.sequences.count);
             return Err(unexpected(index, offset, DOCUMENT, (number, sequence.cast_signed()), &expected));
         };
-        match &self.order {
+        match &self.checked.order {
             _ if left == 0 => Ok(self.tokens),
             Some(order) => order.start(index, sequence),
             None => self.sequences.first_token(index, sequence),

@@ -11,8 +11,11 @@
 //!        └── width: tokens of another width than the one asked for
 //! ```
 //!
+//! A [`checked_index`] is checked once while the file stays as it is.
+//!
 //! `ARCHITECTURE.md` says what a new format needs.
 
+pub mod checked_index;
 pub mod datatrove;
 pub mod documents;
 pub mod layout;

@@ -184,6 +184,11 @@ pub struct SequenceOrder {
 }
 
 impl SequenceOrder {
+    /// The bytes of memory that the positions take.
+    pub fn memory_bytes(&self) -> usize {
+        self.starts.capacity() * size_of::<u64>()
+    }
+
     /// The tokens of the token file, if the index lists only its beginning.
     pub fn cut_short(&self) -> Option<u64> {
         let Sequences { data_bytes, item_bytes, .. } = self.sequences;

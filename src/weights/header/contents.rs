@@ -6,6 +6,7 @@ use super::prefix::{LENGTH_BYTES, check_length};
 use super::table::{HeaderTable, Record};
 use super::{json, validate};
 use crate::dtype::Dtype;
+use crate::mapped_file::Keepable;
 use crate::weights::strictness::Strictness;
 
 /// A checked header: every tensor in it lies inside the file.
@@ -16,6 +17,16 @@ pub struct Header {
     pub data_start: u64,
     by_name: NameOrder,
     by_offset: Vec<u32>,
+}
+
+impl Keepable for Header {
+    /// Its JSON is not kept.
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.table.memory_bytes()
+            + self.by_name.memory_bytes()
+            + self.by_offset.capacity() * size_of::<u32>()
+    }
 }
 
 /// One tensor, and the place of its bytes in the file.
@@ -52,14 +63,6 @@ impl Header {
 
     pub fn len(&self) -> usize {
         self.table.records.len()
-    }
-
-    /// Returns how much memory the header takes. Its JSON is not kept.
-    pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>()
-            + self.table.memory_bytes()
-            + self.by_name.memory_bytes()
-            + self.by_offset.capacity() * size_of::<u32>()
     }
 
     /// The tensors in order of their names.

@@ -1,24 +1,24 @@
-//! Headers of files that were opened before, for programs that open a file again for each tensor.
+//! [`StateCache`]: results of reading a file, kept while the file stays as it is.
 //!
-//! A header is found by what tells one state of a file from another: device, inode, size, the times of the last change of
-//! its bytes and of anything, as the server says when the file is opened. These miss a change that comes so soon after
-//! another that both get the same time (the *racy* files of git's index). A header is therefore kept only if the file was
-//! [`SETTLED_SECONDS`] old before the header was read, so that any later change has another time, on file systems that
-//! count in whole or even seconds too. Old by which clock?
+//! A result is found by device, inode, size, and the times of the last change of the bytes and of anything, as the server
+//! reports them when the file is opened. These miss a change that comes so soon after another that both get the same time
+//! (the *racy* files of git's index). A result is therefore kept only if the file was [`SETTLED_SECONDS`] old before it
+//! was read. Any later change then has another time, even on file systems that count in whole or even seconds. Old by
+//! which clock?
 //!
 //! * A file on a disk of this machine has its times from the clock of this machine.
 //! * Other files may have theirs from a server's clock, which nobody knows. They are old if they seem to be older
 //!   than any clock is wrong ([`CLOCKS_APART_SECONDS`]), or if an opening that long ago found them in the same state.
 //!
 //! Some file systems have no time of change of their own, only whole seconds, and inode numbers that they give to another
-//! file later (FAT, SFTP): there two files of one size can look alike. No header of such a file is kept
+//! file later (FAT, SFTP). Two files of one size can look alike there, so nothing is kept of such a file
 //! ([`FileState::tells_apart`]).
 //!
 //! **What escapes.** A program that writes to a page through a shared mapping gives the file a new time at its first
 //! write to that page, and perhaps not at the next ones until the page is written back.
 //!
 //! ```text
-//!            get_or_read ──(known state)──────────────────────────────────> header
+//!            get_or_read ──(known state)──────────────────────────────────> result
 //!                 └──(else)──> read ──(settled)──────> kept, until it is the least recently used
 //!                                └───(not settled)───> state noted, with the moment
 //! ```
@@ -27,39 +27,48 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::header::Header;
-use super::strictness::Strictness;
 use crate::error::Result;
-use crate::mapped_file::Identity;
+use crate::os::file::open::Identity;
 use crate::os::process::fork;
 
-/// Upper bound of the memory of all headers that are kept.
-const MAX_BYTES: usize = 64 << 20;
 /// How long a file must have been as it is: longer than the coarsest file system (FAT) takes for one time.
 const SETTLED_SECONDS: i64 = 2;
 /// More than clocks of two machines differ, one in the wrong time zone included.
 const CLOCKS_APART_SECONDS: i64 = 24 * 3600;
-/// Memory of an entry beside its header, roughly: nodes of a tree are not always full.
-const ENTRY_BYTES: usize = 2 * (size_of::<(FileState, Entry)>() + size_of::<(u64, FileState)>());
 
-static CACHE: Mutex<HeaderCache> = Mutex::new(HeaderCache::new(MAX_BYTES));
+/// A result that can be kept.
+pub trait Keepable {
+    /// The bytes of memory that it holds.
+    fn memory_bytes(&self) -> usize;
+}
 
-/// Returns the header of a file that was just opened with this identity; calls `read` if no header is kept. Errors are
-/// not kept.
-pub fn get_or_read(
-    identity: &Identity,
-    strictness: Strictness,
-    read: impl FnOnce() -> Result<Header>,
-) -> Result<Arc<Header>> {
-    let state = FileState::new(identity, strictness);
-    if let Some(kept) = fork::with_lock(&CACHE, |cache| cache.find(&state)) {
-        return Ok(kept);
+/// Results by the state of a file and by `K`, the other input of the result. The memory of all of them is bounded.
+#[derive(Debug)]
+pub struct StateCache<K, V>(Mutex<Entries<K, V>>);
+
+impl<K: Copy + Ord, V: Keepable> StateCache<K, V> {
+    pub const fn new(max_bytes: usize) -> Self {
+        Self(Mutex::new(Entries::new(max_bytes)))
     }
-    let (asked, is_old) = (Instant::now(), is_old(identity, SystemTime::now()));
-    let header = Arc::new(read()?);
-    let dropped = fork::with_lock(&CACHE, |cache| cache.note(state, is_old, &header, asked));
-    drop(dropped);
-    Ok(header)
+
+    /// Returns the result for a file that was just opened with this identity; calls `read` if none is kept. Errors are not
+    /// kept.
+    pub fn get_or_read(
+        &self,
+        identity: &Identity,
+        input: K,
+        read: impl FnOnce() -> Result<V>,
+    ) -> Result<Arc<V>> {
+        let key = (FileState::new(identity), input);
+        if let Some(kept) = fork::with_lock(&self.0, |entries| entries.find(&key)) {
+            return Ok(kept);
+        }
+        let (asked, is_old) = (Instant::now(), is_old(identity, SystemTime::now()));
+        let result = Arc::new(read()?);
+        let dropped = fork::with_lock(&self.0, |entries| entries.note(key, is_old, &result, asked));
+        drop(dropped);
+        Ok(result)
+    }
 }
 
 /// Returns whether the file has been as it is for [`SETTLED_SECONDS`], by the times that it has.
@@ -71,7 +80,7 @@ fn is_old(identity: &Identity, now: SystemTime) -> bool {
     is_older(identity.modified) && is_older(identity.changed)
 }
 
-/// A file at one state, and how its header is judged.
+/// A file at one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct FileState {
     device: u64,
@@ -79,13 +88,12 @@ struct FileState {
     size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
-    strictness: Strictness,
 }
 
 impl FileState {
-    fn new(identity: &Identity, strictness: Strictness) -> Self {
+    fn new(identity: &Identity) -> Self {
         let &Identity { device, inode, size, modified, changed, .. } = identity;
-        Self { device, inode, size, modified, changed, strictness }
+        Self { device, inode, size, modified, changed }
     }
 
     /// Returns whether no other file, and no other state of this one, looks the same: its time of change is one of its
@@ -97,68 +105,70 @@ impl FileState {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Entry<V> {
     /// `None` while it is not known whether the file is settled.
-    header: Option<Arc<Header>>,
+    result: Option<Arc<V>>,
     bytes: usize,
     /// A moment after the file was first seen in its state.
     seen: Instant,
-    /// The entry's key in [`HeaderCache::by_use`].
+    /// The entry's key in [`Entries::by_use`].
     used: u64,
 }
 
-/// Headers by file, with a bound on their memory.
 #[derive(Debug)]
-struct HeaderCache {
+struct Entries<K, V> {
     max_bytes: usize,
     bytes: usize,
-    entries: BTreeMap<FileState, Entry>,
-    /// The states in `entries`, the least recently used first.
-    by_use: BTreeMap<u64, FileState>,
+    by_key: BTreeMap<(FileState, K), Entry<V>>,
+    /// The keys in `by_key`, the least recently used first.
+    by_use: BTreeMap<u64, (FileState, K)>,
     uses: u64,
 }
 
-impl HeaderCache {
+impl<K: Copy + Ord, V: Keepable> Entries<K, V> {
+    /// Memory of an entry beside its result, roughly: nodes of a tree are not always full.
+    const ENTRY_BYTES: usize =
+        2 * (2 * size_of::<(FileState, K)>() + size_of::<Entry<V>>() + size_of::<u64>());
+
     const fn new(max_bytes: usize) -> Self {
-        Self { max_bytes, bytes: 0, entries: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0 }
+        Self { max_bytes, bytes: 0, by_key: BTreeMap::new(), by_use: BTreeMap::new(), uses: 0 }
     }
 
-    fn find(&mut self, state: &FileState) -> Option<Arc<Header>> {
-        let entry = self.entries.get_mut(state)?;
-        let header = entry.header.clone()?;
+    fn find(&mut self, key: &(FileState, K)) -> Option<Arc<V>> {
+        let entry = self.by_key.get_mut(key)?;
+        let result = entry.result.clone()?;
         self.by_use.remove(&entry.used);
         self.uses += 1;
         entry.used = self.uses;
-        self.by_use.insert(self.uses, *state);
-        Some(header)
+        self.by_use.insert(self.uses, *key);
+        Some(result)
     }
 
-    /// Keeps a header that was read after the moment `asked`, at which the file was in this state, if the file is
-    /// settled. Returns what had to go, for dropping without the lock.
-    fn note(&mut self, state: FileState, is_old: bool, header: &Arc<Header>, asked: Instant) -> Vec<Entry> {
-        let mut dropped = Vec::from_iter(self.take(&state));
+    /// Keeps a result that was read after the moment `asked`, at which the file was in this state, if the file is
+    /// settled. Returns the entries that had to go, so that the caller drops them without the lock.
+    fn note(&mut self, key: (FileState, K), is_old: bool, result: &Arc<V>, asked: Instant) -> Vec<Entry<V>> {
+        let mut dropped = Vec::from_iter(self.take(&key));
         let seen = dropped.first().map_or(asked, |entry| entry.seen.min(asked));
         let is_settled = is_old || asked.duration_since(seen).as_secs() > SETTLED_SECONDS as u64;
-        let header = is_settled.then(|| header.clone());
-        let bytes = ENTRY_BYTES + header.as_ref().map_or(0, |header| header.memory_bytes());
-        if !state.tells_apart() || bytes > self.max_bytes {
+        let result = is_settled.then(|| result.clone());
+        let bytes = Self::ENTRY_BYTES + result.as_ref().map_or(0, |result| result.memory_bytes());
+        if !key.0.tells_apart() || bytes > self.max_bytes {
             return dropped;
         }
         while self.bytes + bytes > self.max_bytes
-            && let Some((_, oldest)) = self.by_use.first_key_value()
+            && let Some((_, &oldest)) = self.by_use.first_key_value()
         {
-            let oldest = *oldest;
             dropped.extend(self.take(&oldest));
         }
         self.uses += 1;
         self.bytes += bytes;
-        self.by_use.insert(self.uses, state);
-        self.entries.insert(state, Entry { header, bytes, seen, used: self.uses });
+        self.by_use.insert(self.uses, key);
+        self.by_key.insert(key, Entry { result, bytes, seen, used: self.uses });
         dropped
     }
 
-    fn take(&mut self, state: &FileState) -> Option<Entry> {
-        let entry = self.entries.remove(state)?;
+    fn take(&mut self, key: &(FileState, K)) -> Option<Entry<V>> {
+        let entry = self.by_key.remove(key)?;
         self.by_use.remove(&entry.used);
         self.bytes -= entry.bytes;
         Some(entry)
@@ -170,6 +180,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::error::Error;
     use crate::mapped_file::{MappedFile, RequestedMode};
 
     const DAY: u64 = 24 * 3600;
@@ -184,16 +195,24 @@ mod tests {
     }
 
     fn state(inode: u64) -> FileState {
-        let (modified, changed, strictness) = ((1000, 5), (1000, 5), Strictness::Strict);
-        FileState { device: 1, inode, size: 10, modified, changed, strictness }
+        FileState { device: 1, inode, size: 10, modified: (1000, 5), changed: (1000, 5) }
     }
 
-    /// A header with one tensor, of whose metadata the value has `text_bytes`.
-    fn header(text_bytes: usize) -> Arc<Header> {
-        let text = "x".repeat(text_bytes);
-        let json = format!(r#"{{"__metadata__":{{"k":"{text}"}}}}"#);
-        let size = 8 + json.len() as u64;
-        Arc::new(Header::parse(json.as_bytes(), size, Strictness::Strict).expect("a header"))
+    fn key(inode: u64) -> (FileState, char) {
+        (state(inode), 'a')
+    }
+
+    #[derive(Debug)]
+    struct Text(String);
+
+    impl Keepable for Text {
+        fn memory_bytes(&self) -> usize {
+            self.0.len()
+        }
+    }
+
+    fn text(bytes: usize) -> Arc<Text> {
+        Arc::new(Text("x".repeat(bytes)))
     }
 
     #[test]
@@ -217,43 +236,43 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_kept_once_its_file_was_seen_unchanged_for_long_enough() {
-        let (mut cache, first, header) = (HeaderCache::new(1 << 20), Instant::now(), header(10));
+    fn a_result_is_kept_once_its_file_was_seen_unchanged_for_long_enough() {
+        let (mut cache, first, text) = (Entries::new(1 << 20), Instant::now(), text(10));
         let after = |milliseconds| first + Duration::from_millis(milliseconds);
-        let note = |cache: &mut HeaderCache, at| drop(cache.note(state(1), false, &header, at));
+        let note = |cache: &mut Entries<char, Text>, at| drop(cache.note(key(1), false, &text, at));
         note(&mut cache, first);
-        assert!(cache.find(&state(1)).is_none());
+        assert!(cache.find(&key(1)).is_none());
         note(&mut cache, after(2999));
-        assert!(cache.find(&state(1)).is_none());
+        assert!(cache.find(&key(1)).is_none());
         // An answer that was under way for long must not make the file look younger, nor older.
         note(&mut cache, first);
-        assert!(cache.find(&state(1)).is_none());
+        assert!(cache.find(&key(1)).is_none());
         note(&mut cache, after(3000));
-        assert!(Arc::ptr_eq(&cache.find(&state(1)).expect("kept"), &header));
-        assert_eq!((cache.entries.len(), cache.by_use.len()), (1, 1));
+        assert!(Arc::ptr_eq(&cache.find(&key(1)).expect("kept"), &text));
+        assert_eq!((cache.by_key.len(), cache.by_use.len()), (1, 1));
     }
 
     #[test]
     fn each_part_of_a_state_tells_files_apart() {
-        let (mut cache, now) = (HeaderCache::new(1 << 20), Instant::now());
+        let (mut cache, now) = (Entries::new(1 << 20), Instant::now());
         let known = state(1);
-        cache.note(known, true, &header(10), now);
-        assert!(cache.find(&known).is_some());
+        cache.note((known, 'a'), true, &text(10), now);
+        assert!(cache.find(&(known, 'a')).is_some());
+        assert!(cache.find(&(known, 'b')).is_none());
         for other in [
             FileState { device: 2, ..known },
             FileState { inode: 2, ..known },
             FileState { size: 11, ..known },
             FileState { modified: (1000, 1), ..known },
             FileState { changed: (1000, 1), ..known },
-            FileState { strictness: Strictness::Upstream, ..known },
         ] {
-            assert!(cache.find(&other).is_none(), "{other:?}");
+            assert!(cache.find(&(other, 'a')).is_none(), "{other:?}");
         }
     }
 
     #[test]
     fn what_looks_like_other_files_is_not_kept() {
-        let (mut cache, now) = (HeaderCache::new(1 << 20), Instant::now());
+        let (mut cache, now) = (Entries::new(1 << 20), Instant::now());
         for (modified, changed, is_kept) in [
             ((0, 0), (0, 0), false),
             ((0, 7), (0, 7), false),
@@ -264,48 +283,44 @@ mod tests {
         ] {
             let state = FileState { modified, changed, ..state(1) };
             for _ in 0..2 {
-                cache.note(state, true, &header(10), now);
+                cache.note((state, 'a'), true, &text(10), now);
             }
-            assert_eq!(cache.find(&state).is_some(), is_kept, "{state:?}");
+            assert_eq!(cache.find(&(state, 'a')).is_some(), is_kept, "{state:?}");
         }
     }
 
     #[test]
     fn what_was_used_last_stays_within_the_bound() {
-        let (header, now) = (header(10_000), Instant::now());
-        let each = ENTRY_BYTES + header.memory_bytes();
-        assert!(header.memory_bytes() >= 10_000);
-        let mut cache = HeaderCache::new(3 * each);
+        let (text, now) = (text(10_000), Instant::now());
+        let each = Entries::<char, Text>::ENTRY_BYTES + 10_000;
+        let mut cache = Entries::new(3 * each);
         for inode in 1..=3 {
-            assert!(cache.note(state(inode), true, &header, now).is_empty());
+            assert!(cache.note(key(inode), true, &text, now).is_empty());
         }
-        assert!(cache.find(&state(1)).is_some());
-        assert_eq!(cache.note(state(4), true, &header, now).len(), 1);
-        let kept = |cache: &mut HeaderCache| {
-            (1..=4).filter(|&inode| cache.find(&state(inode)).is_some()).collect::<Vec<_>>()
+        assert!(cache.find(&key(1)).is_some());
+        assert_eq!(cache.note(key(4), true, &text, now).len(), 1);
+        let kept = |cache: &mut Entries<char, Text>| {
+            (1..=4).filter(|&inode| cache.find(&key(inode)).is_some()).collect::<Vec<_>>()
         };
         assert_eq!(kept(&mut cache), [1, 3, 4]);
         assert_eq!(cache.bytes, 3 * each);
         // One that is larger than the bound displaces none.
-        assert!(cache.note(state(5), true, &self::header(40_000), now).is_empty());
+        assert!(cache.note(key(5), true, &self::text(40_000), now).is_empty());
         assert_eq!(kept(&mut cache), [1, 3, 4]);
         // Files that are not settled take room as well.
         for inode in 10..100_000 {
-            cache.note(state(inode), false, &header, now);
+            cache.note(key(inode), false, &text, now);
             assert!(cache.bytes <= cache.max_bytes);
         }
-        assert_eq!(cache.entries.len(), cache.by_use.len());
-        assert_eq!(cache.bytes, cache.entries.values().map(|entry| entry.bytes).sum::<usize>());
+        assert_eq!(cache.by_key.len(), cache.by_use.len());
+        assert_eq!(cache.bytes, cache.by_key.values().map(|entry| entry.bytes).sum::<usize>());
     }
 
     #[test]
     fn an_error_is_not_kept() {
-        let identity = identity();
-        let refused =
-            get_or_read(&identity, Strictness::Strict, || Err(crate::error::Error::argument("bad")));
-        assert!(refused.is_err());
-        let json = b"{}";
-        let read = || Ok(Header::parse(json, 10, Strictness::Strict).expect("a header"));
-        assert!(get_or_read(&identity, Strictness::Strict, read).is_ok());
+        let (cache, identity) = (StateCache::new(1 << 20), identity());
+        assert!(cache.get_or_read(&identity, 'a', || Err(Error::argument("bad"))).is_err());
+        let found = cache.get_or_read(&identity, 'a', || Ok(Text("good".into())));
+        assert_eq!(found.expect("a text").0, "good");
     }
 }
