@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pagestream.safetensors import safe_open
 
-from support.process import open_descriptors
+from support.process import open_descriptors, threads_end
 
 first, second, _ = sorted(Path(sys.argv[1]).iterdir())
 interrupted = []
@@ -29,4 +29,5 @@ with safe_open(first, "np") as file:
         assert found.min() == found.max() == 16 + int(name.split(".")[-1])
 assert interrupted == [second]
 # A lead that has nothing left to do is off, and its file is not kept for the next opening.
+assert threads_end("pagestream-read")
 print(f"interrupted, and read; open once it is closed: {open_descriptors(first)}")
