@@ -5,6 +5,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from pagestream.devices import constructors, copy_device, staged_file
 from pagestream.devices.copy_device import CopyDevice
@@ -284,6 +285,37 @@ def test_streams_give_fake_tensors_and_read_nothing(unreadable, tensors, strateg
         "vector": (FakeTensor, torch.float16, (700,), "cuda"),
         "matrix": (FakeTensor, torch.float16, (300, 350), "cuda"),
     }
+
+
+def load_within(path):
+    """A module whose forward pass loads a tensor."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return x + load_file(path)["vector"]
+
+    return Module()
+
+
+@pytest.mark.parametrize("options", [{}, {"mmap_mode": "read"}, {"copy": True}], ids=str)
+def test_a_load_inside_a_gradient_is_a_constant(path, tensors, options):
+    def weighted(x):
+        return (x * load_file(path, **options)["vector"]).sum()
+
+    vector = tensors["vector"]
+    assert torch.equal(torch.func.grad(weighted)(torch.ones_like(vector)), vector)
+    product, gradient_of = torch.func.vjp(weighted, torch.ones_like(vector))
+    assert product == vector.sum()
+    assert torch.equal(gradient_of(torch.ones(()).to(product))[0], vector)
+
+
+def test_a_load_inside_a_traced_program_is_refused(path, tensors):
+    """The traced program would compute with an empty tensor."""
+    example = torch.zeros_like(tensors["vector"])
+    with pytest.raises(RuntimeError, match="load them before"):
+        torch.export.export(load_within(path), (example,), strict=False)
+    with pytest.raises(RuntimeError, match="load them before"):
+        make_fx(load_within(path), tracing_mode="fake")(example)
 
 
 @pytest.mark.parametrize("assign", [False, True])

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch._C import _len_torch_dispatch_stack, _VariableFunctions
+from torch._C import (
+    _get_dispatch_mode,
+    _len_torch_dispatch_stack,
+    _TorchDispatchModeKey,
+    _VariableFunctions,
+)
+from torch._ops import _get_dispatch_mode_pre_dispatch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 if TYPE_CHECKING:
@@ -88,12 +94,26 @@ def as_asked(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> 
 
 
 def makes_fakes() -> bool:
-    """Returns whether this thread is under a `FakeTensorMode`, whose tensors have types and shapes alone."""
+    """Returns whether this thread is under a `FakeTensorMode`, whose tensors have types and shapes alone.
+
+    Raises:
+        RuntimeError: `torch.export` or `make_fx` traces this thread. The traced program would make an empty
+            tensor in place of each loaded one, and compute with memory that nothing has filled.
+    """
     if not _len_torch_dispatch_stack():
         return False
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
+    if not any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+        return False
+    proxy = _TorchDispatchModeKey.PROXY
+    if _get_dispatch_mode(proxy) or _get_dispatch_mode_pre_dispatch(proxy):  # type: ignore[no-untyped-call]
+        message = (
+            "tensors cannot be loaded while torch.export or make_fx traces a program: load them before, and "
+            "keep them as parameters or buffers of the module"
+        )
+        raise RuntimeError(message)
+    return True
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

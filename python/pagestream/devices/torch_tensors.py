@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from pagestream.devices.constructors import CPU, as_tensor, empty, makes_fakes, over_memory
 from pagestream.errors import SafetensorError, SliceError
@@ -13,6 +16,7 @@ from pagestream.weights.arrays import Framework
 from pagestream.weights.dtypes import NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import EllipsisType
 
     import numpy as np
@@ -62,11 +66,19 @@ class TorchTensors(Framework):
 
     def is_aligned(self, tensor: torch.Tensor) -> bool:
         """Returns whether the elements begin at a multiple of their size."""
-        return not tensor.data_ptr() % tensor.itemsize
+        try:
+            return not tensor.data_ptr() % tensor.itemsize
+        except RuntimeError:
+            with _unwrapped(tensor) as inner:
+                return not inner.data_ptr() % inner.itemsize
 
     def bytes_of(self, tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
         """Returns a view of a CPU tensor's memory."""
-        return tensor.reshape(-1).view(torch.uint8).numpy()
+        try:
+            return tensor.reshape(-1).view(torch.uint8).numpy()
+        except RuntimeError:
+            with _unwrapped(tensor) as inner:
+                return inner.reshape(-1).view(torch.uint8).numpy()
 
     def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
         """Makes a part, by torch's own indexing where `index` has lists or tensors.
@@ -103,6 +115,15 @@ class TorchTensors(Framework):
             raise SafetensorError(message)
         pairs = self.basic_part(stored, "U8", (*shape[:-1], shape[-1] // 2), index)
         return pairs.view(kind)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _unwrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Gives access to the memory of a tensor, which torch hides inside `torch.func.grad` and the like."""
+    with temporarily_clear_interpreter_stack():
+        while is_functorch_wrapped_tensor(tensor):
+            tensor = get_unwrapped(tensor)
+        yield tensor
 
 
 def shape_in_torch(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -169,9 +169,9 @@ def _overwrite(path: str, name: str, reason: OSError) -> None:
     while _is_mapped(path):
         if time.monotonic() > deadline:
             message = (
-                f"{path}: the file cannot be replaced by a rename ({reason.strerror}), and to overwrite it "
-                "would change the tensors that this process has loaded from it; delete them first, load them "
-                "with copy=True, or save to another path"
+                f"{path}: the file cannot be replaced by a rename ({reason.strerror}), and this process maps "
+                "it: to overwrite it would change tensors that were loaded from it; close the file and "
+                "delete the tensors first (those loaded with copy=True may stay), or save to another path"
             )
             raise SafetensorError(message)
         time.sleep(0.01)
