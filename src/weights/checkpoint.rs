@@ -61,6 +61,9 @@ impl Checkpoint {
         let outcomes = open_shards(&list.shards, mode, strictness, &budget, keep_going)?;
         let ShardList { path, mut shards, index, warnings } = list;
         let mut report = Report::new(warnings);
+        if let Some(found) = &index {
+            report.repeated_entries = found.index.repeated.clone();
+        }
         let alone = shards.len() == 1 && index.is_none();
         let mut opened = Vec::with_capacity(outcomes.len());
         for (shard, outcome) in shards.iter().zip(outcomes) {

@@ -35,6 +35,8 @@ pub struct Index {
     entries: Vec<IndexEntry>,
     shards: Vec<String>,
     metadata: Option<String>,
+    /// The names that it has twice or more often. Of their entries it keeps the last.
+    pub repeated: Tally,
 }
 
 /// A name, as a range of [`Index::text`], and the number of its shard. 32 bits suffice for
@@ -63,7 +65,7 @@ impl Index {
             return Err(invalid("no `weight_map`: expected an object that names each tensor's file"));
         }
         let mut index = reader.index;
-        index.sort_names(strictness)?;
+        index.sort_names();
         index.check_shards()?;
         index.sort_shards()?;
         index.text.shrink_to_fit();
@@ -99,28 +101,21 @@ impl Index {
         &self.text[entry.start as usize..entry.end as usize]
     }
 
-    fn sort_names(&mut self, strictness: Strictness) -> Result<()> {
+    fn sort_names(&mut self) {
         let text = &self.text;
         let name = |entry: &IndexEntry| &text[entry.start as usize..entry.end as usize];
         // As transformers writes them.
         if self.entries.windows(2).all(|pair| name(&pair[0]) < name(&pair[1])) {
-            return Ok(());
+            return;
         }
         // Of equal names the last one stays the last.
         self.entries.sort_unstable_by(|a, b| name(a).cmp(name(b)).then(a.start.cmp(&b.start)));
-        let mut repeated = self.entries.windows(2).filter(|pair| name(&pair[0]) == name(&pair[1])).peekable();
-        if let (Strictness::Strict, Some([first, ..])) = (strictness, repeated.peek()) {
-            let first = quoted(name(first));
-            let count = repeated.count();
-            return Err(invalid(format!(
-                "duplicate keys in `weight_map`: found {count}, the first {first}; expected each name once; write the \
-                 index again, or use open_checkpoint(..., strict=False), which takes the last entry"
-            )));
+        let same = |a: &IndexEntry, b: &IndexEntry| name(a) == name(b);
+        let repeated = self.entries.windows(2).filter(|pair| same(&pair[0], &pair[1]));
+        self.repeated = repeated.map(|pair| quoted(name(&pair[0]))).collect();
+        if self.repeated.count > 0 {
+            keep_last(&mut self.entries, same);
         }
-        if repeated.peek().is_some() {
-            keep_last(&mut self.entries, |a, b| name(a) == name(b));
-        }
-        Ok(())
     }
 
     /// Accepts plain relative paths alone, before anything is opened.

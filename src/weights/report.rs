@@ -31,6 +31,8 @@ pub struct Report {
     broken_files: Tally,
     /// Files that were not tried, because too many others had failed.
     pub skipped_files: Tally,
+    /// Tensors that the index names twice.
+    pub repeated_entries: Tally,
     /// Tensors that the index names but the file lacks.
     pub missing_names: Tally,
     /// Tensors that two files have, and no index chooses between them.
@@ -107,6 +109,9 @@ impl Report {
         self.warnings.extend(copies.map(|text| format!("{text}; the index decides")));
         if strictness == Strictness::Upstream {
             let (missing, repeated) = (take(&mut self.missing_names), take(&mut self.repeated_names));
+            let entries = take(&mut self.repeated_entries)
+                .text("tensor is twice in the index", "tensors are twice in the index");
+            self.warnings.extend(entries.map(|text| format!("{text}; the last entry decides")));
             self.warnings.extend(
                 missing.text(
                     "tensor that the index names is missing",
@@ -121,6 +126,7 @@ impl Report {
             self.refused_files.text("file is refused", "files are refused"),
             self.broken_files.text("file is broken", "files are broken"),
             self.skipped_files.text("more was not tried", "more were not tried"),
+            self.repeated_entries.text("tensor is twice in the index", "tensors are twice in the index"),
             self.missing_names.text(
                 "tensor is not in the file that the index names for it",
                 "tensors are not in the files that the index names for them",
@@ -135,9 +141,10 @@ impl Report {
     /// Returns what a program can do about the problems. It can give an open checkpoint to all functions that take a path.
     pub fn remedy(&self) -> &'static str {
         let bad_files = [&self.missing_files, &self.refused_files, &self.broken_files];
-        match (self.missing_names.count, self.repeated_names.count) {
+        match (self.missing_names.count, self.repeated_entries.count) {
             _ if bad_files.iter().any(|files| files.count > 0) => "",
-            (0, _) => "; or use open_checkpoint(..., strict=False), which takes the last copy",
+            (0, 0) => "; or use open_checkpoint(..., strict=False), which takes the last copy",
+            (0, _) => "; or use open_checkpoint(..., strict=False), which takes the last entry",
             _ => "; or use open_checkpoint(..., strict=False), which leaves these tensors out",
         }
     }

@@ -6,7 +6,7 @@ use std::fmt::Display;
 const SHOWN: usize = 5;
 
 /// Findings of one kind.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Tally {
     shown: Vec<String>,
     pub count: usize,

@@ -208,7 +208,6 @@ def test_without_strictness_tensors_that_only_the_index_has_are_left_out(tmp_pat
         ("", "EOF"),
         ("{}", "no `weight_map`"),
         ('{"weight_map": {"t": 1}}', 'the file of tensor "t"'),
-        ('{"weight_map": {"t": "a", "t": "b"}}', "duplicate keys"),
         ('{"weight_map": {"t": "../a"}}', "leaves a folder"),
         ('{"weight_map": {"t": "/a"}}', "absolute"),
         ('{"weight_map": {"t": "c:\\\\a"}}', "backslash"),

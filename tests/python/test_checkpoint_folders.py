@@ -19,7 +19,7 @@ from pagestream.torch import (
     stream_checkpoint,
 )
 
-from support.checkpoints import values, write_index, write_shards
+from support.checkpoints import index_of, values, write_index, write_shards
 from support.process import PROGRAMS, output_of
 
 pytestmark = [
@@ -52,6 +52,13 @@ FOLDERS = {
         None,
         {"strict": False},
         {"a": [1.0]},
+    ),
+    "a name twice in the index": (
+        {"1": {"a": ONE, "t": ONE}, "2": {"t": TWO}},
+        [("a", "1"), ("t", "1"), ("t", "2")],
+        None,
+        {"strict": False},
+        {"a": [1.0], "t": [2.0]},
     ),
     "a missing file": ({"1": {"a": ONE}}, {"a": "1", "lost": "2"}, None, {}, None),
     "a link to another folder": (
@@ -150,7 +157,8 @@ def row(request, tmp_path):
         if "/" in name:
             (folder / f"{name.rpartition('/')[2]}.safetensors").symlink_to(tmp_path / f"{name}.safetensors")
     if weight_map is not None:
-        write_index(folder, {name: f"{file}.safetensors" for name, file in weight_map.items()})
+        pairs = weight_map.items() if isinstance(weight_map, dict) else weight_map
+        write_index(folder, index_of((name, f"{file}.safetensors") for name, file in pairs))
     if "cache_root" in options:
         options = {"cache_root": tmp_path / options["cache_root"]}
     return folder, expected, options, helped

@@ -24,7 +24,7 @@ from pagestream.cli.residency import _bar, _parts
 from pagestream.cli.warm import _parsed
 
 from support import real
-from support.checkpoints import INDEX, write_index
+from support.checkpoints import INDEX, index_of, write_index
 from support.process import PROGRAMS, run_python, thread_names, until
 
 COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
@@ -204,6 +204,16 @@ class TestFolders:
         found = pagestream_command(command, folder)
         assert found.exit_code == BAD
         assert "1 tensor is not in the file that the index names for it" in found.output
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_a_name_twice_in_the_index_is_a_problem(self, command, folder):
+        names = [("layers.0", "1.safetensors"), ("b", "1.safetensors"), ("b", "2.safetensors")]
+        write_index(folder, index_of(names))
+        found = pagestream_command(command, folder)
+        assert found.exit_code == BAD
+        assert found.stdout
+        assert '1 tensor is twice in the index: "b"' in found.output
+        assert "strict=False" not in found.output
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_a_descriptor_is_a_file(self, command, weights):

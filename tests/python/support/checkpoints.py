@@ -34,6 +34,12 @@ def write_index(folder, weight_map, name=INDEX, **others):
     return path
 
 
+def index_of(pairs):
+    """The text of an index that names tensors with their files in this order, also twice."""
+    entries = ", ".join(f"{json.dumps(name)}: {json.dumps(file)}" for name, file in pairs)
+    return f'{{"weight_map": {{{entries}}}}}'
+
+
 def sharded(folder, shards=12, tensors=4):
     """A checkpoint with its index. Tensor ``layer.{s}.{t}`` holds s * 1000 + t."""
     files = {
