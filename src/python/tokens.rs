@@ -154,6 +154,16 @@ impl PyTokenCorpus {
         cut_short.collect()
     }
 
+    /// The indexes with a sequence that begins inside the one in front of it: the path, the number of the sequence, the
+    /// byte where it begins, and the bytes where the other one begins and ends.
+    fn overlaps(&self) -> Vec<(OsString, u64, u64, (u64, u64))> {
+        let overlaps = self
+            .corpus
+            .overlaps()
+            .map(|(path, overlap)| (text(path), overlap.sequence, overlap.place_bytes, overlap.front_bytes));
+        overlaps.collect()
+    }
+
     /// Fills `out`, of uint64, with the starts of documents from number `first` on.
     fn document_bounds(&self, py: Python<'_>, first: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut out = WritableBuffer::of(out)?;

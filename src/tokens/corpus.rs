@@ -18,7 +18,7 @@ use super::format::checked_index::CheckedIndex;
 use super::format::documents::DocumentTable;
 use super::format::layout::{Format, Opener, TokenFile, TokenLayout, item_bytes, token_dtype_name};
 use super::format::open::open;
-use super::format::sequences::TokenRun;
+use super::format::sequences::{Overlap, TokenRun};
 
 /// Upper bound of threads that open files: more than there are processors, since each may wait for a server.
 const OPENING_THREADS: usize = 16;
@@ -295,6 +295,14 @@ impl TokenCorpus {
         self.shards.iter().filter_map(|shard| {
             let order = shard.index.as_ref()?.checked.order.as_ref()?;
             Some((shard, order.cut_short()?))
+        })
+    }
+
+    /// The paths of the indexes with a sequence that begins inside the one in front of it.
+    pub fn overlaps(&self) -> impl Iterator<Item = (&Path, Overlap)> {
+        self.shards.iter().filter_map(|shard| {
+            let index = shard.index.as_ref()?;
+            Some((self.files.set().absolute(index.file), index.checked.order.as_ref()?.overlap?))
         })
     }
 

@@ -117,8 +117,8 @@ def test_datasets_and_several_files_follow_views_too(tmp_path):
 
 
 def test_one_sequence_out_of_place_is_followed_and_shown(tmp_path):
-    stem = write_megatron(tmp_path / "t", TOKENS[:9], [2, 3, 4], pointers=[0, 6, 10])
-    assert open_tokens(stem)[:].tolist() == [*TOKENS[:2], *TOKENS[3:6], *TOKENS[5:9]]
+    stem = write_megatron(tmp_path / "t", TOKENS[:9], [2, 2, 4], pointers=[0, 6, 10])
+    assert open_tokens(stem)[:].tolist() == [*TOKENS[:2], *TOKENS[3:5], *TOKENS[5:9]]
     shown = CliRunner().invoke(app, ["info", f"{stem}.bin"])
     assert "reorders, leaves out or repeats sequences" in " ".join(shown.output.split())
 
@@ -141,6 +141,49 @@ def test_an_index_of_the_beginning_of_the_file_is_opened_with_a_warning(tmp_path
     with pytest.warns(UserWarning, match=r"t\.bin: the Megatron index lists the first 9 tokens of 20"):
         tokens = open_tokens(stem)
     assert tokens[:].tolist() == TOKENS[:9].tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pointers", "told"),
+    [
+        ([100] * 3 + [105] + [100] * 6, range(0, 2000, 200), (4, 800, 600, 810)),
+        ([100] * 10, [0, 200, 400, 610, *range(800, 2000, 200)], (4, 800, 610, 810)),
+        # Counted in tokens.
+        ([100] * 10, range(0, 1000, 100), (1, 100, 0, 200)),
+        # An empty sequence between the two is no gap.
+        ([100, 0, 100], [0, 500, 198], (2, 198, 0, 200)),
+    ],
+)
+def test_a_sequence_that_begins_inside_the_one_before_it_gets_a_warning(tmp_path, lengths, pointers, told):
+    stem = write_megatron(tmp_path / "t", TOKENS[:1000], lengths, pointers=pointers)
+    number, place, start, end = told
+    found = (
+        rf"^{tmp_path}/t\.idx: sequence {number} begins at byte {place} of the \.bin, inside the sequence "
+        rf"before it in the index, which has the bytes {start} to {end}; "
+        r".* trained on twice, so build the index again"
+    )
+    for _ in range(2):  # also if the index is not checked again
+        with pytest.warns(UserWarning, match=found) as caught:
+            tokens = open_tokens(f"{stem}.bin")
+        assert [warning.filename for warning in caught] == [__file__]
+    assert len(tokens) == sum(lengths)
+    for command in ("info", "verify"):
+        with pytest.warns(UserWarning, match=found):
+            assert CliRunner().invoke(app, [command, f"{stem}.bin"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pointers"),
+    [
+        ([10, 10, 10], [0, 0, 20]),
+        ([10, 20, 10, 10], [0, 0, 0, 40]),  # the longer one begins where the one before it does
+        ([10, 10, 10], [40, 20, 0]),
+        ([10, 0, 10], [0, 10, 20]),  # an empty sequence has no tokens to repeat
+    ],
+)
+def test_other_orders_get_no_warning(tmp_path, lengths, pointers):
+    stem = write_megatron(tmp_path / "t", TOKENS[:100], lengths, pointers=pointers)
+    assert len(open_tokens(stem)) == sum(lengths)
 
 
 @pytest.mark.parametrize("places", [(0, 1), (200, 300)])

@@ -380,7 +380,7 @@ def open_tokens(
 
     Warns:
         UserWarning: A pattern matches files of several splits, or a Megatron index lists only the beginning
-            of its ``.bin``.
+            of its ``.bin``, or has a sequence that begins inside the sequence before it.
 
     Examples:
         >>> from pagestream import open_tokens
@@ -398,6 +398,13 @@ def open_tokens(
         message = (
             f"{file}: the Megatron index lists the first {count(listed, 'token')} of {tokens:,}, and the "
             "others are left out; build the index again unless this is on purpose"
+        )
+        warnings.warn(message, UserWarning, stacklevel=2)
+    for index, number, place, (start, end) in native_corpus(corpus).overlaps():
+        message = (
+            f"{index}: sequence {number} begins at byte {place} of the .bin, inside the sequence before it "
+            f"in the index, which has the bytes {start} to {end}; tokens in both are trained on twice, so "
+            "build the index again unless this is on purpose"
         )
         warnings.warn(message, UserWarning, stacklevel=2)
     return corpus

@@ -49,6 +49,25 @@ struct ListedSequence {
     tokens: u64,
 }
 
+/// A sequence that begins inside the sequence in front of it in the index. Their common tokens are read twice.
+///
+/// Filters, shuffles and repeats of whole sequences have none. Damaged lengths and places do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overlap {
+    /// The number of the second one.
+    pub sequence: u64,
+    /// The byte of the token file where it begins.
+    pub place_bytes: u64,
+    /// The bytes of the token file in which the one in front of it begins and ends.
+    pub front_bytes: (u64, u64),
+}
+
+impl ListedSequence {
+    fn end(self) -> u64 {
+        self.first + self.tokens
+    }
+}
+
 impl Sequences {
     /// Checks all sequences. Returns their order if the token file has another one.
     pub fn check(&self, index: &FileReader<'_>) -> Result<Option<SequenceOrder>> {
@@ -79,6 +98,8 @@ impl Sequences {
     fn follow(&self, index: &FileReader<'_>) -> Result<SequenceOrder> {
         let mut starts = allocate::vec(self.count.div_ceil(BLOCK) as usize, ORDER)?;
         let (mut tokens, mut digest, mut before) = (0_u64, XxHash3_64::new(), None);
+        // The last sequence with a token, and the first overlap.
+        let (mut front, mut overlap) = (ListedSequence { first: 0, tokens: 0 }, None);
         for first in (0..self.count).step_by(CHUNK as usize) {
             let (lengths, places) = self.read(index, first, CHUNK)?;
             digest.write(&lengths);
@@ -88,7 +109,13 @@ impl Sequences {
                     starts.push(tokens);
                 }
                 let sequence = self.sequence(index, number, (length, place), before)?;
-                before = Some((sequence.first + sequence.tokens) * self.item_bytes);
+                before = Some(sequence.end() * self.item_bytes);
+                if sequence.tokens > 0 {
+                    if front.first < sequence.first && sequence.first < front.end() && overlap.is_none() {
+                        overlap = Some(self.overlap(number, sequence, front));
+                    }
+                    front = sequence;
+                }
                 tokens = tokens.checked_add(sequence.tokens).ok_or_else(|| {
                     self.refuse(
                         index,
@@ -98,7 +125,20 @@ impl Sequences {
                 })?;
             }
         }
-        Ok(SequenceOrder { sequences: *self, starts, tokens, is_beginning: false, digest: digest.finish() })
+        Ok(SequenceOrder {
+            sequences: *self,
+            starts,
+            tokens,
+            is_beginning: false,
+            overlap,
+            digest: digest.finish(),
+        })
+    }
+
+    fn overlap(&self, number: u64, sequence: ListedSequence, front: ListedSequence) -> Overlap {
+        let [place_bytes, first, end] =
+            [sequence.first, front.first, front.end()].map(|token| token * self.item_bytes);
+        Overlap { sequence: number, place_bytes, front_bytes: (first, end) }
     }
 
     /// The first token of a sequence in the token file.
@@ -179,6 +219,8 @@ pub struct SequenceOrder {
     pub tokens: u64,
     /// Whether the index lists the beginning of the token file, in its order.
     is_beginning: bool,
+    /// The first of the sequences that begin inside the one in front of them.
+    pub overlap: Option<Overlap>,
     /// Hash of lengths and places.
     pub digest: u64,
 }
