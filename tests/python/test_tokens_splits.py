@@ -22,13 +22,28 @@ SPLIT = [
     (["train.bin", "eval.bin"], "training (1), validation (1)", ["*train*", "*eval*"]),
     (["train.bin", "holdout-1.bin"], "training (1), validation (1)", ["*train*", "*holdout*"]),
     (["validation.bin", "test.bin"], "validation (1), test (1)", ["*test*", "*validation*"]),
+    # A word that all names have is no split.
+    (["test_train.bin", "test_val.bin"], "training (1), validation (1)", ["*train*", "*val*"]),
+    (["dev_corpus_train.bin", "dev_corpus_val.bin"], "training (1), validation (1)", ["*train*", "*val*"]),
+    # Files without a word are probably for training.
+    (
+        ["shard_000.bin", "shard_001.bin", "val.bin"],
+        "validation (1), others (2)",
+        ["*val*"],
+    ),
+    (["c4.bin", "c4_val.bin"], "validation (1), others (1)", ["*val*"]),
+    (["c4_train.bin", "c4_train_val.bin"], "validation (1), others (1)", ["*val*"]),
+    (["math.bin", "test-0.bin", "test-1.bin"], "test (2), others (1)", ["*test*"]),
 ]
 ONE_SPLIT = [
     ["train-0.bin", "train-1.bin"],
-    ["shard-0.bin", "val.bin"],  # the first may be anything
+    ["shard-0.bin", "train.bin"],
+    ["test.bin"],
+    ["test-0.bin", "test-1.bin"],
+    ["my_test_corpus-0.npy", "TEST-1.npy"],
     ["valid-0.bin", "dev-1.bin"],
     ["latest.bin", "training.bin"],
-    ["train_test_split.bin", "train.bin"],
+    ["train_test_split.bin", "train_test_split_2.bin", "other.bin"],
     ["devices.bin", "tests.bin", "train.bin"],
 ]
 
@@ -73,6 +88,12 @@ def test_a_pattern_of_several_splits_gets_one_warning(tmp_path, names):
         corpus = open_tokens(f"{tmp_path}/**/*.bin")
     assert [warning.filename for warning in caught] == [__file__]
     assert len(corpus) == 10 * len(names)
+
+
+def test_a_pattern_of_a_held_out_file_and_others_gets_a_warning(tmp_path):
+    write_all(tmp_path, ["c4.bin", "c4_val.bin"])
+    with pytest.warns(UserWarning, match=r"validation \(1\), others \(1\)"):
+        assert len(open_tokens(f"{tmp_path}/*.bin")) == 20
 
 
 def test_loaders_refuse_a_folder_of_several_splits(tmp_path):

@@ -357,9 +357,9 @@ def open_tokens(
             taken in its order and names neither directories nor patterns. Files of a pattern or directory
             are taken in natural order (2 before 10). All must agree in format and type. A Megatron pair is
             named by its ``.idx``, its ``.bin`` or their common stem; its tokens are those of the sequences in
-            the index, in that order. A directory with files of several
-            splits, for example ``train.bin`` and ``val.bin``, is refused. A pattern that matches several
-            splits gets a warning.
+            the index, in that order. A directory with files of several splits, for example ``train.bin`` and
+            ``val.bin``, or ``c4.bin`` and ``c4_val.bin``, is refused. A pattern that matches several splits
+            gets a warning.
         dtype: The tokens' type. None means the type in the header, or ``uint16`` for raw
             files, which do not say. One that disagrees with a header is refused, and so is a raw file that
             shows another width; ``format="raw"`` and `dtype` together insist.

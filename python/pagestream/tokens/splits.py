@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import string
 import warnings
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ _SPLITS = {
     "holdout": "validation",
     "test": "test",
 }
-_SEVERAL = 2
+_HELD_OUT = [word for word, split in _SPLITS.items() if split != "training"]
 _WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLITS)})(?![a-z])", re.IGNORECASE)
 
 
@@ -38,17 +39,17 @@ def check_splits(path: StrPath | Sequence[StrPath], files: Sequence[StrPath]) ->
         files: The files.
 
     Raises:
-        ValueError: The path is a folder with files of two or more of training, validation and test.
+        ValueError: The path is a folder with files of two or more of training, validation and test, or with
+            files of validation or test and files whose names say nothing.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         return
-    found = _mixed([os.fsdecode(file) for file in files])
-    if not found:
+    words, told = _mixed([os.fsdecode(file) for file in files])
+    if not words:
         return
-    told = ", ".join(f"{split} ({count})" for split, (_, count) in found.items())
     plain = os.fsdecode(path)
     if os.path.isdir(plain):
-        patterns = " or ".join(repr(os.path.join(plain, f"*{word}*")) for word, _ in found.values())
+        patterns = " or ".join(repr(os.path.join(plain, f"*{word}*")) for word in words)
         message = (
             f"{plain}: this folder has files of several splits, {told}, and one corpus would mix them; "
             f"pass one split, {patterns}, or a list of files"
@@ -61,22 +62,31 @@ def check_splits(path: StrPath | Sequence[StrPath], files: Sequence[StrPath]) ->
     warnings.warn(message, UserWarning, stacklevel=3)
 
 
-def _mixed(paths: list[str]) -> dict[str, tuple[str, int]]:
-    """Returns a word and the number of files for each split, if there are several splits."""
-    # Most names have words of one split at most. This shows it for 1,000 files in a tenth of the time.
-    names = "\n".join(paths).lower()
-    if len({split for word, split in _SPLITS.items() if word in names}) < _SEVERAL:
-        return {}
-    # Folders that lead to all files say nothing about one of them.
-    common = os.path.commonpath([os.path.dirname(path) for path in paths])
-    found: dict[str, tuple[str, int]] = {}
-    for path in paths:
-        words = {_SPLITS[word.lower()]: word for word in _WORD.findall(path[len(common) :])}
+def _mixed(paths: list[str]) -> tuple[list[str], str]:
+    """Returns a word of each split, and the splits with the number of files; nothing if no mixture."""
+    # Words with which all paths begin, folders among them, say nothing about one file.
+    begin = len(os.path.commonprefix(paths).rstrip(string.ascii_letters))  # noqa: RUF071 - within names, too
+    names = [path[begin:] for path in paths]
+    # Most names have no word of a split that is held out. This shows it in a tenth of the time.
+    joined = "\n".join(names).lower()
+    if not any(word in joined for word in _HELD_OUT):
+        return [], ""
+    found = [{word.lower(): word for word in _WORD.findall(name)} for name in names]
+    # Nor do other words that all names have.
+    shared = set(found[0]).intersection(*found)
+    words: dict[str, str] = {}
+    counts = dict.fromkeys(_SPLITS.values(), 0)
+    for file in found:
+        own = {_SPLITS[word]: file[word] for word in file if word not in shared}
         # A name with words of several splits, for example "train_test_split.bin", belongs to none.
-        if len(words) == 1:
-            ((split, word),) = words.items()
-            first, count = found.get(split, (word, 0))
-            found[split] = first, count + 1
-    if len(found) < _SEVERAL:
-        return {}
-    return {split: found[split] for split in _SPLITS.values() if split in found}
+        if len(own) == 1:
+            ((split, word),) = own.items()
+            words.setdefault(split, word)
+            counts[split] += 1
+    told = [f"{split} ({number})" for split, number in counts.items() if number]
+    # Next to files that are held out, files that say nothing are probably for training.
+    if others := len(paths) - sum(counts.values()):
+        told.append(f"others ({others})")
+    if not words.keys() - {"training"} or len(told) == 1:
+        return [], ""
+    return [words[split] for split in counts if split in words], ", ".join(told)
