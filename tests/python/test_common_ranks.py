@@ -71,7 +71,10 @@ def loader(path, **ranks):
             },
             (5, 8),
         ),
-        ({"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, (0, 1)),
+        # torchrun, to which the tasks of a batch script do not belong.
+        ({"WORLD_SIZE": "8", "RANK": "3", "SLURM_NTASKS": "2"}, (3, 8)),
+        ({"WORLD_SIZE": "1", "RANK": "0", "SLURM_NTASKS": "2"}, (0, 1)),
+        ({"WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),
     ],
 )
 def test_launchers_name_the_rank(monkeypatch, path, variables, expected):
@@ -90,6 +93,41 @@ def test_half_of_a_launchers_variables_is_refused(monkeypatch, path, size_name):
     monkeypatch.setenv(size_name, "2")
     with pytest.raises(ValueError, match=f"{size_name} is 2, but .* is not set; set both, or pass rank"):
         loader(path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        (
+            {"WORLD_SIZE": "1", "RANK": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"},
+            "WORLD_SIZE is 1, but SLURM_STEP_NUM_TASKS is 8",
+        ),
+        (
+            {"WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
+            "WORLD_SIZE is 1, but OMPI_COMM_WORLD_SIZE is 4",
+        ),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMI_SIZE": "4", "PMI_RANK": "2"},
+            "OMPI_COMM_WORLD_SIZE is 1, but PMI_SIZE is 4",
+        ),
+        ({"RANK": "0", "PMI_SIZE": "4", "PMI_RANK": "2"}, "WORLD_SIZE is not set, but PMI_SIZE is 4"),
+    ],
+)
+def test_launchers_that_contradict_each_other_are_refused(monkeypatch, path, variables, told):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"^{told}, .* pass rank and world_size"):
+        loader(path)
+    with loader(path, rank=1, world_size=3) as given:
+        assert (given.rank, given.world_size) == (1, 3)
+
+
+def test_a_process_group_is_asked_before_launchers(monkeypatch, path, group):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    group()
+    with loader(path) as found:
+        assert (found.rank, found.world_size) == (1, 2)
 
 
 def test_a_loader_from_before_the_process_group_is_refused_at_its_first_batch(path, group):

@@ -12,8 +12,9 @@ from pagestream._common.checks import at_least
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 # The variables of each launcher: the number of processes of the job, and the rank of this one. The first
-# launcher with a number counts. Slurm is last, because processes of Open MPI and MPICH inherit its variables
-# from their daemon. srun sets the number of a step, and a batch script has none.
+# launcher with a number counts; if it names one process, no later one may name several. Slurm is last,
+# because processes of Open MPI and MPICH inherit its variables from their daemon. srun sets the number of a
+# step, and a batch script has none.
 _LAUNCHERS = (
     ("WORLD_SIZE", "RANK"),  # torchrun, accelerate, DeepSpeed
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI
@@ -41,7 +42,7 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     """Returns the given rank and world size. Without them, returns those of this process, or 0 of 1.
 
     Raises:
-        ValueError: Only one of both is given, or the variables of a launcher contradict each other.
+        ValueError: Only one of both is given, or the variables of launchers contradict each other.
     """
     if (rank is None) != (world_size is None):
         message = "rank and world_size go together: pass both or neither"
@@ -55,13 +56,16 @@ def of_this_process() -> tuple[int, int] | None:
     """Returns rank and world size from torch.distributed, JAX or a launcher; None if nothing names them.
 
     Raises:
-        ValueError: The variables of a launcher contradict each other.
+        ValueError: The variables of launchers contradict each other.
     """
     if (initialised := _initialised()) is not None:
         return initialised
-    for size_name, rank_name in _LAUNCHERS:
+    for place, (size_name, rank_name) in enumerate(_LAUNCHERS):
         if size_name in os.environ or (rank_name == "RANK" and rank_name in os.environ):
-            return _of_launcher(size_name, rank_name)
+            rank, ranks = _of_launcher(size_name, rank_name)
+            if ranks == 1:
+                _check_alone(size_name, [name for name, _ in _LAUNCHERS[place + 1 :]])
+            return rank, ranks
     return None
 
 
@@ -93,6 +97,19 @@ def _initialised() -> tuple[int, int] | None:
         jax = sys.modules["jax"]
         return int(jax.process_index()), int(jax.process_count())
     return None
+
+
+def _check_alone(size_name: str, others: list[str]) -> None:
+    """Raises if another launcher than the one of `size_name`, which names one process, names several."""
+    for other in others:
+        ranks = environment.number(other, 1, least=1)
+        if ranks > 1:
+            given = "is 1" if size_name in os.environ else "is not set"
+            message = (
+                f"{size_name} {given}, but {other} is {ranks}, so ranks could read the same data; "
+                "pass rank and world_size, or unset the wrong one"
+            )
+            raise ValueError(message)
 
 
 def _of_launcher(size_name: str, rank_name: str) -> tuple[int, int]:
