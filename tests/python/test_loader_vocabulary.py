@@ -115,3 +115,15 @@ def test_a_vocabulary_has_an_id(tmp_path, wrong, error):
         pagestream.TokenLoader(path, sequence_length=8, batch_size=1, vocabulary=wrong)
     with pytest.raises(error, match="vocabulary"):
         TokenDataset(path, 8, vocabulary=wrong)
+
+
+@pytest.mark.parametrize("name", ["end_token", "begin_token"])
+@pytest.mark.parametrize("loader_type", LOADERS)
+def test_a_token_that_marks_documents_is_in_the_vocabulary(tmp_path, loader_type, name):
+    path = write_tokens(tmp_path / "t.bin", GOOD.astype("<u2"))
+    options = {"sequence_length": 8, "batch_size": 1, "vocabulary": 100, "documents": "boundaries"}
+    with loader_type(path, **options, **{name: 99}) as loader:
+        next(loader)
+    for token in (100, 60_000):
+        with pytest.raises(ValueError, match=f"{name}={token} is not one of the ids 0 to 99 of vocabulary"):
+            loader_type(path, **options, **{name: token})

@@ -20,6 +20,7 @@ from pagestream.loading.options import (
     check_drop_behind,
     check_long_enough,
     check_raw_dtype,
+    checked_vocabulary,
 )
 from pagestream.loading.state import STATE_VERSION, saved_position
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
@@ -120,7 +121,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             ``mmap_mode="read"`` nothing is resident.
         vocabulary: Number of ids that the model has, for example 50257. A batch with a token that is
             negative, or not below it, raises `FormatError` with the file and the token's position, before
-            the batch reaches a device. None checks nothing.
+            the batch reaches a device. `end_token` and `begin_token` must be below it. None checks nothing.
 
     Raises:
         ValueError: An argument is out of range, or the corpus is shorter than one window.
@@ -275,7 +276,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             "documents": self._packed,
             "end_token": end_token,
             "begin_token": begin_token,
-            "vocabulary": None if vocabulary is None else at_least(1, "vocabulary", vocabulary),
+            "vocabulary": checked_vocabulary(vocabulary, end_token=end_token, begin_token=begin_token),
             "threads": environment.threads(threads),
             "lookahead": None if lookahead is None else at_least(1, "lookahead", lookahead),
             "memory_bytes": environment.memory_bytes(memory_bytes),

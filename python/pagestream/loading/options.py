@@ -111,6 +111,21 @@ def check_documents(
             raise ValueError(message)
 
 
+def checked_vocabulary(vocabulary: int | None, **markers: int | None) -> int | None:
+    """Returns the number of ids. Refuses a marker of documents that is not one of them."""
+    if vocabulary is None:
+        return None
+    ids = at_least(1, "vocabulary", vocabulary)
+    for name, token in markers.items():
+        if token is not None and token >= ids:
+            message = (
+                f"{name}={token} is not one of the ids 0 to {ids - 1} of vocabulary={ids}; pass the id that "
+                "the files have, and the number of ids that the model has"
+            )
+            raise ValueError(message)
+    return ids
+
+
 def check_drop_behind(drop_behind: object, corpora: Iterable[TokenCorpus]) -> None:
     """Refuses a ``drop_behind`` that does not exist, or that would have no effect."""
     if drop_behind is None:
