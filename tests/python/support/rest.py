@@ -39,14 +39,20 @@ def _own_threads():
     """Returns the /proc folders of the other threads that pagestream or Python has started.
 
     Threads of other libraries do not count: an earlier test may have imported a framework whose pool never
-    rests.
+    rests. A thread has the name of its creator until it names itself, so one that has never waited counts.
     """
     of_python = {thread.native_id for thread in threading.enumerate()}
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             number, name = int(task.name), (task / "comm").read_text().strip()
-            if number != threading.get_native_id() and (name.startswith("pagestream") or number in of_python):
+            if number == threading.get_native_id():
+                continue
+            if name.startswith("pagestream") or number in of_python or _has_never_waited(task):
                 yield task, name
+
+
+def _has_never_waited(task):
+    return "\nvoluntary_ctxt_switches:\t0\n" in (task / "status").read_text()
 
 
 def _look():
