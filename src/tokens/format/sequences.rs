@@ -143,18 +143,21 @@ impl Sequences {
 
     /// The first token of a sequence in the token file.
     pub fn first_token(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
-        let (lengths, places) = self.read(index, number, 1)?;
-        let entry = pairs(&(lengths, places)).next().unwrap_or_default();
-        Ok(self.sequence(index, number, entry, None)?.first)
+        // A look-up of documents asks for many: the length, which was checked with all others, is not read again.
+        let place = i64::from_le_bytes(index.bytes(self.places_offset() + 8 * number)?);
+        Ok(self.sequence(index, number, (0, place), None)?.first)
+    }
+
+    /// Offset of the places in the index. The caller checked the number of sequences against the size of the index.
+    fn places_offset(&self) -> u64 {
+        self.offset_bytes + 4 * self.count
     }
 
     /// The lengths and the places of up to `count` sequences.
     fn read(&self, index: &FileReader<'_>, first: u64, count: u64) -> Result<(Vec<u8>, Vec<u8>)> {
         let count = count.min(self.count - first);
-        // No overflow: the caller checked the number of sequences against the size of the index.
-        let places_offset = self.offset_bytes + 4 * self.count;
         let lengths = index.read(self.offset_bytes + 4 * first, 4 * count)?;
-        Ok((lengths, index.read(places_offset + 8 * first, 8 * count)?))
+        Ok((lengths, index.read(self.places_offset() + 8 * first, 8 * count)?))
     }
 
     /// Checks an entry. `before` is the byte where the sequence before it ends.
