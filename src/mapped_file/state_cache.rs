@@ -7,8 +7,9 @@
 //! which clock?
 //!
 //! * A file on a disk of this machine has its times from the clock of this machine.
-//! * Other files may have theirs from a server's clock, which nobody knows. They are old if they seem to be older
-//!   than any clock is wrong ([`CLOCKS_APART_SECONDS`]), or if an opening that long ago found them in the same state.
+//! * Other files may have times from a server's clock, and that clock may be wrong. They are old if they seem to be
+//!   older than any clock error ([`CLOCKS_APART_SECONDS`]), or if an earlier opening, more than [`SETTLED_SECONDS`] ago,
+//!   found them in the same state.
 //!
 //! Some file systems have no time of change of their own, only whole seconds, and inode numbers that they give to another
 //! file later (FAT, SFTP). Two files of one size can look alike there, so nothing is kept of such a file
@@ -33,7 +34,7 @@ use crate::os::process::fork;
 
 /// How long a file must have been as it is: longer than the coarsest file system (FAT) takes for one time.
 const SETTLED_SECONDS: i64 = 2;
-/// More than clocks of two machines differ, one in the wrong time zone included.
+/// More than the clocks of two machines differ, even if one has the wrong time zone.
 const CLOCKS_APART_SECONDS: i64 = 24 * 3600;
 
 /// A result that can be kept.
@@ -42,7 +43,7 @@ pub trait Keepable {
     fn memory_bytes(&self) -> usize;
 }
 
-/// Results by the state of a file and by `K`, the other input of the result. The memory of all of them is bounded.
+/// Results by the state of a file and by `K`, any other input of the result. Their total memory is bounded.
 #[derive(Debug)]
 pub struct StateCache<K, V>(Mutex<Entries<K, V>>);
 
@@ -304,7 +305,7 @@ mod tests {
         };
         assert_eq!(kept(&mut cache), [1, 3, 4]);
         assert_eq!(cache.bytes, 3 * each);
-        // One that is larger than the bound displaces none.
+        // A result larger than the bound displaces no other.
         assert!(cache.note(key(5), true, &self::text(40_000), now).is_empty());
         assert_eq!(kept(&mut cache), [1, 3, 4]);
         // Files that are not settled take room as well.

@@ -147,14 +147,14 @@ impl PyTokenCorpus {
         Ok(py.detach(|| self.corpus.check_documents())?)
     }
 
-    /// The token files of which an index lists the beginning alone: paths, listed tokens, tokens.
+    /// Token files with an index that lists only their beginning: the path, the listed tokens, all tokens.
     fn cut_short(&self) -> Vec<(OsString, u64, u64)> {
         let cut_short =
             self.corpus.cut_short().map(|(shard, tokens)| (text(&shard.path), shard.layout.tokens, tokens));
         cut_short.collect()
     }
 
-    /// The indexes with a sequence that begins inside the one in front of it: the path, the number of the sequence, the
+    /// Indexes with a sequence that begins inside the one before it: the path, the number of the sequence, the
     /// byte where it begins, and the bytes where the other one begins and ends.
     fn overlaps(&self) -> Vec<(OsString, u64, u64, (u64, u64))> {
         let overlaps = self

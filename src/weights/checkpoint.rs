@@ -47,7 +47,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the files in parallel, and checks that they are what the index says.
+    /// Opens the files in parallel, and compares them with the index.
     ///
     /// The calling thread calls `keep_going` now and then; `false` stops the opening with an error.
     pub fn open(
@@ -125,7 +125,7 @@ impl Checkpoint {
         self.catalog.names(&self.headers)
     }
 
-    /// Returns the number of a tensor's file, and what the header says of the tensor.
+    /// Returns the number of a tensor's file, and the tensor's entry in the header.
     pub fn tensor(&self, name: &str) -> Option<(usize, TensorEntry<'_>)> {
         let (file, rank) = self.catalog.find(&self.headers, name)?;
         Some((file as usize, self.headers[file as usize].nth(rank as usize)))
@@ -135,7 +135,7 @@ impl Checkpoint {
         &self.headers[number]
     }
 
-    /// Returns a file, opened again if it was closed to make room for others.
+    /// Returns a file. Opens it again if it was closed to stay within the limit of open files.
     pub fn file(&self, number: usize) -> Result<WeightFile> {
         Ok(WeightFile { file: self.files.get(number)?, header: self.headers[number].clone() })
     }
@@ -151,7 +151,7 @@ impl Checkpoint {
         Some((&self.paths[first], self.files.facts(first), count))
     }
 
-    /// Checks that the index and every file are still those that were opened.
+    /// Checks that neither the index nor any file has been replaced or changed since it was opened.
     pub fn check(&self) -> Result<()> {
         if let Some((path, identity)) = &self.index {
             check_index(path, identity)?;

@@ -35,7 +35,7 @@ pub struct Index {
     entries: Vec<IndexEntry>,
     shards: Vec<String>,
     metadata: Option<String>,
-    /// The names that it has twice or more often. Of their entries it keeps the last.
+    /// Names listed more than once. The last entry of each counts.
     pub repeated: Tally,
 }
 
@@ -108,7 +108,7 @@ impl Index {
         if self.entries.windows(2).all(|pair| name(&pair[0]) < name(&pair[1])) {
             return;
         }
-        // Of equal names the last one stays the last.
+        // Entries with equal names stay in file order, so the last one still comes last.
         self.entries.sort_unstable_by(|a, b| name(a).cmp(name(b)).then(a.start.cmp(&b.start)));
         let same = |a: &IndexEntry, b: &IndexEntry| name(a) == name(b);
         let repeated = self.entries.windows(2).filter(|pair| same(&pair[0], &pair[1]));
@@ -159,7 +159,7 @@ fn invalid(detail: impl Into<String>) -> Error {
     Error::Safetensors { path: PathBuf::new(), detail: detail.into() }
 }
 
-/// Returns what is wrong with a file's name in an index. Confinement does not depend on this, because links can
+/// Returns the fault of a file's name in an index. Confinement does not depend on this, because links can
 /// lead out of the folder as well; it makes a better message, and knows drives.
 fn what_is_wrong(name: &str) -> Option<&'static str> {
     let has = |wrong: &str| name.split('/').any(|component| component == wrong);
@@ -186,7 +186,7 @@ struct IndexReader {
     last: u32,
     has_map: bool,
     has_metadata: bool,
-    /// What is wrong where the JSON is not.
+    /// The error for valid JSON with wrong content.
     refusal: Option<Error>,
 }
 

@@ -29,13 +29,13 @@ pub struct Report {
     missing_files: Tally,
     refused_files: Tally,
     broken_files: Tally,
-    /// Files that were not tried, because too many others had failed.
+    /// Files left unopened because too many others had failed.
     pub skipped_files: Tally,
     /// Tensors that the index names twice.
     pub repeated_entries: Tally,
-    /// Tensors that the index names but the file lacks.
+    /// Tensors named by the index and missing from the file.
     pub missing_names: Tally,
-    /// Tensors that two files have, and no index chooses between them.
+    /// Tensors found in two files without an index to choose between them.
     pub repeated_names: Tally,
     /// Tensors that are also in a file that the index does not name for them.
     pub second_copies: Tally,
@@ -138,7 +138,7 @@ impl Report {
             .then(|| format!("the checkpoint is not whole: {}; {EXPECTED}", problems.join("; ")))
     }
 
-    /// Returns what a program can do about the problems. It can give an open checkpoint to all functions that take a path.
+    /// Returns a remedy, for example `strict=False`. Every function that takes a path also takes an open checkpoint.
     pub fn remedy(&self) -> &'static str {
         let bad_files = [&self.missing_files, &self.refused_files, &self.broken_files];
         match (self.missing_names.count, self.repeated_entries.count) {

@@ -39,7 +39,7 @@ def is_first_rank() -> bool:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Returns the given rank and world size. Without them, returns those of this process, or 0 of 1.
+    """Returns the given rank and world size, or else the rank and world size of this process, or else 0 of 1.
 
     Raises:
         ValueError: Only one of both is given, or the variables of launchers contradict each other.

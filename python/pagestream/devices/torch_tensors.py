@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pagestream import _native
     from pagestream.weights.indexing import Index
 
-# torch has NumPy's names, but for the type of which two elements share a byte. Types that this torch does not
-# have are left out, and are refused when a file holds them.
+# torch uses NumPy's names, except for F4, which packs two elements into a byte. Types missing from this
+# torch are left out, and a file with such a type is refused.
 TYPES: dict[str, torch.dtype] = {
     element: getattr(torch, name)
     for element, name in {**NAMES, "F4": "float4_e2m1fn_x2"}.items()
@@ -41,7 +41,7 @@ class TorchTensors(Framework):
     Under a `FakeTensorMode` they are fake, and no bytes of the file are read.
     """
 
-    # Where tensors get new memory, whatever the default device is.
+    # The device of new tensors. torch's default device does not count.
     new_on = CPU
 
     def over(

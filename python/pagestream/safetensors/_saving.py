@@ -202,7 +202,7 @@ def _is_mapped(path: str) -> bool:
     facts = os.stat(path)
     with open("/proc/self/maps", "rb") as maps:
         mapped = [line.split(maxsplit=5) for line in maps]
-    # Device numbers differ here from those of `stat` on some file systems: the path decides.
+    # On some file systems these device numbers differ from `stat`'s, so compare by path.
     names = {fields[5].rstrip(b"\n") for fields in mapped if int(fields[4]) == facts.st_ino and fields[5:]}
     return not all(_is_other(name, facts) for name in names)
 

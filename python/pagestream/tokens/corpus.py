@@ -84,10 +84,10 @@ class TokenCorpus(HoldsFiles):
     ``len(corpus)`` is the number of tokens, ``corpus[7]`` an int, ``corpus[a:b]`` a read-only 1-d array:
     a view of the mapping, without a copy, if the range lies in one mapped file, else a copy.
 
-    At most 1024 files stay open (fewer where ``ulimit -n`` is low); others are opened again when they are
-    read, and must still be the same files.
+    At most 1024 files stay open, or fewer if ``ulimit -n`` is low. Other files are opened again when they
+    are read, and must not have changed.
 
-    Pickling ships paths and opens the files again, which must still have as many tokens. `part` makes a
+    Pickling sends the paths. Unpickling opens the files again and checks the number of tokens. `part` makes a
     corpus of some of the tokens, for example for validation.
 
     Examples:
@@ -149,7 +149,7 @@ class TokenCorpus(HoldsFiles):
     @overload
     def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> int | npt.NDArray[Any]:
-        """One token as an int, or a slice as a read-only array.
+        """Returns one token as an int, or a slice as a read-only array.
 
         Raises:
             IndexError: A token outside the corpus.

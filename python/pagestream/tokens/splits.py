@@ -72,7 +72,7 @@ def _mixed(paths: list[str]) -> tuple[list[str], str]:
     if not any(word in joined for word in _HELD_OUT):
         return [], ""
     found = [{word.lower(): word for word in _WORD.findall(name)} for name in names]
-    # Nor do other words that all names have.
+    # A word that is in every name says nothing either, for example "test" in test_train.bin and test_val.bin.
     shared = set(found[0]).intersection(*found)
     words: dict[str, str] = {}
     counts = dict.fromkeys(_SPLITS.values(), 0)

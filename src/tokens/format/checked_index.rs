@@ -1,5 +1,5 @@
-//! [`CheckedIndex`]: what the checks of an index have found. A program that opens the same files again, for training and
-//! for validation, does not repeat them.
+//! [`CheckedIndex`]: the result of checking an index. A program that opens the same files for training and again for
+//! validation checks the index once.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,19 +12,19 @@ use super::sequences::SequenceOrder;
 /// Upper bound of the memory of all indexes that are kept.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Found by the size of the token file, too: the entries of an index are checked against it.
+/// The key includes the size of the token file, because the entries of an index are checked against it.
 static CHECKED: StateCache<u64, CheckedIndex> = StateCache::new(MAX_BYTES);
 
 #[derive(Debug)]
 pub struct CheckedIndex {
-    /// The order of tokens; `None` if it is that of the token file.
+    /// The order of the tokens; `None` for the order of the token file.
     pub order: Option<SequenceOrder>,
     /// Set once all entries of the documents are checked.
     pub has_checked_documents: AtomicBool,
 }
 
 impl CheckedIndex {
-    /// Returns what is known of an index that was just opened; calls `check` if that is nothing.
+    /// Returns the result for an index that was just opened; calls `check` if none is kept.
     pub fn of(
         index: &MappedFile,
         data_bytes: u64,

@@ -106,7 +106,7 @@ impl Opener<'_> {
         MappedFile::open(path, self.mode)
     }
 
-    /// Opens a file that may be missing; the gate is not asked about one that is.
+    /// Opens a file, or returns `None` if it is missing. The gate is not asked about a missing file.
     pub fn open_if_there(&self, path: &Path) -> Result<Option<MappedFile>> {
         if identity_at(path) == Err(NOT_FOUND) {
             return Ok(None);

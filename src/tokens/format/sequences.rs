@@ -49,16 +49,16 @@ struct ListedSequence {
     tokens: u64,
 }
 
-/// A sequence that begins inside the sequence in front of it in the index. Their common tokens are read twice.
+/// A sequence that begins inside the sequence before it in the index, so that some tokens are read twice.
 ///
-/// Filters, shuffles and repeats of whole sequences have none. Damaged lengths and places do.
+/// A damaged length or place leads to this. A filter, a shuffle or a repeat of whole sequences does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
     /// The number of the second one.
     pub sequence: u64,
     /// The byte of the token file where it begins.
     pub place_bytes: u64,
-    /// The bytes of the token file in which the one in front of it begins and ends.
+    /// The bytes of the token file where the first one begins and ends.
     pub front_bytes: (u64, u64),
 }
 
@@ -143,7 +143,7 @@ impl Sequences {
 
     /// The first token of a sequence in the token file.
     pub fn first_token(&self, index: &FileReader<'_>, number: u64) -> Result<u64> {
-        // A look-up of documents asks for many: the length, which was checked with all others, is not read again.
+        // A look-up of documents asks for many. All lengths were checked when the index was opened.
         let place = i64::from_le_bytes(index.bytes(self.places_offset() + 8 * number)?);
         Ok(self.sequence(index, number, (0, place), None)?.first)
     }

@@ -39,7 +39,8 @@ def _own_threads():
     """Returns the /proc folders of the other threads that pagestream or Python has started.
 
     Threads of other libraries do not count: an earlier test may have imported a framework whose pool never
-    rests. A thread has the name of its creator until it names itself, so one that has never waited counts.
+    rests. A new thread has the name of its creator until it names itself, so every thread without a single
+    wait counts.
     """
     of_python = {thread.native_id for thread in threading.enumerate()}
     for task in Path("/proc/self/task").iterdir():
