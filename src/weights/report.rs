@@ -138,7 +138,7 @@ impl Report {
             .then(|| format!("the checkpoint is not whole: {}; {EXPECTED}", problems.join("; ")))
     }
 
-    /// Returns a remedy, for example `strict=False`. Every function that takes a path also takes an open checkpoint.
+    /// Returns a remedy, for example `strict=False`. Functions accept an open checkpoint in place of a path.
     pub fn remedy(&self) -> &'static str {
         let bad_files = [&self.missing_files, &self.refused_files, &self.broken_files];
         match (self.missing_names.count, self.repeated_entries.count) {

@@ -34,6 +34,7 @@ impl CheckedIndex {
         CHECKED.get_or_read(&opened.facts.identity, data_bytes, || {
             let reader = opened.reader();
             let order = check(&reader)?;
+            // Bytes that may not be the file's give no result to keep.
             reader.finish()?;
             Ok(Self { order, has_checked_documents: AtomicBool::new(false) })
         })
