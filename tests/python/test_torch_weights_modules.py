@@ -12,7 +12,7 @@ from torch import nn
 from pagestream.devices import copy_device
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.errors import MappedReadError
-from pagestream.torch import load_into, load_state_dict, weights
+from pagestream.torch import load_into, load_state_dict, modules, weights
 
 from support.late_device import LateDevice
 from support.process import PROGRAMS, output_of
@@ -327,8 +327,21 @@ def test_what_is_missing_on_meta_stays_there(path):
 def test_meta_as_the_default_device_is_no_place_for_content(path):
     with torch.device("meta"):
         module = Transformer()
-        with pytest.raises(ValueError, match="device must be"):
+        with pytest.raises(
+            ValueError, match=r"cannot load 'norm\.num_batches_tracked': .* is 'meta'; call load_into within"
+        ):
             load_into(module, path)
+    load_into(module, path)
+    assert not module.embed.weight.is_meta
+
+
+def test_a_device_of_another_kind_is_named_with_the_parameter(path, monkeypatch):
+    module = Transformer()
+    monkeypatch.setattr(modules._Target, "device", lambda _: torch.device("xpu"))
+    with pytest.raises(
+        ValueError, match=r"cannot load 'norm\.num_batches_tracked', which is on 'xpu': device must be"
+    ):
+        load_into(module, path)
 
 
 def test_lazy_modules_are_refused(path):

@@ -154,7 +154,8 @@ def load_into(
             it has a message for the case. Also if another load of this process uses `process_group`.
         TypeError: `module` is not a module, or `rename` is not a mapping or function of names.
         ValueError: Two tensors of the checkpoint get the same name; or a parameter is not initialised, for
-            example in a ``torch.nn.LazyLinear``; or `path` is a closed `Checkpoint`.
+            example in a ``torch.nn.LazyLinear``; or `path` is a closed `Checkpoint`; or a tensor would be
+            loaded to a device other than the CPU, a CUDA GPU or ``mps``.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         SafetensorError: The checkpoint is not valid, or has a type that torch lacks.
         KeyError: The checkpoint lacks a name in the plan.
@@ -331,6 +332,26 @@ def _misfits(names: dict[str, Wanted], targets: dict[str, _Target], *, assign: b
     return found
 
 
+def _usable_for(target: _Target) -> torch.device:
+    """Returns the device of a target.
+
+    Raises:
+        ValueError: Tensors cannot be loaded to this device.
+    """
+    device = target.device()
+    try:
+        return usable(device)
+    except ValueError as error:
+        if target.tensor.is_meta:
+            place = f"torch's default device, which is {str(device)!r}"
+            remedy = 'call load_into within `with torch.device("cpu"):` or that of a GPU'
+            message = f"cannot load {target.names[0]!r}: a tensor on meta gets memory on {place}; {remedy}"
+        else:
+            remedy = "call module.to_empty(device=...) with such a device first"
+            message = f"cannot load {target.names[0]!r}, which is on {str(device)!r}: {error}; {remedy}"
+        raise ValueError(message) from error
+
+
 def _load(
     weights: Checkpoint,
     chosen: list[tuple[Wanted, _Target]],
@@ -344,8 +365,9 @@ def _load(
     for each, target in chosen:
         # A tensor that replaces one on `meta` owns its memory, unless the caller asked for `assign`.
         strategy: Strategy = "pread" if target.tensor.is_meta and not assign else "auto"
+        device = _usable_for(target)
         # With a group, load all tensors through the CPU in one stream, because the ranks' devices may differ.
-        key = (usable(target.device()), strategy) if meeting is None else (torch.device("cpu"), "auto")
+        key = (device, strategy) if meeting is None else (torch.device("cpu"), "auto")
         lots.setdefault(key, {})[each.info.name] = each, target
     done_bytes, total_bytes = 0, sum(each.nbytes for each, _ in chosen)
     if meeting is not None:
