@@ -188,7 +188,9 @@ def test_a_plug_in_that_chooses_files_has_the_same_answer(row):
     """Its host follows links, and so does it."""
     folder, expected, options, helped = row
     found = json.loads(
-        output_of(PROGRAMS / "checkpoint_folders/loads_for_tensorrt.py", folder, with_torch=True)
+        output_of(
+            PROGRAMS / "checkpoint_folders/loads_for_tensorrt.py", folder, with_torch=True, has_brief_end=True
+        )
     )
     if "cache_root" in options:
         assert found == helped

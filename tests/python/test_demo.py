@@ -1,6 +1,7 @@
 """`examples/demo`, run as a user runs it, on little input and for a few steps."""
 
 import dataclasses
+import functools
 import json
 import mmap
 import os
@@ -34,6 +35,9 @@ FOUND = "found complete from an earlier run"
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
 
 
+run_fork = functools.partial(run_torch, has_brief_end=True)
+
+
 def run_folder(program, *arguments, **options):
     """Runs the folder of a program, by a Python of its own."""
     command = [sys.executable, program.parent, *arguments]
@@ -49,7 +53,7 @@ class Workplace:
         for path in self.elsewhere.values():
             path.mkdir()
 
-    def run(self, *arguments, run=run_torch):
+    def run(self, *arguments, run=run_fork):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
         environment |= {"HOME": str(self.elsewhere["home"]), "TMPDIR": str(self.elsewhere["temporary"])}
         command = (DEMO / "__main__.py", "--output", self.output, *LITTLE, *arguments)

@@ -99,7 +99,7 @@ assert (result.attempted, result.failed) == (sum(counts.values()), 0), result
 @pytest.mark.usefixtures("_example_files")
 @pytest.mark.parametrize("name", PLUGINS)
 def test_the_examples_of_a_plug_in_run(name):
-    output_of(IN_PLUGIN, name, with_torch=True, PYTHONPATH=str(STAND_INS))
+    output_of(IN_PLUGIN, name, with_torch=True, has_brief_end=True, PYTHONPATH=str(STAND_INS))
 
 
 def public_callables():

@@ -24,7 +24,7 @@ def output_of(folder, *command):
     """What a Python program prints that runs in a folder."""
     program, *arguments = command
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = run_torch(folder / program, *arguments, cwd=folder, env=environment)
+    done = run_torch(folder / program, *arguments, cwd=folder, env=environment, has_brief_end=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,9 +37,10 @@ def test_each_program_is_in_the_list_and_tested():
 
 
 def test_training_goes_on_with_another_number_of_ranks(tmp_path):
-    np.random.default_rng(0).integers(0, 50_257, 50_000, "u2").tofile(tmp_path / "tokens.bin")
+    # Of one byte each, so that the model is small.
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 256, 50_000, "u1"))
     program = PROGRAMS / "train_ranks.py"
-    arguments = (tmp_path / "tokens.bin", "--steps", 5, "--checkpoint", tmp_path / "checkpoint")
+    arguments = (tmp_path / "tokens.npy", "--steps", 5, "--checkpoint", tmp_path / "checkpoint")
     assert "2 ranks: samples 0 to 40" in run_ranks(2, program, *arguments)
     assert "3 ranks: samples 40 to 100" in run_ranks(3, program, *arguments)
 
@@ -88,7 +89,7 @@ def refusal_of(folder, *command):
     """What a program says on standard error that ends with 2 for wrong use."""
     program, *arguments = command
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-    done = run_torch(program, *arguments, cwd=folder, env=environment)
+    done = run_torch(program, *arguments, cwd=folder, env=environment, has_brief_end=True)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr

@@ -11,6 +11,7 @@ from support.slow_mounts import slow_mounts
 
 pytestmark = pytest.mark.frameworks
 
+IN_FORK = {"with_torch": True, "has_brief_end": True}
 SERVING = PROGRAMS / "plugins/serving.py"
 WAYS = ["vllm_loads", "sglang_loads", "sglang_loads_by_threads", "tensorrt_llm_loads"]
 
@@ -20,7 +21,7 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     made = PROGRAMS / "safetensors_slow_clients/made.py"
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return folder, output_of(made, "llama", folder, with_torch=True, **environment).splitlines()[-1]
+    return folder, output_of(made, "llama", folder, **IN_FORK, **environment).splitlines()[-1]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -28,7 +29,7 @@ def test_a_host_loads_from_a_slow_mount(way, llama, tmp_path):
     folder, digest = llama
     with slow_mounts(folder, tmp_path) as (mounts, total_bytes):
         paths = [slow.path for slow in mounts]
-        assert output_of(SERVING, way, *paths, with_torch=True).splitlines()[-2:] == [digest] * 2
+        assert output_of(SERVING, way, *paths, **IN_FORK).splitlines()[-2:] == [digest] * 2
     for slow in mounts:
         assert slow.counts["most_in_flight"] >= 8
         assert total_bytes <= slow.counts["read_bytes"] <= 1.1 * total_bytes
@@ -36,7 +37,7 @@ def test_a_host_loads_from_a_slow_mount(way, llama, tmp_path):
 
 @pytest.mark.parametrize("name", ["hosts_find_it", "vllm_options", "vllm_experts", "vllm_is_left_alone"])
 def test_in_a_process_of_its_own(name, llama):
-    assert output_of(PROGRAMS / f"plugins/{name}.py", llama[0], with_torch=True) == "ok"
+    assert output_of(PROGRAMS / f"plugins/{name}.py", llama[0], **IN_FORK) == "ok"
 
 
 def test_nothing_is_imported_before_a_host_asks():
@@ -45,7 +46,7 @@ def test_nothing_is_imported_before_a_host_asks():
     import pagestream, pagestream.torch, pagestream.safetensors
     print([name for name in sys.modules if name.startswith("pagestream.plugins")])
     """
-    assert output_of(code, with_torch=True) == "[]"
+    assert output_of(code, **IN_FORK) == "[]"
 
 
 @pytest.mark.parametrize("group", ["vllm.general_plugins", "sglang.srt.plugins"])

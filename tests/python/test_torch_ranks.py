@@ -20,6 +20,7 @@ from support import rank_checks, real
 from support.process import PROGRAMS, start_python
 from support.ranks import GLOO, accelerate_launch, run_ranks, torchrun
 
+LOADS = PROGRAMS / "torch_ranks/loads.py"
 SIZES = (1, 2, 4)
 # Of the checkpoint that nodes load, in tensors of 1 MiB.
 NODE_MIB = 64
@@ -40,7 +41,8 @@ def write_checkpoint(folder):
             f"layers.{part}.scale": torch.tensor(part + 0.5),
             f"layers.{part}.empty": torch.empty(0, 4),
             f"layers.{part}.eighths": torch.randn(64, 64).to(torch.float8_e4m3fn),
-            f"layers.{part}.large": torch.randn(1200, 3000),
+            # One is larger than a piece of 8 MiB.
+            f"layers.{part}.large": torch.randn((760, 300)[part], 3000),
         }
         save_file(tensors, folder / f"model-{part}.safetensors")
 
@@ -78,7 +80,7 @@ def test_ranks(outcomes, size, name):
 
 
 @contextlib.contextmanager
-def started(folder, *, program=PROGRAMS / "torch_ranks/loads.py", by_rank=None, **environment):
+def started(folder, *, program=LOADS, by_rank=None, has_brief_end=True, **environment):
     """Starts three ranks that load a folder. `by_rank` has variables that some have of their own."""
     # Bound by both, as both may reuse it, and listened to by the store alone: nobody else gets this port.
     with socket.socket() as place, contextlib.ExitStack() as ends:
@@ -89,7 +91,8 @@ def started(folder, *, program=PROGRAMS / "torch_ranks/loads.py", by_rank=None, 
         ranks = []
         for rank in range(3):
             own = {"RANK": str(rank), **(by_rank or {}).get(rank, {})}
-            ranks.append(start_python(program, folder, with_torch=True, **environment, **own))
+            options = {"with_torch": True, "has_brief_end": has_brief_end}
+            ranks.append(start_python(program, folder, **options, **environment, **own))
             ends.callback(ranks[-1].communicate)
             ends.callback(ranks[-1].kill)
         yield ranks
@@ -210,7 +213,9 @@ def test_a_store_in_a_file_is_gone_with_the_last_rank(tmp_path):
     write_checkpoint(tmp_path / "weights")
     store = tmp_path / "store"
     program = PROGRAMS / "torch_ranks/leaves.py"
-    with started(tmp_path / "weights", program=program, STORE=f"file://{store}") as ranks:
+    with started(
+        tmp_path / "weights", program=program, has_brief_end=False, STORE=f"file://{store}"
+    ) as ranks:
         assert [each.communicate()[0] for each in ranks] == ["done\n"] * 3
     assert not store.exists()
 

@@ -1,17 +1,22 @@
 """A server that imports torch once and forks a child for each requested program.
 
-``torch_server.py DESCRIPTOR`` takes requests from this socket. A request is JSON with four descriptors: the
-three standard streams of the child, and a socket. The server writes the process ID of the child to that
-socket, and the exit status when the child ends. It ends when its own socket is closed. It does not import
-pagestream: each child does.
+``torch_server.py DESCRIPTOR [brief]`` takes requests from this socket. A request is JSON with four
+descriptors: the three standard streams of the child, and a socket. The server writes the process ID of the
+child to that socket, and the exit status when the child ends. It ends when its own socket is closed. It does
+not import pagestream: each child does.
+
+With ``brief`` children end as Python does, but do not take apart the modules of the server: that costs half a
+second of a processor.
 """
 
+import atexit
 import gc
 import json
 import os
 import selectors
 import socket
 import sys
+import threading
 import types
 
 import numpy  # noqa: F401 - for the children, as is all below
@@ -38,7 +43,7 @@ def next_program(requests):
                 continue
             message, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 4)
             if not message:
-                sys.exit()
+                os._exit(0)
             *streams, status_to = descriptors
             number = os.fork()
             if not number:
@@ -85,7 +90,33 @@ def become(program):
     return compile(code, "<string>" if path == "-c" else path, "exec", dont_inherit=True), module.__dict__
 
 
+def run_with_brief_end(code, names):
+    """Runs a program. An exception is left to Python."""
+    status = 0
+    try:
+        exec(code, names)
+    except SystemExit as error:
+        status = error.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    names.clear()
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+has_brief_ends = sys.argv[2:] == ["brief"]
+if has_brief_ends:
+    # Optimizers and distributed tensors import it, for a second. A whole end would tell of what Triton leaks.
+    import torch._dynamo
 # What is there now is for ever: children do not copy it to count it.
 gc.collect()
 gc.freeze()
-exec(*become(next_program(socket.socket(fileno=int(sys.argv[1])))))
+program = become(next_program(socket.socket(fileno=int(sys.argv[1]))))
+if has_brief_ends:
+    run_with_brief_end(*program)
+exec(*program)

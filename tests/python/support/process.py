@@ -17,17 +17,18 @@ from support.torch_process import TorchProcess
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
-def run_python(code, *arguments, wrapper=(), with_torch=False, **environment):
+def run_python(code, *arguments, wrapper=(), with_torch=False, has_brief_end=False, **environment):
     """Runs a program, or a few lines of code; its `sys.argv[1:]` are `arguments`.
 
-    With `with_torch` it is a fork of a process that has imported torch: see `support.torch_process`. The only
-    deadline is the time-out of the test, which prints the stacks of the program and kills it.
+    With `with_torch` it is a fork of a process that has imported torch, and may have a brief end: see
+    `support.torch_process`. The only deadline is the time-out of the test, which prints the stacks of the
+    program and kills it.
     """
     code = code if isinstance(code, Path) else textwrap.dedent(code)
     pipe = subprocess.PIPE
     options = {"stdout": pipe, "stderr": pipe, "text": True, "env": {**os.environ, **environment}}
     if with_torch:
-        process = TorchProcess(code, *arguments, **options)
+        process = TorchProcess(code, *arguments, has_brief_end=has_brief_end, **options)
     else:
         program = [str(code)] if isinstance(code, Path) else ["-c", code]
         process = subprocess.Popen([*wrapper, sys.executable, *program, *map(str, arguments)], **options)
@@ -85,12 +86,12 @@ def output_of(
     return done.stdout.strip()
 
 
-def start_python(program, *arguments, wrapper=(), with_torch=False, **environment):
-    """Starts a program whose standard input and output are pipes. `with_torch` is that of `run_python`."""
+def start_python(program, *arguments, wrapper=(), with_torch=False, has_brief_end=False, **environment):
+    """Starts a program whose standard input and output are pipes. Options are those of `run_python`."""
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     options["env"] = {**os.environ, **environment}
     if with_torch:
-        return TorchProcess(program, *arguments, **options)
+        return TorchProcess(program, *arguments, has_brief_end=has_brief_end, **options)
     return subprocess.Popen([*wrapper, sys.executable, str(program), *map(str, arguments)], **options)
 
 

@@ -2,25 +2,30 @@
 
 import os
 import subprocess
-import sys
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from support.torch_process import TorchProcess
+from support.torch_process import TorchProcess, run_torch
 
 # The loopback device: gloo would look the machine's name up, and connect to where that leads.
 GLOO = {"GLOO_SOCKET_IFNAME": "lo"}
+# `python -m` of its arguments.
+LAUNCHER = """
+import runpy, sys
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 def torchrun(world_size):
-    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    return ["torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
 
 
 def accelerate_launch(world_size):
     # Several processes are several GPUs to it; the program itself decides what it runs on.
-    module = ["-m", "accelerate.commands.accelerate_cli", "launch"]
     return [
-        *module,
+        "accelerate.commands.accelerate_cli",
+        "launch",
         "--multi_gpu",
         f"--num_processes={world_size}",
         "--num_machines=1",
@@ -37,14 +42,9 @@ def run_ranks(world_size, program, *arguments, environment=None, launch=None):
     variables = {**os.environ, **GLOO, **(environment or {})}
     if launch is None:
         return _run_forks(world_size, program, *arguments, environment=variables)
-    done = subprocess.run(
-        [sys.executable, *launch(world_size), str(program), *map(str, arguments)],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    # The launcher is such a fork as well. It starts each rank as a Python of its own.
+    command = [*launch(world_size), program, *arguments]
+    done = run_torch(LAUNCHER, *command, env=variables, has_brief_end=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -72,6 +72,7 @@ def _run_forks(world_size, program, *arguments, environment):
         for number in range(world_size):
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
             options = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
+            options["has_brief_end"] = True
             ranks.append(TorchProcess(Path(program), *arguments, env={**environment, **place}, **options))
         with ThreadPoolExecutor(world_size) as pool:
             ends = [pool.submit(finished, rank) for rank in ranks]

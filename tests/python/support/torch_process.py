@@ -8,6 +8,7 @@ starts: those need a Python of their own.
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -18,27 +19,35 @@ from pathlib import Path
 
 SERVER = Path(__file__).parents[1] / "programs/torch_server.py"
 
-_requests = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
+@functools.cache
 def _server():
     """Returns the socket of this process's server, which is started when the first program needs it."""
-    global _requests
-    if _requests is None:
-        _requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            # Variables that libraries read as they are loaded: a thread of theirs would be lost in a fork.
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-            server = subprocess.Popen(
-                [sys.executable, str(SERVER), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-            )
-        atexit.register(_end, _requests, server)
-    return _requests
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        # Variables that libraries read as they are loaded: a thread of theirs would be lost in a fork.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        server = subprocess.Popen(
+            [sys.executable, str(SERVER), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+        )
+    atexit.register(_end, requests, server)
+    return requests
+
+
+@functools.cache
+def _server_with_brief_ends():
+    """Returns the socket of a fork of the server, whose children have brief ends."""
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = TorchProcess(SERVER, 0, "brief", stdin=theirs, stdout=subprocess.DEVNULL)
+    atexit.register(_end, requests, server)
+    return requests
 
 
 def _end(requests, server):
@@ -68,9 +77,14 @@ def run_torch(code, *arguments, **options):
 
 
 class TorchProcess(subprocess.Popen):
-    """`subprocess.Popen` of Python with a program, as a fork of the server."""
+    """`subprocess.Popen` of Python with a program, as a fork of the server.
 
-    def __init__(self, code, *arguments, **options):
+    With `has_brief_end` the modules of the server are not taken apart when the program has ended: for tests
+    that are not about the end of the interpreter.
+    """
+
+    def __init__(self, code, *arguments, has_brief_end=False, **options):
+        self._has_brief_end = has_brief_end
         self._code = None if isinstance(code, Path) else code
         program = "-c" if self._code is not None else str(code)
         super().__init__([program, *map(str, arguments)], **options)
@@ -114,8 +128,10 @@ class TorchProcess(subprocess.Popen):
         }
         self._status, theirs = socket.socketpair()
         streams = [place if end == -1 else end for place, end in enumerate((p2cread, c2pwrite, errwrite))]
-        with theirs, _lock:
-            socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
+        with _lock:
+            requests = _server_with_brief_ends() if self._has_brief_end else _server()
+        with theirs:
+            socket.send_fds(requests, [json.dumps(request).encode()], [*streams, theirs.fileno()])
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         self.pid = int.from_bytes(self._status.recv(4), "little")
         assert self.pid, "the server has ended"

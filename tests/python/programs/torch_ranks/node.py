@@ -9,13 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor import empty as distributed_empty
 
 from pagestream import open_checkpoint
-from pagestream.torch import HuggingFaceStorageReader, stream_checkpoint
+from pagestream.torch import stream_checkpoint
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -35,6 +31,14 @@ def is_right(name, tensor):
 
 
 def load_by_readers(mine):
+    # Imported here: they take a second.
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import empty as distributed_empty
+
+    from pagestream.torch import HuggingFaceStorageReader
+
     mesh = init_device_mesh("cpu", (size,))
     with open_checkpoint(mine, ahead=False) as weights:
         shapes = {name: weights.info(name).shape for name in weights}
