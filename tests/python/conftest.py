@@ -39,7 +39,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 LONG = (
     "test_nfs.py",
     "test_weights_memory.py",
-    "test_safetensors_slow_clients.py",
+    "test_safetensors_clients.py",
     "test_demo.py",
     "test_packaging.py",
     "test_torch_ranks.py",

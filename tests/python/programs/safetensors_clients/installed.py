@@ -1,6 +1,7 @@
 """Installs ours before or after a client is imported, and lists the files that ours opens.
 
-The last argument says when: "first" or "last".
+The last argument says when: "first" or "last". The process is a fork of one that has imported the clients:
+`forks.py` of the slow clients.
 """
 
 import importlib
@@ -15,12 +16,13 @@ sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event =
 
 def import_clients(*names):
     """Imports torch and the clients, and puts ours in upstream's place first or last."""
-    if sys.argv[-1] == "last":
-        for name in ("torch", *names):
-            importlib.import_module(name)
+    assert "safetensors" in sys.modules
+    is_first = sys.modules["safetensors"] is sys.modules.get("pagestream.safetensors")
+    assert is_first == (sys.argv[-1] == "first"), "the fork is of another process"
     import pagestream.safetensors
 
-    pagestream.safetensors.install()
+    if not is_first:
+        pagestream.safetensors.install()
     for name in ("torch", *names):
         importlib.import_module(name)
 

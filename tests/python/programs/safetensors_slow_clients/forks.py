@@ -1,8 +1,8 @@
 """Imports what the other programs here need, and runs each of them in a fork.
 
 ``forks.py [install]``: with `install`, `pagestream.safetensors` first takes the place of safetensors. Each
-line of the input is JSON: a program of this folder and its arguments. Each line of the output is JSON as
-well: the text that the child printed, and its exit status.
+line of the input is JSON: a program, by its path from this folder, and its arguments. Each line of the output
+is JSON as well: the text that the child printed, and its exit status.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ def run(reading, writing, program, arguments):
     status = 1
     try:
         sys.argv = [program, *arguments]
+        sys.path.insert(0, str((FOLDER / program).parent))
         runpy.run_path(str(FOLDER / program), run_name="__main__")
         status = 0
     except BaseException:
@@ -52,7 +53,6 @@ import transformers
 transformers.LlamaForCausalLM
 diffusers.UNet2DModel
 
-sys.path.insert(0, str(FOLDER))
 for line in sys.stdin:
     program, *arguments = json.loads(line)
     reading, writing = os.pipe()
