@@ -17,10 +17,10 @@ from pagestream import Mixture, open_tokens, write_tokens
 from pagestream.torch import TokenLoader
 
 from support.process import output_of
-from support.ranks import run_ranks
+from support.ranks import GLOO
 
 RECIPES = Path(__file__).parents[2] / "examples/recipes"
-MEGATRON_RANK = Path(__file__).parent / "support/megatron_rank.py"
+MEGATRON_RANKS = Path(__file__).parent / "support/megatron_ranks.py"
 VOCABULARY = 1000
 LENGTH = 16
 WINDOWS = 50
@@ -259,18 +259,12 @@ def test_megatron_batches_are_those_of_its_gpt_dataset(tmp_path, create_attentio
 
 @pytest.mark.timeout(700)
 def test_megatron_ranks_stop_and_go_on_at_another_number(tmp_path, path):
-    def ranks(world_size, state):
-        paths = {"PYTHONPATH": f"{RECIPES}:{os.environ.get('PYTHONPATH', RECIPES)}"}
-        out = tmp_path / f"out{world_size}"
-        run_ranks(world_size, MEGATRON_RANK, path, state, out, environment=paths)
-        found = [json.loads((tmp_path / f"out{world_size}.{rank}").read_text()) for rank in range(world_size)]
-        return [tuple(row) for rank in found for row in rank["seen"]], [rank["state"] for rank in found]
-
-    before, states = ranks(2, "-")
-    assert states[0] == states[1]
-    (tmp_path / "state.json").write_text(json.dumps(states[1]))
-    after, _ = ranks(1, str(tmp_path / "state.json"))
-    assert_once_each(before + after)
+    paths = f"{RECIPES}:{os.environ.get('PYTHONPATH', RECIPES)}"
+    options = {"with_torch": True, "has_brief_end": True, "PYTHONPATH": paths, **GLOO}
+    output_of(MEGATRON_RANKS, path, tmp_path / "out", **options)
+    *before, after = (json.loads((tmp_path / f"out.{name}").read_text()) for name in ("2.0", "2.1", "1.0"))
+    assert before[0]["state"] == before[1]["state"]
+    assert_once_each([tuple(row) for rank in (*before, after) for row in rank["seen"]])
 
 
 # --- Hugging Face Trainer -------------------------------------------------------------------------
