@@ -35,7 +35,16 @@ def _few_loaders(monkeypatch):
     monkeypatch.setattr(suite, "_MOST_SECONDS", 100.0)  # on a machine that does other things, too
 
 
-@pytest.mark.usefixtures("_few_loaders")
+@pytest.fixture
+def _without_torch(tmp_path_factory, monkeypatch):
+    """Processes of loaders find no torch: those that can do without it import it for seconds."""
+    folder = tmp_path_factory.mktemp("without_torch")
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.mark.usefixtures("_few_loaders", "_without_torch")
 def test_all_cases_are_measured_and_all_losses_told(tmp_path):
     real.need_tool("bindfs")
     options = ["--suite", "field", "--quick", "--folder", str(tmp_path), "--json"]

@@ -207,13 +207,13 @@ def cold_pages_are_told(mount, here):
 def tokens(mount, here):
     from pagestream import TokenLoader, open_tokens
 
-    values = np.random.default_rng(5).integers(0, 1 << 16, 1 << 20, dtype=np.uint16)
+    values = np.random.default_rng(5).integers(0, 1 << 16, 1 << 18, dtype=np.uint16)
     values.tofile(mount.served / here / "tokens.bin")
     path = mount.folder / here / "tokens.bin"
     for mode in MODES:
         forget(path)
         with open_tokens(path, mmap_mode=mode) as corpus:
-            assert np.array_equal(corpus.read(12_345, 700_000), values[12_345:700_000])
+            assert np.array_equal(corpus.read(12_345, 175_000), values[12_345:175_000])
         options = {"sequence_length": 256, "batch_size": 8, "epochs": 1, "seed": 1, "drop_last": False}
         with TokenLoader(path, mmap_mode=mode, target="none", dtype="raw", **options) as loader:
             rows = np.concatenate(list(loader))
