@@ -32,6 +32,7 @@ from pagestream.cli._texts import Part, documents, parts_of
 from pagestream.cli._tokenizer import cuts_between_words, pieces
 from pagestream.errors import FileChangedError, FormatError
 
+from support import real
 from support.process import until
 
 pytestmark = pytest.mark.slow
@@ -525,9 +526,9 @@ def test_a_file_system_without_locks(tmp_path, tokenizer, monkeypatch):
     assert not (tmp_path / "out.bin.parts").exists()
 
 
-def started(tmp_path, tokenizer, processes, **options):
-    """A run of ten parts, which goes on when the first is done."""
-    path = json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 8000)
+def started(tmp_path, tokenizer, processes, path=None, **options):
+    """A run of ten parts, or of a file, which goes on when the first is done."""
+    path = path or json_lines(tmp_path / "texts.jsonl", ["word " * 1000] * 8000)
     command = [sys.executable, "-m", "pagestream", "tokenize", path, tmp_path / "out.bin"]
     command += ["--tokenizer", tokenizer, "--processes", processes]
     pipe = subprocess.PIPE
@@ -632,17 +633,24 @@ def test_processes_end_with_a_killed_parent(tmp_path, tokenizer, parts):
 
 
 def test_a_killed_run_is_resumed_at_once(tmp_path, tokenizer):
-    """Its lock file stays, and its lock does not."""
-    with started(tmp_path, tokenizer, 1) as running:
-        assert until(lambda: made(tmp_path) > 0)
-        running.kill()
-        assert running.wait() == -signal.SIGKILL
-        assert (tmp_path / "out.bin.parts" / _parts_folder._LOCK).exists()
-        command = (tmp_path / "texts.jsonl", tmp_path / "out.bin", "--tokenizer", tokenizer, "--json")
-        found = tokenize(*command)
-        assert found.exit_code == GOOD, found.output
-        running.communicate()
-    assert json.loads(found.stdout)["parts_made_before"] > 0
+    """Its lock file stays, and its lock does not. The second part is held until the run is killed."""
+    source = tmp_path / "source"
+    source.mkdir()
+    json_lines(source / "texts.jsonl", ["word " * 1000] * 1700)
+    with real.slow_fuse(source, tmp_path / "mount") as slow:
+        path = slow.path / "texts.jsonl"
+        slow.gate.hold(_texts.PART_BYTES * 3 // 2)
+        with started(tmp_path, tokenizer, 1, path) as running:
+            assert until(lambda: made(tmp_path) > 0)
+            running.kill()
+            slow.gate.open()
+            assert running.wait() == -signal.SIGKILL
+            assert (tmp_path / "out.bin.parts" / _parts_folder._LOCK).exists()
+            found = tokenize(path, tmp_path / "out.bin", "--tokenizer", tokenizer, "--json")
+            assert found.exit_code == GOOD, found.output
+            running.communicate()
+    facts = json.loads(found.stdout)
+    assert (facts["parts_made_before"], facts["parts"]) == (1, 3)
 
 
 def test_a_process_that_is_killed(tmp_path, tokenizer):
