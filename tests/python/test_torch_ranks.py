@@ -23,7 +23,7 @@ from support.ranks import GLOO, accelerate_launch, run_ranks, torchrun
 LOADS = PROGRAMS / "torch_ranks/loads.py"
 SIZES = (1, 2, 4)
 # Of the checkpoint that nodes load, in tensors of 1 MiB.
-NODE_MIB = 64
+NODE_MIB = 32
 WAYS_OF_ALL = ("whole", "rows", "columns", "rows in turn", "readers")
 WAYS_OF_HALF = ("half of the rows in turn", "columns with gaps")
 
