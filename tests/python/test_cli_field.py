@@ -37,7 +37,7 @@ def _few_loaders(monkeypatch):
 
 @pytest.fixture
 def _without_torch(tmp_path_factory, monkeypatch):
-    """Processes of loaders find no torch: those that can do without it import it for seconds."""
+    """Loaders find no torch: its import takes seconds, and they work without it."""
     folder = tmp_path_factory.mktemp("without_torch")
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]

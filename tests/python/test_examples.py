@@ -37,7 +37,7 @@ def test_each_program_is_in_the_list_and_tested():
 
 
 def test_training_goes_on_with_another_number_of_ranks(tmp_path):
-    # Of one byte each, so that the model is small.
+    # Tokens of one byte make a small model.
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 256, 50_000, "u1"))
     program = PROGRAMS / "train_ranks.py"
     arguments = (tmp_path / "tokens.npy", "--steps", 5, "--checkpoint", tmp_path / "checkpoint")

@@ -111,7 +111,7 @@ def run_with_brief_end(code, names):
 
 has_brief_ends = sys.argv[2:] == ["brief"]
 if has_brief_ends:
-    # Optimizers and distributed tensors import it, for a second. A whole end would tell of what Triton leaks.
+    # Optimizers and distributed tensors import it for a second. Its Triton complains at a whole end.
     import torch._dynamo
 # What is there now is for ever: children do not copy it to count it.
 gc.collect()

@@ -1,7 +1,7 @@
 """Installs ours before or after a client is imported, and lists the files that ours opens.
 
-The last argument says when: "first" or "last". The process is a fork of one that has imported the clients:
-`forks.py` of the slow clients.
+The last argument says when: "first" or "last". `forks.py` of the slow clients has imported the clients before
+it forks this process.
 """
 
 import importlib
