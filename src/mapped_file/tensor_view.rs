@@ -9,7 +9,8 @@
 //!    file's read-only mapping. Without that, a later view of the tensor would mix the file's bytes and written ones.
 //! 3. Discard what was written to the pages inside.
 //!
-//! A few written rows may stay, and so do writes to small tensors and through arrays with a read-only flag.
+//! A few written rows may stay, and so do writes to small tensors, through views of less than 2 MiB, and through arrays
+//! with a read-only flag.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::os::memory::{Uninit, page_bytes};
 
 /// Least bytes of a tensor that is looked after.
 pub const LARGE_TENSOR_BYTES: u64 = 8 << 20;
-/// The distance of the pages that are looked up.
+/// The distance of the pages that are looked up. Smaller views look up none.
 const LOOK_EVERY_BYTES: usize = 2 << 20;
 
 /// A view for somebody who uses a large tensor, or a part of it.
@@ -51,7 +52,9 @@ impl Opened {
             return None;
         }
         let counts = self.view_counts.clone();
-        counts.add(tensor.start, is_writable);
+        // A view of a few rows keeps the tensor's pages like any other. Once it is dropped, it does not look for
+        // written pages, which takes longer than to make the view.
+        counts.add(tensor.start, is_writable && view.len() >= LOOK_EVERY_BYTES);
         let (copy_on_write, read_only) = (copy_on_write.clone(), read_only.clone());
         Some(TensorView { view: view.clone(), copy_on_write, read_only, tensor, counts })
     }

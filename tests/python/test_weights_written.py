@@ -97,6 +97,19 @@ def test_nothing_is_mixed_where_few_pages_and_the_edges_were_written(path, conte
             assert np.array_equal(array, contents[name] + 1)
 
 
+def test_a_part_of_two_mebibytes_frees_written_pages_and_a_few_rows_do_not(path):
+    with safe_open(path, "pt") as file:
+        rows = file.get_slice("c")[: 2 * MIB]
+        rows[:] = 1
+        del rows
+        assert written_bytes_of(path) <= 2 * PAGE
+        rows = file.get_slice("c")[: 2 * MIB - 1]
+        rows[:] = 1
+        del rows
+        assert written_bytes_of(path) >= 2 * MIB - PAGE
+    assert written_bytes_of(path) == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_tensors_are_as_if_each_name_had_memory_of_its_own(path, contents, seed):
     """Torch tensors and parts of them come, are written, and go, in any order."""

@@ -92,7 +92,8 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     Once a tensor of 8 MiB or more and all its views are gone, the memory of its written pages is freed, and
     a later request returns the file's bytes. So a program can convert a file tensor by tensor in the memory
     of one tensor, also one that pops tensors off the result of `load_file`. Written pages of smaller tensors
-    are freed with the last tensor of the file, and so are a few written rows of a large tensor.
+    are freed with the last tensor of the file. The same holds for a few written rows of a large tensor, and
+    for parts of a slice with less than 2 MiB.
 
     A page that was not written shows the present content of the file, as upstream's tensors do for torch. If
     the file is overwritten in place, it may show the new bytes; `check` notices that. If the file is cut,
