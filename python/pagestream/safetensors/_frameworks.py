@@ -114,9 +114,9 @@ class ByNumpy(NumpyArrays):
         super().__init__(align, **options)
         self._convert = converter(framework, device)
 
-    def make(self, dtype: str, *place: Any) -> Any:  # noqa: ANN401
+    def build(self, dtype: str, *place: Any) -> Any:  # noqa: ANN401
         """Makes a tensor."""
-        return self._convert(dtype, super().make(dtype, *place))
+        return self._convert(dtype, super().build(dtype, *place))
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes a tensor of an array's part."""

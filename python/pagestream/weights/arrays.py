@@ -51,12 +51,12 @@ class Framework:
     ) -> Any:  # noqa: ANN401 - the framework's type
         """Makes a tensor over a buffer as it is; over new memory if that is None.
 
-        Takes the same arguments as `make`, and raises the same errors.
+        Takes the same arguments as `build`, and raises the same errors.
         """
         raise NotImplementedError
 
     def empty(self, dtype: str, shape: tuple[int, ...], nbytes: int) -> Any:  # noqa: ANN401
-        """Makes an uninitialized tensor. Takes the same arguments as `make`, and raises the same errors."""
+        """Makes an uninitialized tensor. Takes the same arguments as `build`, and raises the same errors."""
         return self.over(dtype, shape, nbytes, 0, None)
 
     def reads_nothing(self) -> bool:
@@ -71,7 +71,13 @@ class Framework:
         """Returns a view of a tensor's memory."""
         raise NotImplementedError
 
-    def make(
+    def make(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> Any:  # noqa: ANN401
+        """Makes a tensor as `build` does; without bytes where `reads_nothing`."""
+        if self.reads_nothing():
+            return self.empty(dtype, shape, nbytes)
+        return self.build(dtype, shape, nbytes, *place)
+
+    def build(
         self,
         dtype: str,
         shape: tuple[int, ...],
@@ -94,8 +100,6 @@ class Framework:
             SafetensorError: The framework has no such type or shape; or the elements are misaligned, and
                 ``align="error"``.
         """
-        if self.reads_nothing():
-            return self.empty(dtype, shape, nbytes)
         if buffer is not None:
             tensor = self.over(dtype, shape, nbytes, offset, buffer)
             if self.align == "view" or self.is_aligned(tensor):
@@ -131,7 +135,7 @@ class Framework:
         fill: Filler = partial(file.read_into, name)
         if buffer is not None and first == 0:
             fill = partial(_copy, buffer)
-        return self.make(dtype, shape, facts.nbytes, first, buffer, fill)
+        return self.build(dtype, shape, facts.nbytes, first, buffer, fill)
 
     def part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes the part of a tensor that `index` selects; see `PySafeSlice.__getitem__`."""
@@ -146,11 +150,14 @@ class Framework:
         """Makes a part of a tensor seen as `dtype` and `shape`. A run of mapped bytes is not copied."""
         item_bytes = itemsize(dtype)
         found = indexing.select(shape, index)
-        nbytes, fill = found.size * item_bytes, reader(stored, found, item_bytes)
+        nbytes = found.size * item_bytes
+        if self.reads_nothing():
+            return self.empty(dtype, found.shape, nbytes)
+        fill = reader(stored, found, item_bytes)
         buffer = None
-        if nbytes and not self.reads_nothing():
+        if nbytes:
             buffer = stored.view(found.in_bytes(item_bytes), not self.read_only, self.copies)
-        return self.make(dtype, found.shape, nbytes, 0, buffer, fill)
+        return self.build(dtype, found.shape, nbytes, 0, buffer, fill)
 
     def sub_byte_part(self, stored: _native.StoredTensor, index: Index) -> Any:  # noqa: ANN401
         """Makes a part of a tensor whose elements are smaller than a byte."""
@@ -184,13 +191,13 @@ class NumpyArrays(Framework):
         """Returns a view as bytes, because NumPy does not export the types of ml_dtypes as buffers."""
         return tensor.reshape(-1).view(np.uint8)
 
-    def make(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> Any:  # noqa: ANN401
+    def build(self, dtype: str, shape: tuple[int, ...], nbytes: int, *place: Any) -> Any:  # noqa: ANN401
         """Makes an array; elements smaller than a byte are unpacked, which copies them."""
         _, buffer, fill = place
         if dtype in SUB_BYTE_BITS:
             array = _unpacked(dtype, shape, nbytes, fill)
         else:
-            array = super().make(dtype, shape, nbytes, *place)
+            array = super().build(dtype, shape, nbytes, *place)
         if self.read_only and buffer is not None:
             array.flags.writeable = False  # also of a copy that a misaligned tensor needs
         return array
