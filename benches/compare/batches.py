@@ -145,7 +145,7 @@ def measure_shape(path: Path, batch_size: int, length: int) -> list[Row]:
         both = windows[generator.integers(0, len(windows), batch_size)]
         return both[:, :-1].astype("i8"), both[:, 1:].astype("i8")
 
-    shape = {"sequence_length": length, "batch_size": batch_size}
+    shape = {"sequence_length": length, "batch_size": batch_size, "epochs": None}
     own = {
         "TokenLoader": TokenLoader(path, **shape),
         "pagestream.torch.TokenLoader": pagestream.torch.TokenLoader(path, **shape),

@@ -27,7 +27,8 @@ Batches = Iterator[tuple[np.ndarray, np.ndarray]]
 
 
 def own(path: Path, _starts: np.ndarray, seed: int) -> Batches:
-    with TokenLoader(path, sequence_length=LENGTH, batch_size=BATCH, order="random", seed=seed) as loader:
+    options = {"sequence_length": LENGTH, "batch_size": BATCH, "epochs": None}
+    with TokenLoader(path, order="random", seed=seed, **options) as loader:
         yield from loader
 
 

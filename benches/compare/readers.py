@@ -46,7 +46,7 @@ def own(
     begin = time.perf_counter()
     length = rows.shape[1] - 1
     with TokenLoader(
-        path, sequence_length=length, batch_size=BATCH, order=order, seed=seed, **settings
+        path, sequence_length=length, batch_size=BATCH, order=order, seed=seed, epochs=None, **settings
     ) as loader:
         for first in range(0, len(rows), BATCH):
             x, y = next(loader)

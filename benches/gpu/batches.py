@@ -45,7 +45,8 @@ def pinned_rate(nbytes: int, seconds: float) -> float:
 
 def loader_rate(path: Path, rows: int, length: int, dtype: str, seconds: float) -> float:
     """Bytes of raw x and y a second that arrive on the device."""
-    with TokenLoader(path, sequence_length=length, batch_size=rows, dtype=dtype, device="cuda") as loader:
+    options = {"sequence_length": length, "batch_size": rows, "epochs": None}
+    with TokenLoader(path, dtype=dtype, device="cuda", **options) as loader:
         for _ in range(20):
             next(loader)
         torch.cuda.synchronize()
@@ -69,7 +70,8 @@ def waits(path: Path, rows: int, length: int, steps: int) -> tuple[float, float,
     ).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())
     took, spent = [], []
-    with TokenLoader(path, sequence_length=length, batch_size=rows, device="cuda") as loader:
+    options = {"sequence_length": length, "batch_size": rows, "epochs": None}
+    with TokenLoader(path, device="cuda", **options) as loader:
         for _ in range(steps):
             begin = time.perf_counter()
             x, y = next(loader)

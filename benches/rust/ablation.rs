@@ -80,7 +80,7 @@ fn main() -> Outcome<()> {
     let windows = Windows::new(corpus.len(), length, 1, Target::Shift)?;
     let source = TokenSource { corpus: Arc::new(corpus), windows };
     let share = Share { rank: 0, world_size: 1, batch_size: rows };
-    let extent = StreamExtent { epochs: None, drop_last: true };
+    let extent = StreamExtent { end: None, drop_last: true };
     let feed = Feed::new(vec![source], None, Order::Random, seed, share, extent)?;
     let options = Options {
         element: Element::I64,

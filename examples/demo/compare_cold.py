@@ -124,7 +124,10 @@ def _timed_pass(path: Path, name: str, content: bytes, *, seed: int) -> float:
 
 
 def _loaded(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Callable[[], None]]:
-    loader = TokenLoader(path, sequence_length=shape[1], batch_size=shape[0], order="random", seed=seed)
+    windows, length = shape
+    loader = TokenLoader(
+        path, sequence_length=length, batch_size=windows, order="random", seed=seed, epochs=None
+    )
     return [next(loader) for _ in range(BATCHES)], loader.close
 
 

@@ -85,7 +85,8 @@ def _work(name: str, path: Path) -> object:
     from pagestream.torch import TokenLoader
 
     if name == "TokenLoader":
-        loader = TokenLoader(path, sequence_length=SHAPE[1], batch_size=SHAPE[0], order="random")
+        windows, length = SHAPE
+        loader = TokenLoader(path, sequence_length=length, batch_size=windows, order="random", epochs=None)
         return loader, _last(next(loader) for _ in range(BATCHES))
     if name == "nanoGPT get_batch":
         return _last(token_batches.nanogpt_batch(path, SHAPE) for _ in range(BATCHES))

@@ -46,7 +46,9 @@ def compare(path: Path, *, rounds: int, round_seconds: float) -> list[Row]:
     content = path.read_bytes()
     for shape in SHAPES:
         windows, sequence_tokens = shape
-        with TokenLoader(path, sequence_length=sequence_tokens, batch_size=windows, order="random") as loader:
+        with TokenLoader(
+            path, sequence_length=sequence_tokens, batch_size=windows, order="random", epochs=None
+        ) as loader:
             # Each lets go of a batch when the next is there, as a training loop does.
             ways: Mapping[str, Callable[[], Batch]] = {OURS: loader.__next__, **rivals(path, shape)}
             for name, way in ways.items():

@@ -83,7 +83,12 @@ def validation_batch(path: Path, windows: int, sequence_tokens: int) -> Batch:
         raise DemoError(message)
     stride = max(1, last_start // windows)
     with TokenLoader(
-        tokens, sequence_length=sequence_tokens, batch_size=windows, stride=stride, order="sequential"
+        tokens,
+        sequence_length=sequence_tokens,
+        batch_size=windows,
+        stride=stride,
+        order="sequential",
+        drop_last=False,
     ) as loader:
         x, y = next(loader)
         return x, y
@@ -140,6 +145,7 @@ def train(
             sequence_length=model_settings.context_tokens,
             batch_size=settings.batch_windows,
             seed=settings.seed,
+            epochs=None,
             device=device,
         ) as batches,
         tqdm(range(settings.steps), desc=f"train on {device.type}", unit="step") as progress,

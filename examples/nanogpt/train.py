@@ -114,10 +114,10 @@ ctx = nullcontext() if device_type == 'cpu' else torch.amp.autocast(device_type=
 
 # poor man's data loader
 data_dir = os.path.join('data', dataset)
-loaders = {split: TokenLoader(os.path.join(data_dir, f'{split}.bin'), sequence_length=block_size, batch_size=batch_size, order='random', seed=1337, device=device) for split in ('train', 'val')}
+loaders = {split: TokenLoader(os.path.join(data_dir, f'{split}.bin'), sequence_length=block_size, batch_size=batch_size, order='random', seed=1337, epochs=None, device=device) for split in ('train', 'val')}
 def get_batch(split):
     return next(loaders[split])
-train_loader = TokenLoader(os.path.join(data_dir, 'train.bin'), sequence_length=block_size, batch_size=batch_size, order='random', seed=1338, device=device)
+train_loader = TokenLoader(os.path.join(data_dir, 'train.bin'), sequence_length=block_size, batch_size=batch_size, order='random', seed=1338, epochs=None, device=device)
 
 # init these up here, can override if init_from='resume' (i.e. from a checkpoint)
 iter_num = 0

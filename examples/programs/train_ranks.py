@@ -60,7 +60,9 @@ def main() -> None:
     folder = Path(arguments.checkpoint)
     try:
         # Rank and world size come from torch.distributed.
-        loader = TokenLoader(corpus, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE, seed=1)
+        loader = TokenLoader(
+            corpus, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE, seed=1, epochs=None
+        )
         if (folder / "loader.json").exists():
             loader.load_state_dict(json.loads((folder / "loader.json").read_text()))
             model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))

@@ -11,7 +11,7 @@ from pagestream.torch import TokenLoader
 if TYPE_CHECKING:
     from os import PathLike
 
-    from pagestream import Mixture, TokenCorpus
+    from pagestream import Epoch, Mixture, TokenCorpus
 
 
 class TokenDataModule(LightningDataModule):
@@ -22,9 +22,10 @@ class TokenDataModule(LightningDataModule):
     next window, also on another number of ranks. So do a second `fit`, and loaders that
     ``reload_dataloaders_every_n_epochs`` asks for.
 
-    Lightning's epoch is ``len(loader)`` batches. A `Mixture` that repeats has no length: then pass
-    `Trainer` a number as ``limit_train_batches``. Without it Lightning takes a batch ahead to see whether
-    there is one, and a checkpoint would skip it.
+    Lightning's epoch is ``len(loader)`` batches, an epoch of the corpus. For epochs of another size pass
+    ``epochs=None`` here, and a number as ``limit_train_batches`` to `Trainer`. A `Mixture` that repeats needs
+    both. Without the number Lightning takes a batch ahead to see whether there is one, and a checkpoint would
+    skip it.
 
     Args:
         tokens: What `TokenLoader` takes: a path, a corpus or a `Mixture`.
@@ -65,3 +66,29 @@ class TokenDataModule(LightningDataModule):
             self._state = self._loader.state_dict()
             self._loader.close()
             self._loader = None
+
+
+class ValidatedTokenDataModule(TokenDataModule):
+    """The same, with a validation on all windows of other tokens, the same each time.
+
+    With several ranks the last batch of a validation can have fewer rows on some ranks, even none.
+
+    Args:
+        tokens: Of `TokenDataModule`.
+        validation: Tokens for validation, for example ``open_tokens(path).part(0.9, 1)``.
+        **arguments: Of `TokenDataModule`.
+    """
+
+    def __init__(
+        self,
+        tokens: str | PathLike[str] | TokenCorpus | Mixture,
+        validation: str | PathLike[str] | TokenCorpus,
+        **arguments: Any,  # noqa: ANN401 - passed through
+    ) -> None:
+        super().__init__(tokens, **arguments)
+        self.validation = validation
+
+    def val_dataloader(self) -> Epoch[Any]:
+        """Starts reading. Each validation is whole, also after Lightning's check before the training."""
+        shape = {name: self.arguments[name] for name in ("sequence_length", "batch_size")}
+        return TokenLoader(self.validation, order="sequential", drop_last=False, **shape).epoch(0)

@@ -6,7 +6,7 @@ In `pretrain_gpt.py`::
         args = get_args()
         train = PretrainingBatches(TokenLoader(
             args.data_path, sequence_length=args.seq_length, batch_size=args.micro_batch_size, seed=args.seed,
-            rank=mpu.get_data_parallel_rank(), world_size=mpu.get_data_parallel_world_size()))
+            epochs=None, rank=mpu.get_data_parallel_rank(), world_size=mpu.get_data_parallel_world_size()))
         return train, None, None
 
 With ``--dataloader-save`` Megatron calls `save_state` at each checkpoint and keeps the result, one file for

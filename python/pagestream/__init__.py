@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pagestream.files.mapped_file import FileSystem, MappedFile, Residency
     from pagestream.files.staging import StagingBuffer
     from pagestream.loading.batches import Batch, PackedBatch
+    from pagestream.loading.epochs import Epoch
     from pagestream.loading.loader import TokenLoader
     from pagestream.loading.metrics import LoaderMetrics
     from pagestream.loading.mixture import Mixture
@@ -37,6 +38,7 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "Documents",
+    "Epoch",
     "FileSystem",
     "Lead",
     "LoaderMetrics",
@@ -64,6 +66,7 @@ _HOMES = {
     "Batch": "pagestream.loading.batches",
     "Checkpoint": "pagestream.weights.checkpoint",
     "Documents": "pagestream.tokens.documents",
+    "Epoch": "pagestream.loading.epochs",
     "FileSystem": "pagestream.files.mapped_file",
     "Lead": "pagestream.weights.warming",
     "LoaderMetrics": "pagestream.loading.metrics",

@@ -154,7 +154,7 @@ impl Pipeline {
         let tokens = self.shared.layout.tokens;
         let documents =
             (self.shared.options.documents != Documents::Ignore).then(|| flatten(taken.documents, tokens));
-        let position_after = taken.plan.position + taken.plan.global_rows;
+        let position_after = self.shared.feed.position_after(&taken.plan);
         Ok(Next::Batch(Box::new(Batch { buffer, rows, position_after, documents })))
     }
 

@@ -33,11 +33,11 @@ pub struct Share {
     pub batch_size: u64,
 }
 
-/// The length of the stream.
+/// Where the stream ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamExtent {
-    /// `None` for a stream without end.
-    pub epochs: Option<u64>,
+    /// The position behind its last sample; `None` for a stream without end.
+    pub end: Option<u64>,
     /// Whether a short last global batch is dropped.
     pub drop_last: bool,
 }
@@ -50,9 +50,7 @@ pub struct Feed {
     pub sources: Vec<TokenSource>,
     pub schedule: Schedule,
     pub share: Share,
-    /// Samples of the whole stream.
-    total: Option<u64>,
-    drop_last: bool,
+    extent: StreamExtent,
 }
 
 /// One row of a batch.
@@ -105,31 +103,16 @@ impl Feed {
             schedule::SourceSize { windows: source.windows.count(), starts }
         });
         let schedule = Schedule::new(counts.collect(), mixture, order, seed)?;
-        let total = match (extent.epochs, schedule.len()) {
-            (None, _) => None,
-            (Some(_), None) => {
-                return Err(Error::argument(
-                    "a mixture whose sources repeat has no end; use epochs=None, or exhausted=\"stop\" or \"drop\"",
-                ));
-            }
-            (Some(epochs), Some(_)) => Some(
-                schedule
-                    .end_of_passes(epochs)
-                    .ok_or_else(|| Error::argument("the epochs have more than 2^64 samples"))?,
-            ),
-        };
-        Ok(Self { sources, schedule, share, total, drop_last: extent.drop_last })
+        Ok(Self { sources, schedule, share, extent })
     }
 
     /// The batch whose global batch begins at `position`; `None` at the end of the stream.
     pub fn plan(&self, position: u64) -> Result<Option<BatchPlan>> {
-        let Share { rank, world_size, batch_size } = self.share;
-        let full = batch_size * world_size;
-        let left = self.total.map_or(full, |total| total.saturating_sub(position));
-        if left == 0 || (left < full && self.drop_last) {
+        let Share { rank, world_size, .. } = self.share;
+        let global_rows = self.global_rows(position);
+        if global_rows == 0 {
             return Ok(None);
         }
-        let global_rows = full.min(left);
         let end = position.checked_add(global_rows);
         end.ok_or_else(|| Error::argument("the stream is over after 2^64 samples"))?;
         // Ranks of a short batch differ by one row at most.
@@ -142,6 +125,20 @@ impl Feed {
             rows.push(self.row(draw)?);
         }
         Ok(Some(BatchPlan { position, global_rows, rows }))
+    }
+
+    /// Windows of the global batch at `position`; 0 at the end of the stream, or where the rest is dropped.
+    fn global_rows(&self, position: u64) -> u64 {
+        let full = self.share.batch_size * self.share.world_size;
+        let left = self.extent.end.map_or(full, |end| end.saturating_sub(position));
+        if left < full && self.extent.drop_last { 0 } else { full.min(left) }
+    }
+
+    /// The position once a batch is consumed. If no batch follows, that is the end of the stream: what is dropped
+    /// there counts as consumed.
+    pub fn position_after(&self, plan: &BatchPlan) -> u64 {
+        let after = plan.position + plan.global_rows;
+        self.extent.end.filter(|_| self.global_rows(after) == 0).unwrap_or(after)
     }
 
     /// The pages that rows lie on: in order of file and offset, without overlap.

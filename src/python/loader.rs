@@ -23,8 +23,7 @@ use crate::widen::Element;
 #[derive(Debug, FromPyObject)]
 #[pyo3(from_item_all)]
 struct StreamSettings {
-    /// None for one corpus.
-    mixture: Option<Py<PyMixture>>,
+    mixture: Py<PyMixture>,
     sequence_length: u64,
     stride: u64,
     target: String,
@@ -34,7 +33,8 @@ struct StreamSettings {
     rank: u64,
     world_size: u64,
     batch_size: u64,
-    epochs: Option<u64>,
+    /// The position at which the stream ends; None for an endless one.
+    end: Option<u64>,
     drop_last: bool,
     dtype: String,
     documents: bool,
@@ -58,10 +58,10 @@ impl StreamSettings {
             Ok(TokenSource { corpus, windows })
         });
         let sources: Result<Vec<_>, Error> = sources.collect();
-        let mixture = self.mixture.as_ref().map(|mixture| mixture.get().shared());
+        let mixture = Some(self.mixture.get().shared());
         let order = Order::from_word(&self.order, self.mixing_radius)?;
         let share = Share { rank: self.rank, world_size: self.world_size, batch_size: self.batch_size };
-        let extent = StreamExtent { epochs: self.epochs, drop_last: self.drop_last };
+        let extent = StreamExtent { end: self.end, drop_last: self.drop_last };
         Feed::new(sources?, mixture, order, self.seed, share, extent)
     }
 
@@ -115,9 +115,6 @@ pub struct PyTokenPipeline {
     mask_offset: Option<usize>,
     #[pyo3(get)]
     buffer_bytes: usize,
-    /// Samples of one epoch over all ranks; None where there is no such thing.
-    #[pyo3(get)]
-    epoch_samples: Option<u64>,
 }
 
 #[pymethods]
@@ -130,10 +127,9 @@ impl PyTokenPipeline {
         position: u64,
     ) -> PyResult<Self> {
         let (feed, options) = (settings.feed(&corpora)?, settings.options()?);
-        let epoch_samples = feed.schedule.len();
         let pipeline = py.detach(|| Pipeline::start(feed, options, position))?;
         let BatchLayout { y_offset, positions_offset, mask_offset, buffer_bytes, .. } = pipeline.layout();
-        Ok(Self { pipeline, y_offset, positions_offset, mask_offset, buffer_bytes, epoch_samples })
+        Ok(Self { pipeline, y_offset, positions_offset, mask_offset, buffer_bytes })
     }
 
     /// The next batch, or None at the end.

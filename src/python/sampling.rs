@@ -78,6 +78,18 @@ impl PyMixture {
         Ok(Self { mixture: Arc::new(mixture) })
     }
 
+    /// Samples of a whole pass; None if sources repeat.
+    #[getter]
+    fn pass_length(&self) -> Option<u64> {
+        self.mixture.pass_length()
+    }
+
+    /// The position at the end of so many passes, counted from the beginning of the stream; None if sources repeat, or
+    /// if that is beyond 2^64.
+    fn end_of_passes(&self, passes: u64) -> Option<u64> {
+        self.mixture.end_of_passes(passes)
+    }
+
     /// The passes that are over at a position, and a place for each source.
     fn progress(&self, position: u64) -> PyResult<(u64, Vec<SourcePlace>)> {
         let MixtureProgress { pass, sources } = self.mixture.progress(position)?;

@@ -85,16 +85,6 @@ impl Schedule {
         Ok(Self { sources, order, seed, mixture, epochs })
     }
 
-    /// Draws of one pass, which for one source is an epoch; `None` if the stream has no end.
-    pub fn len(&self) -> Option<u64> {
-        self.mixture.pass_length()
-    }
-
-    /// The position at the end of `passes` passes; `None` if there are no passes, or more than 2^64 samples.
-    pub fn end_of_passes(&self, passes: u64) -> Option<u64> {
-        self.mixture.end_of_passes(passes)
-    }
-
     /// Returns the draws of some rows of the global batch at `position`.
     ///
     /// Ranks take consecutive rows. The sources of a mixture take turns at nearly regular intervals, so that the

@@ -152,6 +152,8 @@ def test_each_window_comes_once_whatever_the_ranks(tmp_path_factory, plan):
         state = json.loads(json.dumps(ranks[0].state_dict()))
         for loader in ranks:
             loader.close()
+        if state["epoch"] == 1:
+            break
     assert sorted(seen) == list(range(0, 800, 8))
 
 
@@ -201,7 +203,7 @@ def test_a_mixture_has_its_shares_at_every_point(tmp_path):
     for name, first in (("a", 0), ("b", 20000)):
         np.arange(first, first + 9000, dtype="u2").tofile(tmp_path / name)
     mixture = Mixture([(open_tokens(tmp_path / "a"), 0.7), (open_tokens(tmp_path / "b"), 0.3)])
-    with loader_of(mixture, batch_size=10) as loader:
+    with loader_of(mixture, batch_size=10, epochs=None) as loader:
         for number in range(1, 40):
             x, _ = next(loader)
             from_b = int((x[:, 0] >= 20000).sum())
@@ -209,7 +211,7 @@ def test_a_mixture_has_its_shares_at_every_point(tmp_path):
         with pytest.raises(TypeError, match="no length"):
             len(loader)
         assert loader.state_dict()["epoch"] is None
-    with pytest.raises(ValueError, match="no end"):
+    with pytest.raises(ValueError, match="no epochs"):
         loader_of(mixture, epochs=1)
     dropped = Mixture([(source, 1) for source in mixture.sources], exhausted="drop")
     with loader_of(dropped, epochs=1, drop_last=False) as loader:
@@ -260,7 +262,7 @@ def test_boundaries_need_files_that_record_documents(token_file):
 
 
 def test_a_batch_never_changes_under_its_user(token_file):
-    with loader_of(token_file, order="sequential") as loader:
+    with loader_of(token_file, order="sequential", epochs=None) as loader:
         kept = [next(loader) for _ in range(60)]
         views = [memoryview(x) for x, _ in kept]
         for number, (x, y) in enumerate(kept):
@@ -274,7 +276,7 @@ def test_a_batch_never_changes_under_its_user(token_file):
 
 
 def test_buffers_go_back_with_the_last_reference(token_file):
-    with loader_of(token_file) as loader:
+    with loader_of(token_file, epochs=None) as loader:
         for _ in range(300):
             x, y = next(loader)
         made = loader.metrics().buffers_allocated
@@ -321,7 +323,7 @@ def test_batches_may_be_written_to(token_file):
         ({"rank": 1}, "go together"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"drop_behind": "all"}, "drop_behind"),
-        ({"batch_size": 1 << 20, "rank": 0, "world_size": 1 << 20}, "2\\^32"),
+        ({"batch_size": 1 << 20, "rank": 0, "world_size": 1 << 20, "epochs": None}, "2\\^32"),
     ],
 )
 def test_arguments_that_are_refused(token_file, options, message):
@@ -431,9 +433,9 @@ def test_threads_may_share_a_loader(token_file):
         seen, lock = [], threading.Lock()
 
         def consume():
-            for x, _ in loader:
+            while (batch := next(loader, None)) is not None:
                 with lock:
-                    seen.extend(x[:, 0].tolist())
+                    seen.extend(batch.x[:, 0].tolist())
 
         threads = [threading.Thread(target=consume) for _ in range(4)]
         for thread in threads:

@@ -195,7 +195,7 @@ def test_every_source_of_a_mixture_is_searched(tmp_path):
         sources.append((tokens, open_tokens(path, dtype=dtype, format="raw")))
     mixture = Mixture([(corpus, 0.5) for _, corpus in sources])
     options = {"sequence_length": length, "batch_size": 6, "target": "none", "documents": "boundaries"}
-    with TokenLoader(mixture, **options, end_token=MARK) as loader:
+    with TokenLoader(mixture, **options, epochs=None, end_token=MARK) as loader:
         for _ in range(20):
             batch = next(loader)
             expected = []

@@ -25,7 +25,8 @@ KINDS = [TokenLoader, pagestream.torch.TokenLoader, StagedOnCpu]
 
 
 def sequential(kind, path, **options):
-    return kind(path, **{"sequence_length": LENGTH, "batch_size": 4, "order": "sequential", **options})
+    given = {"sequence_length": LENGTH, "batch_size": 4, "order": "sequential", "epochs": None}
+    return kind(path, **given, **options)
 
 
 def first_of(batch):
@@ -223,10 +224,10 @@ def test_a_handler_cannot_go_on_with_what_it_interrupts(path):
         assert first_of(next(loader)) == 4 * LENGTH
 
 
-def test_a_loader_is_true_also_without_a_length(tmp_path):
-    np.arange(100, dtype="u2").tofile(tmp_path / "tokens.bin")
-    with TokenLoader(tmp_path / "tokens.bin", sequence_length=LENGTH, batch_size=64) as loader:
-        assert len(loader) == 0
+def test_a_loader_is_true_also_without_a_length(path):
+    with sequential(TokenLoader, path) as loader:
+        with pytest.raises(TypeError, match="no length"):
+            len(loader)
         assert loader
 
 

@@ -57,7 +57,8 @@ def test_threads_that_share_a_loader_over_errors_get_each_batch_once(tmp_path):
 
 def test_a_state_is_loaded_while_another_thread_waits(tmp_path):
     corpus = write(tmp_path / "tokens.bin", 1000)
-    with TokenLoader(corpus, sequence_length=LENGTH, batch_size=1, order="sequential") as loader:
+    options = {"sequence_length": LENGTH, "batch_size": 1, "order": "sequential", "epochs": None}
+    with TokenLoader(corpus, **options) as loader:
         state = loader.state_dict()
         seen, stop = [], threading.Event()
 
@@ -105,7 +106,13 @@ def test_a_file_that_is_not_there_for_the_next_epoch_is_an_error(tmp_path, mode,
 def test_a_source_of_a_mixture_that_repeats_is_looked_at_when_its_own_epoch_begins(tmp_path):
     small, large = write(tmp_path / "small.bin", 40), write(tmp_path / "large.bin", 4000)
     mixture = Mixture([(small, 1), (large, 1)])
-    options = {"sequence_length": LENGTH, "batch_size": 2, "order": "sequential", "lookahead": 1}
+    options = {
+        "sequence_length": LENGTH,
+        "batch_size": 2,
+        "order": "sequential",
+        "lookahead": 1,
+        "epochs": None,
+    }
     with TokenLoader(mixture, **options) as loader:
         next(loader)
         (tmp_path / "small.bin").unlink()
@@ -217,7 +224,7 @@ def test_forks_of_a_process_that_opens_and_closes_files(tmp_path):
 
 def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
     corpus = write(tmp_path / "tokens.bin", 100)
-    with TokenLoader(corpus, sequence_length=LENGTH, batch_size=4, lookahead=10**9) as loader:
+    with TokenLoader(corpus, sequence_length=LENGTH, batch_size=4, epochs=None, lookahead=10**9) as loader:
         for _ in range(200):
             next(loader)
         assert loader.metrics().lookahead_batches <= 4096
@@ -241,7 +248,11 @@ def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
         ({"lookahead": "all"}, TypeError, "lookahead must be an integer, not 'all'"),
         ({"threads": "2"}, TypeError, "threads must be an integer, not '2'"),
         ({"threads": 1 << 70}, ValueError, "threads must be below 2"),
-        ({"batch_size": 1 << 31}, ValueError, "batch_size is 2147483648; it must be at most 16777216"),
+        (
+            {"batch_size": 1 << 31, "epochs": None},
+            ValueError,
+            "batch_size is 2147483648; it must be at most 16777216",
+        ),
         ({"threads": True}, TypeError, "threads must be an integer, not True"),
         ({"memory_bytes": True}, TypeError, "memory_bytes must be an integer, not True"),
         ({"order": None}, TypeError, 'order must be "shuffled", .* not None'),

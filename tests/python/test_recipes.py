@@ -317,8 +317,8 @@ def test_trainer_resumes_with_the_next_batch(path, tmp_path):
 # --- Lightning ------------------------------------------------------------------------------------
 
 
-def fitted(tokens, folder, *, batch_size=5, ckpt_path=None, **limits):
-    """The windows that a tiny model was given."""
+def fitted(tokens, folder, *, batch_size=5, ckpt_path=None, validated=None, **limits):
+    """The windows that a tiny model was given; `validated` gets those of each validation."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -339,8 +339,15 @@ def fitted(tokens, folder, *, batch_size=5, ckpt_path=None, **limits):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    model, data = Model(), tokens
-    if not isinstance(data, TokenDataModule):
+    class ValidatedModel(Model):
+        def on_validation_start(self):
+            validated.append([])
+
+        def validation_step(self, batch, _):
+            validated[-1] += rows(*batch)
+
+    model, data = Model() if validated is None else ValidatedModel(), tokens
+    if not isinstance(data, (TokenDataModule, TokenLoader)):
         data = TokenDataModule(tokens, sequence_length=LENGTH, batch_size=batch_size, seed=3)
     trainer = Trainer(
         accelerator="cpu",
@@ -382,16 +389,47 @@ class TestLightning:
         assert_once_each(before + after)
 
     def test_a_mixture_without_end_is_not_read_ahead_of_its_state(self, path, tmp_path):
+        from lightning_data_module import TokenDataModule
+
         def mixture():
             return Mixture([(open_tokens(path), 0.5), (open_tokens(path, dtype="u2"), 0.5)])
 
-        options = {"batch_size": 5, "limit_train_batches": 8}
-        whole = fitted(mixture(), tmp_path / "whole", max_epochs=2, **options)
+        def data():
+            return TokenDataModule(mixture(), sequence_length=LENGTH, batch_size=5, seed=3, epochs=None)
+
+        whole = fitted(data(), tmp_path / "whole", max_epochs=2, limit_train_batches=8)
         assert len(whole) == 80
         for step in (4, 12):
             checkpoint = tmp_path / f"whole/step={step}.ckpt"
-            rest = fitted(mixture(), tmp_path / "whole", ckpt_path=checkpoint, max_epochs=2, **options)
+            rest = fitted(
+                data(), tmp_path / "whole", ckpt_path=checkpoint, max_epochs=2, limit_train_batches=8
+            )
             assert rest == whole[5 * step :]
+
+    def test_a_checkpoint_of_the_last_batch_of_an_epoch_begins_the_next(self, path, tmp_path):
+        whole = fitted(path, tmp_path / "even", batch_size=4, max_epochs=3)
+        assert len(whole) == 3 * 48  # the last two windows of each epoch are dropped
+        checkpoint = tmp_path / "even/step=12.ckpt"
+        state = torch.load(checkpoint, weights_only=True)["TokenDataModule"]
+        assert (state["samples_consumed"], state["epoch"]) == (WINDOWS, 1)
+        assert fitted(path, tmp_path / "even", batch_size=4, ckpt_path=checkpoint, max_epochs=3) == whole[48:]
+
+    def test_each_validation_is_the_same_and_whole(self, path, tmp_path):
+        from lightning_data_module import ValidatedTokenDataModule
+
+        held_out = open_tokens(path).part(0, 10 * LENGTH + 1)
+        data = ValidatedTokenDataModule(path, held_out, sequence_length=LENGTH, batch_size=4, seed=3)
+        validated = []
+        trained = fitted(data, tmp_path, max_epochs=3, validated=validated)
+        # The check before the training takes two batches of three.
+        everything = every_window()[:10]
+        assert validated == [everything[:8], *[everything] * 3]
+        assert trained == fitted(path, tmp_path / "alone", batch_size=4, max_epochs=3)
+
+    def test_a_loader_is_a_data_loader(self, path, tmp_path):
+        with TokenLoader(path, sequence_length=LENGTH, batch_size=4, seed=3) as loader:
+            seen = fitted(loader, tmp_path, max_epochs=3)
+        assert seen == fitted(path, tmp_path / "module", batch_size=4, max_epochs=3)
 
     def test_reloaded_and_second_fits_carry_on(self, path, tmp_path):
         whole = fitted(path, tmp_path / "whole", batch_size=5, max_epochs=4)

@@ -157,7 +157,8 @@ def test_a_loader_draws_in_these_shares(tmp_path):
     mixed = Mixture(
         [(open_tokens(tmp_path / f"{number}.bin"), weight) for number, weight in enumerate((0.7, 0.3))]
     )
-    with TokenLoader(mixed, sequence_length=1, batch_size=1000, target="none", seed=5) as loader:
+    options = {"sequence_length": 1, "batch_size": 1000, "target": "none", "seed": 5, "epochs": None}
+    with TokenLoader(mixed, **options) as loader:
         first = next(loader)[:, 0]
         loader.load_state_dict(loader.state_dict() | {"samples_consumed": 510})
         later = next(loader)[:, 0]
@@ -208,7 +209,8 @@ def numbered(tmp_path):
 
 
 def loader_of(pairs, *, exhausted="repeat", **options):
-    options = {"sequence_length": 1, "batch_size": 1, "target": "none", "seed": 3, **options}
+    given = {"sequence_length": 1, "batch_size": 1, "target": "none", "seed": 3, "epochs": None}
+    options = {**given, **options}
     return TokenLoader(Mixture(pairs, exhausted=exhausted), **options)
 
 
@@ -314,7 +316,7 @@ def test_a_pass_ends_as_it_would_under_other_weights(numbered, exhausted):
 
 def test_a_state_of_one_corpus_goes_on_in_a_mixture(numbered):
     first, second = numbered(300, 200)
-    options = {"sequence_length": 1, "batch_size": 10, "target": "none", "seed": 3}
+    options = {"sequence_length": 1, "batch_size": 10, "target": "none", "seed": 3, "epochs": None}
     with TokenLoader(first, **options) as loader:
         seen = flat(tokens_of(loader, 32))
         state = loader.state_dict()

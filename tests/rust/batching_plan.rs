@@ -26,7 +26,7 @@ const ALONE: Share = Share { rank: 0, world_size: 1, batch_size: 40 };
 fn rows_of_a_rank_and_the_end_of_the_stream() {
     let folder = tempfile::tempdir().expect("a folder");
     let share = Share { rank: 1, world_size: 4, batch_size: 16 };
-    let extent = StreamExtent { epochs: Some(1), drop_last: false };
+    let extent = StreamExtent { end: Some(150), drop_last: false };
     let part = feed(&folder, share, extent);
     let plan = part.plan(64).expect("valid").expect("not the end");
     assert_eq!((plan.position, plan.global_rows), (64, 64));
@@ -34,15 +34,19 @@ fn rows_of_a_rank_and_the_end_of_the_stream() {
     // 22 rows are left: 6, 6, 5, 5.
     let last = part.plan(128).expect("valid").expect("not the end");
     assert_eq!((last.global_rows, last.rows.len(), last.rows[0].start), (22, 6, 13_400));
+    assert_eq!((part.position_after(&plan), part.position_after(&last)), (128, 150));
     assert_eq!(part.plan(150).expect("valid"), None);
     let dropping = feed(&folder, share, StreamExtent { drop_last: true, ..extent });
     assert_eq!(dropping.plan(128).expect("valid"), None);
+    // What is dropped is not left over for another batch size.
+    let first = dropping.plan(0).expect("valid").expect("not the end");
+    assert_eq!((dropping.position_after(&first), dropping.position_after(&plan)), (64, 150));
 }
 
 #[test]
 fn pages_are_exact_merged_and_of_one_shard_each() {
     let folder = tempfile::tempdir().expect("a folder");
-    let feed = feed(&folder, ALONE, StreamExtent { epochs: None, drop_last: true });
+    let feed = feed(&folder, ALONE, StreamExtent { end: None, drop_last: true });
     let range =
         |index, offset, end: u64| ByteRange { file: FileId { set: 0, index }, offset, len: end - offset };
     let of = |position| {
@@ -59,16 +63,15 @@ fn pages_are_exact_merged_and_of_one_shard_each() {
 #[test]
 fn what_no_rank_can_have_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    let alone = feed(&folder, ALONE, StreamExtent { epochs: None, drop_last: true });
-    let new = |share, epochs| {
-        let extent = StreamExtent { epochs, drop_last: true };
+    let alone = feed(&folder, ALONE, StreamExtent { end: None, drop_last: true });
+    let new = |share| {
+        let extent = StreamExtent { end: None, drop_last: true };
         Feed::new(alone.sources.clone(), None, Order::Shuffled, 0, share, extent).map(drop)
     };
-    assert!(new(Share { rank: 1, ..ALONE }, None).is_err());
-    assert!(new(Share { batch_size: 0, ..ALONE }, None).is_err());
-    assert!(new(Share { world_size: 1 << 40, batch_size: 1 << 40, rank: 0 }, None).is_err());
-    assert!(new(ALONE, Some(u64::MAX)).is_err());
-    assert!(new(ALONE, Some(2)).is_ok());
+    assert!(new(Share { rank: 1, ..ALONE }).is_err());
+    assert!(new(Share { batch_size: 0, ..ALONE }).is_err());
+    assert!(new(Share { world_size: 1 << 40, batch_size: 1 << 40, rank: 0 }).is_err());
+    assert!(new(ALONE).is_ok());
 }
 
 #[test]
@@ -80,7 +83,7 @@ fn windows_whose_pages_touch_are_one_range() {
     let corpus = TokenCorpus::open(&[path], dtype, None, RequestedMode::Auto).expect("opened");
     let windows = Windows::new(corpus.len(), 4096, 4096, Target::None).expect("valid");
     let share = Share { rank: 0, world_size: 1, batch_size: 3 };
-    let extent = StreamExtent { epochs: Some(1), drop_last: false };
+    let extent = StreamExtent { end: Some(5), drop_last: false };
     let sources = vec![TokenSource { corpus: Arc::new(corpus), windows }];
     let feed = Feed::new(sources, None, Order::Sequential, 0, share, extent).expect("valid");
     let plan = feed.plan(0).expect("valid").expect("not the end");

@@ -111,7 +111,7 @@ proptest! {
         let firsts: Vec<u64> = corpus.shards.iter().map(|shard| shard.start).collect();
         let source = TokenSource { corpus, windows };
         let (share, extent) =
-            (Share { rank: 0, world_size: 1, batch_size: 1 }, StreamExtent { epochs: None, drop_last: true });
+            (Share { rank: 0, world_size: 1, batch_size: 1 }, StreamExtent { end: None, drop_last: true });
         let feed = Feed::new(vec![source], None, Order::Sequential, 0, share, extent).expect("valid");
         let rows: Vec<BatchRow> = starts
             .iter()

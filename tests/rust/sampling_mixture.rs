@@ -254,9 +254,10 @@ proptest! {
         sources in prop::collection::vec((1_u64..80, weight()), 1..6), seed: u64
     ) {
         let (windows, weights): (Vec<u64>, Vec<u64>) = sources.into_iter().unzip();
-        let schedule = mix(&windows, &weights, Exhausted::Drop, Order::Shuffled, seed);
+        let mixture = mixture(&windows, &weights, Exhausted::Drop, None);
+        let schedule = schedule_of(&mixture, Order::Shuffled, seed);
         let length: u64 = windows.iter().sum();
-        prop_assert_eq!(schedule.len(), Some(length));
+        prop_assert_eq!(mixture.pass_length(), Some(length));
         for pass in 0..2 {
             let drawn = draws(&schedule, pass * length, length as usize);
             prop_assert!(drawn.iter().all(|draw| draw.epoch == pass));
@@ -286,8 +287,9 @@ proptest! {
         sources in prop::collection::vec((1_u64..80, weight()), 1..6), seed: u64
     ) {
         let (windows, weights): (Vec<u64>, Vec<u64>) = sources.into_iter().unzip();
-        let schedule = mix(&windows, &weights, Exhausted::Stop, Order::Shuffled, seed);
-        let length = schedule.len().expect("it ends");
+        let mixture = mixture(&windows, &weights, Exhausted::Stop, None);
+        let schedule = schedule_of(&mixture, Order::Shuffled, seed);
+        let length = mixture.pass_length().expect("it ends");
         for pass in 0..2 {
             let drawn = draws(&schedule, pass * length, length as usize);
             let mut left = windows.clone();
@@ -307,8 +309,9 @@ proptest! {
         sources in prop::collection::vec((1_u64..40, 1_u64..20), 1..6), seed: u64
     ) {
         let (windows, weights): (Vec<u64>, Vec<u64>) = sources.into_iter().unzip();
-        let schedule = mix(&windows, &weights, Exhausted::Repeat, Order::Shuffled, seed);
-        prop_assert_eq!(schedule.len(), None);
+        let mixture = mixture(&windows, &weights, Exhausted::Repeat, None);
+        let schedule = schedule_of(&mixture, Order::Shuffled, seed);
+        prop_assert_eq!(mixture.pass_length(), None);
         let drawn = draws(&schedule, 0, 1000);
         for (source, &windows) in windows.iter().enumerate() {
             let own: Vec<&Draw> = drawn.iter().filter(|draw| draw.source == source).collect();
@@ -324,8 +327,9 @@ proptest! {
 /// What the sources that did not run out do: they begin again, with the next epoch's permutation.
 #[test]
 fn stop_restarts_every_source_in_the_next_pass() {
-    let schedule = mix(&[10, 1000], &[1, 1], Exhausted::Stop, Order::Shuffled, 3);
-    let length = schedule.len().expect("it ends");
+    let mixture = mixture(&[10, 1000], &[1, 1], Exhausted::Stop, None);
+    let schedule = schedule_of(&mixture, Order::Shuffled, 3);
+    let length = mixture.pass_length().expect("it ends");
     assert!((19..=20).contains(&length), "{length}");
     let second_of = |pass| {
         let drawn = draws(&schedule, pass * length, length as usize);

@@ -10,7 +10,7 @@ import torch
 
 import pagestream
 import pagestream.safetensors
-from pagestream import Batch, LoaderMetrics, PackedBatch
+from pagestream import Batch, Epoch, LoaderMetrics, PackedBatch
 from pagestream import TokenLoader as NumpyTokenLoader
 from pagestream.safetensors import safe_open
 from pagestream.safetensors.torch import load_file
@@ -31,6 +31,12 @@ def batches(path: Path) -> None:
     for x, y in usual:
         assert_type(x, npt.NDArray[np.int64])
         assert_type(y, npt.NDArray[np.int64])
+    for x, y in usual.epoch(3):
+        assert_type(x, npt.NDArray[np.int64])
+        assert_type(y, npt.NDArray[np.int64])
+    assert_type(usual.epoch(3), Epoch[Batch[npt.NDArray[np.int64]]])
+    assert_type(usual.current_epoch, int | None)
+    NumpyTokenLoader(path, sequence_length=8, batch_size=2, epochs=None)
 
     named = NumpyTokenLoader(path, sequence_length=8, batch_size=2, dtype="int64", order="blocked")
     assert_type(next(named).x, npt.NDArray[np.int64])
@@ -57,6 +63,7 @@ def tensor_batches(path: str) -> None:
     """On every device the batches are tensors."""
     on_gpu = TokenLoader(path, sequence_length=8, batch_size=2, device="cuda", rank=0, world_size=2)
     assert_type(next(on_gpu), Batch[torch.Tensor])
+    assert_type(next(iter(on_gpu.epoch(0))), Batch[torch.Tensor])
     x, y = next(on_gpu)
     assert_type(x, torch.Tensor)
     assert_type(y, torch.Tensor)

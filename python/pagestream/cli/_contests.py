@@ -197,9 +197,15 @@ def prove(x: Any, y: Any) -> None:  # noqa: ANN401 - arrays or tensors
 
 
 def by_loader(path: str, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Yields batches of a `TokenLoader`."""
+    """Yields batches of a `TokenLoader`, without end."""
     with TokenLoader(
-        path, sequence_length=SEQUENCE_LENGTH, batch_size=BATCH_SIZE, seed=seed, rank=0, world_size=1
+        path,
+        sequence_length=SEQUENCE_LENGTH,
+        batch_size=BATCH_SIZE,
+        seed=seed,
+        epochs=None,
+        rank=0,
+        world_size=1,
     ) as loader:
         yield from loader
 

@@ -28,6 +28,9 @@ class BatchSource(Protocol):
     def forget(self) -> None:
         """Drops batches that were taken and not handed out."""
 
+    def limit(self, end: int | None) -> None:
+        """Sets where the stream ends that the next `take` begins; None for an endless one."""
+
     def interrupt(self) -> None:
         """Ends the wait of a thread that is in `take`."""
 
@@ -50,13 +53,17 @@ class Handout:
         self._source = source
         self._lock = ForkSafeLock()
         self.position = 0
+        # Where the source ends.
+        self.end: int | None = None
+        # How often the stream was moved.
+        self.moves = 0
         self.closed = False
 
-    def next(self) -> Any:  # noqa: ANN401 - what the source makes
-        """Returns the next batch.
+    def next(self, end: int | None) -> Any:  # noqa: ANN401 - what the source makes
+        """Returns the next batch before `end`, a position; None for a stream without end.
 
         Raises:
-            StopIteration: The stream is at its end.
+            StopIteration: The stream is at the end, or behind it.
             ValueError: The loader is closed.
         """
         found, before, after = None, 0, None
@@ -67,7 +74,10 @@ class Handout:
                 lock.taken = True
                 try:
                     before = self.position
-                    found = self._source.take(before)
+                    if end is None or before < end:
+                        if end != self.end:
+                            self._limit(end)
+                        found = self._source.take(before)
                     if found is not None:
                         after = self.position = found[1]
                 except BaseException:  # an interrupt as well
@@ -91,8 +101,15 @@ class Handout:
                 self.position = before
                 self._source.stop()
 
-    def go_to(self, position: int, start: Callable[[int], object]) -> None:
-        """Goes on from a position, in samples; `start` begins to read there.
+    def _limit(self, end: int | None) -> None:
+        """Lets the source end elsewhere. After an interrupt in between, the next call does it again."""
+        self._source.stop()
+        self._source.forget()
+        self._source.limit(end)
+        self.end = end
+
+    def go_to(self, position: int, end: int | None, start: Callable[[int], object]) -> None:
+        """Goes on from a position, in samples, to an end; `start` begins to read there.
 
         Raises:
             ValueError: The loader is closed.
@@ -102,8 +119,8 @@ class Handout:
             self._refuse()
             lock.taken = True
             try:
-                self._source.stop()
-                self._source.forget()
+                self._limit(end)
+                self.moves += 1
                 self.position = position
                 start(position)
             finally:

@@ -71,6 +71,10 @@ class HostBatches:
         """Sets the mixture of the next pipeline."""
         self._settings["mixture"] = mixture
 
+    def limit(self, end: int | None) -> None:
+        """Sets the end of the next pipeline, in samples; None for an endless one."""
+        self._settings["end"] = end
+
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch, and the position after it; None at the end.
 

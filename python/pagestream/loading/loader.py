@@ -10,6 +10,7 @@ from pagestream._common import environment
 from pagestream._common.checks import at_least, check_bool, one_of, only_with
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
+from pagestream.loading.epochs import Epoch, EpochBatches, Loops
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
 from pagestream.loading.mixture import Mixture
@@ -26,7 +27,7 @@ from pagestream.loading.state import STATE_VERSION, saved_position
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Literal, Self, TypeAlias, Unpack
 
     import numpy as np
@@ -65,7 +66,7 @@ _MIXING_BYTES = 64 << 20
 
 
 class TokenLoader(HoldsFiles, Generic[BatchT_co]):
-    """One stream of batches over a corpus, epoch after epoch, read ahead by native threads.
+    """Batches of windows of a corpus, epoch after epoch, read ahead by native threads.
 
     The order depends only on seed and position, so the loader knows the next batches. It requests their
     pages from the kernel, gathers batches in its own threads, and hands out arrays on buffers that are
@@ -76,9 +77,13 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     as old as the mount's ``acregmin`` to ``acregmax`` (3 to 60 s; see nfs(5)): a rewrite may go unnoticed
     that long.
 
-    A loader is an iterator. It continues where it stopped, also in a second ``for`` loop, and stays at the
-    end once it is there; `load_state_dict` moves it. An exception from storage leaves it at the batch that
-    failed; the next call tries that batch again.
+    Each ``for`` loop reads one epoch, in an order of its own, or as many epochs as `epochs` says. If a loop
+    was left early, or if a state was loaded, the next loop reads the rest. After the last batch ``next``
+    raises StopIteration until another loop begins the next epoch. With ``epochs=None`` the stream has no end.
+    `epoch` gives one epoch from its beginning, for example to validate on.
+
+    An exception from storage leaves the loader at the batch that failed; the next call tries that batch
+    again.
 
     Args:
         tokens: A corpus, a `Mixture`, or an argument of `open_tokens`.
@@ -88,7 +93,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             any token, with replacement), ``"sequential"``, or ``"blocked"`` (a permutation that stays
             within `mixing_radius` windows at a time, for storage that is slow at random reads).
         seed: Picks the order.
-        epochs: Number of epochs after which the stream ends; None for an endless stream.
+        epochs: Number of epochs of one ``for`` loop; None for an endless stream, whose batches can have
+            windows of two epochs.
         stride: Tokens between the beginnings of windows; T by default, T+1 for ``"block"``.
         target: ``"shift"``, ``"block"`` or ``"none"``; see `TokenDataset`. With ``"none"`` batches are x
             alone.
@@ -98,8 +104,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             With a token, the files' records are not consulted; in a `Mixture` it holds for all sources.
         begin_token: The id that begins each document, in place of `end_token`.
         max_documents: Pads ``cu_seqlens`` to this many documents; a batch with more is an error.
-        drop_last: Whether to drop a short global batch at the very end. If not, it is dealt out so that all
-            ranks make the same number of steps; a rank can get fewer rows, even none.
+        drop_last: Whether to drop a short global batch at the end of a loop. If not, it is dealt out so that
+            all ranks make the same number of steps; a rank can get fewer rows, even none.
         rank: The rank of this process among `world_size`. None means that of torch.distributed or JAX, if the
             program has initialised one of them, else that of the launcher (torchrun, Open MPI, MPICH, Intel
             MPI, srun), else 0 of 1. Rank r gets rows ``[r * batch_size, (r + 1) * batch_size)`` of each
@@ -124,7 +130,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             the batch reaches a device. `end_token` and `begin_token` must be below it. None checks nothing.
 
     Raises:
-        ValueError: An argument is out of range, or the corpus is shorter than one window.
+        ValueError: An argument is out of range, the corpus is shorter than one window, or a loop would have
+            no batch.
         OSError: A file cannot be opened.
 
     Examples:
@@ -140,6 +147,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         >>> loader.load_state_dict(state)
         >>> bool((next(loader).x == later.x).all())
         True
+        >>> [sum(1 for x, y in loader) for epoch in range(3)]  # the rest of the first epoch, and two more
+        [29, 31, 31]
         >>> loader.close()
     """
 
@@ -206,7 +215,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         batch_size: int,
         order: Order = "shuffled",
         seed: int = 0,
-        epochs: int | None = None,
+        epochs: int | None = 1,
         stride: int | None = None,
         target: Target = "shift",
         documents: DocumentOption = "ignore",
@@ -258,9 +267,14 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             mixing_radius = max(16, _MIXING_BYTES // (self.stride * item_bytes))
         self.mixing_radius = at_least(1, "mixing_radius", mixing_radius)
         self._max_documents = None if max_documents is None else at_least(1, "max_documents", max_documents)
+        self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
         self._run = MixtureRun(tokens, self._windows()) if isinstance(tokens, Mixture) else None
+        mixture = self._run.native if self._run else _native.Mixture([1], self._windows(), "drop", None)
+        self._loops = self._loops_of(mixture)
+        # The end of the present loop.
+        self._end: int | None = None
         settings: dict[str, Any] = {
-            "mixture": self._run and self._run.native,
+            "mixture": mixture,
             "sequence_length": self.sequence_length,
             "stride": self.stride,
             "target": target,
@@ -270,7 +284,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             "rank": self.rank,
             "world_size": self.world_size,
             "batch_size": self.batch_size,
-            "epochs": None if epochs is None else at_least(1, "epochs", epochs),
+            "end": None,
             "drop_last": self.drop_last,
             "dtype": dtype,
             "documents": self._packed,
@@ -284,7 +298,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         }
         self._batches = self._make_batches(settings)
         self._handout = Handout(self._batches)
-        self._epoch_samples: int | None = self._batches.start(0).epoch_samples
+        self._go_to(0)
         _log.info("started %r", self)
 
     def _make_batches(self, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - HostBatches, or a device's
@@ -296,40 +310,112 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         windows = (self.sequence_length, self.stride, self.target)
         return [native_corpus(corpus).windows(*windows) for corpus in self._corpora]
 
+    def _loops_of(self, mixture: _native.Mixture) -> Loops:
+        rows = self.batch_size * self.world_size
+        return Loops(mixture, self.epochs, rows, drop_last=self.drop_last)
+
+    def _go_to(self, position: int, run: MixtureRun | None = None, end: int | None = None) -> None:
+        """Begins to read at a position.
+
+        Args:
+            position: Samples of the stream before it.
+            run: The mixture to read from there on; None for the present one.
+            end: Where to end if not with the loop that has the position.
+        """
+        loops = self._loops if run is None else self._loops_of(run.native)
+        position = loops.settled(position)
+        loop_end = loops.end(position)
+
+        def start(position: int) -> None:
+            self._loops, self._end = loops, loop_end
+            if run is not None:
+                self._run = run
+                self._batches.mix(run.native)
+            self._batches.start(position)
+
+        self._handout.go_to(position, loop_end if end is None else end, start)
+
     def __bool__(self) -> bool:
-        """True: a loader without a length, or with the length 0, is a loader."""
+        """True: a loader without a length is a loader."""
         return True
 
     def __iter__(self) -> Self:
-        """Returns itself: iteration goes on where it stopped."""
+        """Returns itself, to go on with the present loop, or to begin the next if that is over."""
+        self._end = self._loops.end(self._handout.position)
         return self
 
     def __next__(self) -> BatchT_co:
         """Returns the next batch.
 
         Raises:
-            StopIteration: The epochs are over.
+            StopIteration: The epoch is over, or as many as a loop has.
             RuntimeError: The process group was initialised after the loader, and has other ranks.
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
             FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
         """
         if self._is_rank_derived:
+            self._check_rank()
+        return self._handout.next(self._end)  # type: ignore[no-any-return]
+
+    def _check_rank(self) -> None:
+        if self._is_rank_derived:
             check_unchanged(self.rank, self.world_size)
             self._is_rank_derived = False
-        return self._handout.next()  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
-        """Returns the number of batches of one epoch.
+        """Returns the number of batches of a ``for`` loop that is not the rest of another one.
 
         Raises:
-            TypeError: A mixture whose sources repeat has no epochs.
+            TypeError: The stream is endless.
         """
-        samples, rows = self._epoch_samples, self.batch_size * self.world_size
-        if samples is None:
-            message = 'a mixture with exhausted="repeat" has no epochs, and so no length'
-            raise TypeError(message)
-        return samples // rows if self.drop_last else -(-samples // rows)
+        return len(self._loops)
+
+    @property
+    def current_epoch(self) -> int | None:
+        """The epoch of the next batch, which is the number of epochs that are over.
+
+        None for a mixture whose sources repeat. A run that goes on from a state loops over
+        ``range(loader.current_epoch, epochs)``.
+        """
+        return self._loops.current_epoch(self._handout.position)
+
+    def epoch(self, number: int) -> Epoch[BatchT_co]:
+        """Returns one epoch, as an iterable with a length.
+
+        Each loop over it moves the loader to the beginning of the epoch, and leaves it at the end. An endless
+        loader has epochs as well.
+
+        Args:
+            number: The epoch, from 0. The first ``for`` loop over a new loader is epoch 0.
+
+        Raises:
+            ValueError: The epoch would have no batch, the sources of a `Mixture` repeat, or the epoch began
+                under other weights.
+
+        Examples:
+            >>> from pagestream import TokenLoader
+            >>> options = {"sequence_length": 32, "batch_size": 4, "drop_last": False}
+            >>> with TokenLoader("tokens.bin", order="sequential", **options) as validation:
+            ...     for step in range(2):
+            ...         first = [int(x[0, 0]) for x, y in validation.epoch(0)][:4]  # the same each time
+            >>> first, len(validation.epoch(0))
+            ([0, 128, 256, 384], 32)
+        """
+        number = at_least(0, "number", number)
+        _, _, batches = self._bounds_of(number)
+        return Epoch(number, batches, self._begin_epoch)
+
+    def _bounds_of(self, epoch: int) -> tuple[int, int, int]:
+        return self._loops.epoch(epoch, 0 if self._run is None else self._run.first_epoch)
+
+    def _begin_epoch(self, number: int) -> Iterator[BatchT_co]:
+        self._check_rank()
+        begin, end, _ = self._bounds_of(number)
+        # A new loader is there, and reads already.
+        if (self._handout.position, self._handout.end) != (begin, end):
+            self._go_to(begin, end=end)
+        return EpochBatches(self._handout, end)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the stream after the batches handed out; equal on all ranks.
@@ -348,11 +434,14 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             ...     loader.state_dict()["samples_consumed"]
             4
         """
-        position, samples = self._handout.position, self._epoch_samples
-        state = {"version": STATE_VERSION, **self._identity(), "samples_consumed": position}
-        if self._run is None:
-            return {**state, "epoch": None if samples is None else position // samples}
-        return {**state, "epoch": self._run.epoch(position), "mixture": self._run.record(position)}
+        position = self._handout.position
+        state = {
+            "version": STATE_VERSION,
+            **self._identity(),
+            "samples_consumed": position,
+            "epoch": self._loops.current_epoch(position),
+        }
+        return state if self._run is None else {**state, "mixture": self._run.record(position)}
 
     def _identity(self) -> dict[str, Any]:
         """Returns the settings that a state must share with this loader, except for those of a mixture."""
@@ -370,7 +459,9 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     def load_state_dict(
         self, state: Mapping[str, Any], *, strict: bool = True, new_mixture: bool = False
     ) -> None:
-        """Moves to the position of a state, taken on any number of ranks and with any batch size.
+        """Moves to the position of a state, taken on any number of ranks, with any batch size and `epochs`.
+
+        The next ``for`` loop reads the rest of the epoch, or the next epoch if no batch is left in this one.
 
         Weights or sources of a `Mixture` can change in mid-run. With ``new_mixture=True`` the loader also
         takes a state of another mixture. Each source that the state lists goes on from where it was, without
@@ -404,7 +495,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             Half of the run at equal weights, and then more of the second source:
 
             >>> web, code = open_tokens("tokens.bin"), open_tokens(["tokens.bin"] * 2)
-            >>> options = {"sequence_length": 32, "batch_size": 4}
+            >>> options = {"sequence_length": 32, "batch_size": 4, "epochs": None}
             >>> with TokenLoader(Mixture([(web, 0.5), (code, 0.5)]), **options) as loader:
             ...     batch = next(loader)
             ...     state = loader.state_dict()
@@ -421,14 +512,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         elif new_mixture:
             message = "new_mixture=True needs a loader of a Mixture; this one reads one corpus"
             raise ValueError(message)
-
-        def start(position: int) -> None:
-            if run is not None:
-                self._run = run
-                self._batches.mix(run.native)
-            self._batches.start(position)
-
-        self._handout.go_to(position, start)
+        self._go_to(position, run)
 
     def metrics(self) -> LoaderMetrics:
         """Returns counters of the work so far, and the present lookahead.

@@ -46,7 +46,7 @@ class Mixture(ClosedByWith):
 
     ``exhausted`` says how the stream goes on when a source runs out:
 
-    - ``"repeat"``: it begins its next epoch, in a new order. There is no end.
+    - ``"repeat"``: it begins its next epoch, in a new order. There is no end: loaders need ``epochs=None``.
     - ``"stop"``: the pass ends with the draw that takes the last window of a source. In the next pass
       every source begins anew, in a new order, even if it was not read to its end.
     - ``"drop"``: the others go on, in the proportions of their weights, until every window was read

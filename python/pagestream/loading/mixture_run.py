@@ -70,9 +70,11 @@ class MixtureRun:
         places = [(number, 0, 0) for number in range(len(windows))]
         self._start = (0, 0, places) if start is None else start
 
-    def epoch(self, position: int) -> int | None:
-        """Returns the number of passes before a position, in samples; None where the sources repeat."""
-        return None if self._mixture.exhausted == "repeat" else self.native.progress(position)[0]
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch that is in these weights from its beginning."""
+        _, passes, places = self._start
+        return passes + any(windows for _, _, windows in places)
 
     def record(self, position: int) -> dict[str, Any]:
         """Returns the record for a state: weights, sources, and the windows used of each source."""

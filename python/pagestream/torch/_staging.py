@@ -92,6 +92,10 @@ class StagedBatches:
         """Sets the mixture that is read once the host starts again."""
         self._host.mix(mixture)
 
+    def limit(self, end: int | None) -> None:
+        """Sets the end of the stream once the host starts again."""
+        self._host.limit(end)
+
     def take(self, position: int) -> tuple[Any, int] | None:
         """Returns the next batch on the device, and the position after it; None at the end.
 

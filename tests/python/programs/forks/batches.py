@@ -18,7 +18,7 @@ def act():
 statuses = []
 for turn in range(60):
     tokens = open_tokens(sys.argv[1])
-    loader = TokenLoader(tokens, sequence_length=64, batch_size=16, threads=4)
+    loader = TokenLoader(tokens, sequence_length=64, batch_size=16, epochs=None, threads=4)
     time.sleep(turn % 6 / 1000)
     statuses.append(forked(act))
     if statuses[-1]:

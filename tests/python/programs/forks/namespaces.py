@@ -8,7 +8,7 @@ import sys
 from pagestream import TokenLoader, open_tokens
 
 assert os.getpid() == 1
-loader = TokenLoader(open_tokens(sys.argv[1]), sequence_length=64, batch_size=16, threads=2)
+loader = TokenLoader(open_tokens(sys.argv[1]), sequence_length=64, batch_size=16, epochs=None, threads=2)
 next(loader)
 CLONE_NEWPID = 0x20000000
 assert ctypes.CDLL(None).unshare(CLONE_NEWPID) == 0

@@ -4,7 +4,7 @@ import sys
 
 from pagestream import TokenLoader
 
-loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=4)
+loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=4, epochs=None)
 try:
     print("ready", flush=True)
     while True:

@@ -8,7 +8,7 @@ import threading
 
 from pagestream import TokenLoader
 
-loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=1, threads=4)
+loader = TokenLoader(sys.argv[1], sequence_length=16, batch_size=1, epochs=None, threads=4)
 stop = threading.Event()
 kept = []
 

@@ -12,7 +12,7 @@ from pagestream import TokenLoader, open_tokens
 
 folder = sys.argv[1]
 tokens = open_tokens(folder)
-loader = TokenLoader(tokens, sequence_length=50, batch_size=8, threads=4)
+loader = TokenLoader(tokens, sequence_length=50, batch_size=8, epochs=None, threads=4)
 stop = threading.Event()
 
 

@@ -1,0 +1,187 @@
+"""The parts of a stream for ``for`` loops, and one epoch as an iterable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Self
+
+    from pagestream import _native
+    from pagestream.loading.handout import Handout
+
+__all__ = ["Epoch"]
+
+BatchT_co = TypeVar("BatchT_co", covariant=True)
+# Sums of two such numbers fit in the 64 bits of a position.
+_POSITIONS = 1 << 63
+
+
+class Loops:
+    """The parts of a stream that ``for`` loops read, one after another. Positions are samples over all ranks.
+
+    Args:
+        mixture: The sources of the stream, one or several. Its passes are the epochs.
+        epochs: Epochs of a loop; None for one loop without end.
+        global_rows: Windows of a full batch over all ranks.
+        drop_last: Whether a short batch at the end of a loop is dropped.
+
+    Raises:
+        ValueError: The mixture has no epochs, or a loop has no batch or too many samples.
+    """
+
+    def __init__(
+        self, mixture: _native.Mixture, epochs: int | None, global_rows: int, *, drop_last: bool
+    ) -> None:
+        self._mixture = mixture
+        self._epochs = epochs
+        self._global_rows = global_rows
+        self._drop_last = drop_last
+        if epochs is None:
+            return
+        samples = self._epoch_samples()
+        if epochs * samples >= _POSITIONS:
+            message = f"{epochs} epochs of {samples} windows are more than 2^63; use fewer epochs"
+            raise ValueError(message)
+        self._check_not_empty(epochs * samples, f"epochs={epochs}")
+
+    def _epoch_samples(self) -> int:
+        samples = self._mixture.pass_length
+        if samples is None:
+            message = (
+                'a mixture with exhausted="repeat" has no epochs; pass epochs=None for an endless stream, or '
+                'use exhausted="stop" or "drop"'
+            )
+            raise ValueError(message)
+        return samples
+
+    def _check_not_empty(self, samples: int, what: str) -> None:
+        if self._batches(samples) == 0:
+            message = (
+                f"{what} has {samples} windows, and a global batch {self._global_rows}: there would be no "
+                "batch; use drop_last=False, a smaller batch_size, or more tokens"
+            )
+            raise ValueError(message)
+
+    def _batches(self, samples: int) -> int:
+        rows = self._global_rows
+        return samples // rows if self._drop_last else -(-samples // rows)
+
+    def __len__(self) -> int:
+        """Returns the number of batches of a loop.
+
+        Raises:
+            TypeError: It has no end.
+        """
+        if self._epochs is None:
+            message = "with epochs=None a loader is endless and has no length, but epoch() has one"
+            raise TypeError(message)
+        return self._batches(self._epochs * self._epoch_samples())
+
+    def current_epoch(self, position: int) -> int | None:
+        """Returns the epoch of the next sample; None where sources repeat."""
+        return None if self._mixture.pass_length is None else self._mixture.progress(position)[0]
+
+    def end(self, position: int) -> int | None:
+        """Returns the end of the loop that has the next sample; None if it has no end."""
+        if self._epochs is None:
+            return None
+        over = self._mixture.progress(position)[0] // self._epochs
+        return self._mixture.end_of_passes((over + 1) * self._epochs)
+
+    def settled(self, position: int) -> int:
+        """Returns the position of the next batch: where the rest of a loop is dropped, its end."""
+        end = self.end(position)
+        return position if end is None or self._batches(end - position) else end
+
+    def epoch(self, number: int, first: int) -> tuple[int, int, int]:
+        """Returns where an epoch begins and ends, and the number of its batches.
+
+        Args:
+            number: The epoch.
+            first: The first epoch that is known in full.
+
+        Raises:
+            ValueError: There is no such epoch, or it has no batch.
+        """
+        samples = self._epoch_samples()
+        if number < first:
+            message = f"epoch {number} began under other weights; the first in full is epoch {first}"
+            raise ValueError(message)
+        begin, end = (self._mixture.end_of_passes(passes) for passes in (number, number + 1))
+        if begin is None or end is None or end >= _POSITIONS:
+            message = f"epoch {number} of {samples} windows ends after 2^63 windows"
+            raise ValueError(message)
+        self._check_not_empty(samples, "an epoch")
+        return begin, end, self._batches(samples)
+
+
+class EpochBatches(Generic[BatchT_co]):
+    """The iterator over one epoch of a stream that stands at its beginning.
+
+    Args:
+        handout: Hands out the batches of the stream.
+        end: The end of the epoch.
+    """
+
+    __slots__ = ("_end", "_handout", "_moves")
+
+    def __init__(self, handout: Handout, end: int) -> None:
+        self._handout = handout
+        self._end = end
+        self._moves = handout.moves
+
+    def __iter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __next__(self) -> BatchT_co:
+        """Returns the next batch.
+
+        Raises:
+            StopIteration: The epoch is over.
+            RuntimeError: The loader was moved. The rest of the epoch would not be the one that was begun.
+        """
+        if self._handout.moves != self._moves:
+            message = (
+                "this loop over an epoch cannot go on: another one over the same loader has begun, or "
+                "load_state_dict was called; make a loader for each"
+            )
+            raise RuntimeError(message)
+        return self._handout.next(self._end)  # type: ignore[no-any-return]
+
+
+class Epoch(Generic[BatchT_co]):
+    """One epoch of a loader: its batches, and their number. Made by `TokenLoader.epoch`.
+
+    Each ``for`` loop over it begins at the beginning of the epoch, wherever the loader stands.
+
+    Attributes:
+        number: The epoch.
+
+    Examples:
+        >>> from pagestream import TokenLoader
+        >>> options = dict(sequence_length=32, batch_size=4, order="sequential", drop_last=False)
+        >>> with TokenLoader("tokens.bin", **options) as loader:
+        ...     validation = loader.epoch(0)
+        ...     len(validation), [sum(1 for batch in validation) for repeat in range(2)]
+        (32, [32, 32])
+    """
+
+    def __init__(self, number: int, batches: int, begin: Callable[[int], Iterator[BatchT_co]]) -> None:
+        self.number = number
+        self._batches = batches
+        self._begin = begin
+
+    def __len__(self) -> int:
+        """Returns the number of batches."""
+        return self._batches
+
+    def __iter__(self) -> Iterator[BatchT_co]:
+        """Moves the loader to the beginning of the epoch, and returns the iterator over its batches."""
+        return self._begin(self.number)
+
+    def __repr__(self) -> str:
+        """Names epoch and length."""
+        return f"<{type(self).__name__} {self.number}, {self._batches} batches>"
