@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from pagestream._common.workers import NO_WORKERS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
@@ -75,7 +77,9 @@ class Loops:
             TypeError: It has no end.
         """
         if self._epochs is None:
-            message = "with epochs=None a loader is endless and has no length, but epoch() has one"
+            message = (
+                f"with epochs=None a loader is endless and has no length, but epoch() has one; {NO_WORKERS}"
+            )
             raise TypeError(message)
         return self._batches(self._epochs * self._epoch_samples())
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pagestream import _native
+from pagestream._common.workers import refuse_in_a_worker
 from pagestream.loading.batches import Batch, PackedBatch, document_bounds
 from pagestream.loading.metrics import LoaderMetrics
 from pagestream.tokens.corpus import native_corpus
@@ -57,9 +58,14 @@ class HostBatches:
         self.pipelines_started = 0
 
     def start(self, position: int) -> _native.TokenPipeline:
-        """Returns the running pipeline, or starts one at a position, in samples."""
+        """Returns the running pipeline, or starts one at a position, in samples.
+
+        Raises:
+            RuntimeError: It would start in a worker of a `DataLoader`.
+        """
         pipeline = self._pipeline
         if pipeline is None or not pipeline.alive:
+            refuse_in_a_worker()
             self.stop()
             self.pipelines_started += 1
             pipeline = self._pipeline = _native.TokenPipeline(

@@ -10,6 +10,7 @@ from pagestream._common import environment
 from pagestream._common.checks import at_least, check_bool, one_of, only_with
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
+from pagestream._common.workers import NO_WORKERS
 from pagestream.loading.epochs import Epoch, EpochBatches, Loops
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
@@ -28,7 +29,7 @@ from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Literal, Self, TypeAlias, Unpack
+    from typing import Literal, NoReturn, Self, TypeAlias, Unpack
 
     import numpy as np
     import numpy.typing as npt
@@ -83,7 +84,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     `epoch` gives one epoch from its beginning, for example to validate on.
 
     An exception from storage leaves the loader at the batch that failed; the next call tries that batch
-    again.
+    again. A worker process of a ``DataLoader`` is refused, because each worker would get every window.
 
     Args:
         tokens: A corpus, a `Mixture`, or an argument of `open_tokens`.
@@ -133,6 +134,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         ValueError: An argument is out of range, the corpus is shorter than one window, or a loop would have
             no batch.
         OSError: A file cannot be opened.
+        RuntimeError: This process is a worker of a ``DataLoader``.
 
     Examples:
         >>> from pagestream import TokenLoader
@@ -344,12 +346,22 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         self._end = self._loops.end(self._handout.position)
         return self
 
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuses: a loader is no dataset.
+
+        Raises:
+            TypeError: Always.
+        """
+        message = f"a TokenLoader has no items: {NO_WORKERS}"
+        raise TypeError(message)
+
     def __next__(self) -> BatchT_co:
         """Returns the next batch.
 
         Raises:
             StopIteration: The epoch is over, or as many as a loop has.
-            RuntimeError: The process group was initialised after the loader, and has other ranks.
+            RuntimeError: The process group was initialised after the loader, and has other ranks; or this
+                process is a worker of a ``DataLoader``.
             MappedReadError: A file was cut or its storage failed.
             FileChangedError: A file was rewritten or replaced since it was opened.
             FormatError: A token does not fit in `dtype`, or is beyond `vocabulary`.
@@ -547,7 +559,9 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
 
     def __getstate__(self) -> object:
         """Refuses: two loaders with one position would each give out half of the batches."""
-        message = "a TokenLoader cannot be copied or pickled; make another and use state_dict()"
+        message = (
+            f"a TokenLoader cannot be copied or pickled; make another and use state_dict(); {NO_WORKERS}"
+        )
         raise TypeError(message)
 
     def __repr__(self) -> str:

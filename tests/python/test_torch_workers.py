@@ -1,0 +1,114 @@
+"""A `TokenLoader` in a torch `DataLoader`: no window comes once for each worker without a word."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import pagestream
+import pagestream.torch
+
+SENTENCE = "needs no DataLoader and no workers"
+OPTIONS = {"sequence_length": 16, "batch_size": 4}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Inside(IterableDataset):
+    """Makes its loader where it is iterated."""
+
+    def __init__(self, kind, path):
+        self.kind = kind
+        self.path = path
+
+    def __iter__(self):
+        with self.kind(self.path, **OPTIONS) as loader:
+            yield from loader
+
+
+class Outside(IterableDataset):
+    """Has a loader from before the fork."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        yield from self.loader
+
+
+class OfAnEpoch(Outside):
+    def __iter__(self):
+        yield from self.loader.epoch(0)
+
+
+KINDS = [pagestream.TokenLoader, pagestream.torch.TokenLoader]
+
+
+@pytest.mark.parametrize(("start", "workers"), [("fork", 1), ("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_in_a_worker_is_refused(token_file, kind, start, workers):
+    loader = DataLoader(
+        Inside(kind, token_file), batch_size=None, num_workers=workers, multiprocessing_context=start
+    )
+    with pytest.raises(RuntimeError, match=SENTENCE):
+        next(iter(loader))
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+@pytest.mark.parametrize("dataset", [Outside, OfAnEpoch])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_from_before_the_fork_is_refused_in_a_worker(token_file, kind, dataset):
+    with kind(token_file, **OPTIONS) as loader:
+        first = next(loader).x[0, 0]
+        state = loader.state_dict()
+        workers = DataLoader(dataset(loader), batch_size=None, num_workers=2, multiprocessing_context="fork")
+        with pytest.raises(RuntimeError, match=SENTENCE):
+            next(iter(workers))
+        with pytest.raises(TypeError, match=SENTENCE):
+            next(
+                iter(
+                    DataLoader(
+                        dataset(loader), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+                    )
+                )
+            )
+        # Here it goes on.
+        assert loader.state_dict() == state
+        assert next(loader).x[0, 0] != first
+
+
+@pytest.mark.parametrize("epochs", [1, None])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_around_a_loader_is_told_that_none_is_needed(token_file, epochs, workers):
+    with pagestream.torch.TokenLoader(token_file, epochs=epochs, **OPTIONS) as loader:
+        around = DataLoader(loader, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        with pytest.raises(TypeError, match=SENTENCE):
+            next(iter(around))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_torchdatas_loader_is_refused_as_well(token_file):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loader = stateful.StatefulDataLoader(
+        Inside(pagestream.TokenLoader, token_file),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    with pytest.raises(RuntimeError, match=SENTENCE):
+        next(iter(loader))
+
+
+def test_a_dataset_without_workers_gives_each_window_once(token_file):
+    inside = Inside(pagestream.torch.TokenLoader, token_file)
+    outside = Outside(pagestream.torch.TokenLoader(token_file, **OPTIONS))
+    for dataset in (inside, outside):
+        starts = [int(row[0]) for x, _ in DataLoader(dataset, batch_size=None) for row in x]
+        assert len(starts) == len(set(starts)) == 252
+        assert set(starts) <= set(np.arange(0, 4080, 16).tolist())
