@@ -92,6 +92,7 @@ def check() -> None:
     memory_bytes(None)
     ahead_bytes(None)
     copies(None)
+    sglang()
 
 
 def log_opening(what: str, mode: str, reason: str | None) -> None:
@@ -162,4 +163,11 @@ def copies(explicit: bool | None, *, default: bool = False) -> bool:  # noqa: FB
         return check_bool("copy", explicit)
     value = os.environ.get("PAGESTREAM_COPY") or ("on" if default else "off")
     one_of("PAGESTREAM_COPY", value, ("on", "off"))
+    return value == "on"
+
+
+def sglang() -> bool:
+    """Returns whether SGLang reads by pagestream: ``PAGESTREAM_SGLANG``, else False."""
+    value = os.environ.get("PAGESTREAM_SGLANG", "off")
+    one_of("PAGESTREAM_SGLANG", value, ("on", "off"))
     return value == "on"

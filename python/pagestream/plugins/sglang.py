@@ -1,13 +1,15 @@
 """SGLang: its own loader over pagestream's ``safe_open``.
 
-SGLang finds `register` among the entry points of ``sglang.srt.plugins``, and loads all plug-ins that are
-installed, unless the environment variable ``SGLANG_PLUGINS`` names others.
+SGLang finds `register` among the entry points of ``sglang.srt.plugins``, and calls the plug-ins of all installed
+packages. So this one changes nothing until the user asks for it with ``PAGESTREAM_SGLANG=on``.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from pagestream._common import environment
 from pagestream.safetensors import install
 
 if TYPE_CHECKING:
@@ -17,20 +19,32 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_log = logging.getLogger("pagestream.sglang")
+
 # What SGLang's loader iterates over, one shard after the other and by several threads.
 _ITERATORS = ("safetensors_weights_iterator", "buffered_multi_thread_safetensors_weights_iterator")
 
 
 def register() -> None:
-    """Has SGLang read safetensors files by pagestream. SGLang calls this once in each of its processes.
+    """Has SGLang read safetensors files by pagestream if the environment has ``PAGESTREAM_SGLANG=on``.
 
-    Which files it takes, and which part of a tensor a rank copies, stays as it is.
+    SGLang calls this once in each of its processes. Without the variable nothing is registered. SGLang still
+    chooses the files, and which part of a tensor a rank copies.
+
+    Raises:
+        ValueError: ``PAGESTREAM_SGLANG`` is neither ``on`` nor ``off``. SGLang logs the error and goes on
+            with its own loader.
 
     Examples:
+        >>> import os
+        >>> os.environ["PAGESTREAM_SGLANG"] = "on"  # better in the shell that starts SGLang
         >>> register()
         >>> from sglang.srt.plugins.hook_registry import HookRegistry
         >>> HookRegistry.apply_hooks()  # as SGLang does at its start
     """
+    if not environment.sglang():
+        _log.info("SGLang uses its own loader; with PAGESTREAM_SGLANG=on it reads by pagestream")
+        return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for name in _ITERATORS:

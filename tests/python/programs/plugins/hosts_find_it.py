@@ -1,5 +1,6 @@
-"""Each plug-in is found by its entry point and does nothing but register."""
+"""Entry points lead to the plug-ins. Each only registers, and SGLang's only if it is asked for."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,17 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 assert type(get_model_loader(LoadConfig(load_format="pagestream"))).__mro__[1] is DefaultModelLoader
+assert HookRegistry._hooks == []
+os.environ["PAGESTREAM_SGLANG"] = "yes"
+try:
+    register_by("sglang.srt.plugins")
+except ValueError as error:
+    assert str(error) == """PAGESTREAM_SGLANG must be "on" or "off", not 'yes'"""
+else:
+    raise AssertionError("a value that means nothing passes")
+assert HookRegistry._hooks == []
+os.environ["PAGESTREAM_SGLANG"] = "on"
+register_by("sglang.srt.plugins")
 assert len(HookRegistry._hooks) == 2
 assert not is_installed()
 assert Path(sys.argv[1]).exists()

@@ -1,5 +1,6 @@
 """Loads a folder by one of the plug-ins, as its host does. The hosts are those of ``hosts/``."""
 
+import os
 import sys
 from glob import glob
 from importlib.metadata import entry_points
@@ -44,6 +45,7 @@ def sglang(folder, name, *arguments):
     from sglang.srt.model_loader import loader
     from sglang.srt.plugins.hook_registry import HookRegistry
 
+    os.environ["PAGESTREAM_SGLANG"] = "on"
     register_by("sglang.srt.plugins")
     HookRegistry.apply_hooks()
     return dict(getattr(loader, name)(sorted(glob(f"{folder}/*.safetensors")), *arguments))
