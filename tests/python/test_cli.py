@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -727,3 +728,42 @@ def test_without_the_extra_a_line_says_what_to_install():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == WRONG_USE
     assert found.stderr == "pagestream: the command needs typer: pip install 'pagestream[cli]'\n"
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[31mred\x9b2J"
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A file whose names and texts a terminal would obey, and one with a wrong shape under such a name."""
+
+    def written(name, shape):
+        tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}
+        header = json.dumps({HOSTILE: tensor, "__metadata__": {HOSTILE: HOSTILE}}).encode()
+        (tmp_path / name).write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+
+    written("good.safetensors", [1])
+    written("\x1b[31mbad.safetensors", [2])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("info", "good.safetensors"),
+        ("info", "--json", "good.safetensors"),
+        ("verify", "good.safetensors"),
+        ("residency", "good.safetensors"),
+        ("info", "\x1b[31mbad.safetensors"),
+        ("verify", "\x1b[31mbad.safetensors"),
+        ("info", "\x1b[31mmissing.safetensors"),
+    ],
+)
+def test_a_terminal_gets_no_control_characters_of_a_file(hostile, arguments):
+    command = [sys.executable, "-m", "pagestream", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=hostile)
+    shown = done.stdout + done.stderr
+    assert len(shown) > 20
+    assert re.findall(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", shown) == []
+    if "--json" in arguments:
+        assert json.loads(done.stdout)["tensors"][0]["name"] == HOSTILE

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError, Sa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.text import Text
+
 BAD, WRONG_USE, INTERRUPTED = 1, 2, 130
 # 128 + SIGPIPE, as a shell reports a program killed by that signal: https://man7.org/linux/man-pages/man7/signal.7.html
 _NO_READER = 141
@@ -26,6 +29,8 @@ _NO_READER = 141
 _PIPE_COLUMNS = 10_000
 # Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.
 BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
+# A terminal obeys these: a tensor could have a name that moves the cursor, or sets the title of the window.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Console(Console):
@@ -35,13 +40,22 @@ class _Console(Console):
         """Raises BrokenPipeError, where rich would exit with code 1."""
         raise BrokenPipeError
 
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - those of rich
+        """Renders a text without control characters."""
+        return super().render_str(harmless(text), **options)
+
+
+def harmless(text: str) -> str:
+    """Returns a text with control characters as Python writes them, except tabs and ends of lines."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
 
 def console(*, to_errors: bool = False) -> Console:
     """Returns a console: in colour on a terminal, plain and without line breaks in a pipe."""
     stream = sys.stderr if to_errors else sys.stdout
     width = None if stream and stream.isatty() else _PIPE_COLUMNS
     # Print brackets in names and messages literally: rich would read them as markup.
-    return _Console(stderr=to_errors, highlight=False, markup=False, width=width)
+    return _Console(stderr=to_errors, highlight=False, markup=False, emoji=False, width=width)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
@@ -54,7 +68,12 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - any JSON value
     """Prints facts as JSON. Dataclasses become objects."""
-    print(json.dumps(facts, indent=2, default=_plain, ensure_ascii=False))
+    # JSON escapes the others itself.
+    print(re.sub(r"[\x7f-\x9f]", _as_json, json.dumps(facts, indent=2, default=_plain, ensure_ascii=False)))
+
+
+def _as_json(control: re.Match[str]) -> str:
+    return f"\\u{ord(control[0]):04x}"
 
 
 def _plain(value: object) -> object:
@@ -92,14 +111,14 @@ def told(error: BaseException) -> str:
 
 def fail(message: str, code: int) -> None:
     """Prints an error message, and ends the program with an exit code."""
-    print(f"pagestream: {message}", file=sys.stderr)
+    print(f"pagestream: {harmless(message)}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def end_if_any(problems: list[str]) -> None:
     """Prints the problems of incomplete checkpoints on standard error, and exits with code 1."""
     for problem in problems:
-        print(f"pagestream: {problem}", file=sys.stderr)
+        print(f"pagestream: {harmless(problem)}", file=sys.stderr)
     if problems:
         raise typer.Exit(BAD)
 
