@@ -1,7 +1,7 @@
 """SGLang: its own loader over pagestream's ``safe_open``.
 
-SGLang finds `register` among the entry points of ``sglang.srt.plugins``, and calls the plug-ins of all installed
-packages. So this one changes nothing until the user asks for it with ``PAGESTREAM_SGLANG=on``.
+SGLang finds `register` among the entry points of ``sglang.srt.plugins``, and calls the plug-ins of all
+installed packages. So this one changes nothing until the user asks for it with ``PAGESTREAM_SGLANG=on``.
 """
 
 from __future__ import annotations
