@@ -1,0 +1,28 @@
+"""Compares what a process has before and after it imports pagestream."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+
+def state():
+    return {
+        "environment": dict(os.environ),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "python_threads": threading.active_count(),
+        "descriptors": sorted(
+            os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+        ),
+        "search_path": list(sys.path),
+        "finders": list(sys.meta_path),
+        "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook),
+        "safetensors": sys.modules.get("safetensors"),
+    }
+
+
+list(Path("/proc/self/fd").iterdir())
+before = state()
+
+after = state()
+print([name for name in before if before[name] != after[name]])
