@@ -22,7 +22,7 @@ RULE = "-" * 78
 
 
 def metadata(target):
-    """Returns what cargo knows of the packages in the extension for a target."""
+    """Returns the packages of the extension for a target, as cargo tells them."""
     command = [
         "cargo",
         "metadata",
@@ -99,7 +99,7 @@ def bill(found, checksums):
 
 
 def license_text(package):
-    """Returns the text of the licence that is chosen among those of a package."""
+    """Returns the text of a package's MIT licence."""
     folder = Path(package["manifest_path"]).parent
     texts = [folder / name for name in TEXTS if (folder / name).exists()]
     if CHOICE not in re.split(r" OR |/", package["license"]) or not texts:

@@ -17,7 +17,7 @@ from pagestream.errors import SafetensorError
 
 from support import real
 from support.plugin_hosts import STAND_INS
-from support.process import PROGRAMS, output_of, run_python
+from support.process import PROGRAMS, output_of, run_python, threads, until
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(pagestream.__file__).parent
@@ -84,6 +84,20 @@ def test_the_handler_comes_with_the_first_mapping_and_shows_in_proc(folder):
     program = PROGRAMS / "trust/uses_the_guard.py"
     assert output_of(program, folder / "tokens.bin") == f"0 [{SIGBUS}]"
     assert output_of(program, folder / "tokens.bin", PAGESTREAM_FAULT_GUARD="off") == "0 []"
+
+
+def test_threads_show_in_proc_and_end_with_their_loader(folder):
+    """A thread has its name a moment after its start, and shows for a moment after its end."""
+    before = set(threads())
+
+    def new():
+        return {number: name for number, name in threads().items() if number not in before}
+
+    with pagestream.TokenLoader(folder / "tokens.bin", sequence_length=16, batch_size=4, threads=2) as loader:
+        next(iter(loader))
+        assert until(lambda: new() and all(name.startswith("pagestream") for name in new().values())), new()
+        started = set(new())
+    assert until(lambda: not started & set(threads())), new()
 
 
 def traced(tmp_path, program, *arguments, calls, **environment):
