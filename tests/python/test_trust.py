@@ -193,6 +193,21 @@ def test_the_entry_points_are_the_command_and_two_plug_ins():
         assert f"`{group}`" in TEXT
 
 
+def test_the_policy_of_the_page_allows_its_files_alone(folder):
+    """In a process of its own: a hook cannot be removed."""
+    (policy,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    (folder / "other.bin").write_bytes(bytes(8))
+    code = f"""{policy}
+import pagestream
+pagestream.MappedFile(sys.argv[1] + "/tokens.bin")
+try:
+    pagestream.MappedFile(sys.argv[1] + "/other.bin")
+except PermissionError as error:
+    print(error)
+"""
+    assert output_of(code, folder) == f"{folder}/other.bin"
+
+
 # --- what a hostile file cannot do ----------------------------------------------------------------
 
 
