@@ -185,6 +185,28 @@ def test_the_library_changes_no_variable_and_the_command_run_alone_the_search_pa
     assert not [text for text in others if "PYTHON" in text]
 
 
+def test_processes_below_the_command_run_are_changed_unless_they_are_isolated(tmp_path):
+    child = "import safetensors; print(safetensors.__name__, flush=True)"
+    program = tmp_path / "starts.py"
+    program.write_text(
+        "import subprocess, sys\n"
+        "for options in ([], ['-E'], ['-I']):\n"
+        f"    subprocess.run([sys.executable, *options, '-c', {child!r}], check=True)\n"
+    )
+
+    def printed(*command):
+        return subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert printed("-m", "pagestream", "run", program) == [
+        "pagestream.safetensors",
+        "safetensors",
+        "safetensors",
+    ]
+    assert printed(program) == ["safetensors"] * 3
+
+
 def test_the_entry_points_are_the_command_and_two_plug_ins():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"pagestream": "pagestream.cli:main"}
