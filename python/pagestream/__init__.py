@@ -17,6 +17,7 @@ require_main()
 
 from pagestream import errors  # noqa: E402
 from pagestream._common import environment  # noqa: E402
+from pagestream._common.public import names_of  # noqa: E402
 from pagestream._native import __version__  # noqa: E402
 
 if TYPE_CHECKING:
@@ -86,12 +87,17 @@ _HOMES = {
     "write_tokens": "pagestream.tokens.writing",
 }
 
+# Public modules, imported when they are first used: `import pagestream` is enough for `pagestream.torch`.
+_MODULES = ("errors", "safetensors", "torch")
+
 environment.apply()
 
 
 if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
 
     def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
         if name not in _HOMES:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)
@@ -101,4 +107,4 @@ if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return names_of(globals(), [*__all__, *_MODULES])

@@ -16,6 +16,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pagestream._common.public import names_of
+
 __all__ = [
     "ChecksumError",
     "FileChangedError",
@@ -200,3 +202,7 @@ if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
             return globals()[name]
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return names_of(globals(), __all__)

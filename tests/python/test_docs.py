@@ -34,10 +34,13 @@ def _example_files(tmp_path, monkeypatch):
 
 
 def modules():
-    yield pagestream
-    for found in pkgutil.walk_packages(pagestream.__path__, "pagestream."):
-        if found.name != "pagestream._native" and not found.name.startswith("pagestream.plugins."):
-            yield importlib.import_module(found.name)
+    """Yields all modules. The names of `__all__` are in their namespaces, where doctest looks for them."""
+    found = [each.name for each in pkgutil.walk_packages(pagestream.__path__, "pagestream.")]
+    for name in ["pagestream", *found]:
+        if name != "pagestream._native" and not name.startswith("pagestream.plugins."):
+            module = importlib.import_module(name)
+            vars(module).update({each: getattr(module, each) for each in getattr(module, "__all__", ())})
+            yield module
 
 
 def examples():

@@ -2,7 +2,12 @@
 
 import ast
 import importlib
+import inspect
+import pickle
+import sys
+import typing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -25,7 +30,95 @@ def test_type_checkers_and_programs_find_each_name_in_the_same_module():
     assert {*homes, "errors", "__version__"} == set(pagestream.__all__)
     for name, home in homes.items():
         assert getattr(pagestream, name) is getattr(importlib.import_module(home), name)
-    assert set(pagestream.__all__) <= set(dir(pagestream))
+
+
+PUBLIC = ["pagestream", "pagestream.errors", "pagestream.safetensors", "pagestream.torch"]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_dir_lists_public_names_and_modules_alone(name):
+    module = importlib.import_module(name)
+    modules = {each for each in dir(module) if isinstance(getattr(module, each), ModuleType)}
+    shown = {each for each in dir(module) if not each.startswith("__")}
+    assert shown - modules == {each for each in module.__all__ if not each.startswith("__")} - modules
+    assert all(f"{name}.{each}" in sys.modules for each in modules)
+
+
+def test_importing_pagestream_is_enough_for_its_public_modules():
+    code = """
+import pagestream
+print(pagestream.errors.FormatError.__name__)
+print(pagestream.safetensors.safe_open.__name__, pagestream.safetensors.numpy.load_file.__name__)
+print(pagestream.torch.load_into.__name__)
+"""
+    assert output_of(code, with_torch=True).split() == ["FormatError", "safe_open", "load_file", "load_into"]
+
+
+def test_without_torch_the_error_says_how_to_install_it():
+    code = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import pagestream
+try:
+    pagestream.torch
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+    assert output_of(code) == (
+        "torch pagestream.torch needs PyTorch, which is not installed: pip install 'pagestream[torch]'"
+    )
+
+
+def public_things():
+    for module in map(importlib.import_module, PUBLIC):
+        for name in module.__all__:
+            yield module.__name__, name, getattr(module, name)
+
+
+def test_public_names_show_the_module_that_users_import_them_from():
+    shown = {
+        f"{module}.{name}": f"{thing.__module__}.{thing.__qualname__}"
+        for module, name, thing in public_things()
+        if callable(thing) and not name.startswith("_")
+    }
+    assert len(shown) > 40
+    errors = {
+        name: f"pagestream.errors.{name.rpartition('.')[2]}" for name in shown if name.endswith("Error")
+    }
+    assert shown == {name: name for name in shown} | errors
+
+
+def test_public_things_are_pickled_by_their_public_names():
+    info = pagestream.TensorInfo("a", "F32", (1,), 4, "model.safetensors", 8)
+    pickled = pickle.dumps([info, pagestream.open_tokens])
+    assert b"pagestream.weights" not in pickled
+    assert pickle.loads(pickled) == [info, pagestream.open_tokens]
+
+
+def callables_of(name, thing):
+    if inspect.isclass(thing):
+        members = {key: value for key, value in vars(thing).items() if not key.startswith("_")}
+        members |= {key: vars(thing)[key] for key in ("__init__", "__new__") if key in vars(thing)}
+        for key, value in members.items():
+            function = getattr(getattr(value, "fget", value), "__func__", getattr(value, "fget", value))
+            if inspect.isfunction(function):
+                yield f"{name}.{key}", function
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        yield name, thing
+
+
+def test_the_type_hints_of_every_public_callable_can_be_evaluated():
+    """Libraries that make command lines and forms out of signatures do this: jsonargparse, pydantic."""
+    frameworks = [f"pagestream.safetensors.{name}" for name in ("numpy", "torch", "flax")]
+    modules = [importlib.import_module(name) for name in PUBLIC + frameworks]
+    things = [(f"{each.__name__}.{name}", getattr(each, name)) for each in modules for name in each.__all__]
+    found = {}
+    for name, thing in things:
+        for label, function in callables_of(name, thing):
+            found[label] = typing.get_type_hints(function)
+    assert len(found) > 150
+    assert found["pagestream.open_checkpoint"]["return"] is pagestream.Checkpoint
+    assert found["pagestream.TensorInfo"]["shape"] == tuple[int, ...]
 
 
 def test_importing_it_waits_for_nothing_that_is_not_used_yet():

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from typing_extensions import Buffer
+    from pagestream._common.types import Buffer
 
 CPU = torch.device("cpu")
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from pagestream.devices.torch_tensors import TorchTensors, dtype_named, shape_in_torch
 from pagestream.errors import SafetensorError
 from pagestream.weights import indexing, streaming
+from pagestream.weights.checkpoint import Checkpoint
 from pagestream.weights.dtypes import SUB_BYTE_BITS
+from pagestream.weights.indexing import Index
+from pagestream.weights.plan import Plan
+from pagestream.weights.streaming import StreamOrder, Wanted
+from pagestream.weights.tensor_info import TensorInfo
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pagestream.weights.checkpoint import Checkpoint
-    from pagestream.weights.indexing import Index
-    from pagestream.weights.plan import Plan
-    from pagestream.weights.streaming import StreamOrder, Wanted
-    from pagestream.weights.tensor_info import TensorInfo
-
-    # The type that a tensor is to have; None for its own.
-    CastOf = Callable[[Wanted], torch.dtype | None]
+# The type that a tensor is to have; None for its own.
+CastOf = Callable[[Wanted], torch.dtype | None]
 
 # Types that `dtype` casts. Those of 8 bits and less hold numbers that mean something only with their scales.
 _CAST = frozenset({"F16", "BF16", "F32", "F64"})

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-    from typing_extensions import Buffer
 
     from pagestream import _native
+    from pagestream._common.types import Buffer
     from pagestream.weights.indexing import Index
 
 # torch uses NumPy's names, except for F4, which packs two elements into a byte. Types missing from this

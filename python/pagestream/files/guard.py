@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pagestream import _native
+from pagestream._common.public import set_module
 
 __all__ = ["guard"]
 
 
+@set_module("pagestream")
 def guard(worker_id: int | None = None) -> bool:  # noqa: ARG001
     """Puts the handler of bus errors back in front of handlers that came later.
 

@@ -6,28 +6,24 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.closing import ClosedByWith
 from pagestream._common.progress import Progress, reporting
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    import numpy.typing as npt
-    from typing_extensions import Buffer
-
-    from pagestream._common.types import Mode, StrPath
+from pagestream._common.public import set_module
+from pagestream._common.types import Buffer, Mode, StrPath
 
 __all__ = ["FileSystem", "MappedFile", "Residency"]
 
 Advice = Literal["normal", "random", "sequential", "willneed", "dontneed", "cold", "hugepage"]
 
 
+@set_module("pagestream")
 @dataclass(frozen=True)
 class FileSystem:
     """The mount that a file lies on, from ``/proc/self/mountinfo``.
@@ -56,6 +52,7 @@ class FileSystem:
     read_ahead_bytes: int | None
 
 
+@set_module("pagestream")
 @dataclass(frozen=True)
 class Residency:
     """Which pages of a file are in the page cache.
@@ -81,6 +78,7 @@ class Residency:
     exact: bool
 
 
+@set_module("pagestream")
 class MappedFile(_native.MappedFile, ClosedByWith):
     """A regular file, open for reading by the best means that its storage allows.
 

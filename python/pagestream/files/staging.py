@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
 from pagestream import _native
-
-if TYPE_CHECKING:
-    from typing import Self
+from pagestream._common.public import set_module
 
 __all__ = ["StagingBuffer"]
 
@@ -16,6 +14,7 @@ HugePages = Literal["auto", "always", "never"]
 Protection = Literal["read", "readwrite"]
 
 
+@set_module("pagestream")
 class StagingBuffer(_native.StagingBuffer):
     r"""Anonymous memory to stage bytes in: page-aligned, zeroed, writable through the buffer protocol.
 

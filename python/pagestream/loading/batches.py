@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from pagestream._common.public import set_module
 
 __all__ = ["Batch", "PackedBatch"]
 
 Array = TypeVar("Array")
 
 
+@set_module("pagestream")
 class Batch(NamedTuple, Generic[Array]):
     """Inputs and targets of one step.
 
@@ -33,6 +34,7 @@ class Batch(NamedTuple, Generic[Array]):
     y: Array
 
 
+@set_module("pagestream")
 class PackedBatch(NamedTuple, Generic[Array]):
     """A batch that tells its documents apart, as attention over variable lengths wants them.
 

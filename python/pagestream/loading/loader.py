@@ -9,6 +9,7 @@ from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.checks import at_least, check_bool, one_of, only_with
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.public import set_module
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
 from pagestream._common.workers import NO_WORKERS
 from pagestream.loading.epochs import Epoch, EpochBatches, Loops
@@ -66,6 +67,7 @@ _log = logging.getLogger("pagestream.loader")
 _MIXING_BYTES = 64 << 20
 
 
+@set_module("pagestream")
 class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     """Batches of windows of a corpus, epoch after epoch, read ahead by native threads.
 

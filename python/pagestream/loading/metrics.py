@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from pagestream._common.public import set_module
 
+
+@set_module("pagestream")
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoaderMetrics:
     """Counters of a `TokenLoader` since it was made, and its present state. Made by `TokenLoader.metrics`.

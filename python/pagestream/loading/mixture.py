@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pagestream import _native
 from pagestream._common.checks import one_of
 from pagestream._common.closing import ClosedByWith
+from pagestream._common.public import set_module
 from pagestream.tokens.corpus import TokenCorpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["Mixture"]
 
@@ -27,6 +26,7 @@ _MAX_WEIGHT_SUM = _native.MAX_MIXTURE_WEIGHT_SUM
 _ROUNDING_TOLD = Fraction(1, 100)
 
 
+@set_module("pagestream")
 class Mixture(ClosedByWith):
     """Corpora with weights, to be read in these shares. It describes; a loader reads.
 

@@ -10,19 +10,18 @@ a temporary file. This file then replaces the old one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
+from pagestream._common.public import names_of
+from pagestream._common.types import StrPath
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _upstream
 from pagestream.safetensors._install import install, uninstall
 from pagestream.safetensors._load import deserialize
 from pagestream.safetensors._open import TensorMeta, _safe_open_handle, safe_open
 from pagestream.safetensors._slice import PySafeSlice
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pagestream._common.types import StrPath
 
 __all__ = [
     "PySafeSlice",
@@ -37,6 +36,9 @@ __all__ = [
     "serialize_file",
     "uninstall",
 ]
+
+# Each imports its framework, so it is imported when it is first used.
+_MODULES = ("flax", "mlx", "numpy", "paddle", "tensorflow", "torch")
 
 
 class TensorSpec:
@@ -151,5 +153,11 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are o
     # Late: reading needs nothing of upstream's.
     if name == "__version__":
         return _upstream.version()
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return names_of(globals(), [*__all__, *_MODULES])

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from pagestream._common.types import Mode, StrPath
 from pagestream.safetensors import _load, _upstream, numpy
+from pagestream.safetensors._open import Backend
 from pagestream.weights.dtypes import numpy_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy.typing as npt
-
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.safetensors._open import Backend
 
 
 class ForeignModule:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagestream._common import environment
 from pagestream._common.checks import check_bool
+from pagestream._common.public import set_module
 from pagestream.safetensors import _defaults, _upstream
 from pagestream.safetensors._upstream import NAME
 
@@ -65,6 +66,7 @@ class Installed:
         _take_away(self)
 
 
+@set_module("pagestream.safetensors")
 def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None = None) -> Installed:
     """Puts `pagestream.safetensors` in place of ``safetensors`` for the whole process.
 
@@ -119,6 +121,7 @@ def install(*, strict: bool = True, ahead: int | None = None, copy: bool | None 
     return installed
 
 
+@set_module("pagestream.safetensors")
 def uninstall() -> None:
     """Undoes the last `install` that is in effect.
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pagestream import _native
+from pagestream._common.public import set_module
+from pagestream._common.types import StrPath
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _defaults
 from pagestream.safetensors._open import framework_on, safe_open
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy.typing as npt
-
-    from pagestream._common.types import StrPath
 
 
 def load_file(framework: str, filename: StrPath, device: Any = "cpu", **options: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -54,6 +51,7 @@ def _copy(content: bytearray, out: npt.NDArray[np.uint8]) -> None:
     out[:] = np.frombuffer(content, np.uint8)
 
 
+@set_module("pagestream.safetensors")
 def deserialize(
     bytes: Any,  # noqa: ANN401 - upstream's name; anything with the buffer protocol
     *,

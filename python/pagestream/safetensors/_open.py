@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.public import set_module
+from pagestream._common.types import Mode, StrPath
 from pagestream.errors import SafetensorError
 from pagestream.safetensors import _defaults
 from pagestream.safetensors._frameworks import ByNumpy, IndependentArrays, check_cpu, framework_named
 from pagestream.safetensors._slice import PySafeSlice
 from pagestream.weights import dtypes
-from pagestream.weights.arrays import NumpyArrays
+from pagestream.weights.arrays import Align, Framework, NumpyArrays
 
 if TYPE_CHECKING:
-    from typing import IO, TypedDict, Unpack
-
     import numpy.typing as npt
     import torch
     from typing_extensions import TypeVar
 
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.weights.arrays import Align, Framework
-
     TensorT_co = TypeVar("TensorT_co", covariant=True, default=Any)
-
-    class OpenOptions(TypedDict, total=False):
-        """The keyword arguments of `safe_open`, which documents them."""
-
-        backend: Backend | None
-        mmap_mode: Mode | None
-        strict: bool | None
-        copy: bool | None
-        raw: bool
-        align: Align
-        ahead: int | None
 else:
     from typing import TypeVar
 
@@ -50,9 +36,23 @@ __all__ = ["Backend", "TensorMeta", "safe_open"]
 
 Backend = Literal["mmap", "pread"]
 
+
+class OpenOptions(TypedDict, total=False):
+    """The keyword arguments of `safe_open`, which documents them."""
+
+    backend: Backend | None
+    mmap_mode: Mode | None
+    strict: bool | None
+    copy: bool | None
+    raw: bool
+    align: Align
+    ahead: int | None
+
+
 _COPY_ON_WRITE = "arrays and tensors can be written: they lie on copy-on-write pages"
 
 
+@set_module("pagestream.safetensors")
 @dataclass(frozen=True)
 class TensorMeta:
     """What a header says of one tensor, as upstream's 0.9 has it.
@@ -73,6 +73,7 @@ class TensorMeta:
     data_offsets: tuple[int, int]
 
 
+@set_module("pagestream.safetensors")
 class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's name
     """A safetensors file, open for reading. Upstream's class of that name, and more.
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pagestream import _native
+from pagestream._common.public import set_module
 from pagestream.errors import SafetensorError, SliceError
-from pagestream.weights.indexing import of_tensor
-
-if TYPE_CHECKING:
-    from pagestream import _native
-    from pagestream.weights.arrays import Framework
-    from pagestream.weights.indexing import Index
+from pagestream.weights.arrays import Framework
+from pagestream.weights.indexing import Index, of_tensor
 
 __all__ = ["PySafeSlice"]
 
 
+@set_module("pagestream.safetensors")
 class PySafeSlice:
     """A tensor that is read by parts. Upstream's class of that name; ``safe_open.get_slice`` makes it.
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from pagestream._common.types import Mode, StrPath
 from pagestream.safetensors import _defaults, _load, _upstream
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy.typing as npt
-
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.safetensors._open import Backend
+from pagestream.safetensors._open import Backend
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-import torch  # noqa: TC002 - the examples use it
+import torch
 
+from pagestream._common.types import Mode, StrPath
 from pagestream.devices import staged_file
 from pagestream.safetensors import _defaults, _load, _upstream
-from pagestream.safetensors._open import mode_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.safetensors._open import Backend
+from pagestream.safetensors._open import Backend, mode_of
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 

@@ -7,10 +7,12 @@ import hashlib
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from pagestream import _native
 from pagestream._common import environment
@@ -18,18 +20,13 @@ from pagestream._common.amounts import count
 from pagestream._common.checks import element, one_of
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.html import page, table
+from pagestream._common.public import set_module
+from pagestream._common.types import Mode, StrPath
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
 from pagestream.tokens.parts import part_range
 from pagestream.tokens.paths import token_paths
 from pagestream.tokens.splits import check_splits
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
-
-    from pagestream._common.types import Mode, StrPath
 
 __all__ = ["TokenCorpus", "TokenShard", "open_tokens"]
 
@@ -41,6 +38,7 @@ _SHOWN = 10
 Format = Literal["raw", "npy", "llmc", "megatron", "datatrove"]
 
 
+@set_module("pagestream")
 @dataclass(frozen=True)
 class TokenShard:
     """One file of a corpus.
@@ -78,6 +76,7 @@ class TokenShard:
 _OpenedWith = tuple[str | None, Format | None, str]
 
 
+@set_module("pagestream")
 class TokenCorpus(HoldsFiles):
     """Token files as one axis of tokens. Made by `open_tokens`.
 
@@ -340,6 +339,7 @@ def _open_again(
     return corpus if part == (0, len(corpus)) else corpus.part(*part)
 
 
+@set_module("pagestream")
 def open_tokens(
     path: StrPath | Sequence[StrPath],
     *,

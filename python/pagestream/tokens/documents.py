@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, SupportsIndex, overload
 
 import numpy as np
+import numpy.typing as npt
 
+from pagestream import _native
 from pagestream._common.checks import element
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy.typing as npt
-
-    from pagestream import _native
+from pagestream._common.public import set_module
 
 __all__ = ["Documents"]
 
@@ -30,6 +26,7 @@ class _Corpus(Protocol):
     def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
 
 
+@set_module("pagestream")
 class Documents(Sequence["npt.NDArray[Any]"]):
     """The documents of a corpus, in order: a sequence of 1-d arrays. Made by `TokenCorpus.documents`.
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import IO, TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from pagestream import _native
 from pagestream._common.atomic_write import Replacement
 from pagestream._common.checks import one_of
-from pagestream._common.progress import reporting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from pagestream._common.progress import Progress
-    from pagestream._common.types import StrPath
+from pagestream._common.progress import Progress, reporting
+from pagestream._common.public import set_module
+from pagestream._common.types import StrPath
 
 __all__ = ["write_tokens"]
 
@@ -30,6 +26,7 @@ _LLMC_HEADER_BYTES = 1024
 _NPY_HEADER_BYTES = 128
 
 
+@set_module("pagestream")
 def write_tokens(
     path: StrPath,
     arrays: npt.ArrayLike | Iterable[npt.ArrayLike],

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    message = "pagestream.torch needs PyTorch, which is not installed: pip install 'pagestream[torch]'"
+    raise ModuleNotFoundError(message, name="torch") from error
+
+from pagestream._common.public import names_of
 from pagestream.torch.dataset import TokenDataset
 from pagestream.torch.loader import TokenLoader
 from pagestream.torch.modules import LoadReport, load_into
@@ -32,11 +41,13 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are o
         try:
             from pagestream.torch import storage_readers
         except ImportError as error:
-            import torch
-
             message = f"{name} takes the place of a reader that torch {torch.__version__} lacks: {error}"
             raise ImportError(message) from error
 
         return getattr(storage_readers, name)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return names_of(globals(), __all__)

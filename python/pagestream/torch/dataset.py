@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, SupportsIndex
+from collections.abc import Sequence
+from typing import SupportsIndex
 
 import torch
 from torch.utils.data import Dataset
@@ -10,20 +11,18 @@ from torch.utils.data import Dataset
 from pagestream import _native
 from pagestream._common.checks import at_least, element, one_of, only_with
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.public import set_module
+from pagestream._common.types import Mode, StrPath
 from pagestream.devices import constructors
 from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pagestream._common.types import Mode, StrPath
 
 __all__ = ["TokenDataset"]
 
 Item = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
+@set_module("pagestream.torch")
 class TokenDataset(Dataset[Item], HoldsFiles):
     """Every window of a corpus, by number.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from pagestream._common.public import set_module
 from pagestream.devices import constructors
 from pagestream.devices.copy_device import CopyDevice
 from pagestream.loading.host_batches import HostBatches
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenLoader"]
 
 
+@set_module("pagestream.torch")
 class TokenLoader(NumpyTokenLoader[BatchT_co]):
     """`pagestream.TokenLoader` whose batches are tensors on a device.
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch.nn.parameter import Parameter, is_lazy
 
 from pagestream._common import checks
 from pagestream._common.generators import telling
-from pagestream._common.progress import reporting
+from pagestream._common.progress import Progress, reporting
+from pagestream._common.public import set_module
+from pagestream._common.types import StrPath
 from pagestream.devices import constructors
 from pagestream.devices.planned import planned, shape_of
 from pagestream.devices.torch_tensors import dtype_named
 from pagestream.torch._joining import joined
+from pagestream.torch._meeting import Meeting
 from pagestream.torch.weights import tensors_on, usable
-from pagestream.weights.checkpoint import opened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import TypeAlias
-
-    import torch.distributed as dist
-
-    from pagestream._common.progress import Progress
-    from pagestream._common.types import StrPath
-    from pagestream.torch._meeting import Meeting
-    from pagestream.weights.checkpoint import Checkpoint
-    from pagestream.weights.plan import Plan
-    from pagestream.weights.streaming import Strategy, Wanted
+from pagestream.weights.checkpoint import Checkpoint, opened
+from pagestream.weights.plan import Plan
+from pagestream.weights.streaming import Strategy, Wanted
 
 __all__ = ["LoadReport", "Rename", "load_into"]
 
@@ -38,6 +31,7 @@ __all__ = ["LoadReport", "Rename", "load_into"]
 Rename: TypeAlias = "Mapping[str, str | None] | Callable[[str], str | None] | None"
 
 
+@set_module("pagestream.torch")
 @dataclass(frozen=True)
 class LoadReport:
     """The result of `load_into`.
@@ -101,6 +95,7 @@ class _Target:
         return torch.get_default_device() if self.tensor.is_meta else self.tensor.device
 
 
+@set_module("pagestream.torch")
 def load_into(
     module: torch.nn.Module,
     path: StrPath | Iterable[StrPath] | Checkpoint,

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sized
+from typing import Any
 
 from torch.utils.data import DistributedSampler
 
 from pagestream import _native
 from pagestream._common.checks import at_least
+from pagestream._common.public import set_module
 from pagestream._common.ranks import check_unchanged, of_this_process
 from pagestream.errors import StateMismatchError
 from pagestream.loading.state import require_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
 
 __all__ = ["DistributedTokenSampler"]
 
@@ -22,6 +21,7 @@ __all__ = ["DistributedTokenSampler"]
 _CHUNK = 1024
 
 
+@set_module("pagestream.torch")
 class DistributedTokenSampler(DistributedSampler[int]):
     """A replacement of ``torch.utils.data.DistributedSampler``: same arguments, same counts.
 

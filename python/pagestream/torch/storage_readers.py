@@ -7,8 +7,9 @@ import json
 import os
 import warnings
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any, Never, Self
 
 import torch
 import torch.distributed as dist
@@ -26,20 +27,16 @@ from torch.futures import Future
 
 from pagestream._common import checks
 from pagestream._common.generators import telling
+from pagestream._common.public import set_module
 from pagestream.devices.planned import planned_part
 from pagestream.devices.torch_tensors import dtype_named, shape_in_torch
 from pagestream.errors import RankError, SafetensorError
 from pagestream.torch._joining import joined
+from pagestream.torch._meeting import Meeting
 from pagestream.torch.weights import tensors_on
 from pagestream.weights.checkpoint import Checkpoint, native_files, open_apart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any, Never, Self
-
-    from pagestream.torch._meeting import Meeting
-    from pagestream.weights.streaming import Strategy, Wanted
-    from pagestream.weights.tensor_info import TensorInfo
+from pagestream.weights.streaming import Strategy, Wanted
+from pagestream.weights.tensor_info import TensorInfo
 
 __all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader"]
 
@@ -78,6 +75,7 @@ class _SharedReads:
     ranks: int
 
 
+@set_module("pagestream.torch")
 class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
     """Reads safetensors files for ``torch.distributed.checkpoint.load``.
 
@@ -337,6 +335,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         _put(item, tensor, planner)
 
 
+@set_module("pagestream.torch")
 class QuantizedHuggingFaceStorageReader(
     quantized_hf_storage.QuantizedHuggingFaceStorageReader, HuggingFaceStorageReader
 ):

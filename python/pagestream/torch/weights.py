@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
 
+from pagestream import _native
 from pagestream._common import checks, environment
+from pagestream._common.progress import Progress
+from pagestream._common.public import set_module
+from pagestream._common.types import Mode, StrPath
 from pagestream.devices import constructors, copy_device
-from pagestream.devices.planned import cast_to, finished, planned
+from pagestream.devices.planned import CastOf, cast_to, finished, planned
 from pagestream.devices.torch_tensors import TorchTensors
 from pagestream.devices.transfer import transferred
 from pagestream.torch._joining import joined
+from pagestream.torch._meeting import Meeting
 from pagestream.weights import streaming
 from pagestream.weights.checkpoint import Checkpoint, native_files, open_checkpoint, opened
+from pagestream.weights.plan import Plan
+from pagestream.weights.streaming import Strategy, StreamOrder, Wanted
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-    from typing import TypedDict
 
-    from pagestream import _native
-    from pagestream._common.progress import Progress
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.devices.planned import CastOf
-    from pagestream.torch._meeting import Meeting
-    from pagestream.weights.plan import Plan
-    from pagestream.weights.streaming import Strategy, StreamOrder, Wanted
-
-    class _Options(TypedDict):
-        memory_bytes: int | None
-        threads: int | None
+class _Options(TypedDict):
+    memory_bytes: int | None
+    threads: int | None
 
 
 __all__ = ["load_state_dict", "stream_checkpoint"]
 
 
+@set_module("pagestream.torch")
 def load_state_dict(
     path: StrPath | Iterable[StrPath] | Checkpoint,
     device: torch.device | str | int = "cpu",
@@ -100,6 +98,7 @@ def load_state_dict(
         return {each.info.name: made[each.info.name] for each in wanted}  # shared reads have another order
 
 
+@set_module("pagestream.torch")
 def stream_checkpoint(
     path: StrPath | Iterable[StrPath] | Checkpoint,
     *,

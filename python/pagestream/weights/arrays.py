@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
-    from typing_extensions import Buffer
 
     from pagestream import _native
+    from pagestream._common.types import Buffer
     from pagestream.weights.indexing import Index
 
     # Fills a writable buffer.

@@ -6,25 +6,23 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pagestream import _native, errors
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.progress import Progress
+from pagestream._common.public import set_module
+from pagestream._common.types import Mode, StrPath
 from pagestream.weights import arrays, checksums, explanation, holes, indexing, streaming, summary, warming
 from pagestream.weights.checksums import VerifyReport
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
+from pagestream.weights.indexing import Index
+from pagestream.weights.plan import Plan
 from pagestream.weights.tensor_info import TensorInfo
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from pagestream._common.progress import Progress
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.weights.indexing import Index
-    from pagestream.weights.plan import Plan
 
 __all__ = ["Checkpoint", "TensorInfo", "VerifyReport", "open_checkpoint"]
 
@@ -51,6 +49,7 @@ class _OpenedWith(NamedTuple):
         return Checkpoint(files, self._replace(paths=[*map(_absolute, self.paths)], cache_root=root))
 
 
+@set_module("pagestream")
 class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
     """The tensors of one or several safetensors files by name, as read-only arrays.
 
@@ -562,6 +561,7 @@ def _absolute(path: str) -> str:
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
+@set_module("pagestream")
 def open_checkpoint(
     path: StrPath | Iterable[StrPath],
     *,

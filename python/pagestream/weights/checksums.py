@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from pagestream import _native
 from pagestream._common.atomic_write import Replacement
-from pagestream._common.progress import reporting
+from pagestream._common.progress import Progress, reporting
+from pagestream._common.public import set_module
+from pagestream.errors import ChecksumError
 from pagestream.weights import holes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from pagestream._common.progress import Progress
-    from pagestream.errors import ChecksumError
-    from pagestream.weights.streaming import Wanted
+from pagestream.weights.streaming import Wanted
 
 # Of a file: its number, whether it was compared, what does not fit, and path and text of its checksums.
 _Outcome: TypeAlias = "tuple[int, bool, list[ChecksumError], tuple[str, str] | None]"
@@ -24,6 +21,7 @@ _Outcome: TypeAlias = "tuple[int, bool, list[ChecksumError], tuple[str, str] | N
 _OWNED = ("pread", "direct")
 
 
+@set_module("pagestream")
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What `Checkpoint.verify` found.

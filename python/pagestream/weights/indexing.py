@@ -10,21 +10,19 @@ from __future__ import annotations
 import math
 import operator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 
 from pagestream import errors
 
 if TYPE_CHECKING:
-    from types import EllipsisType
-    from typing import SupportsIndex, TypeAlias
-
     import numpy.typing as npt
 
-    # One part of an index, and an index.
-    Part: TypeAlias = "SupportsIndex | slice | EllipsisType | None"
-    Index: TypeAlias = "Part | tuple[Part, ...] | list[Any]"
+# One part of an index, and an index.
+Part: TypeAlias = SupportsIndex | slice | EllipsisType | None
+Index: TypeAlias = Part | tuple[Part, ...] | list[Any]
 
 _ALL = slice(None)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pagestream.weights.indexing import Index
-    from pagestream.weights.tensor_info import TensorInfo
+from pagestream.weights.indexing import Index
+from pagestream.weights.tensor_info import TensorInfo
 
 # The part of a tensor; None or True for all of it, False to leave it out.
-Chosen: TypeAlias = "Index | bool | None"
-Plan: TypeAlias = "Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None"
+Chosen: TypeAlias = Index | bool | None
+Plan: TypeAlias = Iterable[str] | Mapping[str, Index | None] | Callable[[TensorInfo], Chosen] | None
 
 
 def parts(names: list[str], info_of: Callable[[str], TensorInfo], plan: Plan) -> Mapping[str, Index | None]:

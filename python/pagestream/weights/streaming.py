@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from pagestream import _native, errors
 from pagestream._common import checks, ranks
 from pagestream._common.generators import telling
-from pagestream._common.progress import checked, reporting
+from pagestream._common.progress import Progress, checked, reporting
 from pagestream.weights import indexing
+from pagestream.weights.arrays import Framework
 from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
+from pagestream.weights.indexing import ByteSelection, Index
 from pagestream.weights.plan import Plan, parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from pagestream._common.progress import Progress
-    from pagestream.weights.arrays import Framework
-    from pagestream.weights.indexing import ByteSelection, Index
-    from pagestream.weights.tensor_info import TensorInfo
+from pagestream.weights.tensor_info import TensorInfo
 
 StreamOrder = Literal["file", "plan", "layer"]
 Strategy = Literal["auto", "mapped", "ahead", "pread", "direct"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagestream._common.public import set_module
 
+
+@set_module("pagestream")
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """What a header says of one tensor.

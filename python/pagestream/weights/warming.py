@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pagestream import _native
+from pagestream._common.public import set_module
 
 if TYPE_CHECKING:
     from typing import Self
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Lead"]
 
 
+@set_module("pagestream")
 class Lead:
     """Tensors of a checkpoint that are read in the background, before the program asks for them.
 
