@@ -16,8 +16,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pagestream._common.public import names_of
-
 __all__ = [
     "ChecksumError",
     "FileChangedError",
@@ -205,4 +203,4 @@ if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
 
 
 def __dir__() -> list[str]:
-    return names_of(globals(), __all__)
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -130,7 +130,15 @@ pagestream.MappedFile
 print("numpy" in sys.modules, "pagestream.tokens" in sys.modules, "MappedFile" in vars(pagestream))
 """
     before, after = output_of(code).splitlines()
-    ours = ("_common", "_common.checks", "_common.environment", "_common.interpreters", "_native", "errors")
+    ours = (
+        "_common",
+        "_common.checks",
+        "_common.environment",
+        "_common.interpreters",
+        "_common.public",
+        "_native",
+        "errors",
+    )
     assert before.split() == ["False", *(f"pagestream.{name}" for name in ours)]
     assert after == "True False True"
 

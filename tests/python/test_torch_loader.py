@@ -146,10 +146,33 @@ def test_staged_batches_before_a_failure_come_first(tmp_path):
             next(loader)
 
 
-@pytest.mark.parametrize("device", ["meta", "mps", f"cuda:{torch.cuda.device_count()}"])
-def test_a_device_that_there_is_not_is_refused(token_file, device):
-    with pytest.raises(ValueError, match=f'device must be "cpu", or "cuda" .*, not \'{device}\''):
+@pytest.mark.parametrize("device", ["meta", "mps"])
+def test_a_device_of_another_kind_is_refused(token_file, device):
+    with pytest.raises(ValueError, match=f'device must be "cpu" or "cuda", not \'{device}\''):
         TokenLoader(token_file, sequence_length=16, batch_size=4, device=device)
+
+
+def test_a_gpu_that_torch_does_not_see_is_refused(token_file):
+    count = torch.cuda.device_count()
+    seen = f"torch .* sees {count or 'no'} cuda device"
+    with pytest.raises(ValueError, match=f"device 'cuda:{count}' is not available: {seen}"):
+        TokenLoader(token_file, sequence_length=16, batch_size=4, device=f"cuda:{count}")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, np.int32, np.dtype("int32"), "int32"])
+def test_a_type_may_be_given_as_torchs_or_as_numpys_or_as_a_word(token_file, dtype):
+    for kind in (TokenLoader, NumpyTokenLoader):
+        with kind(token_file, sequence_length=16, batch_size=4, dtype=dtype) as loader:
+            assert str(next(loader).x.dtype).removeprefix("torch.") == "int32"
+
+
+def test_the_signature_shows_every_argument():
+    """Notebooks and editors show it."""
+    numpy_parameters = inspect.signature(NumpyTokenLoader).parameters
+    parameters = inspect.signature(TokenLoader).parameters
+    assert parameters["device"].default == "cpu"
+    assert {name: each for name, each in parameters.items() if name != "device"} == dict(numpy_parameters)
+    assert {"sequence_length", "batch_size", "seed", "epochs"} <= set(parameters)
 
 
 def test_a_batch_that_cannot_be_sent_is_tried_again(token_file, monkeypatch):

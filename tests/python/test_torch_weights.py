@@ -187,6 +187,7 @@ def test_a_type_is_cast_and_others_stay(every_type, strategy):
     }
     same(dict(stream_checkpoint(every_type, device="cpu", dtype=torch.bfloat16, strategy=strategy)), expected)
     same(load_state_dict(every_type, dtype=torch.bfloat16), expected)
+    same(load_state_dict(every_type, dtype="bfloat16"), expected)
 
 
 @every_strategy
@@ -199,8 +200,10 @@ def test_the_default_device_does_not_matter(folder, strategy):
 def test_a_type_is_not_cast_to_what_loses_it(every_type):
     with pytest.raises(ValueError, match=r"dtype must be a floating-point type, not torch.int8"):
         load_state_dict(every_type, dtype=torch.int8)
-    with pytest.raises(TypeError, match=r"dtype must be a torch.dtype, not 'bfloat16'"):
-        stream_checkpoint(every_type, device="cpu", dtype="bfloat16")
+    with pytest.raises(
+        TypeError, match=r"dtype must be a torch.dtype or the name of one, .* not 'half-size'"
+    ):
+        stream_checkpoint(every_type, device="cpu", dtype="half-size")
 
 
 def test_a_type_that_torch_lacks_is_refused_before_anything_is_read(tmp_path):
@@ -306,12 +309,12 @@ def test_storage_that_fails_and_files_that_change_are_errors(tmp_path):
 
 
 def test_wrong_arguments_are_refused_at_once(folder):
-    with pytest.raises(ValueError, match=r'device must be "cpu", or "cuda" or "mps" .*, not \'meta\''):
+    with pytest.raises(ValueError, match=r'device must be "cpu", "cuda" or "mps", not \'meta\''):
         stream_checkpoint(folder, device="meta")
     with pytest.raises(ValueError, match="device 'gpu' is invalid"):
         load_state_dict(folder, "gpu")
     beyond = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises(ValueError, match=f"not '{beyond}'"):
+    with pytest.raises(ValueError, match=f"device '{beyond}' is not available"):
         load_state_dict(folder, beyond)
     with pytest.raises(ValueError, match='strategy must be "auto", "mapped", "ahead", "pread" or "direct"'):
         stream_checkpoint(folder, device="cpu", strategy="fast")

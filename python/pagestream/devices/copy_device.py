@@ -17,6 +17,30 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+def check_available(device: torch.device, kinds: tuple[str, ...]) -> None:
+    """Refuses a device of another kind, and one that torch does not see.
+
+    Raises:
+        ValueError: It says which devices torch sees.
+    """
+    if device.type not in kinds:
+        *most, last = (f'"{kind}"' for kind in kinds)
+        message = f"device must be {', '.join(most)} or {last}, not '{device}'"
+        raise ValueError(message)
+    count = 1
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+    elif device.type == "mps":
+        count = int(torch.backends.mps.is_available())
+    if (device.index or 0) < count:
+        return
+    seen = f"{count or 'no'} {device.type} device{'' if count == 1 else 's'}"
+    message = f"device '{device}' is not available: torch {torch.__version__} sees {seen}"
+    if not count:
+        message += '; use device="cpu", or find the reason with `python -m torch.utils.collect_env`'
+    raise ValueError(message)
+
+
 def shares_memory(device: torch.device) -> bool:
     """Returns whether a device works in the host's memory: the CPU, Apple's GPUs, integrated GPUs."""
     if device.type == "cuda":
@@ -45,10 +69,7 @@ class CopyDevice:
     """
 
     def __init__(self, device: torch.device) -> None:
-        count = torch.cuda.device_count() if device.type == "cuda" else 1
-        if device.type not in ("cpu", "cuda") or (device.index or 0) >= count:
-            message = f'device must be "cpu", or "cuda" where PyTorch finds such a GPU, not \'{device}\''
-            raise ValueError(message)
+        check_available(device, ("cpu", "cuda"))
         self.is_cuda = device.type == "cuda"
         if str(device) == "cuda":
             # Another device may be the current one when a batch is waited for.

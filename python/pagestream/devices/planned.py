@@ -64,22 +64,23 @@ def shape_of(each: Wanted) -> tuple[int, ...]:
     return shape_in_torch(each.dtype, each.shape) if each.part is None else each.part.shape
 
 
-def cast_to(dtype: torch.dtype | None) -> CastOf:
+def cast_to(dtype: torch.dtype | str | None) -> CastOf:
     """Returns the function that names the type of each tensor, where the user asked for `dtype`.
 
     Raises:
-        TypeError: `dtype` is no torch type.
+        TypeError: `dtype` is neither a torch type nor the name of one.
         ValueError: It is no floating-point type.
     """
     if dtype is None:
         return lambda _: None
-    if not isinstance(dtype, torch.dtype):
-        message = f"dtype must be a torch.dtype, not {dtype!r}"  # type: ignore[unreachable]
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(kind, torch.dtype):
+        message = f'dtype must be a torch.dtype or the name of one, such as "bfloat16", not {dtype!r}'
         raise TypeError(message)
-    if not dtype.is_floating_point:
-        message = f"dtype must be a floating-point type, not {dtype}: only such tensors are cast"
+    if not kind.is_floating_point:
+        message = f"dtype must be a floating-point type, not {kind}: only such tensors are cast"
         raise ValueError(message)
-    return lambda each: dtype if each.info.dtype in _CAST else None
+    return lambda each: kind if each.info.dtype in _CAST else None
 
 
 def finished(each: Wanted, tensor: torch.Tensor, cast_of: CastOf) -> torch.Tensor:

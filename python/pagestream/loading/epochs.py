@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, Self, TypeVar
 
+from pagestream import _native
+from pagestream._common.public import set_module
 from pagestream._common.workers import NO_WORKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Self
-
-    from pagestream import _native
-    from pagestream.loading.handout import Handout
+from pagestream.loading.handout import Handout
 
 __all__ = ["Epoch"]
 
@@ -156,6 +153,7 @@ class EpochBatches(Generic[BatchT_co]):
         return self._handout.next(self._end)  # type: ignore[no-any-return]
 
 
+@set_module("pagestream")
 class Epoch(Generic[BatchT_co]):
     """One epoch of a loader: its batches, and their number. Made by `TokenLoader.epoch`.
 

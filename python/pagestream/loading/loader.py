@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Generic, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
 from pagestream import _native
 from pagestream._common import environment
@@ -11,13 +12,23 @@ from pagestream._common.checks import at_least, check_bool, one_of, only_with
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.public import set_module
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
+from pagestream._common.types import Mode, StrPath
 from pagestream._common.workers import NO_WORKERS
+from pagestream.loading.batches import Batch, PackedBatch
 from pagestream.loading.epochs import Epoch, EpochBatches, Loops
 from pagestream.loading.handout import Handout
 from pagestream.loading.host_batches import HostBatches
+from pagestream.loading.metrics import LoaderMetrics
 from pagestream.loading.mixture import Mixture
 from pagestream.loading.mixture_run import MixtureRun
 from pagestream.loading.options import (
+    BatchDtype,
+    DocumentOption,
+    DropBehind,
+    LoaderOptions,
+    Order,
+    StreamOptions,
+    Target,
     batch_dtype,
     check_documents,
     check_drop_behind,
@@ -29,29 +40,10 @@ from pagestream.loading.state import STATE_VERSION, saved_position
 from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Literal, NoReturn, Self, TypeAlias, Unpack
-
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import TypeVar
 
-    from pagestream._common.types import Mode, StrPath
-    from pagestream.loading.batches import Batch, PackedBatch
-    from pagestream.loading.metrics import LoaderMetrics
-    from pagestream.loading.options import (
-        BatchDtype,
-        DocumentOption,
-        DropBehind,
-        LoaderOptions,
-        Order,
-        StreamOptions,
-        Target,
-    )
-
-    TokenSource: TypeAlias = TokenCorpus | Mixture | StrPath | Sequence[StrPath]
-    PairTarget: TypeAlias = Literal["shift", "block"]
-    NoDocuments: TypeAlias = Literal["ignore"]
     BatchT_co = TypeVar("BatchT_co", covariant=True, default=Any)
 else:
     from typing import TypeVar
@@ -60,6 +52,10 @@ else:
     BatchT_co = TypeVar("BatchT_co", covariant=True)
 
 __all__ = ["TokenLoader"]
+
+TokenSource: TypeAlias = TokenCorpus | Mixture | StrPath | Sequence[StrPath]
+PairTarget: TypeAlias = Literal["shift", "block"]
+NoDocuments: TypeAlias = Literal["ignore"]
 
 _log = logging.getLogger("pagestream.loader")
 
@@ -115,8 +111,8 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             global batch. The rows of a `Mixture` begin at a random place of the batch and go round, so that
             each rank gets its share of each source; the batch is the same for any number of ranks.
         world_size: See `rank`; both or none.
-        dtype: ``"int64"``, ``"int32"`` (or NumPy's types of these names), or ``"raw"`` for the type of the
-            files, which must be one for all.
+        dtype: ``"int64"``, ``"int32"`` (or types of NumPy or torch with these names), or ``"raw"`` for the
+            type of the files, which must be one for all.
         lookahead: Batches whose pages are requested ahead; None adapts. Where files are not
             mapped: batches that are read ahead.
         threads: Gathering threads; None adapts (``PAGESTREAM_THREADS``).

@@ -8,17 +8,23 @@ import numpy as np
 
 from pagestream import _native
 from pagestream._common.checks import at_least, one_of, only_with
+from pagestream._common.dtype_names import dtype_name
+from pagestream._common.types import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pagestream._common.types import Mode
     from pagestream.tokens.corpus import TokenCorpus
 
 Order = Literal["shuffled", "random", "sequential", "blocked"]
 Target = Literal["shift", "block", "none"]
 BatchWord = Literal["int64", "int32", "raw"]
-BatchDtype = BatchWord | type[np.int64 | np.int32] | np.dtype[np.int64 | np.int32]
+if TYPE_CHECKING:
+    import torch
+
+    BatchDtype = BatchWord | type[np.int64 | np.int32] | np.dtype[np.int64 | np.int32] | torch.dtype
+else:
+    BatchDtype = BatchWord | type[np.int64 | np.int32] | np.dtype[np.int64 | np.int32]
 DocumentOption = Literal["ignore", "boundaries"]
 DropBehind = Literal["resident", "cache"]
 
@@ -60,7 +66,8 @@ class LoaderOptions(StreamOptions, total=False):
 
 
 def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of the words of `BatchDtype`
-    """Returns the word for a type of batches; NumPy's own name for it is as good."""
+    """Returns the word for a type of batches, given as that word or as a type of NumPy or torch."""
+    value = dtype_name(value)
     if isinstance(value, type) and issubclass(value, np.generic):
         value = np.dtype(value)
     word = value.name if isinstance(value, np.dtype) and value.isnative else value

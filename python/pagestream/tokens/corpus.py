@@ -19,6 +19,7 @@ from pagestream._common import environment
 from pagestream._common.amounts import count
 from pagestream._common.checks import element, one_of
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.dtype_names import dtype_name
 from pagestream._common.html import page, table
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
@@ -387,7 +388,7 @@ def open_tokens(
         >>> open_tokens(["tokens.bin", "tokens.bin"])[4094:4098]
         array([4094, 4095,    0,    1], dtype=uint16)
     """
-    name = None if dtype is None else _dtype_name(np.dtype(dtype))
+    name = None if dtype is None else _dtype_name(np.dtype(dtype_name(dtype)))
     if format is not None:
         one_of("format", format, _native.FORMATS)
     mode = environment.mmap_mode(mmap_mode)

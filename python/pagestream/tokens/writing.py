@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pagestream import _native
 from pagestream._common.atomic_write import Replacement
 from pagestream._common.checks import one_of
+from pagestream._common.dtype_names import dtype_name
 from pagestream._common.progress import Progress, reporting
 from pagestream._common.public import set_module
 from pagestream._common.types import StrPath
@@ -202,7 +203,7 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:
-    found = np.dtype(dtype)
+    found: np.dtype[Any] = np.dtype(dtype_name(dtype))
     known = {
         "raw": _native.TOKEN_DTYPES,
         "npy": _native.TOKEN_DTYPES,

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, overload
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
 from pagestream._common.public import set_module
 from pagestream.devices import constructors
 from pagestream.devices.copy_device import CopyDevice
+from pagestream.loading.batches import Batch, PackedBatch
 from pagestream.loading.host_batches import HostBatches
-from pagestream.loading.loader import BatchT_co
+from pagestream.loading.loader import BatchT_co, NoDocuments, PairTarget, TokenSource
 from pagestream.loading.loader import TokenLoader as NumpyTokenLoader
+from pagestream.loading.options import BatchDtype, LoaderOptions, StreamOptions, Target
 from pagestream.torch._staging import STAGED_BUFFERS, StagedBatches, converted, is_widened_on_device
 
-if TYPE_CHECKING:
-    from typing import Literal, Unpack
-
-    from pagestream.loading.batches import Batch, PackedBatch
-    from pagestream.loading.loader import NoDocuments, PairTarget, TokenSource
-    from pagestream.loading.options import BatchDtype, LoaderOptions, StreamOptions, Target
-
 __all__ = ["TokenLoader"]
+
+
+def _with_arguments_of(base: type, function: Callable[..., None]) -> inspect.Signature:
+    """Returns the signature of a function that passes its ``**arguments`` on to a class."""
+    own = inspect.signature(function)
+    passed_on = [
+        each for name, each in inspect.signature(base).parameters.items() if name not in own.parameters
+    ]
+    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    return own.replace(parameters=[*kept, *passed_on])
 
 
 @set_module("pagestream.torch")
@@ -105,6 +112,9 @@ class TokenLoader(NumpyTokenLoader[BatchT_co]):
         """Starts reading ahead."""
         self.device = torch.device(device)
         super().__init__(tokens, **arguments)
+
+    # `inspect.signature`, and so notebooks and editors, show all arguments.
+    __init__.__signature__ = _with_arguments_of(NumpyTokenLoader, __init__)  # type: ignore[attr-defined]
 
     def _copy_device(self) -> CopyDevice | None:
         """Returns the device that batches are copied to; None where they stay in host memory."""

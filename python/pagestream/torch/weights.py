@@ -41,7 +41,7 @@ def load_state_dict(
     device: torch.device | str | int = "cpu",
     *,
     mmap_mode: Mode | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     plan: Plan = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -104,7 +104,7 @@ def stream_checkpoint(
     *,
     device: torch.device | str | int,
     plan: Plan = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     strategy: Strategy = "auto",
     memory_bytes: int | None = None,
     order: StreamOrder = "file",
@@ -129,8 +129,9 @@ def stream_checkpoint(
             option affects NumPy arrays only.
         device: The device for the tensors: ``"cpu"``, a CUDA GPU, or ``"mps"``.
         plan: Which tensors to stream, and which parts of them; see `Checkpoint.stream`.
-        dtype: Type for tensors stored as float16, bfloat16, float32 or float64. Integers, bools and complex
-            numbers keep their type, and so do floats of 8 bits or less, because they need their scales.
+        dtype: Type, or its name such as ``"bfloat16"``, for tensors stored as float16, bfloat16, float32 or
+            float64. Integers, bools and complex numbers keep their type, and so do floats of 8 bits or less,
+            because they need their scales.
             Tensors are cast one at a time, on the GPU if they are for a GPU. None keeps the files' types.
         strategy: On the CPU, as in `Checkpoint.stream`; views are tensors on copy-on-write pages. For other
             devices, all bytes are read into memory by ``"pread"`` or ``"direct"``, and ``"mapped"`` and
@@ -215,11 +216,7 @@ def usable(device: torch.device | str | int) -> torch.device:
         raise ValueError(message) from error
     if constructors.makes_fakes():
         return found
-    is_there = {"cpu": True, "mps": torch.backends.mps.is_available()}
-    is_there["cuda"] = (found.index or 0) < torch.cuda.device_count()
-    if not is_there.get(found.type, False):
-        message = f'device must be "cpu", or "cuda" or "mps" where PyTorch finds such a GPU, not \'{found}\''
-        raise ValueError(message)
+    copy_device.check_available(found, ("cpu", "cuda", "mps"))
     return found
 
 
