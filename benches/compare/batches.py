@@ -17,10 +17,10 @@ from pagestream import TokenLoader
 TITLE = "token batches, page cache warm"
 TOKENS = 100_000_000
 SHAPES = ((64, 1024), (32, 4096))
-# What is wanted of each shape: times nanoGPT's get_batch, and times the best DataLoader.
 BATCHES_A_CALL = 64
 ROUNDS = 9
 LIMIT = "2 threads that only write as many bytes"
+# Goals by sequence length: times nanoGPT's get_batch, and times the best DataLoader.
 GOALS = {1024: (20, 8), 4096: (10, 5)}
 
 
@@ -85,7 +85,7 @@ def data_loaders(path: Path, batch_size: int, length: int) -> dict[str, Endless]
 class WriteOnly:
     """Two threads that only write the bytes of batches, each its half. ctypes lets go of the GIL.
 
-    They write to as many buffers in turn as a loader has, so that no more stays in the caches than there.
+    They take turns with as many buffers as a loader has, so that the caches hold no more of them.
     """
 
     def __init__(self, batch_bytes: int, buffers: int) -> None:
@@ -186,7 +186,7 @@ def many(call: Callable[[], object]) -> None:
 
 
 def split(whole: Row, own: list[str], arms: list[str], goals: tuple[float, float]) -> list[Row]:
-    """A row for each of our loaders; rivals only for those that give what the rivals give."""
+    """Returns a row for each of our loaders. Rivals appear only beside a loader with the same batches."""
     best = min(arms, key=whole.median)
     wanted = {"nanoGPT get_batch": goals[0], best: goals[1], "strided NumPy gather": 1.5, LIMIT: 0.6}
     all_rivals = [name for name in whole.figures if name not in own]

@@ -1,6 +1,6 @@
-"""Ways to read random windows of a token file, ours and those of others.
+"""Ways to read random windows of a token file, by pagestream and by other libraries.
 
-A way fills `rows` with the raw tokens of windows and returns what it took and where the windows begin. All
+A way fills `rows` with the raw tokens of windows. It returns the seconds and the starts of the windows. All
 but LitData and order="blocked", whose orders are their own, read the windows that a `TokenLoader` with
 order="random" and the same seed reads. The ways with np.memmap only copy tokens; they widen nothing.
 """
@@ -31,7 +31,7 @@ Way = Callable[[Path, int, np.ndarray], tuple[float, np.ndarray]]
 
 
 def starts_of(path: Path, seed: int, rows: np.ndarray, order: str = "random", radius: int = 1) -> np.ndarray:
-    """Where the first windows of a `TokenLoader` begin; one window has a token more than T."""
+    """Returns the starts of the first windows of a `TokenLoader`. A window has T + 1 tokens."""
     count, length = len(rows), rows.shape[1] - 1
     tokens = path.stat().st_size // 2
     corpus = ((tokens - 1) // length, tokens - length)
@@ -68,7 +68,7 @@ def map_per_batch(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> t
 
 
 def map_random(path: Path, seed: int, rows: np.ndarray, mode: str = "r") -> tuple[float, np.ndarray]:
-    """One np.memmap with MADV_RANDOM."""
+    """Reads through an np.memmap with MADV_RANDOM."""
     starts = starts_of(path, seed, rows)
     begin = time.perf_counter()
     data = np.memmap(path, dtype="u2", mode=mode)
@@ -136,8 +136,8 @@ def _let_go(dataset: litdata.StreamingDataset) -> None:
 class LitDataWindows:
     """The first `LITDATA_BYTES` of a token file in LitData's chunks, and passes over them.
 
-    LitData shuffles chunks, and windows within a chunk. Where a window comes from is found by its first four
-    tokens, which with random tokens are those of no other window.
+    LitData shuffles chunks, and windows within a chunk. The first four
+    tokens of a window tell its start: with random tokens, no other window begins with them.
     """
 
     def __init__(self, path: Path, tokens: int) -> None:

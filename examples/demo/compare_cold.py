@@ -1,9 +1,9 @@
 """Random batches from storage: a file larger than the caches of a disk, dropped from the page cache.
 
-The file holds the training tokens over and over. It is removed at the end. Before each pass it is dropped
-from the page cache, which needs no privilege, and looked at: what is still there is an error. What lies
-below the page cache (the disk's own memory, that of a virtual machine's host) is out of reach, so each
-pass reads windows of its own.
+The file repeats the training tokens. It is removed at the end. Before each pass it is evicted from the page
+cache, which needs no privilege. If pages stay cached, the program raises an error. It cannot empty caches
+below the page cache, for example in the disk or in the host of a virtual machine. So each pass reads other
+windows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def compare(train_path: Path, *, size_bytes: int, rounds: int) -> list[Row]:
         DemoError: The file does not leave the page cache, there is no room for it, or a batch is wrong.
     """
     tokens = np.fromfile(train_path, np.uint16)
-    # One period, and as much of the next as a window can reach into.
+    # One period, and enough of the next one for a window that begins at the end of the first.
     content = np.resize(tokens, len(tokens) + SHAPE[1] + 1).tobytes()
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     with cold_file(train_path.with_name("cold.bin"), tokens, size_bytes) as path:
@@ -145,7 +145,7 @@ def _mapped_random(path: Path, shape: Shape, seed: int) -> tuple[list[Batch], Ca
 
 
 def _nothing() -> None:
-    """What there is to close where a map goes with its last user."""
+    """Closes nothing: the memmap goes with its last user."""
 
 
 WAYS = {OURS: _loaded, THEIRS[0]: _mapped_anew, THEIRS[1]: _mapped_random}

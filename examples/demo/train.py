@@ -47,7 +47,7 @@ class TrainSettings:
 
 @dataclasses.dataclass(frozen=True)
 class LossCurve:
-    """What training left behind besides the weights. Losses are in nats per token.
+    """The results of training besides the weights. Losses are in nats per token.
 
     Attributes:
         train: Loss of each step's batch.
@@ -66,7 +66,7 @@ class LossCurve:
 
 
 def pick_device() -> torch.device:
-    """The GPU if there is one that torch can use, else the CPU."""
+    """Returns the GPU if torch can use one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -19,8 +19,8 @@ class TokenDataModule(LightningDataModule):
 
     Rank and world size come from torch.distributed or the environment when the loader is made, which
     Lightning does after it has set them up. ``trainer.fit(model, data, ckpt_path=...)`` goes on with the
-    next window, also on another number of ranks. So do a second `fit`, and loaders that
-    ``reload_dataloaders_every_n_epochs`` asks for.
+    next window, also on another number of ranks. The same holds for a second `fit`, and
+    with ``reload_dataloaders_every_n_epochs``.
 
     Lightning's epoch is ``len(loader)`` batches, an epoch of the corpus. For epochs of another size pass
     ``epochs=None`` here, and a number as ``limit_train_batches`` to `Trainer`. A `Mixture` that repeats needs
@@ -48,7 +48,7 @@ class TokenDataModule(LightningDataModule):
         return self._loader
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning saves under this class's name: where the stream stands, equal on all ranks."""
+        """Returns the position in the stream, which is equal on all ranks. Lightning saves it."""
         return (self._state or {}) if self._loader is None else self._loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 A plain `OSError` (``FileNotFoundError``, ``PermissionError``, ``IsADirectoryError``, …) carries
 ``errno`` and ``filename`` and is raised when a file cannot be opened or mapped. The classes here
-are for what Python has no word for.
+are for failures that Python has no class for, such as a file that changed while it was open.
 
 Examples:
     >>> import pagestream
@@ -103,7 +103,7 @@ class RankError(PagestreamError, RuntimeError):
         self.rank, self.told, self.is_gone = rank, told, is_gone
 
     def __str__(self) -> str:
-        """Returns which rank it was, and what happened."""
+        """Returns the message, with the rank in front."""
         return self.told if self.rank is None else f"rank {self.rank} of the process group: {self.told}"
 
 
@@ -128,7 +128,7 @@ class MappedReadError(PagestreamError, OSError):
 
 
 class FileChangedError(PagestreamError, OSError):
-    """A file is no longer the one that was opened: cut, rewritten, deleted or replaced.
+    """A file has changed since it was opened: it was truncated, rewritten, deleted or replaced.
 
     Its size and the time of its last modification tell. A program that rewrites a file at the same size and
     puts that time back is not noticed; the time of the last change of status tells nothing, because links and
@@ -147,7 +147,7 @@ class FileChangedError(PagestreamError, OSError):
 if TYPE_CHECKING:
 
     class SafetensorError(FormatError):
-        """A safetensors file, or what was asked of one, is wrong.
+        """A safetensors file or a request for its content is invalid.
 
         Handlers of upstream's class of that name catch it too, where safetensors is installed.
         """
@@ -163,7 +163,7 @@ def _define_safetensor_errors() -> None:
         upstream = import_module("safetensors").SafetensorError
 
     class SafetensorError(FormatError, upstream):  # type: ignore[misc]
-        """A safetensors file, or what was asked of one, is wrong.
+        """A safetensors file or a request for its content is invalid.
 
         Handlers of upstream's class of that name catch it too, where safetensors is installed.
 

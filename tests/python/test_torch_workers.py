@@ -94,7 +94,8 @@ def test_a_data_loader_around_a_loader_is_told_that_none_is_needed(token_file, e
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_torchdatas_loader_is_refused_as_well(token_file):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    from torchdata import stateful_dataloader as stateful
+
     loader = stateful.StatefulDataLoader(
         Inside(pagestream.TokenLoader, token_file),
         batch_size=None,

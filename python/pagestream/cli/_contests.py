@@ -1,4 +1,4 @@
-"""What ``pagestream bench`` measures: ways to read the same files, each of which proves what it has read."""
+"""Contests of ``pagestream bench``: ways to read the same files, with a check of the bytes."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _MEBIBYTE = 1 << 20
 _COLD_BATCHES = 32
 # More than this share of a file in the page cache is not cold.
 _COLD = 0.01
-# What a turn waits for, until the pages of the one before are gone.
+# The longest wait of a turn for the pages of the previous turn to leave the page cache.
 _PATIENCE_SECONDS = 10.0
 _WORKERS = 2
 _ENDLESS = 1 << 40
 
 
 class WrongBytesError(RuntimeError):
-    """What was read is not what the file holds."""
+    """A way has returned other bytes than the file holds."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """The same work, done in several ways: ours and those of others.
+    """The same work, done by pagestream and by other libraries.
 
     Attributes:
-        title: What it is.
-        unit: What is counted: ``"windows"`` or ``"bytes"``.
-        ways: By name, what does it.
-        files: The files that are evicted before each turn; none where the page cache may have them.
+        title: The heading of its table.
+        unit: The unit of work, ``"windows"`` or ``"bytes"``.
+        ways: A function for each library, by the name in the table.
+        files: Files to evict before each turn. Empty if they may be cached.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Contest:
     files: tuple[str, ...] = ()
 
     def turn(self, way: str, seconds: float, seed: int) -> float:
-        """Returns the rate of one way, in units a second."""
+        """Returns the rate of one way, in units per second."""
         for path in self.files:
             _make_cold(path)
         amount, spent = self.ways[way](seconds, seed)
@@ -64,7 +64,7 @@ class Contest:
 
 
 def write_token_file(path: str, nbytes: int) -> None:
-    """Writes tokens whose windows can be told to be right."""
+    """Writes tokens in a pattern, so that each window can be checked."""
     with open(path, "wb") as file:
         for first in range(0, nbytes // 2, _CHUNK_TOKENS):
             places = np.arange(first, min(first + _CHUNK_TOKENS, nbytes // 2), dtype=np.uint64)
@@ -72,7 +72,7 @@ def write_token_file(path: str, nbytes: int) -> None:
 
 
 def _make_cold(path: str) -> None:
-    """Evicts a file. Pages stay while they are mapped, and mappings of the turn before go a moment later.
+    """Evicts a file. Mapped pages stay, and mappings of the previous turn may be closed a moment later.
 
     Raises:
         OSError: The pages stay.
@@ -86,14 +86,14 @@ def _make_cold(path: str) -> None:
 
 
 def can_be_cold(path: str) -> bool:
-    """Returns whether a file leaves the page cache, as those of a file system in memory do not."""
+    """Returns whether a file can be evicted. Files on tmpfs, for example, cannot."""
     with MappedFile(path) as file:
         file.evict()
         return file.residency().fraction <= _COLD
 
 
 def of_tokens(path: str, *, is_cold: bool) -> Contest:
-    """Returns the contest of batches of random windows."""
+    """Returns the contest for batches of random windows."""
     makers = {"TokenLoader": by_loader, "np.memmap": by_memmap}
     if find_spec("torch") is not None:
         makers[f"torch's DataLoader ({_WORKERS} workers)"] = by_data_loader
@@ -114,7 +114,7 @@ def _turn(
 
 
 def of_weights(path: str, *, is_cold: bool) -> Contest:
-    """Returns the contest of a checkpoint, every byte of which is used."""
+    """Returns the contest for a checkpoint. Every byte of it is used."""
     sums = {name: used(array) for name, array in open_checkpoint(path, ahead=False).items()}
 
     def load(arrays: Callable[[], Iterable[tuple[str, Any]]]) -> Callable[[float, int], tuple[float, float]]:
@@ -163,7 +163,7 @@ def used(array: npt.NDArray[Any]) -> int:
 
 
 def _timed(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[float, float]:
-    """Takes batches for so many seconds. What comes before the first is not counted; each tenth is proven."""
+    """Takes batches for some seconds, after the first one. Every tenth batch is checked."""
     prove(*next(batches))
     count, begun = 0, time.perf_counter()
     for count, (x, y) in enumerate(batches, 1):
@@ -175,7 +175,7 @@ def _timed(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[float, f
 
 
 def _from_cold(batches: Iterator[tuple[Any, Any]], seconds: float) -> tuple[float, float]:
-    """Takes the first batches: of more, most would find in the page cache what the kernel has read ahead."""
+    """Takes the first batches. Later ones would mostly find pages that the kernel has read ahead."""
     del seconds
     begun = time.perf_counter()
     taken = list(islice(batches, _COLD_BATCHES))

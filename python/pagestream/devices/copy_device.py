@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def check_available(device: torch.device, kinds: tuple[str, ...]) -> None:
-    """Refuses a device of another kind, and one that torch does not see.
+    """Refuses a device of another kind, or a GPU that torch does not see.
 
     Raises:
-        ValueError: It says which devices torch sees.
+        ValueError: The message counts the devices that torch sees.
     """
     if device.type not in kinds:
         *most, last = (f'"{kind}"' for kind in kinds)

@@ -55,7 +55,7 @@ class FileSystem:
 @set_module("pagestream")
 @dataclass(frozen=True)
 class Residency:
-    """Which pages of a file are in the page cache.
+    """The pages of a file that are in the page cache.
 
     Attributes:
         fraction: Share of the asked pages that are cached, 0 to 1; NaN if no page could be asked.
@@ -278,7 +278,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def evict(self) -> None:
         """Drops the file from the page cache, after writing out dirty pages. Needs no privilege.
 
-        Pages that another process maps stay, and so do those of live arrays of `pagestream.safetensors`.
+        Pages stay while another process maps them, or a live array of `pagestream.safetensors` uses them.
         Pages under live arrays and views of this file go only if this process owns the file or may write to
         it (MADV_PAGEOUT of madvise(2)).
 
@@ -333,7 +333,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
         super().check()
 
     def refresh(self) -> int:
-        """Maps what was appended since the file was opened. Views that are out stay valid.
+        """Maps bytes that were appended since the file was opened. Existing views stay valid.
 
         The caller vouches that a larger file was appended to and not written anew. Advice for the whole file,
         and `lock`, hold for the new mapping, too.

@@ -28,8 +28,8 @@ _PRESENT = ("lookahead_batches", "ring_batches", "threads", "buffers_allocated")
 class HostBatches:
     """The batches of one stream, gathered by the threads of a native pipeline.
 
-    A pipeline runs from the first `take` (or `start`) to `stop`. A fork of the process has none of
-    its threads, so the next `take` starts another pipeline.
+    A pipeline runs from the first `take` (or `start`) to `stop`. Threads do not
+    survive a fork, so the next `take` in the child starts another pipeline.
 
     Args:
         corpora: The corpora of the stream.
