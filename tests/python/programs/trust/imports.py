@@ -1,5 +1,6 @@
 """Compares what a process has before and after it imports pagestream."""
 
+import importlib
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ def state():
 
 list(Path("/proc/self/fd").iterdir())
 before = state()
-
+importlib.import_module("pagestream")
 after = state()
+assert "pagestream" in sys.modules
 print([name for name in before if before[name] != after[name]])
