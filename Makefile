@@ -65,7 +65,7 @@ lint-types: $(VENV)/.lint build
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.docs ## The documentation, in target/site; what does not fit is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BIN)/zensical build --strict --clean
 
 audit: $(VENV)/.lint ## Licences, sources and advisories of the Rust dependencies
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh -c 'cargo deny check bans licenses sources && \

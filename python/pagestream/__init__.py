@@ -10,10 +10,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from pagestream._common.interpreters import require_main
+from pagestream._common.interpreters import require_supported
 
 # Before the native module: it stays in the process once it is loaded.
-require_main()
+require_supported()
 
 from pagestream import errors  # noqa: E402
 from pagestream._common import environment  # noqa: E402

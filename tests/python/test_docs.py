@@ -140,34 +140,41 @@ def uninstall_all():
             pagestream.safetensors.uninstall()
 
 
-# The code of this one is for ranks.
-DOCUMENTS = [
-    document
-    for document in ["README.md", *(f"docs/{found.name}" for found in (ROOT / "docs").glob("*.md"))]
-    if code_blocks(document) and document != "docs/scale.md"
-]
+PAGES = ["README.md", *(f"docs/{found.name}" for found in sorted((ROOT / "docs").glob("*.md")))]
+DOCUMENTS = [page for page in PAGES if code_blocks(page)]
 
 
-@pytest.mark.usefixtures("_example_files", "_uninstalled")
+@pytest.mark.usefixtures("_uninstalled")
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_code_in_the_document_runs(document):
-    """Each snippet has what it needs but files, as a reader copies one of them."""
+def test_the_page_can_be_pasted_block_by_block_into_an_empty_folder(document, tmp_path, monkeypatch):
+    """Each block imports what it needs, and takes files that it or an earlier block has made."""
+    monkeypatch.chdir(tmp_path)
     for block in code_blocks(document):
-        exec(compile(block, document, "exec"), {"__name__": "example"})
+        if "init_process_group" in block:
+            (tmp_path / "load.py").write_text(block)
+            run_ranks(2, tmp_path / "load.py")
+        else:
+            exec(compile(block, document, "exec"), {"__name__": "example"})
         uninstall_all()
 
 
 def test_the_documents_with_code_are_found():
     assert {"README.md", "docs/start.md", "docs/tokens.md", "docs/weights.md"} < set(DOCUMENTS)
+    assert sum("init_process_group" in block for block in code_blocks("docs/scale.md")) == 2
 
 
-@pytest.mark.usefixtures("_example_files")
-def test_the_code_for_ranks_runs_on_ranks(tmp_path):
-    blocks = code_blocks("docs/scale.md")
-    assert len(blocks) == 2
-    for block in blocks:
-        (tmp_path / "load.py").write_text(block)
-        run_ranks(2, tmp_path / "load.py")
+@pytest.mark.parametrize("document", PAGES)
+def test_code_and_commands_fit_into_88_columns(document):
+    text = (ROOT / document).read_text()
+    blocks = re.findall(r"^```(?:python|console|bash)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
+
+
+def test_each_page_is_in_the_navigation():
+    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(
+        str(found.relative_to(ROOT / "docs")) for found in (ROOT / "docs").rglob("*.md")
+    )
 
 
 def test_the_readme_names_targets_that_exist():

@@ -133,6 +133,15 @@ def test_the_wheel_works_with_numpy_alone(python, tmp_path):
     assert run(python, "-I", PROGRAMS / "smoke.py", tmp_path) == f"pagestream {VERSION} works\n"
 
 
+def test_the_first_pages_work_without_torch(python, tmp_path):
+    pip_for(python, "install", "--quiet", "--no-deps", "--target", tmp_path / "extra", "safetensors")
+    pages = [ROOT / "README.md", ROOT / "docs/start.md"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "extra")}
+    printed = run(python, PROGRAMS / "paste.py", *pages, cwd=tmp_path, env=environment)
+    # One block of README, its loader, is for torch.
+    assert printed.splitlines()[-1] == "6 blocks"
+
+
 def test_the_command_says_what_it_needs(python):
     done = subprocess.run(
         [python, "-m", "pagestream", "info", "x"], capture_output=True, text=True, check=False

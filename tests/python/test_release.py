@@ -19,18 +19,69 @@ BILL = json.loads((ROOT / "pagestream.cdx.json").read_text())
 LICENSES = (ROOT / "LICENSE-THIRD-PARTY").read_text()
 
 
-@pytest.fixture(scope="module")
-def third_party():
-    """The script that makes the files about Rust packages."""
-    spec = importlib.util.spec_from_file_location("third_party", ROOT / ".ci/third_party.py")
+def script(name):
+    """Imports a script of `.ci`."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f".ci/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
+def third_party():
+    """The script that makes the files about Rust packages."""
+    return script("third_party")
+
+
+@pytest.fixture(scope="module")
 def made(third_party):
     return third_party.made()
+
+
+# --- the page of PyPI -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def addresses():
+    """The script that writes the address of the repository where it is needed."""
+    return script("addresses")
+
+
+def test_the_files_with_the_address_are_those_of_the_script(addresses):
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].get("Repository")
+    for name, text in addresses.made(address).items():
+        assert (ROOT / name).read_text() == text, f"python .ci/addresses.py writes {name}"
+
+
+@pytest.mark.parametrize("address", [None, "https://example.org/pagestream"])
+def test_the_page_of_pypi_has_no_relative_link(addresses, address):
+    readme = addresses.page((ROOT / "README.md").read_text(), address)
+    links = re.findall(r"\]\(([^)]*)\)", readme)
+    assert all(link.startswith("https://") for link in links)
+    assert ("https://example.org/pagestream/blob/main/docs/start.md" in links) == (address is not None)
+    assert ("![" in readme) == (address is not None)
+
+
+def test_an_address_is_added_replaced_and_removed_in_one_line(addresses):
+    texts = addresses.made("https://example.org/old")
+    assert "\nrepo_url: https://example.org/old\n" in texts["mkdocs.yml"]
+    assert "\nrepository-code: https://example.org/old\n" in texts["CITATION.cff"]
+    for name, (line, before) in addresses.LINES.items():
+        new = addresses.with_line(texts[name], line, before, "https://example.org/new")
+        assert "old" not in new.replace("older", "")
+        assert line.format("https://example.org/new") in new
+        assert addresses.with_line(new, line, before, None) == addresses.made(None)[name]
+
+
+def test_the_classifiers_name_each_supported_python():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    minors = [int(each.removeprefix(prefix)) for each in project["classifiers"] if each.startswith(prefix)]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert project["requires-python"] == f">=3.{minors[0]}"
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    tried = re.search(r"^ +python: \[(.*)\]$", workflow, re.MULTILINE)[1].split(", ")
+    assert tried == [*(f'"3.{minor}"' for minor in minors), "lowest"]
 
 
 # --- actions and tools ----------------------------------------------------------------------------

@@ -91,6 +91,18 @@ def test_a_kept_file_is_not_handed_out_to_a_process_that_has_given_up_its_rights
     assert lines == ["PermissionError", "PermissionError", "64"]
 
 
+def test_a_free_threaded_build_is_refused():
+    code = """
+import sysconfig
+sysconfig.get_config_vars()["Py_GIL_DISABLED"] = 1
+try:
+    import pagestream
+except ImportError as error:
+    print(error)
+"""
+    assert output_of(code).startswith("import pagestream: this is a free-threaded build of Python, ")
+
+
 def test_each_interpreter_but_the_main_one_refuses_the_import():
     lines = output_of(PROGRAMS / "strange_neighbours/has_interpreters.py").splitlines()
     told = "ImportError: import pagestream: this is a sub-interpreter, "

@@ -1,19 +1,30 @@
-"""Refuses sub-interpreters: a process has one fault handler, which raises in the main interpreter."""
+"""Refuses interpreters that pagestream is not made for.
+
+A process has one fault handler, which raises in the main interpreter: sub-interpreters are refused. So are builds
+of Python without the global interpreter lock, with which pagestream has not been tested.
+"""
 
 from __future__ import annotations
 
+import sysconfig
 from importlib import import_module
 
 # CPython 3.13 renamed the module. If a build has neither, it counts as the main interpreter.
 _MODULES = ("_interpreters", "_xxsubinterpreters")
 
 
-def require_main() -> None:
-    """Does nothing in the main interpreter.
+def require_supported() -> None:
+    """Does nothing in the main interpreter of a build with the global interpreter lock.
 
     Raises:
-        ImportError: This is a sub-interpreter.
+        ImportError: This is a sub-interpreter, or a free-threaded build.
     """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        message = (
+            "import pagestream: this is a free-threaded build of Python, for which pagestream is not "
+            "tested; use a build with the GIL, for example python3.14 instead of python3.14t"
+        )
+        raise ImportError(message, name="pagestream")
     for name in _MODULES:
         try:
             interpreters = import_module(name)
