@@ -1,9 +1,9 @@
 """Writes the address of the repository wherever it is needed, and the page of PyPI, `README.pypi.md`.
 
-The one place of the address is `Repository` in `[project.urls]` of pyproject.toml. Run this after a change of it or
-of README.md: python .ci/addresses.py.
+The one place of the address is `Repository` in `[project.urls]` of pyproject.toml. Run this after a change of
+it or of README.md: python .ci/addresses.py.
 
-PyPI resolves no relative links. With an address they become absolute; without one, links become their text, and
+PyPI resolves no relative links. With an address they become absolute. Without one, links become their text, and
 pictures are left out.
 """
 

@@ -1,7 +1,7 @@
 """Refuses interpreters that pagestream is not made for.
 
-A process has one fault handler, which raises in the main interpreter: sub-interpreters are refused. So are builds
-of Python without the global interpreter lock, with which pagestream has not been tested.
+A process has one fault handler, which raises in the main interpreter: sub-interpreters are refused. So are
+free-threaded builds of Python, with which pagestream has not been tested.
 """
 
 from __future__ import annotations
