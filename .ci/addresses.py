@@ -3,8 +3,8 @@
 The one place of the address is `Repository` in `[project.urls]` of pyproject.toml. Run this after a change of
 it or of README.md: python .ci/addresses.py.
 
-PyPI resolves no relative links. With an address they become absolute. Without one, links become their text, and
-pictures are left out.
+PyPI resolves no relative links. With an address they become absolute. Without one, links become their text,
+and pictures are left out.
 """
 
 import re
