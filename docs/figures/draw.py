@@ -7,6 +7,7 @@ Each bar is the median of a row of `benches/record/`; `requests.py` measured the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
@@ -18,11 +19,15 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from matplotlib.axes import Axes
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "benches/record"
 OURS, THEIRS = "#1f77b4", "#9aa0a6"
+# How the figure ends, and its colours: the site shows the one that fits its palette.
+PALETTES = {"": {"ink": "#000000", "paper": "#ffffff"}, "-dark": {"ink": "#e2e4e9", "paper": "none"}}
 
 LOADS = "whole checkpoints of 4 shards from a FUSE mount, cold, to CPU memory"
 WINDOWS = "random windows of a cold file of 10 GiB"
@@ -86,7 +91,7 @@ WINDOW_RIVALS = {
 FIGURES = {
     "loads": [
         Bars(
-            "Seconds to load 1 GiB of weights from a cold FUSE mount, 10 ms a request",
+            "Seconds to load 1 GiB of weights from a cold FUSE mount, 10 ms per request",
             "2026-11-26-640d8d5",
             LOADS,
             "1 GiB, 10 ms a request, cached",
@@ -96,7 +101,7 @@ FIGURES = {
     ],
     "front": [
         Bars(
-            "Load 1 GiB of weights from a cold mount with 10 ms a request (seconds; less is better)",
+            "Load 1 GiB of weights from a cold mount with 10 ms per request (seconds; less is better)",
             "2026-11-26-640d8d5",
             LOADS,
             "1 GiB, 10 ms a request, cached",
@@ -108,7 +113,7 @@ FIGURES = {
             },
         ),
         Bars(
-            "Random windows of 2 KiB from a cold file of 10 GiB (thousands a second; more is better)",
+            "Random windows of 2 KiB from a cold file of 10 GiB (thousands per second; more is better)",
             "2026-11-22-00e9c16",
             WINDOWS,
             "2050 bytes, read-ahead 128 KiB",
@@ -119,7 +124,7 @@ FIGURES = {
     ],
     "processes": [
         Bars(
-            f"Seconds until {count} load 1 GiB from a cold FUSE mount, 10 ms a request",
+            f"Seconds until {count} load 1 GiB from a cold FUSE mount, 10 ms per request",
             "2026-11-24-53bcdd0",
             PROCESSES,
             f"{count}, cached",
@@ -133,7 +138,7 @@ FIGURES = {
     ],
     "windows": [
         Bars(
-            f"Windows of {size} from a cold file of 10 GiB, read-ahead 128 KiB (thousands a second)",
+            f"Windows of {size} from a cold file of 10 GiB, read-ahead 128 KiB (thousands per second)",
             "2026-11-22-00e9c16",
             WINDOWS,
             f"{size.split()[0]} bytes, read-ahead 128 KiB",
@@ -180,14 +185,30 @@ def write_title(axes: Axes, title: str) -> None:
     ).set_in_layout(False)
 
 
-def draw(name: str, folder: Path) -> Path:
-    """Draws a figure as SVG, and returns its path."""
+@contextlib.contextmanager
+def new_figure(name: str, palette: str, height: float) -> Iterator[Figure]:
+    """Sets colours, and yields an empty figure whose file is the same each time."""
+    colours = PALETTES[palette]
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    options: dict[str, Any] = dict.fromkeys(inked, colours["ink"])
+    options |= {"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 10, "axes.facecolor": "none"}
+    with mpl.rc_context(options):
+        yield Figure(figsize=(8, height), layout="constrained", facecolor=colours["paper"])
+
+
+def save(figure: Figure, name: str, palette: str, folder: Path) -> Path:
+    """Writes a figure as SVG, without the time, and returns its path."""
+    path = folder / f"{name}{palette}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def draw(name: str, folder: Path, palette: str = "") -> Path:
+    """Draws bars as SVG, and returns the path."""
     parts = FIGURES[name]
     values = [part.values() for part in parts]
     lines = sum(map(len, values)) + 1.6 * len(parts)
-    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=(8, 0.27 * lines), layout="constrained")
-        figure.patch.set_facecolor("white")
+    with new_figure(name, palette, 0.27 * lines) as figure:
         heights = [len(each) + 1 for each in values]
         all_axes: Any = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
         for axes, part, of_part in zip(all_axes[:, 0], parts, values, strict=True):
@@ -201,17 +222,13 @@ def draw(name: str, folder: Path) -> Path:
             axes.xaxis.set_visible(False)
             axes.spines[["top", "right", "bottom"]].set_visible(False)
             axes.tick_params(left=False)
-        path = folder / f"{name}.svg"
-        figure.savefig(path, metadata={"Date": None})
-    return path
+        return save(figure, name, palette, folder)
 
 
-def draw_requests(folder: Path) -> Path:
+def draw_requests(folder: Path, palette: str = "") -> Path:
     """Draws the bytes that a slow mount delivered over time, and returns the path."""
     found = json.loads((HERE / "requests.json").read_text())
-    with mpl.rc_context({"svg.hashsalt": "requests", "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=(8, 3.2), layout="constrained")
-        figure.patch.set_facecolor("white")
+    with new_figure("requests", palette, 3.2) as figure:
         axes = figure.subplots()
         for way, label, colour in (("install", "after install()", OURS), ("stock", "safetensors", THEIRS)):
             seconds, mib = zip(*found[way], strict=True)
@@ -221,24 +238,23 @@ def draw_requests(folder: Path) -> Path:
             )
         write_title(
             axes,
-            f"MiB that a mount with {found['delay_ms']} ms a request of "
+            f"MiB that a mount with {found['delay_ms']} ms per request of "
             f"{found['request_bytes'] >> 10} KiB has delivered",
         )
         axes.set_xlabel("seconds since the file was opened")
         axes.set_xlim(0, found["stock"][-1][0] * 1.25)
         axes.set_ylim(0)
         axes.spines[["top", "right"]].set_visible(False)
-        path = folder / "requests.svg"
-        figure.savefig(path, metadata={"Date": None})
-    return path
+        return save(figure, "requests", palette, folder)
 
 
 def main() -> None:
     """Draws all figures into a folder."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    for name in FIGURES:
-        print(draw(name, folder))
-    print(draw_requests(folder))
+    for palette in PALETTES:
+        for name in FIGURES:
+            print(draw(name, folder, palette))
+        print(draw_requests(folder, palette))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from pygments.lexers import get_lexer_by_name
+from pygments.token import STANDARD_TYPES
 
 import pagestream
 import pagestream.safetensors
@@ -170,8 +172,37 @@ def test_code_and_commands_fit_into_88_columns(document):
     assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
 
 
+def test_a_figure_for_light_pages_has_one_for_dark_pages():
+    shown = [
+        each
+        for page in (ROOT / "docs").glob("*.md")
+        for each in re.findall(r"^!\[.*\]\(figures/([\w-]+)\.svg(#\S+)?\)$", page.read_text(), re.MULTILINE)
+    ]
+    light = {name for name, palette in shown if palette == "#only-light"}
+    dark = {name for name, palette in shown if palette == "#only-dark"}
+    assert dark == {f"{name}-dark" for name in light}
+    assert {"loads", "windows"} < light
+    # Pictures of terminals are dark by themselves.
+    assert all(name.startswith("terminal-") for name, palette in shown if not palette)
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_the_copy_button_copies_commands_without_prompts(document):
+    """`copy.css` hides prompts and output by the classes that Pygments gives them."""
+    hidden = re.findall(
+        r"^\[data-md-copying\] \.(\w+)", (ROOT / "docs/stylesheets/copy.css").read_text(), re.MULTILINE
+    )
+    kinds = {each for each, name in STANDARD_TYPES.items() if name in hidden}
+    text = (ROOT / document).read_text()
+    for language, block in re.findall(r"^```(console|pycon)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        tokens = get_lexer_by_name(language).get_tokens(block)
+        copied = "".join(part for kind, part in tokens if kind not in kinds)
+        assert copied.strip()
+        assert not re.search(r"^(\$ |>>> )", copied, re.MULTILINE)
+
+
 def test_each_page_is_in_the_navigation():
-    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    listed = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(
         str(found.relative_to(ROOT / "docs")) for found in (ROOT / "docs").rglob("*.md")
     )
@@ -202,13 +233,15 @@ def test_the_figures_show_what_the_records_have(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
     import draw
 
-    pictures = [draw.draw_requests(tmp_path), *(draw.draw(name, tmp_path) for name in draw.FIGURES)]
-    for picture in pictures:
-        drawn = texts(picture)
-        assert len(drawn) > 8
-        assert drawn == texts(ROOT / "docs/figures" / picture.name), (
-            "python docs/figures/draw.py draws it anew"
-        )
+    pale = draw.PALETTES["-dark"]["ink"]
+    for palette in draw.PALETTES:
+        pictures = [draw.draw(name, tmp_path, palette) for name in draw.FIGURES]
+        for picture in [*pictures, draw.draw_requests(tmp_path, palette)]:
+            drawn = texts(picture)
+            assert len(drawn) > 8
+            kept = ROOT / "docs/figures" / picture.name
+            assert drawn == texts(kept), "python docs/figures/draw.py draws it anew"
+            assert (pale in kept.read_text()) == (palette == "-dark")
 
 
 def test_titles_of_figures_begin_at_their_left_edge():
@@ -216,7 +249,7 @@ def test_titles_of_figures_begin_at_their_left_edge():
     pictures = set((ROOT / "docs/figures").glob("*.svg")) - set(
         (ROOT / "docs/figures").glob("terminal-*.svg")
     )
-    assert len(pictures) == 6
+    assert len(pictures) == 12
     for picture in pictures:
         found = re.findall(r'<text style="font-weight: 700[^>]* x="([0-9.]+)"', picture.read_text())
         assert found, picture.name
