@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -117,6 +118,20 @@ def thread_names(process="self"):
     return list(threads(process).values())
 
 
+def has_never_waited(task):
+    """Returns whether a thread, by its folder in /proc, may be so new that it has the name of its creator."""
+    return "\nvoluntary_ctxt_switches:\t0\n" in (task / "status").read_text()
+
+
+def has_new_thread():
+    """Returns whether another thread of this process may have no name of its own yet."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            if int(task.name) != threading.get_native_id() and has_never_waited(task):
+                return True
+    return False
+
+
 def threads_end(name):
     """Returns whether the threads of a name end. One is seen for a moment after its end.
 
@@ -126,7 +141,7 @@ def threads_end(name):
     # A look at the threads may miss one while another ends.
     while missed < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-        missed = 0 if name in thread_names() else missed + 1
+        missed = 0 if has_new_thread() or name in thread_names() else missed + 1
     if missed:
         return True
     for task in Path("/proc/self/task").iterdir():

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from support.process import until
+from support.process import has_never_waited, until
 
 # System calls that wait for another thread or process: futex, poll, ppoll, select,
 # pselect6, epoll_wait, epoll_pwait, accept, accept4, recvfrom, recvmsg, rt_sigtimedwait; and clock_nanosleep.
@@ -48,12 +48,8 @@ def _own_threads():
             number, name = int(task.name), (task / "comm").read_text().strip()
             if number == threading.get_native_id():
                 continue
-            if name.startswith("pagestream") or number in of_python or _has_never_waited(task):
+            if name.startswith("pagestream") or number in of_python or has_never_waited(task):
                 yield task, name
-
-
-def _has_never_waited(task):
-    return "\nvoluntary_ctxt_switches:\t0\n" in (task / "status").read_text()
 
 
 def _look():
