@@ -1,4 +1,7 @@
-"""Token files as a Grain data source: `grain.MapDataset.source(TokenSource("train.bin", 1024))`."""
+"""Token files as a Grain data source.
+
+Use it as ``grain.MapDataset.source(TokenSource("train.bin", 1024))``.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,14 @@ if TYPE_CHECKING:
 class TokenSource:
     """Windows that share no input token, as ``{"inputs": x, "targets": y}`` of int32.
 
-    Grain's shuffle of 2^k + 1 elements, with an even k of 16 or more, gives one of them twice and leaves
-    out the last (seen in Grain 0.2.18); a source of such a length wants one element less.
+    Grain's shuffle of 2^k + 1 elements, with an even k of 16 or more, gives one of them
+    twice and leaves out the last (seen in Grain 0.2.18); a source of such a length
+    wants one element less.
 
-    It may be read by Grain's threads and shipped to its worker processes: a pickle holds paths. It has
-    the methods of `grain.sources.RandomAccessDataSource`, which is a protocol and needs no base class. Where
-    jax is installed, Grain's workers want absl's flags parsed: `absl.app.run` or ``FLAGS.mark_as_parsed()``.
+    It may be read by Grain's threads and shipped to its worker processes: a pickle
+    holds paths. It has the methods of `grain.sources.RandomAccessDataSource`, which is
+    a protocol and needs no base class. Where jax is installed, Grain's workers want
+    absl's flags parsed: `absl.app.run` or ``FLAGS.mark_as_parsed()``.
     """
 
     def __init__(self, path: str | PathLike[str], sequence_length: int) -> None:
@@ -35,9 +40,12 @@ class TokenSource:
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, npt.NDArray[np.int32]]:
         start = operator.index(index) * self.sequence_length
-        window = self.tokens.read(start, start + self.sequence_length + 1).astype(np.int32)
+        window = self.tokens.read(start, start + self.sequence_length + 1).astype(
+            np.int32
+        )
         return {"inputs": window[:-1], "targets": window[1:]}
 
     def __repr__(self) -> str:
-        # Grain's DataLoader saves this and refuses a checkpoint whose source has another.
+        # Grain's DataLoader saves this and refuses a checkpoint whose source has
+        # another.
         return f"TokenSource({self.tokens.fingerprint}, {self.sequence_length})"

@@ -1,4 +1,4 @@
-"""Token files as a Lightning data module that is saved in the checkpoint and goes on in mid-epoch."""
+"""Token files as a Lightning data module, which continues in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ if TYPE_CHECKING:
 class TokenDataModule(LightningDataModule):
     """Batches ``(x, y)`` of this rank's windows.
 
-    Rank and world size come from torch.distributed or the environment when the loader is made, which
-    Lightning does after it has set them up. ``trainer.fit(model, data, ckpt_path=...)`` goes on with the
-    next window, also on another number of ranks. The same holds for a second `fit`, and
-    with ``reload_dataloaders_every_n_epochs``.
+    Rank and world size come from torch.distributed or the environment when the loader
+    is made, which Lightning does after it has set them up. ``trainer.fit(model, data,
+    ckpt_path=...)`` goes on with the next window, also on another number of ranks. The
+    same holds for a second `fit`, and with ``reload_dataloaders_every_n_epochs``.
 
-    Lightning's epoch is ``len(loader)`` batches, an epoch of the corpus. For epochs of another size pass
-    ``epochs=None`` here, and a number as ``limit_train_batches`` to `Trainer`. A `Mixture` that repeats needs
-    both. Without the number Lightning takes a batch ahead to see whether there is one, and a checkpoint would
-    skip it.
+    Lightning's epoch is ``len(loader)`` batches, an epoch of the corpus. For epochs of
+    another size pass ``epochs=None`` here, and a number as ``limit_train_batches`` to
+    `Trainer`. A `Mixture` that repeats needs both. Without the number Lightning takes a
+    batch ahead to see whether there is one, and a checkpoint would skip it.
 
     Args:
         tokens: What `TokenLoader` takes: a path, a corpus or a `Mixture`.
         **arguments: Of `TokenLoader`; at least `sequence_length` and `batch_size`.
     """
 
-    def __init__(self, tokens: str | PathLike[str] | TokenCorpus | Mixture, **arguments: Any) -> None:  # noqa: ANN401 - passed through
+    def __init__(
+        self,
+        tokens: str | PathLike[str] | TokenCorpus | Mixture,
+        **arguments: Any,  # noqa: ANN401 - passed through
+    ) -> None:
         super().__init__()
         self.tokens = tokens
         self.arguments = arguments
@@ -40,7 +44,7 @@ class TokenDataModule(LightningDataModule):
         self._state: dict[str, Any] | None = None
 
     def train_dataloader(self) -> TokenLoader:
-        """Starts reading, where the last loader stopped or a state was loaded from there on."""
+        """Starts reading where the last loader or a loaded state stopped."""
         self._stop()
         self._loader = TokenLoader(self.tokens, **self.arguments)
         if self._state is not None:
@@ -48,8 +52,10 @@ class TokenDataModule(LightningDataModule):
         return self._loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the stream, which is equal on all ranks. Lightning saves it."""
-        return (self._state or {}) if self._loader is None else self._loader.state_dict()
+        """Returns the position, which is equal on all ranks. Lightning saves it."""
+        return (
+            (self._state or {}) if self._loader is None else self._loader.state_dict()
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the state for the loader that is made next."""
@@ -71,11 +77,13 @@ class TokenDataModule(LightningDataModule):
 class ValidatedTokenDataModule(TokenDataModule):
     """The same, with a validation on all windows of other tokens, the same each time.
 
-    With several ranks the last batch of a validation can have fewer rows on some ranks, even none.
+    With several ranks the last batch of a validation can have fewer rows on some ranks,
+    even none.
 
     Args:
         tokens: Of `TokenDataModule`.
-        validation: Tokens for validation, for example ``open_tokens(path).part(0.9, 1)``.
+        validation: Tokens for validation, for example
+            ``open_tokens(path).part(0.9, 1)``.
         **arguments: Of `TokenDataModule`.
     """
 
@@ -89,6 +97,10 @@ class ValidatedTokenDataModule(TokenDataModule):
         self.validation = validation
 
     def val_dataloader(self) -> Epoch[Any]:
-        """Starts reading. Each validation is whole, also after Lightning's check before the training."""
-        shape = {name: self.arguments[name] for name in ("sequence_length", "batch_size")}
-        return TokenLoader(self.validation, order="sequential", drop_last=False, **shape).epoch(0)
+        """Starts reading. Each validation is whole, also after Lightning's check."""
+        shape = {
+            name: self.arguments[name] for name in ("sequence_length", "batch_size")
+        }
+        return TokenLoader(
+            self.validation, order="sequential", drop_last=False, **shape
+        ).epoch(0)

@@ -27,11 +27,14 @@ def to_tensorboard(writer: SummaryWriter, loader: TokenLoader, step: int) -> Non
 
 def to_wandb(run: Any, loader: TokenLoader, step: int) -> None:  # noqa: ANN401 - what `wandb.init` returns
     """Logs each metric with the step."""
-    run.log({f"loader/{name}": value for name, value in loader.metrics().as_dict().items()}, step=step)
+    run.log(
+        {f"loader/{name}": value for name, value in loader.metrics().as_dict().items()},
+        step=step,
+    )
 
 
 class LoaderCollector(Collector):
-    """Reads the metrics when Prometheus asks for them: ``REGISTRY.register(LoaderCollector(loader))``."""
+    """Metrics for Prometheus: ``REGISTRY.register(LoaderCollector(loader))``."""
 
     def __init__(self, loader: TokenLoader) -> None:
         self.loader = loader

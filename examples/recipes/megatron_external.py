@@ -1,17 +1,19 @@
-"""Megatron-LM's ``--dataloader-type external``: batches of GPT pretraining, without its index files.
+"""Batches for Megatron-LM's ``--dataloader-type external``, without its index files.
 
 In `pretrain_gpt.py`::
 
     def train_valid_test_datasets_provider(train_val_test_num_samples):
         args = get_args()
         train = PretrainingBatches(TokenLoader(
-            args.data_path, sequence_length=args.seq_length, batch_size=args.micro_batch_size, seed=args.seed,
-            epochs=None, rank=mpu.get_data_parallel_rank(), world_size=mpu.get_data_parallel_world_size()))
+            args.data_path, sequence_length=args.seq_length,
+            batch_size=args.micro_batch_size, seed=args.seed, epochs=None,
+            rank=mpu.get_data_parallel_rank(),
+            world_size=mpu.get_data_parallel_world_size()))
         return train, None, None
 
-With ``--dataloader-save`` Megatron calls `save_state` at each checkpoint and keeps the result, one file for
-each data-parallel rank. They are all equal: any of them, passed to `restore_state`, goes on from there, on
-any number of ranks.
+With ``--dataloader-save`` Megatron calls `save_state` at each checkpoint and keeps the
+result, one file for each data-parallel rank. They are all equal: any of them, passed to
+`restore_state`, goes on from there, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -28,22 +30,30 @@ if TYPE_CHECKING:
 
 
 class PretrainingBatches:
-    """The batches that Megatron's `GPTDataset` and its `DataLoader` would give, from a `TokenLoader`.
+    """The batches of Megatron's `GPTDataset` and `DataLoader`, from a `TokenLoader`.
 
-    Documents are not told apart and no loss is masked, which is what Megatron does by default too.
+    Documents are not told apart and no loss is masked, which is what Megatron does by
+    default too.
 
     Args:
-        loader: With the micro-batch size as its batch size, and this data-parallel rank.
-        create_attention_mask: As ``--no-create-attention-mask-in-dataloader`` says. Attention that is
+        loader: With the micro-batch size as its batch size, and this data-parallel
+        rank. create_attention_mask: As ``--no-create-attention-mask-in-dataloader``
+        says. Attention that is
             causal by itself, as in Transformer Engine, needs none.
     """
 
-    def __init__(self, loader: TokenLoader, *, create_attention_mask: bool = True) -> None:
+    def __init__(
+        self, loader: TokenLoader, *, create_attention_mask: bool = True
+    ) -> None:
         self.loader = loader
         length = loader.sequence_length
         self._position_ids = torch.arange(length)
         # True where attention is forbidden.
-        self._mask = torch.ones(length, length, dtype=torch.bool).triu(1) if create_attention_mask else None
+        self._mask = (
+            torch.ones(length, length, dtype=torch.bool).triu(1)
+            if create_attention_mask
+            else None
+        )
 
     def __iter__(self) -> Self:
         return self
@@ -57,7 +67,9 @@ class PretrainingBatches:
             "position_ids": self._position_ids.expand(tokens.shape),
         }
         if self._mask is not None:
-            batch["attention_mask"] = self._mask.expand(len(tokens), 1, *self._mask.shape)
+            batch["attention_mask"] = self._mask.expand(
+                len(tokens), 1, *self._mask.shape
+            )
         return batch
 
     def save_state(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Windows of token files through PyTorch's `DataLoader`, and torchdata's, which can stop in the middle.
+"""Windows of token files through PyTorch's `DataLoader`, and torchdata's.
 
-`TokenLoader` is faster than either and its state fits any number of ranks; this is for code that wants
-a `DataLoader`.
+`TokenLoader` is faster than either and its state fits any number of ranks; this is for
+code that wants a `DataLoader`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ def data_loader(
 ) -> DataLoader[Any]:
     """Batches ``(x, y)`` of this rank's windows, shuffled, each once an epoch.
 
-    Call ``loader.sampler.set_epoch(n)`` before each epoch, as with torch's `DistributedSampler`. Without
-    ``torch.distributed`` pass ``num_replicas=1, rank=0``.
+    Call ``loader.sampler.set_epoch(n)`` before each epoch, as with torch's
+    `DistributedSampler`. Without ``torch.distributed`` pass ``num_replicas=1, rank=0``.
     """
-    # A dataset's stride is 1 by default: every window there is. This one shares no input between them.
+    # A dataset's stride is 1 by default: every window there is. This one shares no
+    # input between them.
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
-    # torch's own samplers hold a list of all numbers; this one computes them as it goes.
+    # torch's own samplers hold a list of all numbers; this one computes them as it
+    # goes.
     sampler = DistributedTokenSampler(dataset, num_replicas, rank, drop_last=True)
-    return DataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers)
+    return DataLoader(
+        dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers
+    )
 
 
 def stateful_data_loader(
@@ -47,7 +51,9 @@ def stateful_data_loader(
     num_replicas: int | None = None,
     rank: int | None = None,
 ) -> StatefulDataLoader[Any]:
-    """The same with ``loader.state_dict()`` at any step, and ``load_state_dict`` on as many ranks."""
+    """The same with `state_dict` at any step. `load_state_dict` needs as many ranks."""
     dataset = TokenDataset(path, sequence_length, stride=sequence_length)
     sampler = DistributedTokenSampler(dataset, num_replicas, rank, drop_last=True)
-    return StatefulDataLoader(dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers)
+    return StatefulDataLoader(
+        dataset, batch_size=batch_size, sampler=sampler, num_workers=num_workers
+    )

@@ -1,7 +1,7 @@
 """Token files in a Hugging Face `Trainer`.
 
-A run that was stopped goes on with ``trainer.train(resume_from_checkpoint=True)``: Trainer skips the
-windows that were seen by their numbers, without reading them.
+A run that was stopped goes on with ``trainer.train(resume_from_checkpoint=True)``:
+Trainer skips the windows that were seen by their numbers, without reading them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ def collate(windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def trainer(
-    model: PreTrainedModel, path: str | PathLike[str], *, sequence_length: int, arguments: TrainingArguments
+    model: PreTrainedModel,
+    path: str | PathLike[str],
+    *,
+    sequence_length: int,
+    arguments: TrainingArguments,
 ) -> Trainer:
     """A Trainer whose data are all windows of `path`, each once an epoch.
 
     Examples:
         model = GPT2LMHeadModel(GPT2Config(vocab_size=50257, n_positions=1024))
-        arguments = TrainingArguments("output", per_device_train_batch_size=8, max_steps=1000)
+        arguments = TrainingArguments("output", max_steps=1000)
         trainer(model, "train.bin", sequence_length=1024, arguments=arguments).train()
     """
     # Without a target of ours: x alone, of T tokens.

@@ -314,6 +314,173 @@ def test_trainer_resumes_with_the_next_batch(path, tmp_path):
         assert resumed == whole[step:]
 
 
+# --- Hugging Face datasets ------------------------------------------------------------------------
+
+
+def test_a_dataset_becomes_a_token_file(tmp_path):
+    from datasets import Dataset
+
+    from hugging_face_datasets import write_dataset
+
+    documents = [[1, 2, 3], [4], [5, 6]]
+    for kind, dataset in enumerate(
+        [Dataset.from_dict({"ids": documents}), Dataset.from_dict({"ids": documents}).to_iterable_dataset()]
+    ):
+        write_dataset(tmp_path / f"{kind}.bin", dataset, dtype="uint16", column="ids")
+        assert open_tokens(tmp_path / f"{kind}.bin")[:].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@allow_fork
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_token_file_becomes_a_dataset(path, workers):
+    from datasets.distributed import split_dataset_by_node
+    from torch.utils.data import DataLoader
+
+    from hugging_face_datasets import iterable_dataset
+
+    inputs = [window[:-1] for window in every_window()]
+    dataset = iterable_dataset(path, sequence_length=LENGTH, shards=8)
+    assert [tuple(row["input_ids"]) for row in dataset] == inputs
+
+    seen = []
+    for rank in range(2):
+        part = split_dataset_by_node(dataset.shuffle(1, buffer_size=8), rank, 2).with_format("torch")
+        for batch in DataLoader(part, batch_size=3, num_workers=workers):
+            seen += map(tuple, batch["input_ids"].tolist())
+    assert Counter(seen) == Counter(inputs)
+    assert seen != inputs
+
+
+def test_a_dataset_of_a_token_file_resumes(path):
+    from hugging_face_datasets import iterable_dataset
+
+    whole = [row["input_ids"].tolist() for row in iterable_dataset(path, sequence_length=LENGTH)]
+    dataset = iterable_dataset(path, sequence_length=LENGTH)
+    begun = iter(dataset)
+    seen = [next(begun)["input_ids"].tolist() for _ in range(7)]
+    resumed = iterable_dataset(path, sequence_length=LENGTH)
+    resumed.load_state_dict(dataset.state_dict())
+    assert seen + [row["input_ids"].tolist() for row in resumed] == whole
+
+
+# --- torch.distributed.checkpoint -----------------------------------------------------------------
+
+
+def tiny_training(path, **options):
+    model = torch.nn.Embedding(VOCABULARY, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = TokenLoader(path, sequence_length=LENGTH, seed=3, device="cpu", **options)
+    return model, optimizer, loader
+
+
+def test_dcp_saves_and_loads_a_loader(path, tmp_path):
+    from dcp_state import TrainingState, load, save
+
+    model, optimizer, loader = tiny_training(path, batch_size=5)
+    before = []
+    for x, y in loader:
+        before += rows(x, y)
+        model(x).sum().backward()
+        optimizer.step()
+        if len(before) == 20:
+            break
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no process group
+        save(tmp_path / "checkpoint", TrainingState(model, optimizer, loader))
+        after = []
+        # A checkpoint of one rank continues on two.
+        for rank in range(2):
+            new, its_optimizer, rest = tiny_training(
+                path, batch_size=3, rank=rank, world_size=2, drop_last=False
+            )
+            load(tmp_path / "checkpoint", TrainingState(new, its_optimizer, rest))
+            assert torch.equal(new.weight, model.weight)
+            after += [window for x, y in rest for window in rows(x, y)]
+            rest.close()
+    loader.close()
+    assert_once_each(before + after)
+
+
+# --- accelerate -----------------------------------------------------------------------------------
+
+
+def test_accelerate_saves_and_loads_a_loader(path, tmp_path):
+    from accelerate import Accelerator
+
+    from accelerate_loop import token_loader, train_epoch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(VOCABULARY, 4)
+            self.seen = []
+
+        def forward(self, x):
+            self.seen += [tuple(row) for row in x.tolist()]
+            return self.table(x) @ self.table.weight.T
+
+    def prepared():
+        accelerator = Accelerator(cpu=True)
+        loader = token_loader(accelerator, path, sequence_length=LENGTH, batch_size=5, seed=3)
+        model = Model()
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        return accelerator, model, optimizer, loader
+
+    accelerator, model, optimizer, loader = prepared()
+    next(loader)
+    next(loader)
+    accelerator.save_state(str(tmp_path / "state"))
+    train_epoch(accelerator, model, optimizer, loader)
+    rest = model.seen
+    loader.close()
+
+    accelerator, model, optimizer, loader = prepared()
+    accelerator.load_state(str(tmp_path / "state"))
+    train_epoch(accelerator, model, optimizer, loader)
+    assert model.seen == rest
+    assert len(rest) == WINDOWS - 10
+    model.seen.clear()
+    train_epoch(accelerator, model, optimizer, loader)
+    loader.close()
+    assert Counter(model.seen) == Counter(window[:-1] for window in every_window())
+
+
+# --- JAX ------------------------------------------------------------------------------------------
+
+
+IN_JAX = """
+import json, sys
+import jax, numpy as np
+from jax.sharding import Mesh
+from jax_loop import device_batches, token_loader
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+options = dict(sequence_length=16, batch_size=4, seed=3)
+seen = []
+with token_loader(sys.argv[1], **options) as loader:
+    for x, y in device_batches(loader, mesh, "data"):
+        assert x.dtype == y.dtype == np.int32 and len(x.sharding.device_set) == 2
+        seen += np.hstack([x, y[:, -1:]]).tolist()
+        if len(seen) == 20:
+            break
+    state = json.dumps(loader.state_dict())
+with token_loader(sys.argv[1], **options) as loader:
+    loader.load_state_dict(json.loads(state))
+    for x, y in device_batches(loader, mesh, "data"):
+        seen += np.hstack([x, y[:, -1:]]).tolist()
+print(json.dumps(seen))
+"""
+
+
+def test_jax_gets_each_window_once_and_resumes(path):
+    two_devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    printed = output_of(IN_JAX, path, PYTHONPATH=str(RECIPES), **two_devices)
+    seen = list(map(tuple, json.loads(printed)))
+    # Each of 12 batches has 4 of the 50 windows.
+    assert len(seen) == len(set(seen)) == 48
+    assert set(seen) < set(every_window())
+
+
 # --- Lightning ------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+"""A loader in a checkpoint of `torch.distributed.checkpoint`, next to the model.
+
+A `TokenLoader` has `state_dict` and `load_state_dict`, so it is a `Stateful` as it is.
+Its state is the same on all ranks: a checkpoint of 8 ranks continues on 4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    import torch
+
+    from pagestream.torch import TokenLoader
+
+
+class TrainingState:
+    """Model, optimizer and loader as one `Stateful`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: TokenLoader[Any],
+    ) -> None:
+        self.model, self.optimizer, self.loader = model, optimizer, loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all three."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "loader": self.loader.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a state."""
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self.loader.load_state_dict(state["loader"])
+
+
+def save(folder: str | PathLike[str], state: TrainingState) -> None:
+    """Writes a checkpoint. All ranks call it."""
+    dcp.save({"state": state}, checkpoint_id=folder)
+
+
+def load(folder: str | PathLike[str], state: TrainingState) -> None:
+    """Reads a checkpoint into existing objects. All ranks call it."""
+    dcp.load({"state": state}, checkpoint_id=folder)

@@ -1,0 +1,69 @@
+"""Writes a Hugging Face dataset as a token file, and reads token files as datasets."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+from datasets import Dataset, IterableDataset
+
+from pagestream import open_tokens, write_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+    import numpy.typing as npt
+
+
+def write_dataset(
+    path: str | PathLike[str],
+    dataset: Dataset | IterableDataset,
+    *,
+    dtype: str,
+    column: str = "input_ids",
+) -> None:
+    """Writes a column of token lists, a document per row, for a `TokenLoader`.
+
+    A streaming dataset is never in memory as a whole. Append the tokenizer's end token
+    to each row before, for example in the `map` that tokenizes: a flat file has no
+    other sign of where a document ends.
+    """
+    write_tokens(path, (np.asarray(row[column]) for row in dataset), dtype=dtype)
+
+
+def windows(
+    path: str | PathLike[str], sequence_length: int, ranges: list[tuple[int, int]]
+) -> Iterator[dict[str, npt.NDArray[np.int64]]]:
+    """Yields ``{"input_ids": …}`` of each window of some ranges of window numbers."""
+    with open_tokens(path) as tokens:
+        for first, end in ranges:
+            for number in range(first, end):
+                start = number * sequence_length
+                yield {
+                    "input_ids": tokens.read(start, start + sequence_length).astype(
+                        np.int64
+                    )
+                }
+
+
+def iterable_dataset(
+    path: str | PathLike[str], *, sequence_length: int, shards: int = 64
+) -> IterableDataset:
+    """Windows that share no token, in the order of the file, as a dataset with shards.
+
+    `datasets` gives each worker of a DataLoader, and each node of
+    ``split_dataset_by_node``, shards of its own; ``shuffle(seed, buffer_size)``
+    shuffles shards, and rows within a buffer. ``state_dict()`` resumes.
+    """
+    with open_tokens(path) as tokens:
+        count = len(tokens) // sequence_length
+    ends = [count * each // shards for each in range(shards + 1)]
+    # A list among these arguments is what `datasets` divides.
+    arguments = {
+        "path": path,
+        "sequence_length": sequence_length,
+        "ranges": list(itertools.pairwise(ends)),
+    }
+    return IterableDataset.from_generator(windows, gen_kwargs=arguments)
