@@ -10,6 +10,7 @@ from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.checks import at_least, check_bool, one_of, only_with
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
 from pagestream._common.types import Mode, StrPath
@@ -207,6 +208,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     ) -> None: ...
     @overload
     def __init__(self: TokenLoader[Any], tokens: TokenSource, **options: Unpack[LoaderOptions]) -> None: ...
+    @advises("TokenLoader")
     def __init__(
         self,
         tokens: TokenSource,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pagestream import _native
 from pagestream._common.checks import one_of
 from pagestream._common.closing import ClosedByWith
+from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
 from pagestream.tokens.corpus import TokenCorpus
 
@@ -71,6 +72,7 @@ class Mixture(ClosedByWith):
 
     __slots__ = ("_exhausted", "_sources", "_whole_weights")
 
+    @advises("Mixture")
     def __init__(self, sources: Iterable[tuple[Any, float]], *, exhausted: Exhausted = "repeat") -> None:
         pairs = _pairs(sources)
         if not 1 <= len(pairs) <= _native.MAX_MIXTURE_SOURCES:
@@ -215,7 +217,7 @@ def _warn_of_rounding(weights: list[Fraction], whole: tuple[int, ...]) -> None:
             f"becomes {whole[worst] / kept_sum:.3g}{others}: shares are multiples of 2^-32; "
             "leave out sources that small"
         )
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _whole(weights: list[Fraction]) -> tuple[int, ...]:

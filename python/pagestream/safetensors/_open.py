@@ -11,6 +11,7 @@ import numpy as np
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
 from pagestream.errors import SafetensorError
@@ -173,6 +174,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         device: Any = ...,  # noqa: ANN401
         **options: Unpack[OpenOptions],
     ) -> None: ...
+    @advises("safetensors.safe_open")
     def __init__(
         self,
         filename: StrPath,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pagestream._common.keywords import advises
 from pagestream._common.types import Mode, StrPath
 from pagestream.safetensors import _defaults, _load, _upstream
 from pagestream.safetensors._open import Backend
@@ -19,6 +20,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are o
     return _upstream.attribute("numpy", name)
 
 
+@advises("safetensors.numpy.load_file")
 def load_file(
     filename: StrPath,
     *,

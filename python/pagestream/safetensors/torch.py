@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pagestream._common.keywords import advises
 from pagestream._common.types import Mode, StrPath
 from pagestream.devices import staged_file
 from pagestream.safetensors import _defaults, _load, _upstream
@@ -20,6 +21,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attributes are o
     return _upstream.attribute("torch", name)
 
 
+@advises("safetensors.torch.load_file")
 def load_file(
     filename: StrPath,
     device: str | int | torch.device | None = "cpu",

@@ -21,6 +21,7 @@ from pagestream._common.checks import element, one_of
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.dtype_names import dtype_name
 from pagestream._common.html import page, table
+from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
 from pagestream.errors import FileChangedError
@@ -341,6 +342,7 @@ def _open_again(
 
 
 @set_module("pagestream")
+@advises("open_tokens")
 def open_tokens(
     path: StrPath | Sequence[StrPath],
     *,
@@ -400,12 +402,12 @@ def open_tokens(
             f"{file}: the Megatron index lists the first {count(listed, 'token')} of {tokens:,}, and the "
             "others are left out; build the index again unless this is on purpose"
         )
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warnings.warn(message, UserWarning, stacklevel=3)
     for index, number, place, (start, end) in native_corpus(corpus).overlaps():
         message = (
             f"{index}: sequence {number} begins at byte {place} of the .bin, inside the sequence before it "
             f"in the index, which has the bytes {start} to {end}; tokens in both are trained on twice, so "
             "build the index again unless this is on purpose"
         )
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warnings.warn(message, UserWarning, stacklevel=3)
     return corpus

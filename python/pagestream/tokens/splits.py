@@ -59,7 +59,7 @@ def check_splits(path: StrPath | Sequence[StrPath], files: Sequence[StrPath]) ->
         f"{plain}: this pattern matches files of several splits, {told}, and one corpus mixes them; "
         "use a pattern for one split, or pass a list of files to use them all"
     )
-    warnings.warn(message, UserWarning, stacklevel=3)
+    warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _mixed(paths: list[str]) -> tuple[list[str], str]:

@@ -13,6 +13,7 @@ from pagestream import _native
 from pagestream._common.atomic_write import Replacement
 from pagestream._common.checks import one_of
 from pagestream._common.dtype_names import dtype_name
+from pagestream._common.keywords import advises
 from pagestream._common.progress import Progress, reporting
 from pagestream._common.public import set_module
 from pagestream._common.types import StrPath
@@ -28,6 +29,7 @@ _NPY_HEADER_BYTES = 128
 
 
 @set_module("pagestream")
+@advises("write_tokens")
 def write_tokens(
     path: StrPath,
     arrays: npt.ArrayLike | Iterable[npt.ArrayLike],

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from pagestream import _native
 from pagestream._common.checks import at_least, element, one_of, only_with
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
 from pagestream.devices import constructors
@@ -70,6 +71,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
         (torch.Size([8, 4]), torch.int64)
     """
 
+    @advises("torch.TokenDataset")
     def __init__(
         self,
         tokens: TokenCorpus | StrPath | Sequence[StrPath],

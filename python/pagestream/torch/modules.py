@@ -12,6 +12,7 @@ from torch.nn.parameter import Parameter, is_lazy
 
 from pagestream._common import checks
 from pagestream._common.generators import telling
+from pagestream._common.keywords import advises
 from pagestream._common.progress import Progress, reporting
 from pagestream._common.public import set_module
 from pagestream._common.types import StrPath
@@ -96,6 +97,7 @@ class _Target:
 
 
 @set_module("pagestream.torch")
+@advises("torch.load_into")
 def load_into(
     module: torch.nn.Module,
     path: StrPath | Iterable[StrPath] | Checkpoint,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pagestream import _native
 from pagestream._common import checks, environment
+from pagestream._common.keywords import advises
 from pagestream._common.progress import Progress
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
@@ -36,6 +37,7 @@ __all__ = ["load_state_dict", "stream_checkpoint"]
 
 
 @set_module("pagestream.torch")
+@advises("torch.load_state_dict")
 def load_state_dict(
     path: StrPath | Iterable[StrPath] | Checkpoint,
     device: torch.device | str | int = "cpu",
@@ -99,6 +101,7 @@ def load_state_dict(
 
 
 @set_module("pagestream.torch")
+@advises("torch.stream_checkpoint")
 def stream_checkpoint(
     path: StrPath | Iterable[StrPath] | Checkpoint,
     *,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pagestream import _native, errors
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
+from pagestream._common.keywords import advises
 from pagestream._common.progress import Progress
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
@@ -217,6 +218,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
             arrays.reader(stored, part, numpy_type.itemsize)(self._arrays.bytes_of(out))
         return out
 
+    @advises("Checkpoint.stream")
     def stream(
         self,
         plan: Plan = None,
@@ -562,6 +564,7 @@ def _absolute(path: str) -> str:
 
 
 @set_module("pagestream")
+@advises("open_checkpoint")
 def open_checkpoint(
     path: StrPath | Iterable[StrPath],
     *,

@@ -1,0 +1,254 @@
+"""Advice for keyword arguments that other libraries have and ours do not: one table, and `advises`.
+
+A function with advice keeps its signature. A call that succeeds does not look at the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _each(words: str, advice: str) -> dict[str, str]:
+    return dict.fromkeys(words.split(), advice)
+
+
+def _same(words: str, function: str) -> dict[str, str]:
+    return {word: f"use {word} of {function}" for word in words.split()}
+
+
+_WORKERS = "num_workers persistent_workers worker_init_fn multiprocessing_context workers num_proc"
+_PATHS = "file files file_path filename filenames path_or_file pretrained_model_name_or_path"
+
+_LENGTH = _each(
+    "block_size seq_len seq_length sequence_len context_length context_size context_window ctx_len n_ctx "
+    "max_length max_seq_len max_seq_length window_size chunk_size",
+    "use sequence_length",
+)
+_DOCUMENTS = {
+    **_each("eos_token eos_token_id eos_id eot_token eot_token_id", "use end_token"),
+    **_each("bos_token bos_token_id bos_id", "use begin_token"),
+}
+_VOCABULARY = _each("vocab_size n_vocab num_tokens", "use vocabulary")
+_MODE = _each("mmap use_mmap mode backend", "use mmap_mode")
+_NO_WORKERS = _each(_WORKERS, "no workers are needed, because native threads read ahead; leave it out")
+_TENSORS_ALONE = _each(
+    "weights_only trust_remote_code pickle_module",
+    "leave it out: a safetensors file holds tensors and no code",
+)
+_SNAPSHOT = _each(
+    "revision subfolder variant",
+    "pass the path of the folder or the file that you want",
+)
+_NO_DOWNLOAD = _each(
+    "token use_auth_token force_download local_files_only cache_dir",
+    "leave it out: pagestream reads local files and downloads nothing",
+)
+_OPEN_FIRST = {
+    **_each("mmap use_mmap mode backend mmap_mode", "pass open_checkpoint(path, mmap_mode=...) as the path"),
+    **_each("cache_root raw ahead", "pass open_checkpoint(path, ...), which has this option, as the path"),
+}
+_DTYPE = _each("torch_dtype", "use dtype")
+_GROUP = _each("group pg", "use process_group")
+_RENAME = _each("key_mapping name_mapping prefix", "use rename")
+_BAR = _each("tqdm show_progress disable_tqdm verbose", "use progress")
+
+_CHECKPOINT = {**_TENSORS_ALONE, **_SNAPSHOT, **_NO_DOWNLOAD, **_NO_WORKERS}
+
+_SAFETENSORS = {
+    **_each("path file file_path", "use filename"),
+    **_each("mmap use_mmap mode", "use mmap_mode"),
+    **_TENSORS_ALONE,
+    **_NO_WORKERS,
+    "plan": "use plan of pagestream.torch.load_state_dict, or get_tensor of safe_open for each tensor",
+}
+
+# Unknown words with their advice, for each function by its name below `pagestream`.
+ADVICE: dict[str, dict[str, str]] = {
+    # Also for `pagestream.torch.TokenLoader`, which passes its arguments on.
+    "TokenLoader": {
+        **_LENGTH,
+        **_each("bs micro_batch_size per_device_batch_size", "use batch_size"),
+        "global_batch_size": "use batch_size, which counts the windows of one rank",
+        "shuffle": 'use order, for example order="shuffled" (the default) or order="sequential"',
+        **_each("sampler batch_sampler", "use order and seed: a loader draws its windows itself"),
+        **_each("generator random_state random_seed rng", "use seed, an integer"),
+        **_NO_WORKERS,
+        **_each("prefetch prefetch_factor prefetch_batches buffer_size", "use lookahead, or leave it out"),
+        **_each(
+            "pin_memory pin_memory_device non_blocking",
+            "leave it out: pagestream.torch.TokenLoader pins its buffers if its device is a GPU",
+        ),
+        **_each("device map_location", "use device of pagestream.torch.TokenLoader"),
+        "framework": "pagestream.TokenLoader has NumPy arrays, and pagestream.torch.TokenLoader has tensors",
+        **_each("collate_fn transform", "leave it out: a batch is one array, which the loop can change"),
+        **_each("num_epochs n_epochs", "use epochs"),
+        **_each("local_rank shard_id shard_index process_index", "use rank"),
+        **_each("num_replicas num_shards process_count", "use world_size"),
+        **_each("weights probabilities", "pass a pagestream.Mixture of corpora and weights as the tokens"),
+        **_each(f"path data dataset {_PATHS}", "use tokens"),
+        **_DOCUMENTS,
+        **_VOCABULARY,
+        **_MODE,
+        "format": "pass open_tokens(path, format=...) as the tokens",
+    },
+    "torch.TokenDataset": {
+        **_LENGTH,
+        **_each("batch_size drop_last pin_memory prefetch_factor collate_fn", "pass it to the DataLoader"),
+        **_each(_WORKERS, "pass it to the DataLoader"),
+        **_each(
+            "shuffle seed generator order rank world_size",
+            "leave it out: the sampler decides, for example pagestream.torch.DistributedTokenSampler",
+        ),
+        **_each("device map_location", "use device of pagestream.torch.TokenLoader, or tensor.to(device)"),
+        **_each("documents end_token begin_token", "use documents of pagestream.torch.TokenLoader"),
+        **_each("transform", "leave it out: change the items in the collate_fn of the DataLoader"),
+        **_each(f"path data {_PATHS}", "use tokens"),
+        **_VOCABULARY,
+        **_MODE,
+        "format": "pass open_tokens(path, format=...) as the tokens",
+    },
+    "open_tokens": {
+        **_each(f"paths pattern data {_PATHS}", "use path"),
+        **_each("token_dtype type", "use dtype"),
+        **_MODE,
+        **_each("offset header_bytes skip", "leave it out: open_tokens finds headers; TokenCorpus.part cuts"),
+        "shape": "leave it out: tokens have one dimension; TokenLoader makes windows",
+        **_each("split train", "open the files of one split, or use TokenCorpus.part"),
+        **_each("vocabulary vocab_size n_vocab num_tokens", "use vocabulary of pagestream.TokenLoader"),
+        **_each("device framework", "use device of pagestream.torch.TokenLoader"),
+        **_NO_WORKERS,
+    },
+    "Mixture": {
+        **_each(
+            "weights probabilities probs ratios proportions",
+            "pass pairs of a corpus and its weight: Mixture([(a, 0.7), (b, 0.3)])",
+        ),
+        **_each("datasets corpora tokens paths", "use sources"),
+        **_each("stopping_strategy stop_on_exhausted", "use exhausted"),
+        **_each("seed generator random_state", "use seed of pagestream.TokenLoader"),
+        **_each("sequence_length block_size", "use sequence_length of pagestream.TokenLoader"),
+    },
+    "write_tokens": {
+        **_each("tokens data ids array input_ids", "use arrays"),
+        **_each("file filename file_path output out", "use path"),
+        **_each("token_dtype type", "use dtype"),
+        **_each("overwrite exist_ok force mode", "leave it out: the new file takes the place of an old one"),
+        "append": "write one more file: open_tokens reads a list of files as one corpus",
+        **_each("shard_size max_tokens", "write several files: open_tokens reads them as one corpus"),
+        **_each("eos_token eos_token_id end_token", "add the token at the end of each array"),
+        **_each("vocab_size vocabulary", "choose a dtype that holds the largest token"),
+        **_each("starts document_starts boundaries", "use documents"),
+        **_BAR,
+    },
+    "open_checkpoint": {
+        **_each("device map_location device_map", "use device of pagestream.torch.load_state_dict"),
+        **_each("dtype torch_dtype", "use dtype of pagestream.torch.load_state_dict"),
+        "framework": "open_checkpoint has NumPy arrays, and pagestream.torch.load_state_dict has tensors",
+        **_each("keys names plan tensors", "use plan of Checkpoint.stream, or weights[name]"),
+        "memory_bytes": "use memory_bytes of Checkpoint.stream",
+        "verify": "call Checkpoint.verify",
+        **_each("mmap use_mmap mode backend", "use mmap_mode"),
+        **_each(_PATHS, "use path"),
+        **_CHECKPOINT,
+    },
+    "Checkpoint.stream": {
+        **_each("device map_location", "use device of pagestream.torch.stream_checkpoint"),
+        **_each("dtype torch_dtype", "use dtype of pagestream.torch.stream_checkpoint"),
+        **_each("keys names tensors", "use plan"),
+        **_each("mmap_mode mmap backend", "use mmap_mode of pagestream.open_checkpoint"),
+        **_same("process_group", "pagestream.torch.stream_checkpoint"),
+        **_each("buffer_size prefetch chunk_size", "use memory_bytes"),
+        **_each("workers num_workers max_workers", "use threads"),
+        **_BAR,
+    },
+    "torch.load_state_dict": {
+        **_each("map_location device_map", "use device"),
+        **_each("mmap use_mmap mode backend", "use mmap_mode"),
+        **_each("keys names tensors", "use plan"),
+        **_same("strict assign rename", "pagestream.torch.load_into"),
+        **_same("memory_bytes strategy progress", "pagestream.torch.stream_checkpoint"),
+        **_each("framework", "leave it out: pagestream.torch has tensors of torch"),
+        **_each("model module", "use module of pagestream.torch.load_into"),
+        **_each(_PATHS, "use path"),
+        **_DTYPE,
+        **_GROUP,
+        **_CHECKPOINT,
+    },
+    "torch.stream_checkpoint": {
+        **_each("map_location device_map", "use device"),
+        **_each("keys names tensors", "use plan"),
+        "strict": "pass open_checkpoint(path, strict=...) as the path",
+        **_each("framework", "leave it out: pagestream.torch has tensors of torch"),
+        **_each("buffer_size prefetch chunk_size max_memory", "use memory_bytes"),
+        "threads": "set PAGESTREAM_THREADS, or leave it out",
+        **_each(_PATHS, "use path"),
+        **_OPEN_FIRST,
+        **_DTYPE,
+        **_GROUP,
+        **_BAR,
+        **_CHECKPOINT,
+    },
+    "torch.load_into": {
+        **_each("model", "use module"),
+        **_each("state_dict checkpoint filename file", "use path"),
+        **_each(
+            "device map_location device_map",
+            "leave it out: tensors go where the module has them, and those on meta to torch's default device",
+        ),
+        **_each("dtype torch_dtype", "leave it out: tensors get the types of the module"),
+        **_each("keys names tensors", "use plan"),
+        "memory_bytes": "set PAGESTREAM_MEMORY_BYTES, or leave it out",
+        **_OPEN_FIRST,
+        **_RENAME,
+        **_GROUP,
+        **_BAR,
+        **_CHECKPOINT,
+    },
+    "safetensors.safe_open": {
+        "map_location": "use device",
+        "dtype": "use dtype of pagestream.torch.load_state_dict",
+        **_SAFETENSORS,
+    },
+    "safetensors.torch.load_file": {
+        "map_location": "use device",
+        **_each("dtype torch_dtype", "use dtype of pagestream.torch.load_state_dict"),
+        "framework": "leave it out: pagestream.safetensors.torch has tensors of torch",
+        **_SAFETENSORS,
+    },
+    "safetensors.numpy.load_file": {
+        **_each("device map_location", "use device of pagestream.safetensors.torch.load_file"),
+        "framework": "leave it out: pagestream.safetensors.numpy has arrays of NumPy",
+        **_SAFETENSORS,
+    },
+}
+
+
+def advises(name: str) -> Callable[[Function], Function]:
+    """Returns a decorator for a function or an ``__init__`` that has a row in `ADVICE`.
+
+    No word of the row is a parameter of the function. A call with such a word is a TypeError in any case,
+    and the decorator adds the advice to its message. Any other TypeError passes unchanged.
+    """
+    advice = ADVICE[name]
+
+    def decorate(function: Function) -> Function:
+        title = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def call(*values: Any, **arguments: Any) -> Any:  # noqa: ANN401 - the signature is of any kind
+            try:
+                return function(*values, **arguments)
+            except TypeError:
+                told = [f"{word!r}: {advice[word]}" for word in arguments if word in advice]
+                if not told:
+                    raise
+                message = f"{title}() got an unexpected keyword argument {'; and '.join(told)}"
+                raise TypeError(message) from None
+
+        return call  # type: ignore[return-value]
+
+    return decorate

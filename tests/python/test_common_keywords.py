@@ -1,0 +1,133 @@
+"""Keyword arguments that other libraries have: the error says what to use here."""
+
+import importlib
+import inspect
+import pickle
+import re
+import typing
+import warnings
+
+import numpy as np
+import pytest
+
+import pagestream
+from pagestream import Mixture, TokenLoader, open_tokens, write_tokens
+from pagestream._common.keywords import ADVICE, advises
+
+
+def function_of(name):
+    """The function of a row, or the class whose `__init__` it is."""
+    module, _, rest = f"pagestream.{name}".rpartition(".")
+    if module.endswith(".Checkpoint"):
+        return getattr(pagestream.Checkpoint, rest)
+    return getattr(importlib.import_module(module), rest)
+
+
+def told(call, *arguments, **options):
+    with pytest.raises(TypeError) as caught:
+        call(*arguments, **options)
+    assert caught.value.__suppress_context__
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("block_size", "use sequence_length"),
+        ("seq_len", "use sequence_length"),
+        ("context_length", "use sequence_length"),
+        ("shuffle", 'use order, for example order="shuffled" (the default) or order="sequential"'),
+        ("num_workers", "no workers are needed, because native threads read ahead; leave it out"),
+        ("generator", "use seed, an integer"),
+        (
+            "pin_memory",
+            "leave it out: pagestream.torch.TokenLoader pins its buffers if its device is a GPU",
+        ),
+        ("map_location", "use device of pagestream.torch.TokenLoader"),
+        ("device", "use device of pagestream.torch.TokenLoader"),
+        (
+            "framework",
+            "pagestream.TokenLoader has NumPy arrays, and pagestream.torch.TokenLoader has tensors",
+        ),
+    ],
+)
+def test_a_loader_says_what_to_use_in_place_of_a_word(word, advice):
+    message = f"TokenLoader() got an unexpected keyword argument {word!r}: {advice}"
+    assert told(TokenLoader, "tokens.bin", **{word: 4}) == message
+
+
+def test_every_word_of_the_table_is_told_with_its_advice():
+    """No word is a parameter, or the decorator would hide an error of the function behind advice."""
+    assert len(ADVICE) > 12
+    for name, advice in ADVICE.items():
+        function = function_of(name)
+        for word, text in advice.items():
+            assert told(function, **{word: None}).endswith(f"argument {word!r}: {text}"), (name, word)
+        both = told(function, **dict.fromkeys([*advice][:2]))
+        assert all(f"{word!r}: {advice[word]}" in both for word in [*advice][:2])
+
+
+def test_advice_names_arguments_and_functions_that_there_are():
+    named = 0
+    for name, advice in ADVICE.items():
+        for text in advice.values():
+            for word, place in re.findall(r"\buse (\w+)(?: of ((?:pagestream|Checkpoint)\.[\w.]*\w))?", text):
+                function = function_of(place.removeprefix("pagestream.") or name)
+                if word != "TokenCorpus":
+                    assert word in inspect.signature(function).parameters, (name, text)
+                named += 1
+            for place in re.findall(r"\bpagestream\.[\w.]*\w", text):
+                assert place == "pagestream.torch" or function_of(place.removeprefix("pagestream.")), text
+    assert named > 100
+
+
+def test_the_loader_of_torch_has_the_same_advice_and_a_device():
+    torch_loader = pagestream.torch.TokenLoader
+    assert told(torch_loader, "tokens.bin", device="cpu", block_size=4, n_ctx=4) == (
+        "TokenLoader() got an unexpected keyword argument 'block_size': use sequence_length; "
+        "and 'n_ctx': use sequence_length"
+    )
+
+
+def test_other_type_errors_pass_unchanged(token_file):
+    with pytest.raises(TypeError, match="'blocksize'"):
+        TokenLoader(token_file, blocksize=4)
+    with pytest.raises(TypeError, match="missing 2 required"):
+        TokenLoader(token_file)
+    with pytest.raises(TypeError, match=r"^sequence_length must be an integer, not '4'$") as caught:
+        TokenLoader(token_file, sequence_length="4", batch_size=1)
+    assert caught.value.__context__ is None
+
+    failure = TypeError("from within")
+
+    @advises("open_tokens")
+    def fails(path, *, dtype=None):
+        raise failure
+
+    with pytest.raises(TypeError) as caught:
+        fails("tokens.bin", dtype="u2")
+    assert caught.value is failure
+
+
+def test_signatures_hints_help_and_pickles_are_those_of_the_function():
+    for name in ADVICE:
+        function = function_of(name)
+        plain = inspect.unwrap(function.__init__ if inspect.isclass(function) else function)
+        seen = function.__init__ if inspect.isclass(function) else function
+        assert seen is not plain
+        assert inspect.signature(seen) == inspect.signature(plain)
+        assert typing.get_type_hints(seen) == typing.get_type_hints(plain)
+        assert seen.__doc__ == plain.__doc__
+        assert (seen.__name__, seen.__qualname__) == (plain.__name__, plain.__qualname__)
+    assert "sequence_length" in inspect.signature(TokenLoader).parameters
+    assert pickle.loads(pickle.dumps(write_tokens)) is write_tokens
+
+
+def test_warnings_show_the_line_of_the_caller(tmp_path):
+    for name in ("train.bin", "val.bin"):
+        np.arange(64, dtype="u2").tofile(tmp_path / name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tokens = open_tokens(f"{tmp_path}/*.bin")
+        Mixture([(tokens, 1e-12), (tokens, 1)])
+    assert [warning.filename for warning in caught] == [__file__] * 2
