@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import errno
 import fcntl
 import gc
@@ -163,17 +164,50 @@ def test_a_token_that_does_not_fit_is_refused_and_not_wrapped(tmp_path, array, d
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("array", [np.zeros((2, 3), int), 5, [1.5], [True], ["a"], None], ids=str)
+@pytest.mark.parametrize("array", [np.zeros((2, 3), int), [1.5], [True], ["a"], None], ids=str)
 def test_what_is_no_array_of_integers_is_a_type_error(tmp_path, array):
     with pytest.raises(TypeError, match="array 0"):
         write_tokens(tmp_path / "t", [array], dtype="u2")
     assert files(tmp_path) == []
 
 
-def test_numbers_in_place_of_arrays_are_a_type_error(tmp_path):
-    with pytest.raises(TypeError, match="one-dimensional"):
-        write_tokens(tmp_path / "t", [1, 2, 3], dtype="u2")
-    assert write_tokens(tmp_path / "t", [[]], dtype="u2") == 0
+def test_integers_are_one_array_whatever_holds_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing_module, "_CHUNK_TOKENS", 4)
+    tokens = [7, 65535, 0, 3, 9, 1]
+    path, seen = tmp_path / "t", []
+    options = {"dtype": "u2", "progress": lambda done, total: seen.append((done, total))}
+    for same in (tokens, tuple(tokens), [np.uint32(token) for token in tokens], [*map(np.array, tokens)]):
+        assert write_tokens(path, same, **options) == 6
+        assert np.fromfile(path, "<u2").tolist() == tokens
+    assert seen[-1] == (12, 12)
+    assert write_tokens(path, (token for token in tokens), **options) == 6
+    assert seen[-1] == (12, 0)
+    assert np.fromfile(path, "<u2").tolist() == tokens
+    assert write_tokens(path, array.array("H", tokens), dtype="u4") == 6
+    assert np.fromfile(path, "<u4").tolist() == tokens
+    assert write_tokens(path, range(3, 12), dtype="u1") == 9
+    assert path.read_bytes() == bytes(range(3, 12))
+    assert write_tokens(path, [[]], dtype="u2") == write_tokens(path, [], dtype="u2") == 0
+
+    write_tokens(tmp_path / "m", iter(tokens), dtype="u2", format="megatron")
+    assert open_tokens(tmp_path / "m").documents.starts.tolist() == [0, 6]
+
+
+def test_integers_that_are_no_tokens_of_the_type_are_refused_with_their_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing_module, "_CHUNK_TOKENS", 4)
+    for wrong in (65536, -1, 1 << 64, -(1 << 80)):
+        with pytest.raises(ValueError, match=f"token 5 of array 0 is {wrong}, which does not fit in uint16"):
+            write_tokens(tmp_path / "t", iter([0, 1, 2, 3, 4, wrong, 70000]), dtype="u2")
+    # NumPy makes floats of these two.
+    with pytest.raises(ValueError, match=f"token 0 of array 0 is {1 << 63}, which does not fit in int64"):
+        write_tokens(tmp_path / "t", [1 << 63, -1], dtype="i8")
+    for wrong in ([1, 2.5], [True, False], "12", ["12"], [1, None], [b"12"]):
+        with pytest.raises(TypeError, match="tokens are integers"):
+            write_tokens(tmp_path / "t", wrong, dtype="u2")
+    for wrong in (b"12", bytearray(2), memoryview(b"12")):
+        with pytest.raises(TypeError, match=r"does not say how many bytes.*pass np\.frombuffer"):
+            write_tokens(tmp_path / "t", wrong, dtype="u2")
+    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, Literal
@@ -48,14 +49,15 @@ def write_tokens(
     Args:
         path: The file. For ``"megatron"`` the ``.bin``, the ``.idx``, or their common stem; the ``.idx``
             is renamed last, and an old one removed before: there is never one that belongs to other tokens.
-        arrays: A 1-d array of integers, or an iterable of such arrays, which are written one after
-            another.
+        arrays: A 1-d array of integers; or an iterable of integers, such as the list that a tokenizer
+            returns; or an iterable of arrays or lists, which are written one after another.
         dtype: The tokens' type in the file. A value that does not fit is refused, never wrapped.
         format: ``"raw"`` (tokens and nothing else), ``"npy"`` (NumPy), ``"llmc"`` (llm.c and
             modded-nanogpt: ``uint16``, or ``uint32`` as for Llama 3), or ``"megatron"``
             (``.idx`` and ``.bin``).
         documents: For ``"megatron"`` alone: where documents begin, in tokens, and at last the number of
-            tokens, as `Documents.starts` has it. None means that each array is a document.
+            tokens, as `Documents.starts` has it. None means that each array is a document, and an iterable of
+            integers is one.
         progress: True for a bar, or a callable that gets the bytes written and the bytes in all (0 where
             ``arrays`` is an iterable whose size is not known).
 
@@ -65,7 +67,7 @@ def write_tokens(
     Raises:
         ValueError: A token does not fit in ``dtype``, ``documents`` do not match the tokens, or there are
             more tokens than the format can count (llm.c: 2**31 - 1).
-        TypeError: Not 1-d arrays of integers.
+        TypeError: Not 1-d arrays of integers, or ``bytes``, which do not say how wide a token is.
         OSError: The file cannot be written; with ``errno`` and ``filename``.
 
     Examples:
@@ -75,13 +77,15 @@ def write_tokens(
         8
         >>> open_tokens("shard.bin")[3:7]
         array([3, 4, 0, 1], dtype=uint16)
+        >>> write_tokens("ids.bin", [50256, 15496, 995], dtype="uint16")
+        3
     """
     kind = _token_dtype(dtype, format)
     if documents is not None and format != "megatron":
         message = f'format="{format}" does not record documents; use "megatron", or leave documents out'
         raise ValueError(message)
     with reporting(progress, _total_bytes(arrays, kind), "writing tokens") as report:
-        stream = _Stream(_each_array(arrays), kind, report)
+        stream = _Stream(_each_document(arrays), kind, report)
         if format == "megatron":
             _write_megatron(path, stream, None if documents is None else _bounds(documents))
         else:
@@ -90,37 +94,39 @@ def write_tokens(
 
 
 class _Stream:
-    """The arrays, checked and in the type of the file, chunk by chunk."""
+    """Documents, each an iterable of arrays, checked and in the type of the file, chunk by chunk."""
 
     def __init__(
         self,
-        arrays: Iterable[npt.ArrayLike],
+        documents: Iterable[Iterable[npt.ArrayLike]],
         dtype: np.dtype[Any],
         report: Callable[[int], object] | None,
     ) -> None:
         self.dtype = dtype
         self.tokens = 0
-        self._arrays = arrays
+        self._documents = documents
         self._report = report
 
     def write_to(self, file: IO[bytes], limit: int | None = None) -> Iterator[int]:
-        """Writes the arrays and yields each one's length."""
-        for number, given in enumerate(self._arrays):
-            array = _checked(given, number)
-            if limit is not None and self.tokens + len(array) > limit:
-                message = (
-                    f"array {number} makes {self.tokens + len(array)} tokens, but a file of this "
-                    f"format holds at most {limit}; write several files"
-                )
-                raise ValueError(message)
-            for first in range(0, len(array), _CHUNK_TOKENS):
-                chunk = array[first : first + _CHUNK_TOKENS]
-                _refuse_what_does_not_fit(chunk, self.dtype, number, first)
-                file.write(np.ascontiguousarray(chunk, self.dtype).data)
-                self.tokens += len(chunk)
-                if self._report is not None:
-                    self._report(self.tokens * self.dtype.itemsize)
-            yield len(array)
+        """Writes the documents and yields each one's length."""
+        for number, arrays in enumerate(self._documents):
+            begin = self.tokens
+            for given in arrays:
+                array = _checked(given, number)
+                if limit is not None and self.tokens + len(array) > limit:
+                    message = (
+                        f"array {number} makes {self.tokens + len(array)} tokens, but a file of this "
+                        f"format holds at most {limit}; write several files"
+                    )
+                    raise ValueError(message)
+                for first in range(0, len(array), _CHUNK_TOKENS):
+                    chunk = array[first : first + _CHUNK_TOKENS]
+                    _refuse_what_does_not_fit(chunk, self.dtype, number, self.tokens - begin)
+                    file.write(np.ascontiguousarray(chunk, self.dtype).data)
+                    self.tokens += len(chunk)
+                    if self._report is not None:
+                        self._report(self.tokens * self.dtype.itemsize)
+            yield self.tokens - begin
 
 
 def _write_one(path: StrPath, stream: _Stream, format: str) -> None:
@@ -222,15 +228,41 @@ def _token_dtype(dtype: npt.DTypeLike, format: str) -> np.dtype[Any]:
     return found.newbyteorder("<")
 
 
-def _each_array(arrays: npt.ArrayLike | Iterable[npt.ArrayLike]) -> Iterable[npt.ArrayLike]:
+def _each_document(arrays: npt.ArrayLike | Iterable[npt.ArrayLike]) -> Iterable[Iterable[Any]]:
+    """Returns the arrays of each document. Each array is a document, and so are all numbers together."""
     # An array, or an object that becomes one (a tensor), is one array; iterating it would give numbers.
     if isinstance(arrays, np.ndarray) or hasattr(arrays, "__array__"):
-        return [arrays]  # type: ignore[list-item]
-    return arrays  # type: ignore[return-value]
+        return [[arrays]]
+    if isinstance(arrays, (bytes, bytearray, memoryview)):
+        message = (
+            f"tokens are integers, and {type(arrays).__name__} does not say how many bytes a token has; "
+            "pass np.frombuffer(data, dtype)"
+        )
+        raise TypeError(message)
+    items = iter(arrays)  # type: ignore[arg-type]
+    for first in items:
+        items = itertools.chain([first], items)
+        if _is_number(first):
+            return [_lists(items)]
+        break
+    return ([array] for array in items)
+
+
+def _lists(numbers: Iterator[Any]) -> Iterator[list[Any]]:
+    """Yields numbers in lists of one chunk each, so that an endless supply takes bounded memory."""
+    while chunk := [*itertools.islice(numbers, _CHUNK_TOKENS)]:
+        yield chunk
+
+
+def _is_number(item: object) -> bool:
+    # Strings are scalars as well. As numbers they get the better error.
+    return np.isscalar(item) or getattr(item, "ndim", None) == 0
 
 
 def _total_bytes(arrays: object, dtype: np.dtype[Any]) -> int:
-    parts = arrays if isinstance(arrays, (list, tuple)) else [arrays]
+    parts = arrays if isinstance(arrays, (list, tuple, range)) else [arrays]
+    if parts and _is_number(parts[0]):
+        return len(parts) * dtype.itemsize
     sizes = [part.size for part in parts if isinstance(part, np.ndarray)]
     return sum(sizes) * dtype.itemsize if len(sizes) == len(parts) else 0
 
@@ -244,6 +276,9 @@ def _checked(given: npt.ArrayLike, number: int) -> npt.NDArray[Any]:
         )
         raise TypeError(message)
     if array.dtype.kind not in "iu" and array.size:
+        # Integers beyond 64 bits: they do not fit in any type, and the caller says so.
+        if isinstance(given, list) and all(type(token) is int for token in given):
+            return np.array(given, object)
         message = f"array {number} is of type {array.dtype}; tokens are integers"
         raise TypeError(message)
     return array
