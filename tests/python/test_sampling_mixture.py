@@ -186,10 +186,28 @@ def test_what_is_no_pair_or_no_corpus_is_refused_by_its_number():
         (tokens, f"{pairs}.*source 0 is"),
         ({"web": 0.5}, pairs),
         ([(mixture(1), 1)], "source 0 of a mixture must be a corpus.*; give its sources"),
-        ([("tokens.bin", 1)], "source 0 of a mixture must be a corpus, as from open_tokens"),
+        ([(tokens, 1), (7, 1)], "source 1 of a mixture must be a corpus, as from open_tokens, or a path"),
     ):
         with pytest.raises(TypeError, match=message):
             Mixture(wrong)
+
+
+def test_sources_may_be_paths(tmp_path):
+    for name in ("a", "b"):
+        np.arange(64, dtype="u2").tofile(tmp_path / f"{name}.bin")
+    tokens = open_tokens(tmp_path / "a.bin")
+    paths = [str(tmp_path / "a.bin"), tmp_path / "b.bin", [tmp_path / "a.bin", tmp_path / "b.bin"]]
+    with Mixture([(tokens, 1), *((path, 2) for path in paths)]) as opened:
+        assert opened.sources[0] is tokens
+        assert [len(source) for source in opened.sources] == [64, 64, 64, 128]
+        assert opened.weights == (1 / 7, 2 / 7, 2 / 7, 2 / 7)
+    assert all(source.closed for source in opened.sources)
+    with pytest.raises(FileNotFoundError) as caught:
+        Mixture([(paths[0], 1), (str(tmp_path / "none.bin"), 1)])
+    assert caught.value.filename == str(tmp_path / "none.bin")
+    # Weights come first: a wrong one opens no file.
+    with pytest.raises(ValueError, match="weight of source 0"):
+        Mixture([("none.bin", -1)])
 
 
 # --- ranks ----------------------------------------------------------------------------------------

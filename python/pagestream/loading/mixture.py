@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import warnings
 from collections.abc import Iterable
 from fractions import Fraction
@@ -15,7 +16,7 @@ from pagestream._common.checks import one_of
 from pagestream._common.closing import ClosedByWith
 from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
-from pagestream.tokens.corpus import TokenCorpus
+from pagestream.tokens.corpus import TokenCorpus, open_tokens
 
 __all__ = ["Mixture"]
 
@@ -54,13 +55,14 @@ class Mixture(ClosedByWith):
       once.
 
     Args:
-        sources: Pairs of a corpus (see `open_tokens`) and its weight, a finite number above 0. The weights
-            need not add up to one.
+        sources: Pairs of a corpus and its weight, a finite number above 0. The weights need not add up to
+            one. In place of a corpus, a pair can have an argument of `open_tokens`, such as a path.
         exhausted: See above.
 
     Raises:
         ValueError: No source or too many, a weight that cannot be used, or an unknown word.
-        TypeError: A source is not a pair of a corpus (not a mixture) and a number.
+        TypeError: A source is not a pair of a corpus (not a mixture), or its path, and a number.
+        OSError: A file cannot be opened.
 
     Examples:
         >>> from pagestream import Mixture, open_tokens
@@ -68,6 +70,8 @@ class Mixture(ClosedByWith):
         >>> mixture = Mixture([(tokens, 0.7), (tokens, 0.3)], exhausted="stop")
         >>> mixture.weights, mixture.exhausted
         ((0.7, 0.3), 'stop')
+        >>> len(Mixture([("tokens.bin", 0.7), (tokens, 0.3)]).sources[0])
+        4096
     """
 
     __slots__ = ("_exhausted", "_sources", "_whole_weights")
@@ -79,17 +83,21 @@ class Mixture(ClosedByWith):
             message = f"a mixture has 1 to {_native.MAX_MIXTURE_SOURCES} sources, not {len(pairs)}"
             raise ValueError(message)
         one_of("exhausted", exhausted, _native.EXHAUSTED)
+        # Before files are opened.
         for number, (corpus, _) in enumerate(pairs):
-            if not isinstance(corpus, TokenCorpus):
+            if not isinstance(corpus, (TokenCorpus, str, bytes, os.PathLike, list, tuple)):
                 message = (
-                    f"source {number} of a mixture must be a corpus, as from open_tokens, not {corpus!r}"
+                    f"source {number} of a mixture must be a corpus, as from open_tokens, or a path, "
+                    f"not {corpus!r}"
                 )
                 if isinstance(corpus, Mixture):
                     message += "; give its sources, with weights of your own"
                 raise TypeError(message)
-        self._sources = tuple(corpus for corpus, _ in pairs)
         exact = [_exact(number, weight) for number, (_, weight) in enumerate(pairs)]
         self._whole_weights = _whole(exact)
+        self._sources = tuple(
+            corpus if isinstance(corpus, TokenCorpus) else open_tokens(corpus) for corpus, _ in pairs
+        )
         _warn_of_rounding(exact, self._whole_weights)
         self._exhausted: Exhausted = exhausted
 
