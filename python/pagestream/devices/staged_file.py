@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagestream._common import environment
+from pagestream._common.paths import expanded
 from pagestream.devices import constructors, copy_device
 from pagestream.devices.planned import cast_to, planned
 from pagestream.devices.transfer import transferred
@@ -48,7 +49,7 @@ def load(
 
 def _is_large(filename: StrPath) -> bool:
     try:
-        return os.stat(filename).st_size >= LEAST_BYTES
+        return os.stat(expanded(filename)).st_size >= LEAST_BYTES
     except (OSError, TypeError, ValueError):
         return False  # `safe_open` says what is wrong
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.closing import ClosedByWith
+from pagestream._common.paths import expanded
 from pagestream._common.progress import Progress, reporting
 from pagestream._common.public import set_module
 from pagestream._common.types import Buffer, Mode, StrPath
@@ -96,7 +97,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
             from the environment, or ``"auto"``.
 
     Attributes:
-        path: The path as it was given, decoded by `os.fsdecode`.
+        path: The path as it was given, decoded by `os.fsdecode`. A leading ``~`` is the home directory.
         size: Bytes of the file when it was opened or last refreshed.
         mode: The mode in use: ``"shared"``, ``"private"`` or ``"read"``.
         requested_mode: The mode that was asked for, which may be ``"auto"``.
@@ -128,7 +129,7 @@ class MappedFile(_native.MappedFile, ClosedByWith):
     def __new__(cls, path: StrPath, *, mode: Mode | None = None) -> Self:
         """Opens the file."""
         word = environment.mmap_mode(mode, "mode")
-        file = super().__new__(cls, os.fsencode(path), word)
+        file = super().__new__(cls, os.fsencode(expanded(path)), word)
         environment.log_opening(file.path, file.mode, file.reason)
         return file
 

@@ -12,6 +12,7 @@ from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.keywords import advises
+from pagestream._common.paths import expanded
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
 from pagestream.errors import SafetensorError
@@ -104,7 +105,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
     ``copy=True`` and ``mmap_mode="read"`` give copies, and raise if the file was cut or rewritten.
 
     Args:
-        filename: The file.
+        filename: The file. A leading ``~`` is the home directory.
         framework: ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"np"`` or ``"numpy"``; and, by way of NumPy and a
             copy, ``"flax"`` or ``"jax"``, ``"tf"`` or ``"tensorflow"``, ``"mlx"``, ``"paddle"``.
         device: Where torch tensors go. Those for a device are copied from memory that no file is mapped to,
@@ -213,7 +214,7 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         self._independent = self._framework if isinstance(self._framework, IndependentArrays) else None
 
     def _opened(self, filename: StrPath, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: FBT001
-        return _native.WeightFile(os.fsencode(filename), self._mode, strict, ahead_bytes)
+        return _native.WeightFile(os.fsencode(expanded(filename)), self._mode, strict, ahead_bytes)
 
     @property
     def mode(self) -> str:

@@ -24,6 +24,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from pagestream._common.paths import expanded
 from pagestream.errors import SafetensorError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def save(writer: Callable[[str], object], filename: StrPath) -> None:
         SafetensorError: `filename` is a device, a FIFO or a folder; or the file cannot be written.
         OSError: `filename` cannot be looked up: a link leads to itself, or a folder may not be searched.
     """
-    path = os.fsdecode(os.path.realpath(filename))
+    path = os.fsdecode(os.path.realpath(expanded(filename)))
     old = _old_file(path)
     # Names come before their files, so that an interruption in between leaves no file.
     names = [_temporary_name(os.path.dirname(path), path)]

@@ -362,7 +362,7 @@ def open_tokens(
             named by its ``.idx``, its ``.bin`` or their common stem; its tokens are those of the sequences in
             the index, in that order. A directory with files of several splits, for example ``train.bin`` and
             ``val.bin``, or ``c4.bin`` and ``c4_val.bin``, is refused. A pattern that matches several splits
-            gets a warning.
+            gets a warning. A leading ``~`` is the home directory.
         dtype: The tokens' type. None means the type in the header, or ``uint16`` for raw
             files, which do not say. One that disagrees with a header is refused, and so is a raw file that
             shows another width; ``format="raw"`` and `dtype` together insist.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pagestream import _native
+from pagestream._common.paths import expanded
 
 if TYPE_CHECKING:
     from pagestream._common.types import StrPath
@@ -52,15 +53,15 @@ def token_paths(path: StrPath | Sequence[StrPath]) -> Sequence[StrPath]:
                 "use sorted() on what has no order"
             )
             raise TypeError(message)
-        files = [*path]
-        _refuse_halves({os.fsdecode(each) for each in files if isinstance(each, (str, bytes, os.PathLike))})
+        files = [expanded(each) for each in path]  # type: ignore[arg-type]
+        _refuse_halves({*files})
         return files
-    plain = os.fsdecode(path)
+    plain = expanded(path)
     if os.path.isdir(plain):
         return _in_directory(plain)
     if not os.path.lexists(plain) and glob.has_magic(plain):
         return _matching(plain)
-    return [path]
+    return [plain]
 
 
 def _in_directory(folder: str) -> list[str]:

@@ -8,6 +8,8 @@ import string
 import warnings
 from typing import TYPE_CHECKING
 
+from pagestream._common.paths import expanded
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,7 +49,7 @@ def check_splits(path: StrPath | Sequence[StrPath], files: Sequence[StrPath]) ->
     words, told = _mixed([os.fsdecode(file) for file in files])
     if not words:
         return
-    plain = os.fsdecode(path)
+    plain = expanded(path)
     if os.path.isdir(plain):
         patterns = " or ".join(repr(os.path.join(plain, f"*{word}*")) for word in words)
         message = (

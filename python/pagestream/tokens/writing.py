@@ -15,6 +15,7 @@ from pagestream._common.atomic_write import Replacement
 from pagestream._common.checks import one_of
 from pagestream._common.dtype_names import dtype_name
 from pagestream._common.keywords import advises
+from pagestream._common.paths import expanded
 from pagestream._common.progress import Progress, reporting
 from pagestream._common.public import set_module
 from pagestream._common.types import StrPath
@@ -47,8 +48,9 @@ def write_tokens(
     followed. A file that takes the place of another gets its permissions.
 
     Args:
-        path: The file. For ``"megatron"`` the ``.bin``, the ``.idx``, or their common stem; the ``.idx``
-            is renamed last, and an old one removed before: there is never one that belongs to other tokens.
+        path: The file, where a leading ``~`` is the home directory. For ``"megatron"`` the ``.bin``, the
+            ``.idx``, or their common stem; the ``.idx`` is renamed last, and an old one removed before: there
+            is never one that belongs to other tokens.
         arrays: A 1-d array of integers; or an iterable of integers, such as the list that a tokenizer
             returns; or an iterable of arrays or lists, which are written one after another.
         dtype: The tokens' type in the file. A value that does not fit is refused, never wrapped.
@@ -80,7 +82,7 @@ def write_tokens(
         >>> write_tokens("ids.bin", [50256, 15496, 995], dtype="uint16")
         3
     """
-    kind = _token_dtype(dtype, format)
+    kind, path = _token_dtype(dtype, format), expanded(path)
     if documents is not None and format != "megatron":
         message = f'format="{format}" does not record documents; use "megatron", or leave documents out'
         raise ValueError(message)

@@ -27,6 +27,7 @@ from torch.futures import Future
 
 from pagestream._common import checks
 from pagestream._common.generators import telling
+from pagestream._common.paths import expanded
 from pagestream._common.public import set_module
 from pagestream.devices.planned import planned_part
 from pagestream.devices.torch_tensors import dtype_named, shape_in_torch
@@ -124,7 +125,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
         """Keeps the arguments. No file is opened yet."""
         self._given = path if isinstance(path, Checkpoint) else None
         folder = os.path.dirname(next(iter(path.files), "")) if isinstance(path, Checkpoint) else path
-        hf_storage.HuggingFaceStorageReader.__init__(self, os.fspath(folder) or ".")
+        hf_storage.HuggingFaceStorageReader.__init__(self, expanded(folder) or ".")
         if thread_count is not None:
             checks.at_least(1, "thread_count", thread_count)
         self._threads = thread_count
@@ -143,7 +144,7 @@ class HuggingFaceStorageReader(hf_storage.HuggingFaceStorageReader):
             >>> from pagestream.torch import HuggingFaceStorageReader
             >>> HuggingFaceStorageReader("elsewhere").reset(".")
         """
-        super().reset(checkpoint_id)
+        super().reset(expanded(checkpoint_id) if checkpoint_id else None)
         if checkpoint_id:
             self._given = None
         self._weights = None

@@ -15,6 +15,7 @@ from pagestream import _native, errors
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.keywords import advises
+from pagestream._common.paths import expanded
 from pagestream._common.progress import Progress
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
@@ -587,7 +588,7 @@ def open_checkpoint(
     ``pagestream.open`` for the index and each file, before anything is read.
 
     Args:
-        path: What to open:
+        path: What to open, where a leading ``~`` is the home directory:
 
             * a file;
             * a folder: by its ``*.safetensors.index.json`` (of several, ``model.safetensors.index.json``);
@@ -632,7 +633,7 @@ def open_checkpoint(
         raise TypeError(message)
     paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
     what: Literal["path", "files"] = "files" if paths is path else "path"
-    given = [os.fsdecode(each) for each in paths]
-    root = None if cache_root is None else os.fsdecode(cache_root)
+    given = [expanded(each) for each in paths]
+    root = None if cache_root is None else expanded(cache_root)
     mode = environment.mmap_mode(mmap_mode)
     return _OpenedWith(given, what, mode, strict, root, raw, ahead).open()

@@ -1,0 +1,90 @@
+"""`~` in paths: every entry that takes a path understands it."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import pagestream
+from pagestream import MappedFile, TokenLoader, open_checkpoint, open_tokens, write_tokens
+from pagestream._common.paths import expanded
+from pagestream.safetensors import numpy as numpy_files
+from pagestream.safetensors import safe_open
+from pagestream.safetensors import torch as torch_files
+from pagestream.torch import (
+    HuggingFaceStorageReader,
+    TokenDataset,
+    load_into,
+    load_state_dict,
+    stream_checkpoint,
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "home"
+
+
+def test_tokens_are_written_and_read_below_the_home_directory(home, tmp_path):
+    assert write_tokens("~/a.bin", range(64), dtype="u2") == 64
+    assert (home / "a.bin").stat().st_size == 128
+    assert write_tokens("~/m.idx", range(4), dtype="u2", format="megatron") == 4
+    assert (home / "m.bin").stat().st_size == 8
+    for path in ("~/a.bin", b"~/a.bin", ["~/a.bin"], "~/a*.bin"):
+        with open_tokens(path) as tokens:
+            assert [shard.path for shard in tokens.shards] == [str(home / "a.bin")]
+    with TokenLoader("~/a.bin", sequence_length=4, batch_size=1) as loader:
+        assert len(next(loader).x) == 1
+    assert len(TokenDataset("~/a.bin", 4)) == 60
+    with MappedFile("~/a.bin") as file:
+        assert (file.path, file.size) == (str(home / "a.bin"), 128)
+    with pytest.raises(ValueError, match="one Megatron pair"):
+        open_tokens(["~/m.idx", str(home / "m.bin")])
+    for name in ("train.bin", "val.bin"):
+        os.link(home / "a.bin", home / name)
+    with pytest.raises(ValueError, match="several splits"):
+        open_tokens("~")
+    assert [*(tmp_path / "work").iterdir()] == []
+
+
+def test_weights_are_written_and_read_below_the_home_directory(home, tmp_path):
+    module = torch.nn.Linear(2, 2)
+    torch_files.save_file(module.state_dict(), "~/model.safetensors")
+    numpy_files.save_file({"a": np.zeros(2)}, "~/a.safetensors")
+    assert numpy_files.load_file("~/a.safetensors")["a"].shape == (2,)
+    assert torch_files.load_file("~/model.safetensors").keys() == {"weight", "bias"}
+    with safe_open("~/model.safetensors", "np") as file:
+        assert file.keys() == ["bias", "weight"]
+    for path in ("~/model.safetensors", "~", ["~/model.safetensors"]):
+        with open_checkpoint(path, cache_root="~") as weights:
+            assert weights.files == (str(home / "model.safetensors"),)
+    assert len(load_state_dict("~")) == len([*stream_checkpoint("~", device="cpu")]) == 2
+    assert load_into(module, "~/model.safetensors").missing == []
+    (home / "a.safetensors").unlink()
+    reader = HuggingFaceStorageReader("~")
+    assert reader.read_metadata().state_dict_metadata.keys() == {"weight", "bias"}
+    reader.reset("~/")
+    assert reader.read_metadata().state_dict_metadata.keys() == {"weight", "bias"}
+    with pytest.raises(FileNotFoundError) as caught:
+        safe_open("~/none.safetensors", "np")
+    assert caught.value.filename == str(home / "none.safetensors")
+    assert [*(tmp_path / "work").iterdir()] == []
+
+
+def test_an_entry_of_the_current_directory_comes_before_the_home_directory(home, monkeypatch):
+    assert expanded("~/x") == str(home / "x")
+    assert expanded("~") == str(home)
+    assert expanded("a/~/x") == "a/~/x"
+    assert expanded(b"~/\xff") == os.fsdecode(f"{home}/".encode() + b"\xff")
+    assert expanded("~no-such-user/x") == "~no-such-user/x"
+    with pytest.raises(TypeError):
+        expanded(3)
+    os.mkdir("~")
+    assert expanded("~/x") == "~/x"
+    pagestream.write_tokens("~/x", [1], dtype="u2")
+    assert os.listdir("~") == ["x"]
