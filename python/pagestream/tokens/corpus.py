@@ -83,7 +83,8 @@ class TokenCorpus(HoldsFiles):
     """Token files as one axis of tokens. Made by `open_tokens`.
 
     ``len(corpus)`` is the number of tokens, ``corpus[7]`` an int, ``corpus[a:b]`` a read-only 1-d array:
-    a view of the mapping, without a copy, if the range lies in one mapped file, else a copy.
+    a view of the mapping, without a copy, if the range lies in one mapped file, else a copy. A list or an
+    array of integers picks tokens, as in NumPy: ``corpus[[0, -1]]`` is a new array.
 
     At most 1024 files stay open, or fewer if ``ulimit -n`` is low. Other files are opened again when they
     are read, and must not have changed.
@@ -96,6 +97,8 @@ class TokenCorpus(HoldsFiles):
         >>> tokens = open_tokens("tokens.bin")
         >>> len(tokens), tokens[7], tokens[10:14]
         (4096, 7, array([10, 11, 12, 13], dtype=uint16))
+        >>> tokens.shape, tokens.nbytes, tokens[[7, 2, -1]]
+        ((4096,), 8192, array([   7,    2, 4095], dtype=uint16))
     """
 
     __slots__ = ("__weakref__", "_files", "_opened_with")
@@ -111,6 +114,21 @@ class TokenCorpus(HoldsFiles):
     def dtype(self) -> np.dtype[Any]:
         """The tokens' type in the files."""
         return np.dtype(self._files.dtype_name)
+
+    @property
+    def ndim(self) -> int:
+        """1: tokens have one dimension."""
+        return 1
+
+    @property
+    def shape(self) -> tuple[int]:
+        """The number of tokens, as the shape of an array."""
+        return (len(self),)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens in the files, without headers and indexes."""
+        return len(self) * self.dtype.itemsize
 
     @property
     def shards(self) -> tuple[TokenShard, ...]:
@@ -145,16 +163,21 @@ class TokenCorpus(HoldsFiles):
         """The number of tokens."""
         return self._files.tokens
 
+    # Arrays first: to type checkers they are integers, too, because those of no dimension are.
+    @overload
+    def __getitem__(  # type: ignore[overload-overlap]
+        self, index: slice | list[int] | npt.NDArray[np.integer[Any]]
+    ) -> npt.NDArray[Any]: ...
     @overload
     def __getitem__(self, index: SupportsIndex) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> int | npt.NDArray[Any]:
-        """Returns one token as an int, or a slice as a read-only array.
+    def __getitem__(
+        self, index: SupportsIndex | slice | list[int] | npt.NDArray[np.integer[Any]]
+    ) -> int | npt.NDArray[Any]:
+        """Returns one token as an int, a slice as a read-only array, or the tokens of a list or an array.
 
         Raises:
             IndexError: A token outside the corpus.
-            TypeError: Neither an integer nor a slice.
+            TypeError: Not an integer, a slice, or a list or an array of integers.
             MappedReadError: A file was cut or its storage failed.
         """
         if isinstance(index, slice):
@@ -163,8 +186,29 @@ class TokenCorpus(HoldsFiles):
                 return self._range(0, 0)
             low, high = min(picked[0], picked[-1]), max(picked[0], picked[-1]) + 1
             return self._range(low, high)[:: picked.step]
+        if isinstance(index, list) or getattr(index, "ndim", 0) > 0:
+            return self._picked(np.asarray(index))
         position = element(index, len(self), "token")
         return int(self.read(position, position + 1)[0])
+
+    def _picked(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not numbers.size:
+            return np.empty(numbers.shape, self.dtype)
+        if numbers.dtype.kind not in "iu":
+            message = (
+                f"tokens are picked by integers, not by an array of {numbers.dtype}; "
+                "in place of a mask pass np.flatnonzero(mask)"
+            )
+            raise TypeError(message)
+        least, most = int(numbers.min()), int(numbers.max())
+        for number in (least, most):
+            element(number, len(self), "token")
+        positions = numbers.astype(np.int64).reshape(-1)
+        positions[positions < 0] += len(self)
+        out = np.empty(positions.shape, self.dtype)
+        # Windows of one token.
+        self._files.assemble(positions.tolist(), 1, 1, "none", "raw", None, out, None)
+        return out.reshape(numbers.shape)
 
     def _range(self, start: int, stop: int) -> npt.NDArray[Any]:
         view = self._files.view(start, stop)

@@ -21,9 +21,9 @@ _BLOCK = 4096
 
 class _Corpus(Protocol):
     @overload
-    def __getitem__(self, index: SupportsIndex) -> int: ...
-    @overload
     def __getitem__(self, index: slice) -> npt.NDArray[Any]: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
 
 
 @set_module("pagestream")
