@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pagestream.tokens.documents import Documents
     from pagestream.tokens.writing import write_tokens
     from pagestream.weights.checkpoint import Checkpoint, TensorInfo, VerifyReport, open_checkpoint
+    from pagestream.weights.streaming import TensorStream
     from pagestream.weights.warming import Lead
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Residency",
     "StagingBuffer",
     "TensorInfo",
+    "TensorStream",
     "TokenCorpus",
     "TokenLoader",
     "TokenShard",
@@ -77,6 +79,7 @@ _HOMES = {
     "Residency": "pagestream.files.mapped_file",
     "StagingBuffer": "pagestream.files.staging",
     "TensorInfo": "pagestream.weights.checkpoint",
+    "TensorStream": "pagestream.weights.streaming",
     "TokenCorpus": "pagestream.tokens.corpus",
     "TokenLoader": "pagestream.loading.loader",
     "TokenShard": "pagestream.tokens.corpus",

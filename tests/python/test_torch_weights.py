@@ -60,7 +60,9 @@ def test_copies_do_not_change_with_their_file(tmp_path, strategy):
     expected = {"matrix": torch.arange(6e5).view(600, 1000), "bias": torch.arange(7).bfloat16()}
     safetensors.torch.save_file(expected, path)
     plan = {"matrix": np.s_[:, 3:], "bias": None}
-    found = dict(stream_checkpoint(path, device="cpu", plan=plan, strategy=strategy, copy=True))
+    stream = stream_checkpoint(path, device="cpu", plan=plan, strategy=strategy, copy=True)
+    assert len(stream) == 2
+    found = dict(stream)
     with pytest.raises(TypeError, match="copy must be True or False, not None"):
         stream_checkpoint(path, device="cpu", copy=None)
     path.write_bytes(bytes(100))

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pagestream import MappedFile, open_checkpoint
+from pagestream import MappedFile, TensorStream, open_checkpoint
 from pagestream.errors import FileChangedError, FormatError, MappedReadError
 from pagestream.weights import dtypes
 
@@ -835,3 +835,22 @@ def test_small_streams_are_not_tried(tmp_path):
         printed = json.loads(output_of(PROGRAMS / "weights_streaming/chosen.py", slow.path))
         assert printed["first"][0] == "pread"
     assert slow.counts["read_bytes"] <= 4 * MIB
+
+
+def test_a_stream_has_the_length_of_its_plan(folder, everything):
+    weights = open_checkpoint(folder)
+    with weights.stream() as stream:
+        assert isinstance(stream, TensorStream)
+        assert len(stream) == len(everything) == len(weights)
+        name, _ = next(stream)
+        assert name == next(iter(weights))
+        assert len(stream) == len(everything)  # of the plan, as a progress bar wants it
+        assert [name for name, _ in stream] == [*weights][1:]
+    assert len(weights.stream(["scalar"])) == 1
+    empty = weights.stream([])
+    assert len(empty) == len([*empty]) == 0
+    assert empty
+
+    with weights.stream(strategy="pread") as stream:
+        next(stream)
+    assert [*stream] == []  # closed by the block

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from functools import partial
 from typing import TypedDict
@@ -25,7 +25,7 @@ from pagestream.torch._meeting import Meeting
 from pagestream.weights import streaming
 from pagestream.weights.checkpoint import Checkpoint, native_files, open_checkpoint, opened
 from pagestream.weights.plan import Plan
-from pagestream.weights.streaming import Strategy, StreamOrder, Wanted
+from pagestream.weights.streaming import Strategy, StreamOrder, TensorStream, Wanted
 
 
 class _Options(TypedDict):
@@ -114,7 +114,7 @@ def stream_checkpoint(
     process_group: dist.ProcessGroup | None = None,
     copy: bool = False,
     progress: Progress = False,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> TensorStream[torch.Tensor]:
     """Streams the tensors of a checkpoint to a device as their bytes arrive.
 
     For a GPU, threads read into page-locked memory of a fixed size, and a separate CUDA stream copies
@@ -164,9 +164,9 @@ def stream_checkpoint(
             later changes to its file: if the file is truncated or rewritten, the tensor's bytes change.
         progress: True for a progress bar (on rank 0 only), or a callable that gets (bytes done, total bytes).
 
-    Yields:
-        Name and tensor. If the generator is closed or an exception leaves it, it first ends all reads and
-        copies, and unlocks its memory.
+    Returns:
+        An iterator over names and tensors, whose ``len`` is the number of tensors in the plan. If it is
+        closed or raises an exception, it first ends all reads and copies, and unlocks its memory.
 
     Raises:
         OSError: A file cannot be opened; with ``errno`` and ``filename``.

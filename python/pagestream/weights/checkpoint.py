@@ -232,7 +232,7 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
         drop_behind: bool | None = None,
         copy: bool = False,
         progress: Progress = False,
-    ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    ) -> streaming.TensorStream[npt.NDArray[Any]]:
         """Streams tensors as their bytes arrive, many reads at a time.
 
         Args:
@@ -282,10 +282,11 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
                 later, the array's bytes change.
             progress: True for a bar, on rank 0 alone, or a callable that gets (bytes done, bytes in all).
 
-        Yields:
-            Name and array of each tensor: of its shape, or its part's, and of NumPy's type for its elements.
-            Arrays stay valid. Tensors below 1 MiB that are neighbours in a file share memory where they were
-            read, which is freed with the last one.
+        Returns:
+            An iterator over names and arrays, whose ``len`` is the number of tensors in the plan. Each array
+            is of its tensor's shape, or its part's, and of NumPy's type for its elements. Arrays stay valid.
+            Tensors below 1 MiB that are neighbours in a file share memory where they were read, which is
+            freed with the last one.
 
         Raises:
             KeyError: The plan has a name that is not there.

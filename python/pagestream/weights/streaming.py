@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from pagestream import _native, errors
 from pagestream._common import checks, ranks
+from pagestream._common.closing import ClosedByWith
 from pagestream._common.generators import telling
 from pagestream._common.progress import Progress, checked, reporting
+from pagestream._common.public import set_module
 from pagestream.weights import indexing
 from pagestream.weights.arrays import Framework
 from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize
@@ -24,6 +26,55 @@ StreamOrder = Literal["file", "plan", "layer"]
 Strategy = Literal["auto", "mapped", "ahead", "pread", "direct"]
 
 _ORDERS = ("file", "plan", "layer")
+
+TensorT_co = TypeVar("TensorT_co", covariant=True)
+
+
+@set_module("pagestream")
+class TensorStream(ClosedByWith, Iterator[tuple[str, TensorT_co]]):
+    """Names and tensors, as their bytes arrive: an iterator with a length.
+
+    `Checkpoint.stream` and `pagestream.torch.stream_checkpoint` make it. ``len(stream)`` is the number of
+    tensors in its plan, and stays the same while they are taken. `close`, or the end of a ``with`` block,
+    ends all reads early.
+
+    Examples:
+        >>> from pagestream import open_checkpoint
+        >>> with open_checkpoint("model.safetensors").stream() as stream:
+        ...     len(stream), next(stream)[0]
+        (2, 'weight')
+    """
+
+    __slots__ = ("_length", "_pairs")
+
+    def __init__(self, pairs: Generator[tuple[str, TensorT_co], None, None], length: int) -> None:
+        """Takes the pairs, and their number."""
+        self._pairs = pairs
+        self._length = length
+
+    def __next__(self) -> tuple[str, TensorT_co]:
+        """Returns the next name and tensor, once its bytes are there."""
+        return next(self._pairs)
+
+    def __len__(self) -> int:
+        """Returns the number of tensors in the plan."""
+        return self._length
+
+    def __bool__(self) -> bool:
+        """True, also without tensors: an iterator is no container."""
+        return True
+
+    def close(self) -> None:
+        """Ends all reads. Tensors that are out stay valid.
+
+        Examples:
+            >>> from pagestream import open_checkpoint
+            >>> stream = open_checkpoint("model.safetensors").stream()
+            >>> stream.close()
+            >>> list(stream)
+            []
+        """
+        self._pairs.close()
 
 
 @dataclass(slots=True)
@@ -266,15 +317,15 @@ class _Views:
 
 def reported(
     pairs: Generator[tuple[Wanted, Any], None, None], wanted: list[Wanted], progress: Progress
-) -> Iterator[tuple[str, Any]]:
+) -> TensorStream[Any]:
     """Returns names and tensors, and reports the bytes that the consumer has used."""
     checked(progress)
-    return _reported(pairs, wanted, progress)
+    return TensorStream(_reported(pairs, wanted, progress), len(wanted))
 
 
 def _reported(
     pairs: Generator[tuple[Wanted, Any], None, None], wanted: list[Wanted], progress: Progress
-) -> Iterator[tuple[str, Any]]:
+) -> Generator[tuple[str, Any], None, None]:
     total_bytes = sum(each.nbytes for each in wanted)
     # Closed here, and not when the last reference is dropped: an interrupt meanwhile would be lost.
     with telling(pairs), reporting(progress, total_bytes, "tensors") as report:
