@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
 from pagestream import _native
@@ -13,7 +13,7 @@ from pagestream._common.closing import HoldsFiles
 from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
 from pagestream._common.ranks import check_unchanged, rank_and_world_size
-from pagestream._common.types import Mode, StrPath
+from pagestream._common.types import Mode
 from pagestream._common.workers import NO_WORKERS
 from pagestream.loading.batches import Batch, PackedBatch
 from pagestream.loading.epochs import Epoch, EpochBatches, Loops
@@ -38,7 +38,7 @@ from pagestream.loading.options import (
     checked_vocabulary,
 )
 from pagestream.loading.state import STATE_VERSION, saved_position
-from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
+from pagestream.tokens.corpus import TokenCorpus, TokenFiles, native_corpus, open_tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ else:
 
 __all__ = ["TokenLoader"]
 
-TokenSource: TypeAlias = TokenCorpus | Mixture | StrPath | Sequence[StrPath]
+TokenSource: TypeAlias = TokenCorpus | Mixture | TokenFiles
 PairTarget: TypeAlias = Literal["shift", "block"]
 NoDocuments: TypeAlias = Literal["ignore"]
 
@@ -86,7 +86,7 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
     again. A worker process of a ``DataLoader`` is refused, because each worker would get every window.
 
     Args:
-        tokens: A corpus, a `Mixture`, or an argument of `open_tokens`.
+        tokens: A corpus, a `Mixture`, or an argument of `open_tokens`, such as a path or a ``numpy.memmap``.
         sequence_length: T, tokens of x in one window.
         batch_size: Windows of one batch on this rank.
         order: ``"shuffled"`` (a permutation of all windows, another each epoch), ``"random"`` (starts at

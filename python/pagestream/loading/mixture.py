@@ -11,6 +11,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from pagestream import _native
 from pagestream._common.checks import one_of
 from pagestream._common.closing import ClosedByWith
@@ -85,7 +87,7 @@ class Mixture(ClosedByWith):
         one_of("exhausted", exhausted, _native.EXHAUSTED)
         # Before files are opened.
         for number, (corpus, _) in enumerate(pairs):
-            if not isinstance(corpus, (TokenCorpus, str, bytes, os.PathLike, list, tuple)):
+            if not isinstance(corpus, (TokenCorpus, str, bytes, os.PathLike, list, tuple, np.memmap)):
                 message = (
                     f"source {number} of a mixture must be a corpus, as from open_tokens, or a path, "
                     f"not {corpus!r}"

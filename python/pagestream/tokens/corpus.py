@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pagestream import _native
 from pagestream._common import environment
 from pagestream._common.amounts import count
-from pagestream._common.checks import element, one_of
+from pagestream._common.checks import element, one_of, only_with
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.dtype_names import dtype_name
 from pagestream._common.html import page, table
@@ -26,6 +26,7 @@ from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
 from pagestream.errors import FileChangedError
 from pagestream.tokens.documents import Documents
+from pagestream.tokens.memmaps import file_range
 from pagestream.tokens.parts import part_range
 from pagestream.tokens.paths import token_paths
 from pagestream.tokens.splits import check_splits
@@ -38,6 +39,10 @@ _log = logging.getLogger("pagestream.tokens")
 _SHOWN = 10
 
 Format = Literal["raw", "npy", "llmc", "megatron", "datatrove"]
+TokenFiles: TypeAlias = StrPath | Sequence[StrPath] | np.memmap[Any, np.dtype[Any]]
+
+# Tokens at each end that are compared.
+_COMPARED = 1024
 
 
 @set_module("pagestream")
@@ -365,6 +370,21 @@ def _open(paths: Sequence[StrPath], opened_with: _OpenedWith) -> TokenCorpus:
     return corpus
 
 
+def _open_memmap(array: npt.NDArray[Any], mode: Mode) -> TokenCorpus:
+    file, first, stop = file_range(array)
+    corpus = _open([file], (_dtype_name(array.dtype), "raw", mode))
+    if stop > len(corpus):
+        message = f"it has {len(corpus)} tokens, but the memmap has token {stop - 1}"
+        raise FileChangedError(errno.ESTALE, message, file)
+    part = corpus if (first, stop) == (0, len(corpus)) else corpus.part(first, stop)
+    for begin in (0, max(0, stop - first - _COMPARED)):
+        end = min(begin + _COMPARED, len(part))
+        if not np.array_equal(part[begin:end], array[begin:end]):
+            message = f"tokens {first + begin} to {first + end} are not those of the memmap; pass the path"
+            raise FileChangedError(errno.ESTALE, message, file)
+    return part
+
+
 def native_corpus(corpus: TokenCorpus) -> _native.TokenCorpus:
     """Returns the native object of a corpus, for the packages of `pagestream` that gather from it."""
     return corpus._files  # noqa: SLF001 - this module's own
@@ -388,7 +408,7 @@ def _open_again(
 @set_module("pagestream")
 @advises("open_tokens")
 def open_tokens(
-    path: StrPath | Sequence[StrPath],
+    path: TokenFiles,
     *,
     dtype: npt.DTypeLike | None = None,
     format: Format | None = None,
@@ -407,6 +427,9 @@ def open_tokens(
             the index, in that order. A directory with files of several splits, for example ``train.bin`` and
             ``val.bin``, or ``c4.bin`` and ``c4_val.bin``, is refused. A pattern that matches several splits
             gets a warning. A leading ``~`` is the home directory.
+            Or a one-dimensional ``numpy.memmap``, or a slice of one without a step: its file is opened again
+            by its path, as a raw file of the array's type, and the corpus has the array's part of it. Other
+            arrays are refused, because tokens are read from files.
         dtype: The tokens' type. None means the type in the header, or ``uint16`` for raw
             files, which do not say. One that disagrees with a header is refused, and so is a raw file that
             shows another width; ``format="raw"`` and `dtype` together insist.
@@ -423,7 +446,10 @@ def open_tokens(
         FileNotFoundError: No such file, no match, or no token files in the directory.
         OSError: A file cannot be opened; with ``errno`` and ``filename``.
         FormatError: A file is not of its format; the message says what was found.
-        ValueError: An empty list, an unknown word, or a directory with files of several splits.
+        ValueError: An empty list, an unknown word, or a directory with files of several splits; or a memmap
+            whose tokens are not those of its file (mode ``"c"``), or that has a step.
+        TypeError: Not a path, a sequence of paths, or a memmap of one dimension.
+        FileChangedError: The path of a memmap leads to other tokens now.
 
     Warns:
         UserWarning: A pattern matches files of several splits, or a Megatron index lists only the beginning
@@ -438,6 +464,10 @@ def open_tokens(
     if format is not None:
         one_of("format", format, _native.FORMATS)
     mode = environment.mmap_mode(mmap_mode)
+    if isinstance(path, np.ndarray):
+        only_with("dtype", dtype, needed=False, needs="a path: this array has a type")
+        only_with("format", format, needed=False, needs="a path: an array is opened as raw tokens")
+        return _open_memmap(path, mode)
     files = token_paths(path)
     check_splits(path, files)
     corpus = _open(files, (name, format, mode))

@@ -13,10 +13,10 @@ from pagestream._common.checks import at_least, element, one_of, only_with
 from pagestream._common.closing import HoldsFiles
 from pagestream._common.keywords import advises
 from pagestream._common.public import set_module
-from pagestream._common.types import Mode, StrPath
+from pagestream._common.types import Mode
 from pagestream.devices import constructors
 from pagestream.loading.options import BatchDtype, Target, batch_dtype, check_long_enough
-from pagestream.tokens.corpus import TokenCorpus, native_corpus, open_tokens
+from pagestream.tokens.corpus import TokenCorpus, TokenFiles, native_corpus, open_tokens
 
 __all__ = ["TokenDataset"]
 
@@ -74,7 +74,7 @@ class TokenDataset(Dataset[Item], HoldsFiles):
     @advises("torch.TokenDataset")
     def __init__(
         self,
-        tokens: TokenCorpus | StrPath | Sequence[StrPath],
+        tokens: TokenCorpus | TokenFiles,
         sequence_length: int,
         *,
         stride: int | None = None,
