@@ -43,10 +43,13 @@ _SNAPSHOT = _each(
     "revision subfolder variant",
     "pass the path of the folder or the file that you want",
 )
-_NO_DOWNLOAD = _each(
-    "token use_auth_token force_download local_files_only cache_dir",
-    "leave it out: pagestream reads local files and downloads nothing",
-)
+_NO_DOWNLOAD = {
+    **_each(
+        "token use_auth_token force_download local_files_only",
+        "leave it out: pagestream reads local files and downloads nothing",
+    ),
+    "cache_dir": "set HF_HUB_CACHE, or pass the path of the snapshot",
+}
 _OPEN_FIRST = {
     **_each("mmap use_mmap mode backend mmap_mode", "pass open_checkpoint(path, mmap_mode=...) as the path"),
     **_each("cache_root raw ahead", "pass open_checkpoint(path, ...), which has this option, as the path"),

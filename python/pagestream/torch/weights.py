@@ -57,7 +57,8 @@ def load_state_dict(
     other devices, see `stream_checkpoint`.
 
     Args:
-        path: A file, a folder, an index or a list of files; see `open_checkpoint`. To set options such as
+        path: A file, a folder, an index, a list of files, or the id of a Hugging Face repository that was
+            downloaded; see `open_checkpoint`. To set options such as
             ``cache_root`` or ``strict=False``, pass an open `Checkpoint` instead; it stays open. Its ``raw``
             option affects NumPy arrays only.
         device: The device for the tensors.
@@ -127,7 +128,8 @@ def stream_checkpoint(
     copied one at a time from where they were read. For the CPU, nothing is copied.
 
     Args:
-        path: A file, a folder, an index or a list of files; see `open_checkpoint`. To set options such as
+        path: A file, a folder, an index, a list of files, or the id of a Hugging Face repository that was
+            downloaded; see `open_checkpoint`. To set options such as
             ``cache_root`` or ``strict=False``, pass an open `Checkpoint` instead; it stays open. Its ``raw``
             option affects NumPy arrays only.
         device: The device for the tensors: ``"cpu"``, a CUDA GPU, or ``"mps"``.

@@ -19,7 +19,17 @@ from pagestream._common.paths import expanded
 from pagestream._common.progress import Progress
 from pagestream._common.public import set_module
 from pagestream._common.types import Mode, StrPath
-from pagestream.weights import arrays, checksums, explanation, holes, indexing, streaming, summary, warming
+from pagestream.weights import (
+    arrays,
+    checksums,
+    explanation,
+    holes,
+    hub,
+    indexing,
+    streaming,
+    summary,
+    warming,
+)
 from pagestream.weights.checksums import VerifyReport
 from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, numpy_dtype
 from pagestream.weights.indexing import Index
@@ -595,7 +605,9 @@ def open_checkpoint(
             * a folder: by its ``*.safetensors.index.json`` (of several, ``model.safetensors.index.json``);
               without one its ``model.safetensors``, or else all of its ``*.safetensors``;
             * an index, whose name ends in ``.json``;
-            * a list of files, in order.
+            * a list of files, in order;
+            * if there is no such path, the id of a Hugging Face repository, as a str: by its snapshot of the
+              branch ``main`` in the local cache (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded.
         mmap_mode: How to open; see `MappedFile`. None means ``PAGESTREAM_MMAP_MODE`` or ``"auto"``.
         strict: Whether to refuse headers that the format disallows though upstream accepts them,
             duplicate names above all; an index with duplicate names; files that lack a tensor that the
@@ -614,7 +626,8 @@ def open_checkpoint(
         The mapping.
 
     Raises:
-        OSError: A file cannot be opened, or the folder has none; with ``errno`` and ``filename``.
+        OSError: A file cannot be opened, or the folder has none, or a repository was not downloaded; with
+            ``errno`` and ``filename``.
         SafetensorError: A file is not a valid safetensors file; or the index (of at most 256 MiB) is not
             valid; or files are missing, refused or broken, or tensors missing or in two files, all reported
             in one error. The message says what was found, what was expected and where.
@@ -635,6 +648,8 @@ def open_checkpoint(
     paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
     what: Literal["path", "files"] = "files" if paths is path else "path"
     given = [expanded(each) for each in paths]
+    if isinstance(path, str):
+        given = [hub.local_folder(given[0])]
     root = None if cache_root is None else expanded(cache_root)
     mode = environment.mmap_mode(mmap_mode)
     return _OpenedWith(given, what, mode, strict, root, raw, ahead).open()
