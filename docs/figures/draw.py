@@ -2,7 +2,8 @@
 
     python docs/figures/draw.py [FOLDER]
 
-Each bar is the median of a row of `benches/record/`; `requests.py` measured the curves of `requests.json`.
+Each bar is the median of a row of `benches/record/`, and its line spans the quartiles;
+`requests.py` measured the curves of `requests.json`.
 """
 
 from __future__ import annotations
@@ -57,15 +58,23 @@ class Bars:
     theirs: dict[str, str] = field(default_factory=dict)
     unit: str = "s"
 
-    def values(self) -> dict[str, float]:
-        """Returns the median of each contestant, by its label."""
+    def values(self) -> dict[str, tuple[float, float, float]]:
+        """Returns the quartiles of each contestant, by its label: first, median, third."""
         rows = json.loads((RECORDS / f"{self.record}.json").read_text())["results"][self.table]
         figures = {}
         for row in rows:
             if row["case"] == self.case:
                 figures |= row["figures"]
         labels = self.ours | self.theirs
-        return {label: statistics.median(figures[name]) for label, name in labels.items()}
+        return {label: quartiles(figures[name]) for label, name in labels.items()}
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Returns the first quartile, the median and the third quartile."""
+    if len(values) == 1:
+        return (values[0],) * 3
+    first, median, third = statistics.quantiles(values, method="inclusive")
+    return first, median, third
 
 
 SLOW_MOUNT = {
@@ -143,7 +152,7 @@ FIGURES = {
             WINDOWS,
             f"{size.split()[0]} bytes, read-ahead 128 KiB",
             {"TokenLoader": "TokenLoader", 'TokenLoader, order="blocked"': 'TokenLoader, order="blocked"'},
-            WINDOW_RIVALS | {"O_DIRECT, depth 64 (the disk alone)": "O_DIRECT, depth 64"},
+            WINDOW_RIVALS | {"O_DIRECT, 64 reads at a time": "O_DIRECT, depth 64"},
             "thousands",
         )
         for size in ("2050 bytes", "8194 bytes")
@@ -212,9 +221,17 @@ def draw(name: str, folder: Path, palette: str = "") -> Path:
         heights = [len(each) + 1 for each in values]
         all_axes: Any = figure.subplots(len(parts), squeeze=False, height_ratios=heights)
         for axes, part, of_part in zip(all_axes[:, 0], parts, values, strict=True):
-            amounts = [value * FACTORS[part.unit] for value in of_part.values()]
+            factor = FACTORS[part.unit]
+            amounts = [median * factor for _, median, _ in of_part.values()]
+            spans = [
+                [(median - first) * factor for first, median, _ in of_part.values()],
+                [(third - median) * factor for _, median, third in of_part.values()],
+            ]
             colours = [OURS if label in part.ours else THEIRS for label in of_part]
-            bars = axes.barh(list(of_part), amounts, color=colours, height=0.7)
+            ink = mpl.rcParams["text.color"]
+            bars = axes.barh(
+                list(of_part), amounts, xerr=spans, color=colours, ecolor=ink, error_kw={"lw": 1}, height=0.7
+            )
             axes.bar_label(bars, [f"{amount:.3g}" for amount in amounts], padding=4)
             write_title(axes, part.title)
             axes.invert_yaxis()

@@ -25,7 +25,7 @@ def token_loader(
     sequence_length: int,
     batch_size: int,
     seed: int,
-) -> TokenLoader[torch.Tensor]:
+) -> TokenLoader:
     """A loader for this process and its device. `accelerator.save_state` saves it."""
     loader = TokenLoader(
         path,
@@ -44,7 +44,7 @@ def train_epoch(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    loader: TokenLoader[torch.Tensor],
+    loader: TokenLoader,
 ) -> None:
     """One epoch, or the rest of it after `accelerator.load_state`."""
     for x, y in loader:

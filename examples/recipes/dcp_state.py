@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -52,9 +53,9 @@ class TrainingState:
 
 def save(folder: str | PathLike[str], state: TrainingState) -> None:
     """Writes a checkpoint. All ranks call it."""
-    dcp.save({"state": state}, checkpoint_id=folder)
+    save_checkpoint({"state": state}, checkpoint_id=folder)
 
 
 def load(folder: str | PathLike[str], state: TrainingState) -> None:
     """Reads a checkpoint into existing objects. All ranks call it."""
-    dcp.load({"state": state}, checkpoint_id=folder)
+    load_checkpoint({"state": state}, checkpoint_id=folder)

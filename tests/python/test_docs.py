@@ -245,6 +245,16 @@ def test_the_figures_show_what_the_records_have(tmp_path, monkeypatch):
             assert (pale in kept.read_text()) == (palette == "-dark")
 
 
+def test_the_summary_shows_what_the_records_have(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+    import summary
+
+    assert summary.summary() == (ROOT / "benches/record/summary.md").read_text(), (
+        "python docs/figures/summary.py writes it anew"
+    )
+    assert len(summary.LINES) == 10
+
+
 def test_titles_of_figures_begin_at_their_left_edge():
     """Beside the labels of the bars they would end outside."""
     pictures = set((ROOT / "docs/figures").glob("*.svg")) - set(
