@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -624,16 +625,94 @@ class TestRun:
     def test_the_code_of_the_program(self, tmp_path):
         (tmp_path / "ends.py").write_text("raise SystemExit(7)\n")
         assert program("run", tmp_path / "ends.py").returncode == 7
-        (tmp_path / "raises.py").write_text("1 / 0\n")
-        found = program("run", tmp_path / "raises.py")
-        assert found.returncode == 1
-        assert re.fullmatch(
-            r'Traceback .*\n  File ".*/raises.py", line 1, in <module>\n[^"]*ZeroDivisionError: .*\n',
-            found.stderr,
+        assert program("run", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
+
+    @pytest.mark.parametrize("arguments", [["missing.py", "-m"], ["missing"], ["./missing", "--help"]])
+    def test_a_command_that_is_not_there(self, arguments, tmp_path):
+        found = program("run", *arguments, cwd=tmp_path)
+        assert (found.returncode, found.stdout, found.stderr.count("\n")) == (WRONG_USE, "", 1)
+        told = (
+            f"pagestream: no such command: {arguments[0]}; expected a file, or a program in a folder of PATH"
         )
-        for missing in (["nothing.py"], ["-m", "nothing"], ["-m", "json.nothing"]):
-            found = program("run", *missing, cwd=tmp_path)
-            assert (found.returncode, found.stderr.count("\n")) == (WRONG_USE, 1), found.stderr
+        assert found.stderr.startswith(told)
+
+    def test_a_script_beside_python_is_named_if_path_lacks_its_folder(self, tmp_path):
+        scripts = sysconfig.get_path("scripts")
+        name = next(name for name in os.listdir(scripts) if os.access(os.path.join(scripts, name), os.X_OK))
+        found = program("run", name, env={**os.environ, "PATH": str(tmp_path)})
+        assert found.returncode == WRONG_USE
+        assert f"{scripts}/{name} exists: name it, or activate its environment\n" in found.stderr
+
+    def test_a_file_that_is_no_program(self, tmp_path):
+        (tmp_path / "text").write_text("neither a binary nor a script\n")
+        (tmp_path / "text").chmod(0o755)
+        found = program("run", tmp_path / "text")
+        told = f"pagestream: {tmp_path}/text: {os.strerror(errno.ENOEXEC)}\n"
+        assert (found.returncode, found.stderr) == (WRONG_USE, told)
+
+    LOADS = "import sys, safetensors\nprint(safetensors.__name__, sys.argv[1:], flush=True)\n"
+
+    @pytest.fixture
+    def commands(self, tmp_path):
+        """Runs commands of a folder on PATH, where a folder of the same name is in the way."""
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "serve").write_text(f"#!{sys.executable}\n{self.LOADS}")
+        (folder / "launch").write_text(f'#!/bin/sh\nserve below\nexec {sys.executable} -m loads "$@"\n')
+        for path in folder.iterdir():
+            path.chmod(0o755)
+        (tmp_path / "loads.py").write_text(self.LOADS)
+        (tmp_path / "serve").mkdir()
+        (tmp_path / "script").write_text(self.LOADS)
+        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+        def printed(*arguments):
+            found = program("run", *arguments, cwd=tmp_path, env=environment)
+            assert (found.returncode, found.stderr) == (GOOD, ""), found.stderr
+            return found.stdout
+
+        return printed
+
+    def test_any_command(self, commands, tmp_path):
+        """A script on PATH, a program that starts others, Python itself, and a script without a suffix."""
+        assert commands("serve", "/m", "-m") == "pagestream.safetensors ['/m', '-m']\n"
+        below = "pagestream.safetensors ['below']\npagestream.safetensors ['--json']\n"
+        assert commands("launch", "--json") == below
+        assert commands(sys.executable, "-m", "loads", "-h") == "pagestream.safetensors ['-h']\n"
+        assert commands("./script") == "pagestream.safetensors []\n"
+
+    def test_signals_are_ignored_as_without_pagestream(self):
+        command = ["grep", "Sig[IB]", "/proc/self/status"]
+        assert program("run", *command).stdout == subprocess.check_output(command, text=True)
+
+    @pytest.mark.parametrize("line", ["signal.raise_signal(signal.SIGINT)", "1 / 0"])
+    def test_tracebacks_and_codes_are_those_without_pagestream(self, line, tmp_path):
+        (tmp_path / "ends.py").write_text(f"import signal\n{line}\n")
+        found = program("run", tmp_path / "ends.py")
+        alone = run_python(tmp_path / "ends.py")
+        assert alone.stderr.startswith("Traceback")
+        assert (found.returncode, found.stderr) == (alone.returncode, alone.stderr)
+
+    def test_ctrl_c_reaches_the_program(self, tmp_path):
+        (tmp_path / "waits.py").write_text("import signal\nprint('waits', flush=True)\nsignal.pause()\n")
+        command = [sys.executable, "-m", "pagestream", "run", tmp_path / "waits.py"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+            assert process.stdout.readline() == "waits\n"
+            process.send_signal(signal.SIGINT)
+            errors = process.stderr.read()
+            assert process.wait() == -signal.SIGINT
+        where = r'  File ".*/waits.py", line [23], in <module>'
+        assert re.fullmatch(rf"Traceback .*\n{where}\n    .*\nKeyboardInterrupt\n", errors)
+
+    def test_a_python_without_pagestream_says_so(self, tmp_path):
+        """Another Python, with a safetensors of its own, runs on."""
+        (tmp_path / "safetensors.py").touch()
+        (tmp_path / "loads.py").write_text("import sys\nsys.modules['pagestream'] = None\n" + self.LOADS)
+        found = program("run", tmp_path / "loads.py")
+        assert (found.returncode, found.stdout) == (GOOD, "safetensors []\n")
+        assert found.stderr.startswith(f"pagestream run: {sys.executable} cannot import pagestream (")
+        assert found.stderr.endswith("): it uses safetensors as it is\n")
 
     @pytest.mark.frameworks
     def test_processes_that_the_program_starts(self, tmp_path):

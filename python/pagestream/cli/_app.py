@@ -52,5 +52,5 @@ def _ending(command: Callable[..., None]) -> Callable[..., None]:
 
 for each in (info, check, residency, warm, evict, verify, tokenize, bench):
     app.command()(_ending(each))
-# What follows the program is the program's, and so are its exceptions.
+# What follows the command is the command's.
 app.command(context_settings={"allow_interspersed_args": False})(run)

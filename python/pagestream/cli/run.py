@@ -1,65 +1,72 @@
-"""``pagestream run``: a program under `pagestream.safetensors.install`."""
+"""``pagestream run``: a command whose Python processes find pagestream in place of safetensors.
+
+The command takes the place of this process. Its signals, its exit code and its tracebacks are its own.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import runpy
+import shutil
+import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+import sysconfig
+from typing import Annotated
 
 import typer
 
 from pagestream._common import environment
 from pagestream.cli import _output
-from pagestream.safetensors import install
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-# Python processes that the program starts find `sitecustomize` here.
+# Python finds `sitecustomize` here.
 _CHILDREN = os.path.join(os.path.dirname(__file__), "_children")
 
 
 def run(
-    program: Annotated[list[str], typer.Argument(help="A script and its arguments, as after `python`.")],
-    module: Annotated[bool, typer.Option("-m", help="The program is the name of a module.")] = False,
+    command: Annotated[list[str], typer.Argument(help="A program or a Python script, and its arguments.")],
+    module: Annotated[
+        bool, typer.Option("-m", help="COMMAND is the name of a module, as in python -m.")
+    ] = False,
 ) -> None:
-    """Run a Python program that finds pagestream in place of safetensors, and so do the processes it starts.
+    """Run any command. Its Python processes find pagestream in place of safetensors.
 
-    Example: pagestream run load.py --model llama, or pagestream run -m package.load
+    A script that ends with .py, and a module, are run by the Python of pagestream.
+
+    Example: pagestream run vllm serve /mnt/models/llama, or pagestream run load.py --model llama
     """
-    name, *_ = program
-    # As `python` does it: the folder of a script, and the current one of a module.
-    sys.path.insert(0, os.getcwd() if module else os.path.dirname(os.path.abspath(name)))
-    if not (_has_module(name) if module else os.path.exists(name)):
-        _output.fail(f"no such {'module' if module else 'program'}: {name}", _output.WRONG_USE)
     with _output.ending(as_json=False):
         environment.check()
-        install()
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILDREN, os.environ.get("PYTHONPATH"))))
-    sys.argv = program
-    try:
-        if module:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(name, run_name="__main__")
-    except Exception as error:  # noqa: BLE001 - whatever the program does not catch
-        shown = error.with_traceback(_of_program(error.__traceback__))
-        sys.excepthook(type(shown), shown, shown.__traceback__)
-        raise typer.Exit(1) from None
+        program, arguments = _found(command, is_module=module)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILDREN, os.environ.get("PYTHONPATH"))))
+        # Python ignores these, and a new program would inherit that.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            os.execv(program, arguments)  # noqa: S606 - the user's command
+        except OSError as error:
+            # For example ENOEXEC, where a script has no `#!` line.
+            error.filename = program
+            raise
 
 
-def _has_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+def _found(command: list[str], *, is_module: bool) -> tuple[str, list[str]]:
+    """Returns the program to execute, and its arguments with its name.
 
-
-def _of_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without the frames of this command and of `runpy`."""
-    others = (__file__, "<frozen runpy>")
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in others:
-        traceback = traceback.tb_next
-    return traceback
+    Raises:
+        FileNotFoundError: There is no such command.
+    """
+    name = command[0]
+    if is_module:
+        return sys.executable, [sys.executable, "-m", *command]
+    of_python = sys.executable, [sys.executable, *command]
+    if name.endswith(".py") and os.path.exists(name):
+        return of_python
+    if program := shutil.which(name):
+        return program, command
+    # Python takes scripts without a suffix, and folders and archives with a `__main__.py`.
+    if os.path.exists(name):
+        return of_python
+    message = f"no such command: {name}; expected a file, or a program in a folder of PATH"
+    beside = os.path.join(sysconfig.get_path("scripts"), name)
+    if os.path.exists(beside):
+        message += f"; {beside} exists: name it, or activate its environment"
+    raise FileNotFoundError(message)

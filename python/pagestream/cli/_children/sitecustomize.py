@@ -1,12 +1,12 @@
 # ruff: noqa: INP001 - Python finds the module by its name, in a folder of its own
 # ruff: noqa: ANN001, ANN202, F401, UP004 - types are in comments, because Python 2.7 must parse this file
-"""Puts pagestream in place of safetensors in the processes that a program under ``pagestream run`` starts.
+"""Puts pagestream in place of safetensors in Python processes at and below ``pagestream run``.
 
 `run` puts this folder in front of ``PYTHONPATH``, and Python imports the module of this name when it starts
 (https://docs.python.org/3/library/site.html). This module hides the user's ``sitecustomize``, and imports it.
 
-A child process may run any version of Python. In a version too old for pagestream, this module does nothing
-but import the user's ``sitecustomize``.
+A process may run any version of Python. In a version too old for pagestream, this module does nothing but
+import the user's ``sitecustomize``.
 """
 
 import os
@@ -34,8 +34,11 @@ class _Installer(object):
         sys.meta_path.remove(self)
         try:
             from pagestream.safetensors import install
-        except ImportError:
-            pass  # another Python may not have it
+        except ImportError as error:
+            # Another Python may not have it. Without a word, a user would look for the gain in vain.
+            if sys.stderr is not None:
+                told = "pagestream run: {} cannot import pagestream ({}): it uses safetensors as it is\n"
+                sys.stderr.write(told.format(sys.executable, error))
         else:
             install()
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path)
