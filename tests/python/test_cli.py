@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import pagestream
 from pagestream import MappedFile, open_checkpoint, write_tokens
-from pagestream.cli._app import app
+from pagestream.cli import _app
 from pagestream.cli._output import percent
 from pagestream.cli.residency import _bar, _parts
 from pagestream.cli.warm import _parsed
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def pagestream_command(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
+    return CliRunner().invoke(_app.app, list(map(str, arguments)))
 
 
 def facts(*arguments, exit_code=GOOD):
@@ -293,14 +293,42 @@ class TestCodes:
     def test_an_unknown_option(self):
         assert pagestream_command("info", "--nope", "x").exit_code == WRONG_USE
 
-    @pytest.mark.parametrize("command", [*COMMANDS, "run", "tokenize", "bench"])
-    def test_help_has_an_example(self, command):
+    @pytest.mark.parametrize("command", _app.COMMANDS)
+    def test_help_begins_as_in_the_list_and_has_an_example(self, command):
         found = pagestream_command(command, "--help")
         assert found.exit_code == GOOD
-        assert re.search(rf"Example: pagestream {command} ", found.stdout)
+        told = " ".join(found.stdout.split())
+        assert f" {_app.COMMANDS[command]} " in told
+        assert f"Example: pagestream {command} " in told
+
+    def test_the_list_of_commands(self):
+        listed = " ".join(pagestream_command("--help").stdout.split())
+        for command, told in _app.COMMANDS.items():
+            assert f" {command} {told}" in listed
+        assert set(COMMANDS) < set(_app.COMMANDS)
+        misspelt = pagestream_command("verfy")
+        assert misspelt.exit_code == WRONG_USE
+        assert "No such command 'verfy'. Did you mean 'verify'?" in misspelt.stderr
 
     def test_the_version(self):
         assert pagestream_command("--version").stdout.strip() == pagestream.__version__
+
+    def test_version_and_help_import_no_large_package(self):
+        """Only typer itself imports pydantic, once it knows which command there is."""
+        code = """
+            import contextlib, sys
+            from pagestream.cli import main
+            for arguments in ("--version", "--help", "run --help"):
+                sys.argv[1:] = arguments.split()
+                with contextlib.suppress(SystemExit):
+                    main()
+                large = {"numpy", "rich", "torch", "typer", "pydantic"}
+                print(f"{arguments}:", *sorted(large & set(sys.modules)))
+        """
+        found = run_python(code).stdout
+        assert "\n--version:\n" in found
+        assert "\n--help: typer\n" in found
+        assert re.search(r"\nrun --help: (pydantic )?typer\n", found)
 
 
 class TestPageCache:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pagestream.cli import _contests, _output, bench
+from pagestream.cli import _console, _contests, bench
 from pagestream.cli._app import app
 
 MIB = 1 << 20
@@ -74,7 +74,7 @@ def test_the_largest_figures_fit_a_terminal(capsys):
     ours = dataclasses.replace(ours, way="TokenLoader")
     way = "torch's DataLoader (2 workers)"
     found = [dataclasses.replace(ours, contest=title), dataclasses.replace(theirs, contest=title, way=way)]
-    bench._print_contest(_output.console(), found)
+    bench._print_contest(_console.console(), found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{title} (windows a second)"
     assert lines[3].split() == f"{way} 9,000,000 9,000,000 9,000,000".split()
@@ -83,7 +83,7 @@ def test_the_largest_figures_fit_a_terminal(capsys):
 
 
 def test_bytes_are_shown_as_mebibytes(capsys):
-    bench._print_contest(_output.console(), results(ours=3000.0 * MIB, their=0.25 * MIB))
+    bench._print_contest(_console.console(), results(ours=3000.0 * MIB, their=0.25 * MIB))
     title, _, ours, their, _, _ = capsys.readouterr().out.splitlines()
     assert title == "a file (MiB a second)"
     assert ours.split() == ["ours", "3,000", "3,000", "3,000"]

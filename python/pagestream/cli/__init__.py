@@ -1,19 +1,23 @@
-"""The command ``pagestream``. Each subcommand is a file; what they print goes through `_output`."""
+"""The command ``pagestream``. Each subcommand is a file; what they print goes through `_console`."""
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
-_EXTRA = ("typer", "rich", "click")
+from pagestream._native import __version__
 
 
 def main() -> None:
     """Runs the command of ``sys.argv``."""
-    try:
-        from pagestream.cli._app import app
-    except ImportError as error:
-        if (error.name or "").split(".")[0] not in _EXTRA:
-            raise
-        print(f"pagestream: the command needs {error.name}: pip install 'pagestream[cli]'", file=sys.stderr)
-        raise SystemExit(2) from None
+    if sys.argv[1:] == ["--version"]:
+        # At once: typer imports pydantic for the value of an option.
+        print(__version__)
+        return
+    for name in ("typer", "rich"):
+        if find_spec(name) is None:
+            print(f"pagestream: the command needs {name}: pip install 'pagestream[cli]'", file=sys.stderr)
+            raise SystemExit(2)
+    from pagestream.cli._app import app
+
     app(prog_name="pagestream")

@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
+import typer.core
 
 from pagestream._common import environment
 from pagestream._native import __version__
 from pagestream.cli import _output
-from pagestream.cli.bench import bench
-from pagestream.cli.check import check
-from pagestream.cli.evict import evict
-from pagestream.cli.info import info
-from pagestream.cli.residency import residency
-from pagestream.cli.run import run
-from pagestream.cli.tokenize import tokenize
-from pagestream.cli.verify import verify
-from pagestream.cli.warm import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# The commands, each in a module of its name, and how their help begins. A module is imported when its
+# command is used: `--help` does not wait for NumPy and rich.
+COMMANDS = {
+    "info": "Tell what a token file, a safetensors file or a checkpoint holds.",
+    "check": "Time the storage, show how pagestream reads from it, and suggest mount options.",
+    "residency": "Show which pages are in the page cache, as a bar for each file.",
+    "warm": "Read files into the page cache, many requests at a time.",
+    "evict": "Drop files from the page cache, to measure cold reads or to make room.",
+    "verify": "Validate headers, indices and sizes, and compare bytes with checksums where there are any.",
+    "tokenize": "Make a token file of text.",
+    "bench": "Measure pagestream on this machine against np.memmap, torch's DataLoader and safetensors.",
+    "run": "Run any command. Its Python processes find pagestream in place of safetensors.",
+}
+# What follows the command of `run` is the command's.
+_SETTINGS = {"run": {"allow_interspersed_args": False}}
+
+
+class _Group(typer.core.TyperGroup):
+    """The commands of the table."""
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - those of typer
+        super().__init__(**attributes)
+        # Names that a misspelt one is compared with. `get_command` has the commands.
+        self.commands = dict.fromkeys(COMMANDS, self)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - click is not always typer's own
+        """Imports a command; None if there is no such command."""
+        if cmd_name not in COMMANDS:
+            return None
+        function = getattr(import_module(f"pagestream.cli.{cmd_name}"), cmd_name)
+        of_one = typer.Typer(add_completion=False, rich_markup_mode=None)
+        of_one.command(cmd_name, context_settings=_SETTINGS.get(cmd_name))(_ending(function))
+        return typer.main.get_command(of_one)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002
+        """Writes the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Token files and safetensors weights: what they hold, how they are read, what is in the page cache.",
 )
@@ -48,9 +83,3 @@ def _ending(command: Callable[..., None]) -> Callable[..., None]:
             command(**options)
 
     return ended
-
-
-for each in (info, check, residency, warm, evict, verify, tokenize, bench):
-    app.command()(_ending(each))
-# What follows the command is the command's.
-app.command(context_settings={"allow_interspersed_args": False})(run)

@@ -12,58 +12,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from pagestream.cli._controls import harmless
 from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.text import Text
-
 BAD, WRONG_USE, INTERRUPTED = 1, 2, 130
 # 128 + SIGPIPE, as a shell reports a program killed by that signal: https://man7.org/linux/man-pages/man7/signal.7.html
 _NO_READER = 141
-# Lines in a pipe are not wrapped, because programs parse them.
-_PIPE_COLUMNS = 10_000
 # Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.
 BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
-# A terminal obeys these: a tensor could have a name that moves the cursor, or sets the title of the window.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-class _Console(Console):
-    """A console that raises BrokenPipeError when its reader is gone, so that `ending` sets the exit code."""
-
-    def on_broken_pipe(self) -> None:
-        """Raises BrokenPipeError, where rich would exit with code 1."""
-        raise BrokenPipeError
-
-    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - those of rich
-        """Renders a text without control characters."""
-        return super().render_str(harmless(text), **options)
-
-
-def harmless(text: str) -> str:
-    """Returns a text with control characters as Python writes them, except tabs and ends of lines."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
-def console(*, to_errors: bool = False) -> Console:
-    """Returns a console: in colour on a terminal, plain and without line breaks in a pipe."""
-    stream = sys.stderr if to_errors else sys.stdout
-    width = None if stream and stream.isatty() else _PIPE_COLUMNS
-    # Print brackets in names and messages literally: rich would read them as markup.
-    return _Console(stderr=to_errors, highlight=False, markup=False, emoji=False, width=width)
-
-
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Returns an empty table. The columns in `right` are right-aligned."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
 
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - any JSON value
@@ -135,18 +95,6 @@ def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installe
         message = "--png draws with matplotlib: pip install 'pagestream[plot]'"
         raise ImportError(message) from error
     return Figure
-
-
-def print_problem(console: Console, problem: str | None) -> None:
-    """Prints a checkpoint's problem, if it has one."""
-    if problem:
-        console.print(f"problem: {problem}", style="red")
-
-
-def print_warnings(console: Console, warnings: list[str]) -> None:
-    """Prints the warnings about a checkpoint, one per line."""
-    for warning in warnings:
-        console.print(f"  warning: {warning}")
 
 
 def percent(share: float) -> str:

@@ -16,7 +16,7 @@ from rich.progress import (
 from rich.text import Text
 
 from pagestream._common.amounts import size
-from pagestream.cli import _output
+from pagestream.cli import _console
 
 if TYPE_CHECKING:
     from rich.progress import Task
@@ -42,5 +42,5 @@ def bar_of_bytes() -> Progress:
     )
     # In a pipe the result alone is of use.
     return Progress(
-        *columns, console=_output.console(to_errors=True), transient=True, disable=not sys.stderr.isatty()
+        *columns, console=_console.console(to_errors=True), transient=True, disable=not sys.stderr.isatty()
     )

@@ -12,7 +12,7 @@ import typer
 
 from pagestream._common.amounts import size
 from pagestream._common.checks import one_of
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._contests import (
     Contest,
@@ -100,7 +100,7 @@ def bench(
     if as_json:
         _output.print_json(results)
         return
-    console = _output.console()
+    console = _console.console()
     for contest in contests:
         _print_contest(console, [result for result in results if result.contest == contest.title])
     if remark:
@@ -111,7 +111,7 @@ def _print_contest(console: Console, results: list[Result]) -> None:
     """Prints a table that fits 80 columns, and how each of our ways compares with the best rival."""
     unit = "MiB" if results[0].unit == "bytes" else results[0].unit
     console.print(f"{results[0].contest} ({unit} a second)", style="bold")
-    made = _output.table("", *_COLUMNS, right=_COLUMNS)
+    made = _console.table("", *_COLUMNS, right=_COLUMNS)
     # The tables of all contests stand below one another.
     made.columns[0].min_width = _WAY_COLUMNS
     for column in made.columns[1:]:
@@ -148,7 +148,7 @@ def _verdict(ours: Result, best: Result) -> str:
 
 def _field(folder: str | None, scale: field.Scale, png: str | None, *, as_json: bool) -> None:
     """Measures all loaders that are installed, and prints a table for each case, and each of our losses."""
-    progress = _output.console(to_errors=True)
+    progress = _console.console(to_errors=True)
     with tempfile.TemporaryDirectory(prefix="pagestream-bench-", dir=folder) as outer:
         inner = Path(outer, "files")
         inner.mkdir()
@@ -160,11 +160,11 @@ def _field(folder: str | None, scale: field.Scale, png: str | None, *, as_json: 
         facts = {"findings": [found.as_dict() for found in findings], "losses": losses, "remarks": remarks}
         _output.print_json(facts)
         return
-    console = _output.console()
+    console = _console.console()
     columns = ("MiB/s", "p50 ms", "p99 ms", "read", "CPU/GB", "memory")
     for case in dict.fromkeys(found.case for found in findings):
         here = [found for found in findings if found.case == case]
-        made = _output.table("", *columns, right=columns)
+        made = _console.table("", *columns, right=columns)
         for found in here:
             made.add_row(found.loader, *_row(found))
         console.print(case, style="bold")

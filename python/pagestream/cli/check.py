@@ -14,7 +14,7 @@ import typer
 
 from pagestream import _native
 from pagestream._common.amounts import count, size
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._target import files_of, has_weights, open_weights, problem_of
 from pagestream.files.mapped_file import FileSystem, MappedFile
@@ -87,10 +87,10 @@ def check(
 
 
 def _print(facts: dict[str, Any]) -> None:
-    console = _output.console()
+    console = _console.console()
     system: FileSystem = facts["file_system"]
     console.print(f"{facts['path']}: {count(facts['files'], 'file')}, {size(facts['nbytes'])}")
-    made = _output.table("", "")
+    made = _console.table("", "")
     made.show_header = False
     made.add_row("mount", f"{system.mount_point} ({system.type}, {system.source})")
     made.add_row("options", system.options)
@@ -121,8 +121,8 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(made)
     for line in facts["advice"]:
         console.print(f"* {line}")
-    _output.print_warnings(console, facts["warnings"])
-    _output.print_problem(console, facts["problem"])
+    _console.print_warnings(console, facts["warnings"])
+    _console.print_problem(console, facts["problem"])
 
 
 def _answer(path: str, mode: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson, Paths
 from pagestream.cli._target import files_of
 from pagestream.files.mapped_file import MappedFile
@@ -28,10 +28,10 @@ def evict(
     if as_json:
         _output.print_json(rows)
     else:
-        made = _output.table("file", "cached before", "after", right=("cached before", "after"))
+        made = _console.table("file", "cached before", "after", right=("cached before", "after"))
         for row in rows:
             made.add_row(
                 _output.short(row["path"]), _output.percent(row["before"]), _output.percent(row["after"])
             )
-        _output.console().print(made)
+        _console.console().print(made)
     _output.end_if_any(problems)

@@ -8,7 +8,7 @@ import numpy as np
 import typer
 
 from pagestream._common.amounts import count, size
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import All, AsJson, Dtype, checked_dtype
 from pagestream.cli._ids import id_ranges
 from pagestream.cli._target import opened, problem_of
@@ -52,9 +52,9 @@ def info(
     if as_json:
         _output.print_json(facts)
     elif isinstance(found, Checkpoint):
-        _print_weights(_output.console(), found, facts, all_=all_)
+        _print_weights(_console.console(), found, facts, all_=all_)
     else:
-        _print_tokens(_output.console(), found, facts, all_=all_)
+        _print_tokens(_console.console(), found, facts, all_=all_)
     if facts.get("problem"):
         raise typer.Exit(_output.BAD)
 
@@ -83,20 +83,20 @@ def _print_weights(console: Console, weights: Checkpoint, facts: dict[str, Any],
     for title, metadata in (("metadata", weights.metadata), ("index", weights.index_metadata)):
         for key, value in (metadata or {}).items():
             console.print(f"  {title}: {key} = {_shortened(str(value))}")
-    _output.print_warnings(console, facts["warnings"])
-    types = _output.table("dtype", "tensors", "elements", "size", right=("tensors", "elements", "size"))
+    _console.print_warnings(console, facts["warnings"])
+    types = _console.table("dtype", "tensors", "elements", "size", right=("tensors", "elements", "size"))
     for group in summary.by_dtype(tensors):
         types.add_row(group.dtype, f"{group.tensors:,}", f"{group.elements:,}", size(group.nbytes))
     console.print(types)
     shown = summary.largest(tensors, len(tensors) if all_ else _SHOWN)
-    largest = _output.table("tensor", "dtype", "shape", "size", right=("size",))
+    largest = _console.table("tensor", "dtype", "shape", "size", right=("size",))
     for tensor in shown:
         largest.add_row(tensor.name, tensor.dtype, str(list(tensor.shape)), size(tensor.nbytes))
     if shown:
         console.print(largest)
     if len(shown) < len(tensors):
         console.print(f"… and {count(len(tensors) - len(shown), 'smaller tensor')}: --all shows them")
-    _output.print_problem(console, problem_of(weights))
+    _console.print_problem(console, problem_of(weights))
 
 
 def _of_tokens(tokens: TokenCorpus, *, largest: bool) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
     shown = shards if all_ else shards[:_SHOWN]
     ids = facts.get("ids")
     more = ("largest id",) if ids else ()
-    files = _output.table("file", "tokens", "size", "mode", *more, right=("tokens", "size", *more))
+    files = _console.table("file", "tokens", "size", "mode", *more, right=("tokens", "size", *more))
     for number, shard in enumerate(shown):
         with MappedFile(shard.path) as file:
             row = [_output.short(shard.path), f"{shard.tokens:,}", size(file.size), shard.mode]
@@ -152,7 +152,7 @@ def _print_tokens(console: Console, tokens: TokenCorpus, facts: dict[str, Any], 
         )
     for reason in dict.fromkeys(shard.reason for shard in shards if shard.reason):
         console.print(f"  not mapped shared: {reason}")
-    _output.print_warnings(console, facts["warnings"])
+    _console.print_warnings(console, facts["warnings"])
 
 
 def _largest(ids: IdRange | None) -> str:

@@ -12,7 +12,7 @@ import typer
 from rich.cells import cell_len
 
 from pagestream._common.amounts import count, size
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import All, AsJson, Paths
 from pagestream.cli._target import files_of, has_weights, open_weights, problem_of
 from pagestream.files.mapped_file import MappedFile
@@ -60,7 +60,9 @@ def residency(
     all_: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which pages are in the page cache, as a bar for each file, from its beginning to its end.
+    """Show which pages are in the page cache, as a bar for each file.
+
+    A bar shows a file from its beginning to its end.
 
     Example: pagestream residency /mnt/models/llama --tensors
     """
@@ -80,7 +82,7 @@ def residency(
 
 
 def _print(rows: list[Row], kind: str, *, all_: bool) -> None:
-    console = _output.console()
+    console = _console.console()
     shown = rows if all_ else rows[:_SHOWN]
     _print_bars(console, shown, kind)
     if len(shown) < len(rows):
@@ -100,7 +102,7 @@ def _print_bars(console: Console, rows: list[Row], kind: str) -> None:
         folder, names, cells = _fitted(names, console.width - figures)
         if folder:
             console.print(f"in {folder}", soft_wrap=True)
-    made = _output.table(kind, "size", "cached", "pages", right=("size", "cached"))
+    made = _console.table(kind, "size", "cached", "pages", right=("size", "cached"))
     for row, name, nbytes, share in zip(rows, names, sizes, shares, strict=True):
         bar = "a sample" if row.pages is None else _bar(_parts(row.pages, cells))
         made.add_row(name, nbytes, share, bar)

@@ -14,9 +14,6 @@ from typing import Annotated
 
 import typer
 
-from pagestream._common import environment
-from pagestream.cli import _output
-
 # Python finds `sitecustomize` here.
 _CHILDREN = os.path.join(os.path.dirname(__file__), "_children")
 
@@ -33,19 +30,17 @@ def run(
 
     Example: pagestream run vllm serve /mnt/models/llama, or pagestream run load.py --model llama
     """
-    with _output.ending(as_json=False):
-        environment.check()
-        program, arguments = _found(command, is_module=module)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILDREN, os.environ.get("PYTHONPATH"))))
-        # Python ignores these, and a new program would inherit that.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        try:
-            os.execv(program, arguments)  # noqa: S606 - the user's command
-        except OSError as error:
-            # For example ENOEXEC, where a script has no `#!` line.
-            error.filename = program
-            raise
+    program, arguments = _found(command, is_module=module)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_CHILDREN, os.environ.get("PYTHONPATH"))))
+    # Python ignores these, and a new program would inherit that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execv(program, arguments)  # noqa: S606 - the user's command
+    except OSError as error:
+        # For example ENOEXEC, where a script has no `#!` line.
+        error.filename = program
+        raise
 
 
 def _found(command: list[str], *, is_module: bool) -> tuple[str, list[str]]:

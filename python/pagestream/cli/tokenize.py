@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from pagestream._common.amounts import count, size
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._encoding import Job, encode, lengths_of, names_of, tokens_of
 from pagestream.cli._parts_folder import folder_of_parts
@@ -113,7 +113,7 @@ def tokenize(
             }
         )
         return
-    _output.console().print(
+    _console.console().print(
         f"{out}: {count(written, 'token')} of {job.dtype}, {count(ended, 'document')}, "
         f"{size(written * np.dtype(job.dtype).itemsize)}"
     )

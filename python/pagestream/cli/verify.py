@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagestream._common.amounts import count
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson, Dtype, Paths, checked_dtype
 from pagestream.cli._ids import beyond
 from pagestream.cli._progress import bar_of_bytes
@@ -180,13 +180,13 @@ def _refuse_vocabulary(path: str, ids: _Ids) -> None:
 
 
 def _print(verdicts: list[Verdict]) -> None:
-    console = _output.console()
+    console = _console.console()
     for verdict in verdicts:
         if verdict.bad:
             console.print(f"{verdict.path}: bad", style="red")
             for line in verdict.bad:
                 console.print(f"  {line}")
-            _output.print_warnings(console, verdict.warnings)
+            _console.print_warnings(console, verdict.warnings)
             continue
         if verdict.error:
             console.print(f"{verdict.path}: not verified", style="red")
@@ -208,4 +208,4 @@ def _print(verdicts: list[Verdict]) -> None:
             f"{verdict.path}: good. {count(verdict.files, 'file')} of {verdict.kind}: {compared}",
             markup=False,
         )
-        _output.print_warnings(console, verdict.warnings)
+        _console.print_warnings(console, verdict.warnings)

@@ -12,7 +12,7 @@ import typer
 
 from pagestream import _native
 from pagestream._common.amounts import size
-from pagestream.cli import _output
+from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson, Paths
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import files_of
@@ -64,7 +64,7 @@ def warm(
             }
         )
     else:
-        console = _output.console()
+        console = _console.console()
         console.print(
             f"{size(done_bytes)} of {size(total_bytes)} were read or found in the page cache, "
             f"in {seconds:.1f} s ({size(int(done_bytes / seconds))} a second)"
