@@ -31,7 +31,7 @@ from support.page_cache import seen_once
 from support.process import PROGRAMS, run_python, thread_names, until
 
 COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
-GOOD, BAD, WRONG_USE = 0, 1, 2
+GOOD, BAD, WRONG_USE, NOT_VERIFIED = 0, 1, 2, 3
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
 
@@ -444,12 +444,43 @@ class TestPageCache:
 class TestVerify:
     def test_without_checksums(self, weights, tokens):
         found = pagestream_command("verify", weights, tokens)
-        assert found.exit_code == GOOD
+        assert found.exit_code == NOT_VERIFIED
+        assert pagestream_command("verify", weights).exit_code == GOOD
         assert f"{weights}: good. 1 file of safetensors" in found.stdout
         assert "no checksums to compare bytes with" in found.stdout
         assert f"{tokens}: not verified. raw tokens have neither header nor checksum" in found.stdout
         write_tokens(tokens.with_name("corpus"), [np.arange(9)], dtype="u2", format="megatron")
         assert "good. 1 file of tokens" in pagestream_command("verify", tokens.with_name("corpus")).stdout
+
+    def test_what_may_be_unverified(self, weights, tokens):
+        """Errors and bad files count more. With --require-checksums each file of a checkpoint needs one."""
+        allowed = pagestream_command("verify", tokens, "--allow-unverified")
+        assert (allowed.exit_code, "not verified" in allowed.stdout) == (GOOD, True)
+        bad = weights.with_name("bad.safetensors")
+        bad.write_bytes(b"bad")
+        assert pagestream_command("verify", tokens, bad).exit_code == BAD
+        bad.unlink()
+        for other in ("--allow-unverified", "--write"):
+            found = pagestream_command("verify", weights, "--require-checksums", other)
+            assert found.exit_code == WRONG_USE
+            assert f"--require-checksums and {other} exclude each other" in found.stderr
+        assert facts("verify", weights, "--require-checksums", exit_code=NOT_VERIFIED)[0]["checked"] == 0
+        with open_checkpoint(weights) as checkpoint:
+            checkpoint.write_checksums()
+        assert facts("verify", weights, "--require-checksums")[0]["note"] is None
+        weights.rename(weights.with_name("a.safetensors"))
+        os.rename(f"{weights}.xxh3.json", weights.with_name("a.safetensors.xxh3.json"))
+        shutil.copy(weights.with_name("a.safetensors"), weights.with_name("b.safetensors"))
+        write_index(weights.parent, {"layers.0": "a.safetensors", "layers.1": "b.safetensors"})
+        paths = (weights.parent, tokens)
+        first, second = facts("verify", *paths, "--require-checksums", exit_code=NOT_VERIFIED)
+        assert (first["checked"], first["note"].split("; ")[0]) == (
+            1,
+            "1 of 2 files without a checksum, such as b.safetensors",
+        )
+        assert second["note"] == "token files have no checksums"
+        arguments = ("--require-checksums", "--vocabulary", 50_000)
+        assert facts("verify", tokens, *arguments, exit_code=NOT_VERIFIED)[0]["vocabulary"] == 50_000
 
     def test_ids_are_compared_with_a_vocabulary(self, tokens):
         good = pagestream_command("verify", tokens, "--vocabulary", 50_000)
@@ -482,7 +513,7 @@ class TestVerify:
         assert "--vocabulary is for token files" in found.output
 
     def test_checksums_are_written(self, weights, tokens):
-        first, second = facts("verify", "--write", weights, tokens)
+        first, second = facts("verify", "--write", weights, tokens, exit_code=NOT_VERIFIED)
         assert first["written"] == [f"{weights}.xxh3.json"]
         assert second["written"] == []
         assert facts("verify", weights)[0]["checked"] == 1

@@ -106,4 +106,5 @@ def test_loaders_refuse_a_folder_of_several_splits(tmp_path):
 def test_commands_take_a_folder_of_several_splits(tmp_path, command):
     write_all(tmp_path, ["train.bin", "val.bin"])
     ended = CliRunner().invoke(app, [command, str(tmp_path)])
-    assert ended.exit_code == 0, ended.output
+    # `verify` can compare raw tokens with nothing.
+    assert ended.exit_code == (3 if command == "verify" else 0), ended.output

@@ -1,4 +1,4 @@
-"""Output and exit codes of the commands: 0 success, 1 bad file, 2 wrong usage or missing path."""
+"""Output and exit codes of the commands; `docs/command.md` lists the codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pagestream.errors import FileChangedError, FormatError, MappedReadError, Sa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BAD, WRONG_USE, INTERRUPTED = 1, 2, 130
+BAD, WRONG_USE, NOT_VERIFIED, INTERRUPTED = 1, 2, 3, 130
 # 128 + SIGPIPE, as a shell reports a program killed by that signal: https://man7.org/linux/man-pages/man7/signal.7.html
 _NO_READER = 141
 # Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.

@@ -24,7 +24,7 @@ from pagestream.weights import holes
 from pagestream.weights.checkpoint import Checkpoint, native_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Verdict:
         warnings: Holes in files whose bytes were not compared, or are wrong.
         written: Files of checksums that were written.
         vocabulary: Every token was found to be at least 0 and below this; None if that was not asked.
-        note: What could not be verified.
+        note: What could not be verified, so that the exit code is 3.
         error: Why the path could not be read.
     """
 
@@ -67,22 +67,34 @@ def verify(
         typer.Option(min=1, help="Read all tokens, and refuse ids that are not below this number."),
     ] = None,
     dtype: Dtype = None,
+    require_checksums: Annotated[
+        bool, typer.Option("--require-checksums", help="Exit with 3 if a file has no checksum.")
+    ] = False,
+    allow_unverified: Annotated[
+        bool,
+        typer.Option("--allow-unverified", help="Exit with 0, not 3, if nothing of a path can be verified."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate headers, indices and sizes, and compare bytes with checksums where there are any.
 
     Checksums are those that --write has written, and the SHA-256 in the names of the Hugging Face cache.
 
-    Paths are verified side by side.
+    Paths are verified side by side. The exit code is 0 if all are good, 1 if a file is bad, 2 if a path
+    cannot be read, and 3 if nothing of a path can be verified, such as raw tokens.
 
     Example: pagestream verify ~/.cache/huggingface/hub/models--gpt2/snapshots/*
     """
+    for other, is_given in (("--allow-unverified", allow_unverified), ("--write", write)):
+        if require_checksums and is_given:
+            message = f"--require-checksums and {other} exclude each other: use one of them"
+            raise ValueError(message)
     for path in paths:
         # Report missing paths before hours of work. The stem of a Megatron pair has no file of its own.
         if not (os.path.lexists(path) or os.path.lexists(f"{path}.idx") or glob.has_magic(path)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    ids = _Ids(checked_dtype(dtype), vocabulary)
-    verdicts = _verdicts(paths, threads, ids, write=write)
+    work = _Work(checked_dtype(dtype), vocabulary, write=write, require_checksums=require_checksums)
+    verdicts = _verdicts(paths, threads, work)
     if as_json:
         _output.print_json(verdicts)
     else:
@@ -91,6 +103,8 @@ def verify(
         raise typer.Exit(_output.BAD)
     if any(verdict.error for verdict in verdicts):
         raise typer.Exit(_output.WRONG_USE)
+    if any(verdict.note for verdict in verdicts) and not allow_unverified:
+        raise typer.Exit(_output.NOT_VERIFIED)
 
 
 class _Stopped(Exception):  # noqa: N818 - it is no error
@@ -98,14 +112,16 @@ class _Stopped(Exception):  # noqa: N818 - it is no error
 
 
 @dataclass(frozen=True)
-class _Ids:
-    """What is known of tokens: the type of raw ones, and the number of ids."""
+class _Work:
+    """The options that hold for each path."""
 
     dtype: str | None
     vocabulary: int | None
+    write: bool
+    require_checksums: bool
 
 
-def _verdicts(paths: list[str], threads: int | None, ids: _Ids, *, write: bool) -> list[Verdict]:
+def _verdicts(paths: list[str], threads: int | None, work: _Work) -> list[Verdict]:
     """Verifies paths side by side, and shows how far that is."""
     most = threads or len(os.sched_getaffinity(0))
     workers = min(len(paths), most)
@@ -124,7 +140,7 @@ def _verdicts(paths: list[str], threads: int | None, ids: _Ids, *, write: bool) 
                 bar.update(task, completed=done, total=total, visible=bool(total))
 
             own_threads = threads and max(1, threads // workers)
-            return _verdict(paths[number], own_threads, ids, report, write=write)
+            return _verdict(paths[number], own_threads, work, report)
 
         try:
             futures = [pool.submit(verdict, number) for number in range(len(paths))]
@@ -136,23 +152,23 @@ def _verdicts(paths: list[str], threads: int | None, ids: _Ids, *, write: bool) 
             stops.set()
 
 
-def _verdict(
-    path: str, threads: int | None, ids: _Ids, report: Callable[[int, int], None], *, write: bool
-) -> Verdict:
+def _verdict(path: str, threads: int | None, work: _Work, report: Callable[[int, int], None]) -> Verdict:
     found = Verdict(path)
     try:
         # Checksums are written of a whole checkpoint only.
-        with opened(path, ids.dtype, ahead=False, partly=not write) as files:
+        with opened(path, work.dtype, ahead=False, partly=not work.write) as files:
             if isinstance(files, Checkpoint):
-                _refuse_vocabulary(path, ids)
+                _refuse_vocabulary(path, work)
                 found.kind, found.files = "safetensors", len(files.files)
-                if write:
+                if work.write:
                     # Checksums of a hole would make its zeros look right.
                     found.warnings = holes.warnings(native_files(files))
                     found.written = files.write_checksums(threads=threads, progress=report)
                 else:
                     verified = files.verify(threads=threads, progress=report)
                     found.checked = len(verified.checked)
+                    if work.require_checksums and verified.unchecked:
+                        found.note = _without_checksum(verified.unchecked, found.files)
                     found.bad = list(map(str, verified.bad))
                     found.warnings = list(verified.warnings)
                     if problem := problem_of(files):
@@ -161,11 +177,13 @@ def _verdict(
                 found.kind, found.files = "tokens", len(files.shards)
                 native_corpus(files).check_documents()
                 found.warnings = hole_warnings(files)
-                if ids.vocabulary is not None:
-                    found.vocabulary = ids.vocabulary
-                    found.bad = list(beyond(files, ids.vocabulary, report))
+                if work.vocabulary is not None:
+                    found.vocabulary = work.vocabulary
+                    found.bad = list(beyond(files, work.vocabulary, report))
                 elif files.shards[0].format == "raw":
                     found.note = "raw tokens have neither header nor checksum"
+                if work.require_checksums:
+                    found.note = "token files have no checksums"
     except _output.BAD_FILE as error:
         found.bad = [_output.told(error)]
     except (OSError, ValueError) as error:
@@ -173,10 +191,17 @@ def _verdict(
     return found
 
 
-def _refuse_vocabulary(path: str, ids: _Ids) -> None:
-    if ids.vocabulary is not None:
+def _refuse_vocabulary(path: str, work: _Work) -> None:
+    if work.vocabulary is not None:
         message = f"{path}: --vocabulary is for token files, but these are safetensors weights"
         raise ValueError(message)
+
+
+def _without_checksum(names: Sequence[str], files: int) -> str:
+    return (
+        f"{len(names)} of {count(files, 'file')} without a checksum, such as {os.path.basename(names[0])}; "
+        "verify --write makes checksums of a checkpoint that is known to be good"
+    )
 
 
 def _print(verdicts: list[Verdict]) -> None:
