@@ -27,6 +27,7 @@ COMMANDS = {
     "verify": "Validate headers, indices and sizes, and compare bytes with checksums where there are any.",
     "tokenize": "Make a token file of text.",
     "bench": "Measure pagestream on this machine against np.memmap, torch's DataLoader and safetensors.",
+    "env": "Print versions, limits and the mounts of paths, for a bug report.",
     "run": "Run any command. Its Python processes find pagestream in place of safetensors.",
 }
 # What follows the command of `run` is the command's.

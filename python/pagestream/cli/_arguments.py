@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-import numpy as np
 import typer
 
 Paths: TypeAlias = Annotated[list[str], typer.Argument(help="Files, folders or indices.")]
@@ -19,6 +18,8 @@ def checked_dtype(dtype: str | None) -> str | None:
     Raises:
         ValueError: NumPy has no such type.
     """
+    import numpy as np
+
     try:
         np.dtype(dtype)
     except TypeError as error:
