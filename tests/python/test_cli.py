@@ -40,6 +40,11 @@ def pagestream_command(*arguments):
     return CliRunner().invoke(_app.app, list(map(str, arguments)))
 
 
+def in_one_line(text):
+    """Joins lines that were broken at 80 columns."""
+    return " ".join(text.split())
+
+
 def facts(*arguments, exit_code=GOOD):
     found = pagestream_command(*arguments, "--json")
     assert found.exit_code == exit_code, found.output
@@ -160,13 +165,13 @@ class TestFolders:
         write_index(folder, found)
         told = pagestream_command(command, folder)
         assert told.exit_code == BAD
-        *above, last = told.stdout.splitlines()
-        assert last.startswith("problem: the checkpoint is not whole: 1 file is missing: ")
+        above, last = in_one_line(told.stdout).split("problem: ")
+        assert "1 file" in above
+        assert last.startswith("the checkpoint is not whole: 1 file is missing: ")
         assert '"lost"' in last
-        assert "1 file" in above[0]
         as_json = pagestream_command(command, folder, "--json")
         assert as_json.exit_code == BAD
-        assert f"problem: {json.loads(as_json.stdout)['problem']}" == last
+        assert json.loads(as_json.stdout)["problem"] == last
 
     @pytest.mark.parametrize("command", ["info", "check"])
     def test_a_whole_checkpoint_has_no_problem(self, command, folder):
@@ -206,7 +211,7 @@ class TestFolders:
         write_index(folder, {"b": "2.safetensors", "lost": "2.safetensors"})
         found = pagestream_command(command, folder)
         assert found.exit_code == BAD
-        assert "1 tensor is not in the file that the index names for it" in found.output
+        assert "1 tensor is not in the file that the index names for it" in in_one_line(found.output)
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_a_name_twice_in_the_index_is_a_problem(self, command, folder):
@@ -242,7 +247,9 @@ class TestCodes:
     def test_an_empty_folder_is_wrong_use(self, command, tmp_path):
         found = pagestream_command(command, tmp_path)
         assert found.exit_code == WRONG_USE
-        assert "no .safetensors files, and no token files" in found.output
+        told = in_one_line(found.output)
+        assert "no .safetensors files, and no token files" in told
+        assert told.endswith("; or name a file")
 
     @pytest.mark.parametrize("command", ["info", "verify"])
     def test_a_bad_file(self, command, tmp_path):
@@ -278,6 +285,37 @@ class TestCodes:
         assert found.exit_code == BAD
         assert "20240520" in found.stderr
         assert facts("info", weights, "--format", "raw")["kind"] == "tokens"
+
+    def test_hints_are_flags(self, tmp_path):
+        """Where a function takes `format="raw"`, a command takes `--format raw`."""
+        path = tmp_path / "train.bin"
+        path.write_text("Words, and no tokens.\n" * 500)
+        for command in ("info", "verify"):
+            told = pagestream_command(command, path).output
+            assert "info and verify read it with --format raw" in in_one_line(told)
+            assert pagestream_command(command, path, "--format", "raw", "--dtype", "uint8").exit_code != BAD
+        np.arange(50_000, dtype="<u4").tofile(path)
+        told = pagestream_command("info", path, "--dtype", "uint16").output
+        assert "pass --dtype uint32; if the tokens are uint16 all the same, pass --format raw" in told
+
+    def test_what_needs_an_action_has_one_colour(self, tmp_path, weights):
+        """Files that are bad, not verified or missing, and warnings."""
+        (tmp_path / "bad.safetensors").write_bytes(b"bad")
+        (tmp_path / "x.bin").write_bytes(bytes(64))
+        with weights.open("r+b") as file:
+            file.truncate(MIB)
+            file.truncate(weights.stat().st_size)
+        paths = (tmp_path / "bad.safetensors", tmp_path / "x.bin", weights)
+        code = f"""
+            import sys
+            from pagestream.cli import main
+            sys.stdout.isatty = lambda: True
+            sys.argv[1:] = ["verify", *{list(map(str, paths))}]
+            main()
+        """
+        found = run_python(code, FORCE_COLOR="1", TERM="xterm-256color", COLUMNS="300").stdout
+        assert set(re.findall(r"\x1b\[([0-9;]*)m", found)) == {"33", "0"}
+        assert found.count("\x1b[33m") == 5
 
     @pytest.mark.parametrize("command", ["info", "verify", "residency"])
     def test_a_model_of_the_hugging_face_cache(self, command, tmp_path):
@@ -361,7 +399,7 @@ class TestPageCache:
         with real.bindfs(tokens.parent, mount, "direct_io"):
             found = pagestream_command("warm", mount / tokens.name)
             assert found.exit_code == GOOD
-            assert "only 0 bytes are in the page cache now" in found.stdout
+            assert "only 0 bytes are in the page cache now" in in_one_line(found.stdout)
             assert facts("warm", mount / tokens.name)["cached_bytes"] == 0
 
     @pytest.mark.slow
@@ -418,7 +456,7 @@ class TestPageCache:
     def test_bars(self):
         pages = np.array([False] * 10 + [True, False] * 5 + [True] * 10)
         assert _parts(pages, 3).tolist() == [0, 0.5, 1]
-        assert _bar(np.array([0, 0.001, 0.5, 0.999, 1])) == " ░▒▓█"
+        assert _bar(np.array([0, 0.001, 0.5, 0.999, 1])) == "▕ ░▒▓█▏"
         assert _parts(np.zeros(0, bool), 3).tolist() == []
 
     @pytest.mark.parametrize(
@@ -446,16 +484,18 @@ class TestVerify:
         found = pagestream_command("verify", weights, tokens)
         assert found.exit_code == NOT_VERIFIED
         assert pagestream_command("verify", weights).exit_code == GOOD
-        assert f"{weights}: good. 1 file of safetensors" in found.stdout
-        assert "no checksums to compare bytes with" in found.stdout
-        assert f"{tokens}: not verified. raw tokens have neither header nor checksum" in found.stdout
+        told = in_one_line(found.stdout)
+        assert f"{weights}: good. 1 file of safetensors" in told
+        assert "no checksums to compare bytes with" in told
+        assert f"{tokens}: not verified. raw tokens have neither header nor checksum" in told
         write_tokens(tokens.with_name("corpus"), [np.arange(9)], dtype="u2", format="megatron")
-        assert "good. 1 file of tokens" in pagestream_command("verify", tokens.with_name("corpus")).stdout
+        corpus = pagestream_command("verify", tokens.with_name("corpus"))
+        assert "good. 1 file of tokens" in in_one_line(corpus.stdout)
 
     def test_what_may_be_unverified(self, weights, tokens):
         """Errors and bad files count more. With --require-checksums each file of a checkpoint needs one."""
         allowed = pagestream_command("verify", tokens, "--allow-unverified")
-        assert (allowed.exit_code, "not verified" in allowed.stdout) == (GOOD, True)
+        assert (allowed.exit_code, "not verified" in in_one_line(allowed.stdout)) == (GOOD, True)
         bad = weights.with_name("bad.safetensors")
         bad.write_bytes(b"bad")
         assert pagestream_command("verify", tokens, bad).exit_code == BAD
@@ -485,7 +525,7 @@ class TestVerify:
     def test_ids_are_compared_with_a_vocabulary(self, tokens):
         good = pagestream_command("verify", tokens, "--vocabulary", 50_000)
         assert good.exit_code == GOOD
-        assert "every id is below 50000" in good.stdout
+        assert "every id is below 50000" in in_one_line(good.stdout)
         (found,) = facts("verify", tokens, "--vocabulary", 40_000, exit_code=BAD)
         assert found["bad"] == [
             f"{tokens}: token 40000 is 40000, but a vocabulary of 40000 has the ids 0 to 39999"
@@ -539,7 +579,7 @@ class TestVerify:
         found = pagestream_command("verify", weights, tokens)
         assert found.exit_code == BAD
         assert '"layers.9"' in found.stdout
-        assert f"{tokens}: not verified" in found.stdout
+        assert f"{tokens}: not verified" in in_one_line(found.stdout)
 
     def test_a_flipped_byte_beside_a_missing_file(self, weights, tmp_path):
         """An incomplete checkpoint is bad, and the files that are there are verified all the same."""
@@ -585,7 +625,7 @@ class TestVerify:
             file.write(b"\x7f")
         found = pagestream_command("verify", snapshot)
         assert found.exit_code == BAD
-        assert "as the Hugging Face cache calls it" in found.stdout
+        assert "as the Hugging Face cache calls it" in in_one_line(found.stdout)
 
     @pytest.fixture
     def endless(self, tmp_path):
@@ -637,6 +677,22 @@ class TestCheck:
         assert any("read_ahead_kb" in line for line in found["advice"])
         assert any("max_background" in line for line in found["advice"])
 
+    def test_lines_in_a_pipe_have_80_columns_and_no_trailing_blanks(self, tmp_path, weights, monkeypatch):
+        """On a mount with many options, and advice in long sentences. Only a path may be longer."""
+        source, slow = tmp_path / "source", tmp_path / "slow"
+        source.mkdir()
+        monkeypatch.chdir(tmp_path)
+        (source / "train.bin").write_bytes(bytes(16 * MIB))
+        with real.slow_fuse(source, slow, delay_ms=2):
+            told = [pagestream_command(command, "slow").stdout for command in ("check", "warm", "verify")]
+        told += [pagestream_command(*command).stdout for command in (["check", "."], ["verify", "."])]
+        told.append(pagestream_command("residency", "source").stdout)
+        lines = "".join(told).splitlines()
+        assert len(lines) > 30
+        assert [line for line in lines if line != line.rstrip()] == []
+        assert [line for line in lines if len(line) > 80 and str(tmp_path) not in line] == []
+        assert any(line.startswith("  ") for line in told[0].split("* ", 1)[1].splitlines())
+
     def test_direct_io(self, tmp_path):
         source, mount = tmp_path / "source", tmp_path / "mount"
         source.mkdir()
@@ -645,6 +701,7 @@ class TestCheck:
             found = facts("check", mount / "train.bin")
             told = pagestream_command("check", mount / "train.bin").stdout
         assert found["mode"] == "private"
+        assert found["modes"]["shared"].startswith("ENODEV: ")
         assert os.strerror(errno.ENODEV) in found["modes"]["shared"]
         assert any("direct_io" in line for line in found["advice"])
         assert "<- in use" in told

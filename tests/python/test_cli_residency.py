@@ -8,7 +8,11 @@ from threading import RLock
 import numpy as np
 import pytest
 from rich.progress import Task, TaskID
+from typer.testing import CliRunner
 
+from pagestream import MappedFile
+from pagestream.cli import residency
+from pagestream.cli._app import app
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli.residency import _fitted
 from pagestream.safetensors.numpy import save_file
@@ -40,7 +44,7 @@ def test_each_file_has_one_line_of_a_terminal(folder, columns):
     assert all(len(line) <= columns for line in lines)
     rows = [line for line in lines if "█" in line]
     assert len(rows) == len(SHARDS)
-    assert all(re.search("█{10,}$", row) for row in rows)
+    assert all(re.search("▕█{10,}▏$", row) for row in rows)
     if columns >= 80:
         assert [row.split()[0] for row in rows] == SHARDS
 
@@ -48,7 +52,49 @@ def test_each_file_has_one_line_of_a_terminal(folder, columns):
 def test_a_pipe_gets_whole_names_and_bars_of_one_width(folder):
     done = subprocess.run([*COMMAND, "ckpt"], cwd=folder, capture_output=True, text=True, check=True)
     for name in SHARDS:
-        assert re.search(rf"^{name} .* █{{40}}$", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{name} .* ▕█{{40}}▏$", done.stdout, re.MULTILINE)
+
+
+def test_watch_draws_again_until_ctrl_c_or_for_so_many_rounds(folder, monkeypatch):
+    """The page cache changes between two pictures."""
+    path = str(folder / SHARDS[0])
+    changes = iter(["evict", "warm", "Ctrl-C"])
+
+    def pause():
+        change = next(changes)
+        if change == "Ctrl-C":
+            raise KeyboardInterrupt
+        with MappedFile(path) as file:
+            getattr(file, change)()
+
+    def bars(*arguments):
+        found = CliRunner().invoke(app, ["residency", path, "--watch", *arguments])
+        assert (found.exit_code, found.stderr) == (0, "")
+        return re.findall("▕(.*)▏", found.stdout)
+
+    monkeypatch.setattr(residency, "_pause", pause)
+    assert bars("--rounds", "2")[1] == " " * 40
+    assert len(bars()) == 2
+    assert next(changes, None) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--rounds 2", "--rounds 2 needs --watch"),
+        ("--watch --json", "--watch draws on the terminal, and --json does not"),
+        ("--watch --png x.png", "--watch draws on the terminal, and --png does not"),
+    ],
+)
+def test_options_that_exclude_each_other(folder, arguments, told):
+    found = CliRunner().invoke(app, ["residency", str(folder), *arguments.split()])
+    assert found.exit_code == 2
+    assert told in found.stderr
+
+
+def test_a_terminal_is_cleared_before_each_picture(folder):
+    found = printed_on_terminal([*COMMAND, "ckpt", "--watch", "--rounds", "1"], 80, cwd=folder)
+    assert found.startswith("\x1b[2J\x1b[H")
 
 
 def test_bars_take_what_names_leave():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,8 +14,10 @@ from pagestream.cli._controls import harmless
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Lines in a pipe are not wrapped, because programs parse them.
-_PIPE_COLUMNS = 10_000
+# Names in a pipe are whole, because programs parse them. Prose has the width of a usual terminal.
+_PIPE_COLUMNS, _PROSE_COLUMNS = 10_000, 80
+# The colour of all that needs an action: bad files, problems, warnings and advice.
+ACTION = "yellow"
 
 
 class _Console(Console):
@@ -28,9 +31,18 @@ class _Console(Console):
         """Renders a text without control characters."""
         return super().render_str(harmless(text), **options)
 
+    def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - those of rich
+        """Prints objects; in a pipe without the blanks with which rich fills the last column of a table."""
+        if self.width != _PIPE_COLUMNS:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
-def console(*, to_errors: bool = False) -> Console:
-    """Returns a console: in colour on a terminal, plain and without line breaks in a pipe."""
+
+def console(*, to_errors: bool = False) -> _Console:
+    """Returns a console: in colour on a terminal, plain and without broken names in a pipe."""
     stream = sys.stderr if to_errors else sys.stdout
     width = None if stream and stream.isatty() else _PIPE_COLUMNS
     # Print brackets in names and messages literally: rich would read them as markup.
@@ -45,13 +57,38 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return made
 
 
+def print_text(
+    console: Console, text: str, *, head: str = "", indent: int | None = None, style: str | None = None
+) -> None:
+    """Prints a text in lines of at most 80 columns in a pipe, and of a terminal's width there.
+
+    Args:
+        console: Where to print.
+        text: The text. It is broken at spaces alone.
+        head: The beginning of the first line, such as a path. It is never broken.
+        indent: Blanks in front of all other lines; by default as many as the head has characters.
+        style: A colour for a terminal.
+    """
+    blanks = " " * (len(head) if indent is None else indent)
+    lines = textwrap.wrap(
+        harmless(text),
+        console.width if console.width != _PIPE_COLUMNS else _PROSE_COLUMNS,
+        initial_indent=harmless(head),
+        subsequent_indent=blanks,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        console.print(line, style=style, soft_wrap=True)
+
+
 def print_problem(console: Console, problem: str | None) -> None:
     """Prints a checkpoint's problem, if it has one."""
     if problem:
-        console.print(f"problem: {problem}", style="red")
+        print_text(console, problem, head="problem: ", indent=2, style=ACTION)
 
 
 def print_warnings(console: Console, warnings: list[str]) -> None:
-    """Prints the warnings about a checkpoint, one per line."""
+    """Prints the warnings about a checkpoint, each from the beginning of a line."""
     for warning in warnings:
-        console.print(f"  warning: {warning}")
+        print_text(console, warning, head="  warning: ", indent=4, style=ACTION)

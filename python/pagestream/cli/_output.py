@@ -25,6 +25,14 @@ _NO_READER = 141
 # Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.
 BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
 
+# How hints of the library read on a command line.
+_FLAGS = (
+    (re.compile(r"\bopen_tokens reads it with\b"), "info and verify read it with"),
+    (re.compile(r"\bopen_(tokens|checkpoint) also takes a list of files\b"), "or name a file"),
+    (re.compile(r"\bpass the dtype\b"), "pass the --dtype"),
+    (re.compile(r'\b(format|dtype)=(["\']?)(\w+)\2'), r"--\1 \3"),
+)
+
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - any JSON value
     """Prints facts as JSON. Dataclasses become objects."""
@@ -63,10 +71,16 @@ def ending(*, as_json: bool) -> Iterator[None]:
 
 
 def told(error: BaseException) -> str:
-    """Returns an error's message. A system error reads like ``tokens.bin: Permission denied``."""
+    """Returns an error's message. A system error reads like ``tokens.bin: Permission denied``.
+
+    Arguments of functions become flags: ``--format raw``.
+    """
+    message = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror and error.filename2 is None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error)
+        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    for pattern, flag in _FLAGS:
+        message = pattern.sub(flag, message)
+    return message
 
 
 def fail(message: str, code: int) -> None:

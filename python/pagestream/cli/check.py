@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -88,50 +89,57 @@ def check(
 
 def _print(facts: dict[str, Any]) -> None:
     console = _console.console()
-    system: FileSystem = facts["file_system"]
-    console.print(f"{facts['path']}: {count(facts['files'], 'file')}, {size(facts['nbytes'])}")
-    made = _console.table("", "")
-    made.show_header = False
-    made.add_row("mount", f"{system.mount_point} ({system.type}, {system.source})")
-    made.add_row("options", system.options)
-    window = system.read_ahead_bytes
-    made.add_row("read-ahead", "unknown" if window is None else size(window))
-    for word, answer in facts["modes"].items():
-        chosen = " <- in use" if word == facts["mode"] else ""
-        made.add_row(f"mode {word}", f"{answer}{chosen}")
-    made.add_row("cached", f"{_output.percent(facts['cached'])} of the pages")
-    trial: Trial | None = facts["trial"]
-    if trial is None:
-        made.add_row(
-            "trial", "skipped: the largest file is too small, or too much of it is in the page cache"
-        )
-    else:
-        made.add_row(
-            "one read",
-            f"{size(trial.request_bytes)} in {trial.alone_seconds * 1e3:.2f} ms, "
-            f"{size(trial.alone_rate)} a second",
-        )
-        made.add_row(
-            f"{trial.together} at a time",
-            f"{size(trial.together_rate)} a second, "
-            f"{trial.together_rate / trial.alone_rate:.1f} times as much",
-        )
-    if facts["stream"]:
-        made.add_row("streams", facts["stream"])
-    console.print(made)
+    head = f"{facts['path']}: "
+    _console.print_text(
+        console, f"{count(facts['files'], 'file')}, {size(facts['nbytes'])}", head=head, indent=2
+    )
+    rows = _rows(facts)
+    width = max(map(len, rows))
+    for name, fact in rows.items():
+        _console.print_text(console, fact, head=f"{name:{width}}  ")
     for line in facts["advice"]:
-        console.print(f"* {line}")
+        _console.print_text(console, line, head="* ", style=_console.ACTION)
     _console.print_warnings(console, facts["warnings"])
     _console.print_problem(console, facts["problem"])
 
 
+def _rows(facts: dict[str, Any]) -> dict[str, str]:
+    system: FileSystem = facts["file_system"]
+    window = system.read_ahead_bytes
+    rows = {
+        "mount": f"{system.mount_point} ({system.type}, {system.source})",
+        # A line may end after each of them.
+        "options": system.options.replace(",", ", "),
+        "read-ahead": "unknown" if window is None else size(window),
+    }
+    for word, answer in facts["modes"].items():
+        rows[f"mode {word}"] = f"{answer} <- in use" if word == facts["mode"] else answer
+    rows["cached"] = f"{_output.percent(facts['cached'])} of the pages"
+    trial: Trial | None = facts["trial"]
+    if trial is None:
+        rows["trial"] = "skipped: the largest file is too small, or too much of it is in the page cache"
+    else:
+        rows["one read"] = (
+            f"{size(trial.request_bytes)} in {trial.alone_seconds * 1e3:.2f} ms, "
+            f"{size(trial.alone_rate)} a second"
+        )
+        rows[f"{trial.together} at a time"] = (
+            f"{size(trial.together_rate)} a second, "
+            f"{trial.together_rate / trial.alone_rate:.1f} times as much"
+        )
+    if facts["stream"]:
+        rows["streams"] = facts["stream"]
+    return rows
+
+
 def _answer(path: str, mode: str) -> str:
-    """Returns ``"works"``, or the error from opening the file in a mode."""
+    """Returns ``"works"``, or the error from opening the file in a mode: ``"ENODEV: No such device"``."""
     try:
         with MappedFile(path, mode=mode):  # type: ignore[arg-type]  # one of the words
             return "works"
     except OSError as error:
-        return error.strerror or str(error)
+        told = error.strerror or str(error)
+        return told if error.errno is None else f"{errno.errorcode[error.errno]}: {told}"
 
 
 def _cached(files: list[str]) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +23,16 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from rich.console import Console
 
-# Cells of a bar: in a pipe, at least on a terminal (names are shortened first), and in a picture.
-_PIPE_CELLS, _LEAST_CELLS, _PNG_CELLS = 40, 16, 400
+# Cells of a bar: in a pipe, at least on a terminal (names are shortened first), and in a picture. The first
+# two count the frame.
+_PIPE_CELLS, _LEAST_CELLS, _PNG_CELLS = 42, 16, 400
 # Spaces between the columns of a table.
 _GAP = 2
 # From nothing to all of a cell's pages.
 _SHADES = " ░▒▓█"
+# Pages that are not cached are blanks: the frame shows where the file begins and ends.
+_FRAME = "▕▏"
+_PAUSE_SECONDS = 1.0
 _SHOWN = 40
 
 
@@ -57,6 +63,10 @@ def residency(
     png: Annotated[
         str | None, typer.Option(help="Draw the picture into this file (needs matplotlib).")
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Draw again each second, until Ctrl-C.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="With --watch: end after so many pictures.")
+    ] = None,
     all_: All = False,
     as_json: AsJson = False,
 ) -> None:
@@ -66,25 +76,62 @@ def residency(
 
     Example: pagestream residency /mnt/models/llama --tensors
     """
+    if rounds is not None and not watch:
+        message = f"--rounds {rounds} needs --watch"
+        raise ValueError(message)
+    if watch:
+        if other := "--json" if as_json else "--png" if png else None:
+            message = f"--watch draws on the terminal, and {other} does not: use one of them"
+            raise ValueError(message)
+        problems = _watch(paths, rounds, tensors=tensors, all_=all_)
+    else:
+        rows, problems = _rows_of(paths, tensors=tensors)
+        if png:
+            _draw(rows, png)
+        if as_json:
+            _output.print_json(list(map(_facts, rows)))
+        else:
+            _print(_console.console(), rows, tensors=tensors, all_=all_)
+    _output.end_if_any(problems)
+
+
+def _watch(paths: list[str], rounds: int | None, *, tensors: bool, all_: bool) -> list[str]:
+    """Draws the bars again and again, and returns the problems of the last round. Ctrl-C ends that."""
+    console = _console.console()
+    problems: list[str] = []
+    try:
+        for number in itertools.count(1):
+            rows, problems = _rows_of(paths, tensors=tensors)
+            # Does nothing in a pipe, which gets one picture below the other.
+            console.clear()
+            _print(console, rows, tensors=tensors, all_=all_)
+            sys.stdout.flush()
+            if number == rounds:
+                break
+            _pause()
+    except KeyboardInterrupt:
+        pass
+    return problems
+
+
+def _pause() -> None:
+    time.sleep(_PAUSE_SECONDS)
+
+
+def _rows_of(paths: list[str], *, tensors: bool) -> tuple[list[Row], list[str]]:
+    """Returns the rows of all paths, and the problems of incomplete checkpoints."""
     rows: list[Row] = []
     problems: list[str] = []
     for path in paths:
         of_path, problems_of_path = _rows(path, tensors=tensors)
         rows += of_path
         problems += problems_of_path
-    if png:
-        _draw(rows, png)
-    if as_json:
-        _output.print_json(list(map(_facts, rows)))
-    else:
-        _print(rows, "tensor" if tensors else "file", all_=all_)
-    _output.end_if_any(problems)
+    return rows, problems
 
 
-def _print(rows: list[Row], kind: str, *, all_: bool) -> None:
-    console = _console.console()
+def _print(console: Console, rows: list[Row], *, tensors: bool, all_: bool) -> None:
     shown = rows if all_ else rows[:_SHOWN]
-    _print_bars(console, shown, kind)
+    _print_bars(console, shown, "tensor" if tensors else "file")
     if len(shown) < len(rows):
         console.print(f"… and {count(len(rows) - len(shown), 'row')} more: --all shows them")
     known = [row for row in rows if not np.isnan(row.fraction)]
@@ -104,7 +151,7 @@ def _print_bars(console: Console, rows: list[Row], kind: str) -> None:
             console.print(f"in {folder}", soft_wrap=True)
     made = _console.table(kind, "size", "cached", "pages", right=("size", "cached"))
     for row, name, nbytes, share in zip(rows, names, sizes, shares, strict=True):
-        bar = "a sample" if row.pages is None else _bar(_parts(row.pages, cells))
+        bar = "a sample" if row.pages is None else _bar(_parts(row.pages, cells - len(_FRAME)))
         made.add_row(name, nbytes, share, bar)
     console.print(made)
 
@@ -160,12 +207,13 @@ def _parts(pages: npt.NDArray[np.bool_], cells: int) -> npt.NDArray[np.float64]:
 
 
 def _bar(cells: npt.NDArray[np.float64]) -> str:
-    """Returns a shade for each part. The lightest and the darkest mean none and all of its pages."""
+    """Returns a shade for each part, in a frame. The lightest means none of its pages, the darkest all."""
     most = len(_SHADES) - 1
-    return "".join(
+    shades = "".join(
         _SHADES[most if share == 1 else 0 if share == 0 else 1 + min(int(share * (most - 1)), most - 2)]
         for share in cells
     )
+    return shades.join(_FRAME)
 
 
 def _facts(row: Row) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pagestream.cli._ids import beyond
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import opened, problem_of
 from pagestream.cli._token_holes import hole_warnings
-from pagestream.tokens.corpus import native_corpus
+from pagestream.tokens.corpus import Format, native_corpus
 from pagestream.weights import holes
 from pagestream.weights.checkpoint import Checkpoint, native_files
 
@@ -67,6 +67,7 @@ def verify(
         typer.Option(min=1, help="Read all tokens, and refuse ids that are not below this number."),
     ] = None,
     dtype: Dtype = None,
+    format: Annotated[Format | None, typer.Option(help="The format of token files.")] = None,
     require_checksums: Annotated[
         bool, typer.Option("--require-checksums", help="Exit with 3 if a file has no checksum.")
     ] = False,
@@ -93,7 +94,7 @@ def verify(
         # Report missing paths before hours of work. The stem of a Megatron pair has no file of its own.
         if not (os.path.lexists(path) or os.path.lexists(f"{path}.idx") or glob.has_magic(path)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    work = _Work(checked_dtype(dtype), vocabulary, write=write, require_checksums=require_checksums)
+    work = _Work(checked_dtype(dtype), format, vocabulary, write=write, require_checksums=require_checksums)
     verdicts = _verdicts(paths, threads, work)
     if as_json:
         _output.print_json(verdicts)
@@ -116,6 +117,7 @@ class _Work:
     """The options that hold for each path."""
 
     dtype: str | None
+    format: Format | None
     vocabulary: int | None
     write: bool
     require_checksums: bool
@@ -156,7 +158,7 @@ def _verdict(path: str, threads: int | None, work: _Work, report: Callable[[int,
     found = Verdict(path)
     try:
         # Checksums are written of a whole checkpoint only.
-        with opened(path, work.dtype, ahead=False, partly=not work.write) as files:
+        with opened(path, work.dtype, work.format, ahead=False, partly=not work.write) as files:
             if isinstance(files, Checkpoint):
                 _refuse_vocabulary(path, work)
                 found.kind, found.files = "safetensors", len(files.files)
@@ -207,30 +209,29 @@ def _without_checksum(names: Sequence[str], files: int) -> str:
 def _print(verdicts: list[Verdict]) -> None:
     console = _console.console()
     for verdict in verdicts:
-        if verdict.bad:
-            console.print(f"{verdict.path}: bad", style="red")
-            for line in verdict.bad:
-                console.print(f"  {line}")
-            _console.print_warnings(console, verdict.warnings)
-            continue
-        if verdict.error:
-            console.print(f"{verdict.path}: not verified", style="red")
-            console.print(f"  {verdict.error}")
-            continue
-        if verdict.note:
-            console.print(f"{verdict.path}: not verified. {verdict.note}")
-            continue
-        if verdict.written:
-            written = count(len(verdict.written), "file")
-            compared = f"headers and sizes are right; {written} of checksums written"
-        elif verdict.vocabulary is not None:
-            compared = f"every id is below {verdict.vocabulary}"
-        elif verdict.checked:
-            compared = f"every byte of {count(verdict.checked, 'file')} of {verdict.files} has its checksum"
-        else:
-            compared = "headers and sizes are right; no checksums to compare bytes with"
-        console.print(
-            f"{verdict.path}: good. {count(verdict.files, 'file')} of {verdict.kind}: {compared}",
-            markup=False,
-        )
+        summary, lines, needs_action = _summary(verdict)
+        style = _console.ACTION if needs_action else None
+        _console.print_text(console, summary, head=f"{verdict.path}: ", indent=2, style=style)
+        for line in lines:
+            _console.print_text(console, line, head="  ", indent=4, style=style)
         _console.print_warnings(console, verdict.warnings)
+
+
+def _summary(verdict: Verdict) -> tuple[str, list[str], bool]:
+    """Returns a line about a path, the lines below it, and whether they need an action."""
+    if verdict.bad:
+        return "bad", verdict.bad, True
+    if verdict.error:
+        return "not verified", [verdict.error], True
+    if verdict.note:
+        return f"not verified. {verdict.note}", [], True
+    if verdict.written:
+        written = count(len(verdict.written), "file")
+        compared = f"headers and sizes are right; {written} of checksums written"
+    elif verdict.vocabulary is not None:
+        compared = f"every id is below {verdict.vocabulary}"
+    elif verdict.checked:
+        compared = f"every byte of {count(verdict.checked, 'file')} of {verdict.files} has its checksum"
+    else:
+        compared = "headers and sizes are right; no checksums to compare bytes with"
+    return f"good. {count(verdict.files, 'file')} of {verdict.kind}: {compared}", [], False

@@ -65,17 +65,22 @@ def warm(
         )
     else:
         console = _console.console()
-        console.print(
+        _console.print_text(
+            console,
             f"{size(done_bytes)} of {size(total_bytes)} were read or found in the page cache, "
-            f"in {seconds:.1f} s ({size(int(done_bytes / seconds))} a second)"
+            f"in {seconds:.1f} s ({size(int(done_bytes / seconds))} a second)",
+            indent=2,
         )
+        actions = []
         if is_full:
-            console.print(f"  the page cache gets half of the available memory, {size(room_bytes)}")
+            actions.append(f"the page cache gets half of the available memory, {size(room_bytes)}")
         if cached_bytes is not None and cached_bytes < done_bytes * _KEPT_SHARE:
-            console.print(
-                f"  only {size(cached_bytes)} are in the page cache now: the mount keeps no pages, or memory "
+            actions.append(
+                f"only {size(cached_bytes)} are in the page cache now: the mount keeps no pages, or memory "
                 f"is short; pagestream check {paths[0]} tells"
             )
+        for line in actions:
+            _console.print_text(console, line, head="  ", style=_console.ACTION)
     if is_interrupted:
         raise typer.Exit(_output.INTERRUPTED)
     _output.end_if_any(problems)
