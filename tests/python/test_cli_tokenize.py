@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import fcntl
+import gzip
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -11,6 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
+import types
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -30,6 +34,7 @@ from pagestream.cli._encoding import Job, encode_part
 from pagestream.cli._stamps import Stamp
 from pagestream.cli._texts import Part, documents, parts_of
 from pagestream.cli._tokenizer import cuts_between_words, pieces
+from pagestream.cli._tokenizer_path import tokenizer_path
 from pagestream.errors import FileChangedError, FormatError
 
 from support import real
@@ -251,12 +256,142 @@ def test_a_token_file_is_replaced_and_its_suffix_is_its_format(tmp_path, tokeniz
     assert (head == b"\x93NUMPY", head == b"MMIDID") == (out == "train.npy", out == "train.idx")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.bz2", "a.parquet.xz"])
-def test_compressed_files_are_refused_by_name(tmp_path, tokenizer, name):
+@pytest.mark.parametrize("name", ["a.bz2", "a.parquet.xz", "a.parquet.gz"])
+def test_other_compressed_files_are_refused_by_name(tmp_path, tokenizer, name):
     (tmp_path / name).write_bytes(b"\x1f\x8b\x08")
     found = tokenize(tmp_path / name, tmp_path / "out.bin", "--tokenizer", tokenizer)
     assert found.exit_code == WRONG_USE
-    assert f"{tmp_path / name}: compressed files are not read; unpack it first" in found.stderr
+    told = "a compressed Parquet file; unpack it" if ".gz" in name else "of compressed files .gz and .zst are"
+    assert f"{tmp_path / name}: {told}" in found.stderr
+
+
+def test_compressed_texts(tmp_path, tokenizer):
+    """Of two members of gzip, and of two frames of Zstandard, in one run with plain texts."""
+    plain = json_lines(tmp_path / "a.jsonl", STORIES)
+    half = plain.stat().st_size // 2
+    first, second = plain.read_bytes()[:half], plain.read_bytes()[half:]
+    texts = [plain, tmp_path / "b.JSONL.gz", tmp_path / "c.txt.gz"]
+    texts[1].write_bytes(gzip.compress(first) + gzip.compress(second) + bytes(512))
+    texts[2].write_bytes(gzip.compress(b"all of one text\n"))
+    contents = [*STORIES, *STORIES, "all of one text\n"]
+    if importlib.util.find_spec("zstandard"):
+        import zstandard
+
+        texts.append(tmp_path / "d.jsonl.zst")
+        texts[3].write_bytes(zstandard.compress(first) + zstandard.compress(second))
+        contents += STORIES
+    out = tmp_path / "train.bin"
+    found = tokenize(*texts, out, "--tokenizer", tokenizer, "--end-token", END, "--json")
+    assert found.exit_code == GOOD, found.output
+    assert open_tokens(out)[:].tolist() == expected(tokenizer, contents)
+    assert json.loads(found.stdout)["parts"] == len(texts)
+    if len(texts) == 3:
+        real.missing("the package zstandard")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_damaged_compressed_text(tmp_path, name, monkeypatch):
+    """One that was cut off, one with bytes behind its end, and one that is something else."""
+    if name.endswith(".zst"):
+        zlib_as_zstandard(monkeypatch)
+    path = tmp_path / name
+    whole = (gzip if name.endswith(".gz") else zlib).compress(b'{"text": "a"}\n' * 999)
+    path.write_bytes(whole * 3)
+    [part] = parts_of(str(path), "text", lines=False)
+    assert list(documents(part)) == ["a"] * 999 * 3
+    for content in (whole[:-1], whole + whole[:-9], whole + b"no frame", b"plain text"):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=f"{path}: not a (gzip|Zstandard) file, or a damaged one: "):
+            list(documents(part))
+    path.write_bytes(b"")
+    assert list(documents(part)) == []
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        list(documents(part))
+
+
+def zlib_as_zstandard(monkeypatch):
+    """Puts zlib in place of Python 3.14's module, whose objects have the same methods."""
+    module = types.ModuleType("compression.zstd")
+    module.ZstdDecompressor = zlib.decompressobj
+    monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
+    monkeypatch.setitem(sys.modules, "compression.zstd", module)
+
+
+def test_lines_of_a_compressed_text_come_before_its_end_is_read(tmp_path, monkeypatch):
+    zlib_as_zstandard(monkeypatch)
+    path = tmp_path / "a.txt.zst"
+    noise = np.random.default_rng(0).bytes(1 << 20).hex().encode()
+    path.write_bytes(zlib.compress(b"first\n") + zlib.compress(noise, 0)[:-1])
+    lines = documents(parts_of(str(path), "text", lines=True)[0])
+    assert next(lines) == "first"
+    with pytest.raises(FormatError, match="ends within a frame"):
+        next(lines)
+
+
+def test_without_zstandard_a_line_says_what_to_install(tmp_path, tokenizer, monkeypatch):
+    for module in ("zstandard", "compression", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / "a.txt.zst").touch()
+    found = tokenize(tmp_path / "a.txt.zst", tmp_path / "out.bin", "--tokenizer", tokenizer)
+    told = f"pagestream: {tmp_path}/a.txt.zst: Zstandard files are read with zstandard: pip install "
+    assert (found.exit_code, found.stderr) == (WRONG_USE, f"{told}'pagestream[tokenize]'\n")
+
+
+class TestTokenizerPath:
+    @pytest.fixture
+    def cache(self, tmp_path, monkeypatch):
+        """A cache with two snapshots of a model, of which main is the second, and one of another model."""
+        for name in ("HF_HUB_CACHE", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.chdir(tmp_path)
+        for model, names in (("org--model", ("1", "2")), ("gpt2", ("3",))):
+            for name in names:
+                snapshot = tmp_path / "hf/hub" / f"models--{model}" / "snapshots" / name
+                snapshot.mkdir(parents=True)
+                (snapshot / "tokenizer.json").touch()
+        (tmp_path / "hf/hub/models--org--model/refs").mkdir()
+        (tmp_path / "hf/hub/models--org--model/refs/main").write_text("2")
+        return tmp_path / "hf/hub"
+
+    def test_of_the_cache(self, cache, monkeypatch):
+        main = str(cache / "models--org--model/snapshots/2/tokenizer.json")
+        assert tokenizer_path("org/model") == main
+        assert tokenizer_path("gpt2") == str(cache / "models--gpt2/snapshots/3/tokenizer.json")
+        assert tokenizer_path(str(cache / "models--org--model")) == main
+        os.remove(main)
+        with pytest.raises(FileNotFoundError, match=r"the folder has no tokenizer.json; transformers writes"):
+            tokenizer_path("org/model")
+        os.remove(cache / "models--org--model/refs/main")
+        with pytest.raises(FileNotFoundError, match="no snapshot of main among 1, 2; name the folder"):
+            tokenizer_path("org/model")
+        for variables, expected in (
+            ({"HF_HUB_CACHE": "/c"}, "/c"),
+            ({"HF_HOME": "~/h"}, os.path.expanduser("~/h/hub")),
+            ({"HF_HOME": "", "XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+            ({"HF_HOME": ""}, os.path.expanduser("~/.cache/huggingface/hub")),
+        ):
+            with monkeypatch.context() as patched:
+                for name, value in variables.items():
+                    patched.setenv(name, value)
+                with pytest.raises(FileNotFoundError, match=f"or a model in {expected}, such as"):
+                    tokenizer_path("no/such")
+
+    def test_paths_go_before_names(self, cache, tmp_path, tokenizer):
+        (tmp_path / "org/model").mkdir(parents=True)
+        with pytest.raises(FileNotFoundError, match=r"the folder has no tokenizer.json"):
+            tokenizer_path("org/model")
+        shutil.copy(tokenizer, tmp_path / "org/model")
+        assert tokenizer_path("org/model") == "org/model/tokenizer.json"
+        path = json_lines(tmp_path / "texts.jsonl", STORIES)
+        found = tokenize(path, tmp_path / "out.bin", "--tokenizer", "org/model")
+        assert found.exit_code == GOOD, found.output
+
+    @pytest.mark.parametrize("name", ["../gpt2", "a/b/c", "a b", "hf/hub/none"])
+    def test_other_texts_are_no_names(self, cache, name):
+        with pytest.raises(FileNotFoundError, match="no such tokenizer; expected a tokenizer"):
+            tokenizer_path(name)
 
 
 def test_pipes_are_refused(tmp_path, tokenizer):

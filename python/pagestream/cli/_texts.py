@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from pagestream.cli import _compressed
 from pagestream.cli._stamps import Stamp
 from pagestream.errors import FormatError
 
@@ -22,9 +23,13 @@ PART_BYTES = 4 << 20
 _ROWS = 256
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+# Compressed files that are not read.
+_REFUSED = (".bz2", ".xz", ".lz4", ".zip")
 # What text is called. A file with another suffix may be text, too.
-TEXT_SUFFIXES = (*_JSON_LINES, _PARQUET, *COMPRESSED, ".txt", ".text", ".md", ".csv", ".tsv", ".html", ".xml")
+TEXT_SUFFIXES = (
+    *(*_JSON_LINES, _PARQUET, ".gz", ".zst", *_REFUSED),
+    *(".txt", ".text", ".md", ".csv", ".tsv", ".html", ".xml"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,8 @@ class Part:
         kind: ``"text"``: the file is a document; ``"lines"``: each line is; ``"json"``: a field of each line
             is; ``"parquet"``: a field of each row is.
         start: Where the part begins: a byte, or the number of a row group.
-        end: Where the next part begins. A line belongs to the part in which it begins.
+        end: Where the next part begins. A line belongs to the part in which it begins. A compressed file is
+            one part: its text has no place to begin at.
         field: The name of the field.
         nbytes: For progress.
         stamp: The state of the file that the part is of.
@@ -56,9 +62,9 @@ def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
 
     Raises:
         OSError: There is no such file.
-        ValueError: It is compressed, or not a regular file.
+        ValueError: It is compressed in a way that is not read, or not a regular file.
         FormatError: It should be a Parquet file, and is not.
-        ImportError: It is a Parquet file, and pyarrow is not installed.
+        ImportError: It is a Parquet or a Zstandard file, and the package that reads it is not installed.
     """
     found = os.stat(path)
     if stat.S_ISDIR(found.st_mode):
@@ -69,9 +75,15 @@ def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
         raise ValueError(message)
     stamp, size_bytes = Stamp.of(found), found.st_size
     lower = path.lower()
-    if lower.endswith(COMPRESSED):
-        message = f"{path}: compressed files are not read; unpack it first"
+    if lower.endswith(_REFUSED):
+        message = f"{path}: of compressed files .gz and .zst are read; unpack it, or compress it in that way"
         raise ValueError(message)
+    if compression := _compressed.suffix_of(path):
+        _compressed.refuse_without_package(path)
+        lower = lower.removesuffix(compression)
+        if lower.endswith(_PARQUET):
+            message = f"{path}: a compressed Parquet file; unpack it, as Parquet is compressed by itself"
+            raise ValueError(message)
     if lower.endswith(_PARQUET):
         with _parquet_errors(path):
             groups = _parquet(path).metadata
@@ -82,6 +94,8 @@ def parts_of(path: str, field: str, *, lines: bool) -> list[Part]:
     if not lines and not lower.endswith(_JSON_LINES):
         return [Part(path, "text", 0, size_bytes, field, size_bytes, stamp)]
     kind = "json" if lower.endswith(_JSON_LINES) else "lines"
+    if compression:
+        return [Part(path, kind, 0, size_bytes, field, size_bytes, stamp)]
     bounds = [*range(0, size_bytes, PART_BYTES), size_bytes]
     return [Part(path, kind, start, end, field, end - start, stamp) for start, end in pairwise(bounds)]
 
@@ -96,7 +110,8 @@ def documents(part: Part) -> Iterator[str]:
     if part.kind == "parquet":
         yield from _rows(part)
         return
-    with open(part.path, "rb") as file:
+    is_compressed = _compressed.suffix_of(part.path) is not None
+    with _compressed.opened(part.path) if is_compressed else open(part.path, "rb") as file:
         if part.kind == "text":
             yield _text(part, 0, file.read())
             return
@@ -104,9 +119,11 @@ def documents(part: Part) -> Iterator[str]:
             # The line that begins before the part belongs to the one before.
             file.seek(part.start - 1)
             file.readline()
-        while (offset := file.tell()) < part.end and (line := file.readline()):
+        offset = file.tell() if part.start else 0
+        while (is_compressed or offset < part.end) and (line := file.readline()):
             if stripped := line.strip():
                 yield _field(part, offset, line) if part.kind == "json" else _text(part, offset, stripped)
+            offset += len(line)
 
 
 def _text(part: Part, offset: int, data: bytes) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +46,6 @@ def load(path: str) -> tuple[Any, str]:
     except ImportError as error:
         message = "tokenize needs tokenizers: pip install 'pagestream[tokenize]'"
         raise ImportError(message) from error
-    if not os.path.isfile(path):
-        raise FileNotFoundError(errno.ENOENT, "no such tokenizer", path)
     with open(path, "rb") as file:
         content = file.read()
     try:

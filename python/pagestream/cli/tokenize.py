@@ -25,6 +25,7 @@ from pagestream.cli._stamps import Stamp, refuse_changed
 from pagestream.cli._texts import Part, parts_of
 from pagestream.cli._token_target import Format, dtype_for, format_of, refuse_what_is_not_ours
 from pagestream.cli._tokenizer import LARGEST_PIECE_CHARS, cuts_between_words, load
+from pagestream.cli._tokenizer_path import tokenizer_path
 from pagestream.tokens.writing import write_tokens
 
 if TYPE_CHECKING:
@@ -39,10 +40,18 @@ def tokenize(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="IN... OUT", help="Text, JSON lines or Parquet files, then the token file to write."
+            metavar="IN... OUT",
+            help="Text, JSON lines or Parquet files, then the token file to write. Text and JSON lines may "
+            "be compressed: .gz, .zst.",
         ),
     ],
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, as Hugging Face models have it.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="A tokenizer.json, the folder of a model, or the name of a model in the local cache of "
+            "Hugging Face."
+        ),
+    ],
     format: Annotated[
         Format | None,
         typer.Option(
@@ -74,7 +83,7 @@ def tokenize(
 ) -> None:
     """Make a token file of text. After an interruption the same command resumes where it stopped.
 
-    Example: pagestream tokenize data/*.jsonl train.bin --tokenizer tokenizer.json --end-token "<|endoftext|>"
+    Example: pagestream tokenize data/*.jsonl.gz train.bin --tokenizer gpt2 --end-token "<|endoftext|>"
     """
     *sources, out = paths
     if not sources:
@@ -82,6 +91,7 @@ def tokenize(
         raise ValueError(message)
     written_as = format or format_of(out)
     refuse_what_is_not_ours(out, written_as, sources)
+    tokenizer = tokenizer_path(tokenizer)
     loaded, sha256 = load(tokenizer)
     job = _job(loaded, sha256, tokenizer, written_as, dtype, end_token, out)
     stamps = {path: Stamp.of(os.stat(path)) for path in sources}
