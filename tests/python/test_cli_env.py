@@ -1,4 +1,4 @@
-"""``pagestream env``: what a bug report needs, and no secrets."""
+"""``pagestream env``: the facts of a bug report, without secrets."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_no_large_package_is_imported():
 
 
 def test_the_mount_of_a_path(tmp_path):
-    """Also of a pipe that nobody writes to, and of a file that may not be read."""
+    """A pipe without a writer has one, too."""
     file, pipe = tmp_path / "tokens.bin", tmp_path / "pipe"
     file.write_bytes(bytes(8))
     os.mkfifo(pipe)

@@ -1,4 +1,4 @@
-"""The command ``pagestream``. Each subcommand is a file; what they print goes through `_console`."""
+"""The command ``pagestream``. Each subcommand is a file, and prints through `_console`."""
 
 from __future__ import annotations
 

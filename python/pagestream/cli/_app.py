@@ -30,7 +30,7 @@ COMMANDS = {
     "env": "Print versions, limits and the mounts of paths, for a bug report.",
     "run": "Run any command. Its Python processes find pagestream in place of safetensors.",
 }
-# What follows the command of `run` is the command's.
+# Options behind the command of `run` belong to that command.
 _SETTINGS = {"run": {"allow_interspersed_args": False}}
 
 
@@ -78,7 +78,7 @@ def _version(
 
 def _ending(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
-    def ended(**options: Any) -> None:  # noqa: ANN401 - those of the command
+    def ended(**options: Any) -> None:  # noqa: ANN401 - options of the command
         with _output.ending(as_json=options.get("as_json", False)):
             environment.check()
             command(**options)

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 << 10
 
 
 def suffix_of(path: str) -> str | None:
-    """Returns the suffix of a file that `opened` reads: ``".gz"`` or ``".zst"``; None for all others."""
+    """Returns ``".gz"`` or ``".zst"`` for a file that `opened` reads, otherwise None."""
     suffix = os.path.splitext(path)[1].lower()
     return suffix if suffix in _OPENERS else None
 
@@ -37,7 +37,7 @@ def refuse_without_package(path: str) -> None:
 
 @contextmanager
 def opened(path: str) -> Iterator[io.BufferedIOBase]:
-    """Opens a compressed file. What is read of it is the text.
+    """Opens a compressed file for reading its text.
 
     Raises:
         FormatError: The file is damaged, or was cut off.
@@ -58,7 +58,7 @@ def opened(path: str) -> Iterator[io.BufferedIOBase]:
 
 
 def _decompressor(path: str) -> Callable[[], Any]:
-    """Returns the class of Python 3.14, or that of zstandard. Their objects have the same methods."""
+    """Returns a function that makes a decompressor, from Python 3.14 or from zstandard: the methods agree."""
     try:
         from compression.zstd import ZstdDecompressor  # type: ignore[import-not-found,unused-ignore]
     except ImportError:

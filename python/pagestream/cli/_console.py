@@ -1,4 +1,4 @@
-"""Consoles, and what commands print on them: in colour on a terminal, plain in a pipe."""
+"""Consoles, tables and text: in colour on a terminal, plain in a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Names in a pipe are whole, because programs parse them. Prose has the width of a usual terminal.
 _PIPE_COLUMNS, _PROSE_COLUMNS = 10_000, 80
-# The colour of all that needs an action: bad files, problems, warnings and advice.
+# The colour of lines that need an action: bad files, problems, warnings and advice.
 ACTION = "yellow"
 
 

@@ -59,7 +59,7 @@ def _in_folder(folder: str) -> str:
 
 
 def _snapshot(folder: str) -> str | None:
-    """Returns the snapshot of ``main`` in a folder of the cache, or the only one that is there."""
+    """Returns the snapshot of ``main`` in a folder of the cache, or the only snapshot."""
     snapshots = os.path.join(folder, "snapshots")
     if not os.path.isdir(snapshots):
         return None

@@ -45,7 +45,7 @@ def env(
 ) -> None:
     """Print versions, limits and the mounts of paths, for a bug report.
 
-    Of the environment, only variables that begin with PAGESTREAM_ are printed.
+    It prints no environment variables, except variables that begin with PAGESTREAM_.
 
     Example: pagestream env /mnt/models/llama
     """
@@ -118,7 +118,7 @@ def _amount(limit: int, unit: str) -> str:
 
 def _cgroup_memory(root: str = "/") -> str:
     """Returns the tightest memory limit of the control groups of this process, of version 2 or 1."""
-    limits = []
+    limits: list[str] = []
     for line in _text(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, group = line.split(":", 2)
         is_first_version = "memory" in controllers.split(",")
@@ -149,7 +149,7 @@ def _mount(path: str) -> dict[str, str]:
         [number] = re.findall(r"^mnt_id:\s*(\d+)$", _text(f"/proc/self/fdinfo/{descriptor}"), re.MULTILINE)
     finally:
         os.close(descriptor)
-    # The fields are those of https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html.
+    # Fields: https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html
     for line in _text("/proc/self/mountinfo").splitlines():
         of_mount, _, of_system = line.partition(" - ")
         mount_number, _, numbers, _, mount_point, options, *_ = of_mount.split(" ")

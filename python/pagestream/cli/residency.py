@@ -207,7 +207,7 @@ def _parts(pages: npt.NDArray[np.bool_], cells: int) -> npt.NDArray[np.float64]:
 
 
 def _bar(cells: npt.NDArray[np.float64]) -> str:
-    """Returns a shade for each part, in a frame. The lightest means none of its pages, the darkest all."""
+    """Returns a shade for each part, in a frame. The lightest means no cached page, the darkest all pages."""
     most = len(_SHADES) - 1
     shades = "".join(
         _SHADES[most if share == 1 else 0 if share == 0 else 1 + min(int(share * (most - 1)), most - 2)]

@@ -79,7 +79,7 @@ def verify(
 ) -> None:
     """Validate headers, indices and sizes, and compare bytes with checksums where there are any.
 
-    Checksums are those that --write has written, and the SHA-256 in the names of the Hugging Face cache.
+    Checksums are files that --write has written, or the SHA-256 in the names of the Hugging Face cache.
 
     Paths are verified side by side. The exit code is 0 if all are good, 1 if a file is bad, 2 if a path
     cannot be read, and 3 if nothing of a path can be verified, such as raw tokens.

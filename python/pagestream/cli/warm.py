@@ -71,7 +71,7 @@ def warm(
             f"in {seconds:.1f} s ({size(int(done_bytes / seconds))} a second)",
             indent=2,
         )
-        actions = []
+        actions: list[str] = []
         if is_full:
             actions.append(f"the page cache gets half of the available memory, {size(room_bytes)}")
         if cached_bytes is not None and cached_bytes < done_bytes * _KEPT_SHARE:
