@@ -66,6 +66,7 @@ lint-types: $(VENV)/.lint build
 
 docs: $(VENV)/.docs ## The documentation, in target/site; what does not fit is an error
 	$(BIN)/zensical build --strict --clean
+	$(BIN)/python docs/llms.py target/site
 
 audit: $(VENV)/.lint ## Licences, sources and advisories of the Rust dependencies
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh -c 'cargo deny check bans licenses sources && \

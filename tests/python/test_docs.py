@@ -245,6 +245,21 @@ def test_the_figures_show_what_the_records_have(tmp_path, monkeypatch):
             assert (pale in kept.read_text()) == (palette == "-dark")
 
 
+def test_the_texts_for_agents_are_those_of_the_guides(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import llms
+
+    made = llms.made()
+    blocks = [block for name in llms.CODE for block in code_blocks(f"docs/{name}.md")]
+    assert len(blocks) >= 20
+    assert re.findall(r"^```python\n(.*?)^```", made["agents.md"], re.DOTALL | re.MULTILINE) == blocks
+    assert sorted(f"docs/{page}" for page in llms.pages()) == sorted(set(PAGES) - {"README.md"})
+    for page in PAGES[1:]:
+        assert (ROOT / page).read_text() in made["llms-full.txt"]
+    links = re.findall(r"\]\((.*?)\)", made["llms.txt"])
+    assert len(links) == len(PAGES)  # without README and the first page, and with two texts
+
+
 def test_the_summary_shows_what_the_records_have(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
     import summary
