@@ -2,8 +2,8 @@
 
     make docs    # calls it
 
-`llms.txt` lists the pages (https://llmstxt.org), and `llms-full.txt` has their text. `agents.md` has rules and the
-code of the guides.
+`llms.txt` lists the pages (https://llmstxt.org), and `llms-full.txt` has their text. `agents.md` has rules
+and the code of the guides.
 """
 
 from __future__ import annotations
