@@ -56,6 +56,7 @@ def test_a_loader_says_what_to_use_in_place_of_a_word(word, advice):
     assert told(TokenLoader, "tokens.bin", **{word: 4}) == message
 
 
+@pytest.mark.frameworks
 def test_every_word_of_the_table_is_told_with_its_advice():
     """No word is a parameter, or the decorator would hide an error of the function behind advice."""
     assert len(ADVICE) > 12
@@ -67,6 +68,7 @@ def test_every_word_of_the_table_is_told_with_its_advice():
         assert all(f"{word!r}: {advice[word]}" in both for word in [*advice][:2])
 
 
+@pytest.mark.frameworks
 def test_advice_names_arguments_and_functions_that_there_are():
     named = 0
     for name, advice in ADVICE.items():
@@ -81,6 +83,7 @@ def test_advice_names_arguments_and_functions_that_there_are():
     assert named > 100
 
 
+@pytest.mark.frameworks
 def test_the_loader_of_torch_has_the_same_advice_and_a_device():
     torch_loader = pagestream.torch.TokenLoader
     assert told(torch_loader, "tokens.bin", device="cpu", block_size=4, n_ctx=4) == (
@@ -109,6 +112,7 @@ def test_other_type_errors_pass_unchanged(token_file):
     assert caught.value is failure
 
 
+@pytest.mark.frameworks
 def test_signatures_hints_help_and_pickles_are_those_of_the_function():
     for name in ADVICE:
         function = function_of(name)

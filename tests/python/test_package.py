@@ -35,6 +35,7 @@ def test_type_checkers_and_programs_find_each_name_in_the_same_module():
 PUBLIC = ["pagestream", "pagestream.errors", "pagestream.safetensors", "pagestream.torch"]
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize("name", PUBLIC)
 def test_dir_lists_public_names_and_modules_alone(name):
     module = importlib.import_module(name)
@@ -44,6 +45,7 @@ def test_dir_lists_public_names_and_modules_alone(name):
     assert all(f"{name}.{each}" in sys.modules for each in modules)
 
 
+@pytest.mark.frameworks
 def test_importing_pagestream_is_enough_for_its_public_modules():
     code = """
 import pagestream
@@ -75,6 +77,7 @@ def public_things():
             yield module.__name__, name, getattr(module, name)
 
 
+@pytest.mark.frameworks
 def test_public_names_show_the_module_that_users_import_them_from():
     shown = {
         f"{module}.{name}": f"{thing.__module__}.{thing.__qualname__}"
@@ -107,6 +110,7 @@ def callables_of(name, thing):
         yield name, thing
 
 
+@pytest.mark.frameworks
 def test_the_type_hints_of_every_public_callable_can_be_evaluated():
     """Libraries that make command lines and forms out of signatures do this: jsonargparse, pydantic."""
     frameworks = [f"pagestream.safetensors.{name}" for name in ("numpy", "torch", "flax")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from pagestream.cli._app import app
 from pagestream.errors import FormatError
 
 WIDTHS = ["uint16", "uint32", "int64"]
-TEXT = "\n".join(path.read_text() for path in sorted(Path(sys.prefix, "..", "docs").glob("*.md")))
+TEXT = "\n".join(path.read_text() for path in sorted((Path(__file__).parents[2] / "docs").glob("*.md")))
 
 
 @pytest.fixture(scope="module")

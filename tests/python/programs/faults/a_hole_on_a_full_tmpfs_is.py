@@ -7,11 +7,10 @@ from pagestream import MappedFile
 point = sys.argv[1]
 with open(f"{point}/sparse", "wb") as file:
     file.truncate(8 << 20)
-with open(f"{point}/fill", "wb") as file:
+with open(f"{point}/fill", "wb", buffering=0) as file:
     try:
         while True:
             file.write(bytes(65536))
-            file.flush()
     except OSError:
         pass
 f = MappedFile(f"{point}/sparse")
