@@ -110,4 +110,8 @@ if not TYPE_CHECKING:  # for type checkers a name that is not here is an error
 
 
 def __dir__() -> list[str]:
-    return names_of(globals(), [*__all__, *_MODULES])
+    from importlib.util import find_spec
+
+    # `help` gets each name.
+    modules = [name for name in _MODULES if name != "torch" or find_spec("torch")]
+    return names_of(globals(), [*__all__, *modules])

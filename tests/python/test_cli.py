@@ -296,7 +296,10 @@ class TestCodes:
             assert pagestream_command(command, path, "--format", "raw", "--dtype", "uint8").exit_code != BAD
         np.arange(50_000, dtype="<u4").tofile(path)
         told = pagestream_command("info", path, "--dtype", "uint16").output
-        assert "pass --dtype uint32; if the tokens are uint16 all the same, pass --format raw" in told
+        assert (
+            "pass --dtype uint32; if the tokens are uint16 all the same, pass --format raw --dtype uint16"
+            in (in_one_line(told))
+        )
 
     def test_what_needs_an_action_has_one_colour(self, tmp_path, weights):
         """Files that are bad, not verified or missing, and warnings."""

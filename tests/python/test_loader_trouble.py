@@ -262,6 +262,11 @@ def test_what_is_asked_for_ahead_has_a_limit(tmp_path):
         ({"documents": None}, TypeError, "documents must be .* not None"),
         ({"dtype": None}, TypeError, "dtype must be .* not None"),
         ({"dtype": np.dtype("float32")}, ValueError, "dtype must be .* not 'float32'"),
+        (
+            {"dtype": "uint32"},
+            ValueError,
+            r'of the files pass open_tokens\(path, dtype="uint32"\) as the tokens',
+        ),
         ({"dtype": np.dtype(">i8")}, TypeError, "dtype must be .* not dtype"),
     ],
 )
@@ -342,11 +347,6 @@ def test_a_loader_is_neither_copied_nor_pickled(tmp_path):
             pickle.dumps(loader)
         assert loader.metrics().threads > 0
     assert loader.metrics().threads == 0
-
-
-def test_a_mixture_of_paths_is_refused():
-    with pytest.raises(TypeError, match="source 0 of a mixture must be a corpus, as from open_tokens"):
-        Mixture([("tokens.bin", 1.0)])
 
 
 def test_a_file_that_was_rewritten_just_before_it_is_opened_is_the_one_that_is_read(tmp_path):

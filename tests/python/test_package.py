@@ -65,6 +65,9 @@ try:
     pagestream.torch
 except ModuleNotFoundError as error:
     print(error.name, error)
+import inspect
+assert "torch" not in dir(pagestream)
+assert dict(inspect.getmembers(pagestream))["errors"] is pagestream.errors  # as `help` does
 """
     assert output_of(code) == (
         "torch pagestream.torch needs PyTorch, which is not installed: pip install 'pagestream[torch]'"

@@ -64,9 +64,8 @@ def test_files_of_another_width_are_refused_with_the_right_one(tmp_path, tokeniz
     for width in written(vocabulary):
         tokenized[vocabulary][: len(tokenized[vocabulary]) // 4 * 4].astype(width).tofile(tmp_path / "t.bin")
         for other in set(WIDTHS) - {width}:
-            with pytest.raises(
-                FormatError, match=f'read as {other} .* looks like {width}: pass dtype="{width}"'
-            ):
+            told = rf'{width}: open it with open_tokens\(path, dtype="{width}"\)'
+            with pytest.raises(FormatError, match=f"read as {other} .* looks like {told}"):
                 open_tokens(tmp_path / "t.bin", dtype=other)
             assert open_tokens(tmp_path / "t.bin", dtype=other, format="raw").dtype == other
 
@@ -75,7 +74,9 @@ def test_files_of_another_width_are_refused_with_the_right_one(tmp_path, tokeniz
 def test_the_default_is_checked_in_every_raw_file_and_in_loaders(tmp_path, tokenized, name):
     tokenized[8000].astype("uint32").tofile(tmp_path / name)
     for open_file in (open_tokens, lambda path: TokenLoader(path, sequence_length=8, batch_size=2)):
-        with pytest.raises(FormatError, match=r"looks like uint32: pass dtype=\"uint32\""):
+        with pytest.raises(
+            FormatError, match=r"looks like uint32: open it with open_tokens\(path, dtype=\"uint32\"\)"
+        ):
             open_file(tmp_path / name)
     for command in ("info", "verify"):
         shown = CliRunner().invoke(app, [command, str(tmp_path / name)])

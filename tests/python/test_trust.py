@@ -215,19 +215,23 @@ def test_the_entry_points_are_the_command_and_two_plug_ins():
         assert f"`{group}`" in TEXT
 
 
-def test_the_policy_of_the_page_allows_its_files_alone(folder):
+def test_the_policy_of_the_page_allows_its_folder_alone(folder):
     """In a process of its own: a hook cannot be removed."""
     (policy,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-    (folder / "other.bin").write_bytes(bytes(8))
-    code = f"""{policy}
+    allowed, other = folder / "models/tokens.bin", folder / "models.bin"
+    allowed.parent.mkdir()
+    for path in (allowed, other):
+        path.write_bytes(bytes(8))
+    assert "/mnt/models" in policy
+    code = f"""{policy.replace("/mnt/models", str(allowed.parent))}
 import pagestream
-pagestream.MappedFile(sys.argv[1] + "/tokens.bin")
+pagestream.MappedFile(sys.argv[1])
 try:
-    pagestream.MappedFile(sys.argv[1] + "/other.bin")
+    pagestream.MappedFile(sys.argv[2])
 except PermissionError as error:
     print(error)
 """
-    assert output_of(code, folder) == f"{folder}/other.bin"
+    assert output_of(code, allowed, other) == str(other)
 
 
 # --- what a hostile file cannot do ----------------------------------------------------------------

@@ -30,6 +30,8 @@ _FLAGS = (
     (re.compile(r"\bopen_tokens reads it with\b"), "info and verify read it with"),
     (re.compile(r"\bopen_(tokens|checkpoint) also takes a list of files\b"), "or name a file"),
     (re.compile(r"\bpass the dtype\b"), "pass the --dtype"),
+    (re.compile(r"\bopen it with open_tokens\(path, ([^,)]*)\)"), r"pass \1"),
+    (re.compile(r"\bopen it with open_tokens\(path, ([^,)]*), ([^,)]*)\)"), r"pass \1 \2"),
     (re.compile(r'\b(format|dtype)=(["\']?)(\w+)\2'), r"--\1 \3"),
 )
 

@@ -71,6 +71,12 @@ def batch_dtype(value: object) -> Any:  # noqa: ANN401 - one of the words of `Ba
     if isinstance(value, type) and issubclass(value, np.generic):
         value = np.dtype(value)
     word = value.name if isinstance(value, np.dtype) and value.isnative else value
+    if word in _native.TOKEN_DTYPES and word not in _native.BATCH_DTYPES:
+        message = (
+            f"dtype={word!r} is no type of batches: they are {', '.join(_native.BATCH_DTYPES)}; for the type "
+            f'of the files pass open_tokens(path, dtype="{word}") as the tokens'
+        )
+        raise ValueError(message)
     one_of("dtype", word, _native.BATCH_DTYPES)
     return word
 

@@ -51,12 +51,12 @@ pub fn check(file: &FileReader<'_>, first: &[u8], dtype: Dtype) -> Result<()> {
         || "its values are not ids of that type: pass the dtype that it was written with".to_owned(),
         |&other| {
             let other = token_dtype_name(other);
-            format!("looks like {other}: pass dtype=\"{other}\"")
+            format!("looks like {other}: open it with open_tokens(path, dtype=\"{other}\")")
         },
     );
     let detail = format!(
-        "the file is read as {asked} tokens and {found}; if the tokens are {asked} all the same, pass format=\"raw\" and \
-         dtype=\"{asked}\""
+        "the file is read as {asked} tokens and {found}; if the tokens are {asked} all the same, open it with \
+         open_tokens(path, format=\"raw\", dtype=\"{asked}\")"
     );
     Err(Error::format(file.opened.path(), 0, detail))
 }
