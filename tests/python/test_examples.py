@@ -106,7 +106,7 @@ def test_each_program_has_help(tmp_path, program):
         (("residency_picture.py",), "the following arguments are required: file, picture"),
         (("residency_picture.py", "nothing", "a.png"), "No such file or directory"),
         (("residency_picture.py", "tokens.bin", "a.nonsense"), "Format 'nonsense' is not supported"),
-        (("meta_device.py", "nothing"), "No such file or directory"),
+        (("meta_device.py", "nothing"), "no such file or folder"),
         (("meta_device.py", "tokens.bin"), "header"),
         (("dcp_load.py", "nothing"), "No such file or directory"),
         (("dcp_load.py", "."), ". has no .safetensors files"),
