@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]+)\)\n*")
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)")
-# The line with the address in files of others' formats, and the line before it.
+# Other files with the address: the text of its line, and the line before it.
 LINES = {
     "mkdocs.yml": ("repo_url: {}", "site_name: pagestream"),
     "CITATION.cff": ("repository-code: {}", "type: software"),

@@ -85,7 +85,7 @@ def data_loaders(path: Path, batch_size: int, length: int) -> dict[str, Endless]
 class WriteOnly:
     """Two threads that only write the bytes of batches, each its half. ctypes lets go of the GIL.
 
-    They take turns with as many buffers as a loader has, so that the caches hold no more of them.
+    They use as many buffers in turn as a loader does, so both have the same share of the caches.
     """
 
     def __init__(self, batch_bytes: int, buffers: int) -> None:

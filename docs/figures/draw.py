@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "benches/record"
 OURS, THEIRS = "#1f77b4", "#9aa0a6"
-# How the figure ends, and its colours: the site shows the one that fits its palette.
+# Each figure is drawn once per palette. The key is the end of its file name.
 PALETTES = {"": {"ink": "#000000", "paper": "#ffffff"}, "-dark": {"ink": "#e2e4e9", "paper": "none"}}
 
 LOADS = "whole checkpoints of 4 shards from a FUSE mount, cold, to CPU memory"
@@ -38,7 +38,7 @@ PROCESSES = "a checkpoint of 1 GiB in 4 shards, loaded by processes that begin a
 
 @dataclass
 class Bars:
-    """One row of a record as bars.
+    """Bars of one row of a record.
 
     Attributes:
         title: What is shown.

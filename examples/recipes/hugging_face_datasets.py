@@ -60,7 +60,7 @@ def iterable_dataset(
     with open_tokens(path) as tokens:
         count = len(tokens) // sequence_length
     ends = [count * each // shards for each in range(shards + 1)]
-    # A list among these arguments is what `datasets` divides.
+    # `datasets` divides lists among its workers: here, the list of ranges.
     arguments = {
         "path": path,
         "sequence_length": sequence_length,
