@@ -85,7 +85,7 @@ impl Feed {
     ) -> Result<Self> {
         if share.world_size == 0 || share.batch_size == 0 || share.rank >= share.world_size {
             return Err(Error::argument(format!(
-                "rank {} of {} with {} windows a batch; rank lies below world_size, the others are at least 1",
+                "rank is {}, world_size {} and batch_size {}; rank must be less than world_size, and batch_size at least 1",
                 share.rank, share.world_size, share.batch_size
             )));
         }

@@ -28,7 +28,7 @@ COMMANDS = {
     "tokenize": "Make a token file of text.",
     "bench": "Measure pagestream on this machine against np.memmap, torch's DataLoader and safetensors.",
     "env": "Print versions, limits and the mounts of paths, for a bug report.",
-    "run": "Run any command. Its Python processes find pagestream in place of safetensors.",
+    "run": "Run any command. Its Python processes import pagestream's safetensors.",
 }
 # Options behind the command of `run` belong to that command.
 _SETTINGS = {"run": {"allow_interspersed_args": False}}

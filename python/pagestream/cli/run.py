@@ -1,4 +1,4 @@
-"""``pagestream run``: a command whose Python processes find pagestream in place of safetensors.
+"""``pagestream run``: a command whose Python processes import pagestream's safetensors.
 
 The command takes the place of this process. Its signals, its exit code and its tracebacks are its own.
 """
@@ -24,7 +24,7 @@ def run(
         bool, typer.Option("-m", help="COMMAND is the name of a module, as in python -m.")
     ] = False,
 ) -> None:
-    """Run any command. Its Python processes find pagestream in place of safetensors.
+    """Run any command. Its Python processes import pagestream's safetensors.
 
     A script that ends with .py, and a module, are run by the Python of pagestream.
 

@@ -58,8 +58,8 @@ class Loops:
     def _check_not_empty(self, samples: int, what: str) -> None:
         if self._batches(samples) == 0:
             message = (
-                f"{what} has {samples} windows, and a global batch {self._global_rows}: there would be no "
-                "batch; use drop_last=False, a smaller batch_size, or more tokens"
+                f"{what} has {samples} windows, but a global batch needs {self._global_rows}; use "
+                "drop_last=False, a smaller batch_size, or more tokens"
             )
             raise ValueError(message)
 

@@ -86,7 +86,7 @@ fn neither(path: &Path, error: Error) -> Error {
     match error {
         Error::System { operation, path, errno, .. } if path.extension().is_none() => {
             let advice =
-                format!("neither do {} and {} of a Megatron pair exist", index.display(), data.display());
+                format!("there is no Megatron pair {} and {} either", index.display(), data.display());
             Error::System { operation, path, errno, advice }
         }
         error => error,
