@@ -301,9 +301,7 @@ def test_a_new_epoch_reads_what_a_new_loader_reads_already(path):
 
 def test_a_loader_without_a_batch_is_refused(path):
     for options in ({"batch_size": 40}, {"batch_size": 20, "rank": 0, "world_size": 2}):
-        with pytest.raises(
-            ValueError, match="has 39 windows, but a global batch needs 40"
-        ):
+        with pytest.raises(ValueError, match="has 39 windows, but a global batch needs 40"):
             loader_of(path, **options)
     with loader_of(path, batch_size=40, drop_last=False) as loader:
         assert [len(batch) for batch in batches_of(loader)] == [39]
