@@ -321,7 +321,7 @@ def test_batches_may_be_written_to(token_file):
         ({"threads": 2000}, "threads must be 1 to 1024"),
         ({"memory_bytes": 0}, "memory_bytes must be at least 1"),
         ({"rank": 1}, "go together"),
-        ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
+        ({"rank": 2, "world_size": 2}, "rank is 2, world_size 2 .* rank must be less"),
         ({"drop_behind": "all"}, "drop_behind"),
         ({"batch_size": 1 << 20, "rank": 0, "world_size": 1 << 20, "epochs": None}, "2\\^32"),
     ],

@@ -219,7 +219,7 @@ def test_the_name_of_a_megatron_pair_needs_an_index(tmp_path):
 
 def test_a_stem_without_a_pair_names_both_files(tmp_path):
     stem = tmp_path / "my-gpt2_text_document"
-    with pytest.raises(FileNotFoundError, match=rf"{stem}\.idx and {stem}\.bin of a Megatron pair") as caught:
+    with pytest.raises(FileNotFoundError, match=rf"no Megatron pair {stem}\.idx and {stem}\.bin") as caught:
         open_tokens(stem)
     assert caught.value.filename == str(stem)
 
