@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from support.torch_process import TorchProcess, run_torch
@@ -65,8 +65,7 @@ def _run_forks(world_size, program, *arguments, environment):
 
     def finished(rank):
         output, errors = rank.communicate(timeout=280)
-        assert rank.returncode == 0, f"exit code {rank.returncode}\n{output}\n{errors}"
-        return output
+        return rank.returncode, output, errors
 
     try:
         for number in range(world_size):
@@ -76,12 +75,25 @@ def _run_forks(world_size, program, *arguments, environment):
             ranks.append(TorchProcess(Path(program), *arguments, env={**environment, **place}, **options))
         with ThreadPoolExecutor(world_size) as pool:
             ends = [pool.submit(finished, rank) for rank in ranks]
-            # The others of one that has failed may wait for it for long.
-            failed = [end for end in wait(ends, return_when=FIRST_EXCEPTION).done if end.exception()]
-            for rank in ranks if failed else ():
-                rank.kill()
-            return "".join(end.result() for end in failed or ends)
+            try:
+                failed = any(end.result()[0] for end in as_completed(ends))
+            except subprocess.TimeoutExpired:
+                failed = True
+            if failed:
+                # The others may wait long for the failed one. All outputs tell which failed first.
+                for rank in ranks:
+                    rank.kill()
+                told = [f"rank {number}: {_told(end)}" for number, end in enumerate(ends)]
+                raise AssertionError("\n".join(told))
+            return "".join(end.result()[1] for end in ends)
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def _told(end):
+    """Returns how a rank ended, and its output."""
+    if isinstance(end.exception(), subprocess.TimeoutExpired):
+        return "did not end within 280 s"
+    return "exit code {}\n{}\n{}".format(*end.result())
