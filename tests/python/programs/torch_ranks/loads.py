@@ -50,6 +50,10 @@ def is_gone_after_a_minute(self, beat):
     return told
 
 
+def is_never_gone(self, beat):
+    is_gone(self, beat)
+
+
 def hurry():
     while not os.path.exists(os.environ["HURRY"]):
         time.sleep(0.01)
@@ -61,6 +65,8 @@ if hurries == "rank":
 elif hurries == "minute":
     _meeting._Beats._is_gone = is_gone_after_a_minute
 elif hurries == "store":
+    # Its limit is the same, and a live rank beats late on a busy machine.
+    _meeting._Beats._is_gone = is_never_gone
     threading.Thread(target=hurry, daemon=True).start()
 if os.environ.get("NEVER_WATCHES"):
     _meeting._Beats.has_watched = property(lambda self: False, lambda self, is_watched: None)
