@@ -295,15 +295,15 @@ impl PyWeightFile {
         PyTensorFacts::of(py, &self.entry(name)?)
     }
 
-    /// Returns `array_type(shape, dtypes[dtype], buffer, offset)`, the signature of `numpy.ndarray`, and with `owned` never
-    /// over the mapping; None if the type is not in `dtypes`, there is no mapping, the tensor is misaligned, or, with
+    /// Returns `make(shape, types[dtype], buffer, offset)`, the signature of `numpy.ndarray`, and with `owned` never
+    /// over the mapping; None if the type is not in `types`, there is no mapping, the tensor is misaligned, or, with
     /// `owned`, the type is not one of NumPy's own.
     fn array<'py>(
         &self,
         py: Python<'py>,
         name: &Bound<'_, PyString>,
-        array_type: &Bound<'py, PyAny>,
-        dtypes: &Bound<'py, PyDict>,
+        make: &Bound<'py, PyAny>,
+        types: &Bound<'py, PyDict>,
         writable: bool,
         owned: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -311,16 +311,16 @@ impl PyWeightFile {
         if entry.dtype.size_bytes().is_none_or(|size_bytes| !entry.offset.is_multiple_of(size_bytes as u64)) {
             return Ok(None);
         }
-        let Some(dtype) = dtypes.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
+        let Some(dtype) = types.get_item(dtype_word(py, entry.dtype))? else { return Ok(None) };
         // NumPy exports no memory of types that are not its own.
         if owned && dtype.getattr(intern!(py, "isbuiltin"))?.extract::<i32>()? != 1 {
             return Ok(None);
         }
         let shape = PyTuple::new(py, entry.shape)?;
         match self.memory(py, &entry, writable, owned)? {
-            (Some(buffer), offset) => array_type.call1((shape, dtype, buffer, offset)).map(Some),
+            (Some(buffer), offset) => make.call1((shape, dtype, buffer, offset)).map(Some),
             (None, _) if owned => {
-                let array = array_type.call1((shape, dtype))?;
+                let array = make.call1((shape, dtype))?;
                 self.fill(py, &entry, &mut WritableBuffer::of(&array)?)?;
                 Ok(Some(array))
             }

@@ -8,7 +8,8 @@ functions are taken from `torch._C`, as torch itself does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +31,23 @@ CPU = torch.device("cpu")
 
 as_tensor = _VariableFunctions.as_tensor
 from_numpy = _VariableFunctions.from_numpy
-frombuffer = _VariableFunctions.frombuffer
 
 
-# NumPy's types that torch takes as they are. Memory of other types passes as integers of the same size.
+class Stored(NamedTuple):
+    """How NumPy holds elements of a torch type.
+
+    Attributes:
+        dtype: torch's type.
+        held: NumPy's type of the same size.
+        is_viewed: Whether NumPy lacks the type, and holds integers in its place.
+    """
+
+    dtype: torch.dtype
+    held: np.dtype[Any]
+    is_viewed: bool
+
+
+# NumPy's types that torch takes as they are.
 _TAKEN = {
     getattr(torch, name): np.dtype(name)
     for name in (
@@ -41,9 +55,15 @@ _TAKEN = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-_INTEGERS = {size: np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
 # NumPy 1 has arrays of 32 dimensions at most, and torch has no limit.
 _MAX_DIMENSIONS = 32
+
+
+@cache
+def stored(dtype: torch.dtype) -> Stored:
+    """Returns how NumPy holds elements of a torch type."""
+    taken = _TAKEN.get(dtype)
+    return Stored(dtype, taken or np.dtype(f"i{dtype.itemsize}"), taken is None)
 
 
 def over_memory(
@@ -51,23 +71,28 @@ def over_memory(
 ) -> torch.Tensor:
     """Returns a tensor on the CPU over writable memory, of `count` elements that begin at byte `offset`.
 
-    By way of an array this takes a third of the time of `torch.frombuffer` and a view of its result. One
-    dimension needs no view.
-
     Raises:
         RuntimeError: torch cannot make it, or a mode of the program has changed it.
     """
-    if len(shape) == 1:
-        tensor = frombuffer(buffer, dtype=dtype, count=count, offset=offset)
-        return tensor if tensor.dtype is dtype and tensor.is_cpu else as_asked(tensor, dtype, CPU)
-    dimensions = shape if len(shape) <= _MAX_DIMENSIONS else (count,)
-    taken = _TAKEN.get(dtype)
-    if taken is None:
-        integers = from_numpy(np.ndarray(dimensions, _INTEGERS[dtype.itemsize], buffer, offset))
-        tensor = integers.view(dtype)
-    else:
-        tensor = from_numpy(np.ndarray(dimensions, taken, buffer, offset))
-    return as_asked(tensor if dimensions is shape else tensor.view(shape), dtype, CPU)
+    if len(shape) > _MAX_DIMENSIONS:
+        return as_asked(over_array((count,), stored(dtype), buffer, offset).view(shape), dtype, CPU)
+    return over_array(shape, stored(dtype), buffer, offset)
+
+
+def over_array(shape: tuple[int, ...], kind: Stored, buffer: Buffer, offset: int) -> torch.Tensor:
+    """Returns a tensor over memory, by way of an array.
+
+    That takes a third of the time of `torch.frombuffer` and a view of its result.
+
+    Raises:
+        RuntimeError: torch cannot make it, or a mode of the program has changed it.
+        ValueError: NumPy cannot make the array.
+    """
+    dtype, held, is_viewed = kind
+    tensor = from_numpy(np.ndarray(shape, held, buffer, offset))
+    if is_viewed:
+        tensor = tensor.view(dtype)
+    return tensor if tensor.dtype is dtype and tensor.is_cpu else as_asked(tensor, dtype, CPU)
 
 
 def empty(

@@ -9,7 +9,15 @@ import torch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from pagestream.devices.constructors import CPU, as_tensor, empty, makes_fakes, over_memory
+from pagestream.devices.constructors import (
+    CPU,
+    as_tensor,
+    empty,
+    makes_fakes,
+    over_array,
+    over_memory,
+    stored,
+)
 from pagestream.errors import SafetensorError, SliceError
 from pagestream.weights import indexing
 from pagestream.weights.arrays import Framework
@@ -43,6 +51,8 @@ class TorchTensors(Framework):
 
     # The device of new tensors. torch's default device does not count.
     new_on = CPU
+    # Elements smaller than a byte have no entry: torch counts them in pairs.
+    plain = (over_array, {name: stored(kind) for name, kind in TYPES.items() if name != "F4"})
 
     def over(
         self, dtype: str, shape: tuple[int, ...], nbytes: int, offset: int, buffer: Buffer | None

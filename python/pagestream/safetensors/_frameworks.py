@@ -104,6 +104,8 @@ class IndependentArrays(NumpyArrays):
 class ByNumpy(NumpyArrays):
     """Tensors of a framework that has NumPy's types at most, copied from an array."""
 
+    plain = None
+
     def __init__(self, framework: str, device: Any, align: Align = "copy", **options: bool) -> None:  # noqa: ANN401
         """Finds the framework, on a device if it is paddle.
 

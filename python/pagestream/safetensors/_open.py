@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 
-import numpy as np
-
 from pagestream import _native
 from pagestream._common import checks, environment
 from pagestream._common.closing import HoldsFiles
@@ -19,10 +17,11 @@ from pagestream.errors import SafetensorError
 from pagestream.safetensors import _defaults
 from pagestream.safetensors._frameworks import ByNumpy, IndependentArrays, check_cpu, framework_named
 from pagestream.safetensors._slice import PySafeSlice
-from pagestream.weights import dtypes
 from pagestream.weights.arrays import Align, Framework, NumpyArrays
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
     import torch
     from typing_extensions import TypeVar
@@ -208,9 +207,13 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
         self._why_copied = "copy=True" if copy else f"the device is {place}"
         self._files = self._opened(filename, _defaults.strictness(strict), _defaults.ahead_bytes(ahead))
         self._refusal = None if self._framework.read_only else self._files.copy_on_write_refusal()
-        # One native call makes a plain array, unless the tensor is an odd one.
+        # One native call makes a plain tensor.
+        plain = None if raw or self.mode == "read" else self._framework.plain
+        self._make: Callable[..., Any] | None
+        self._make, self._types = plain or (None, {})
         self._writable = not self._framework.read_only
-        self._is_plain = name == "numpy" and self.mode != "read" and not raw
+        # NumPy has no fake arrays, and the question takes a twentieth of the time of a small array.
+        self._reads_nothing = self._framework.reads_nothing if name == "torch" else None
         self._independent = self._framework if isinstance(self._framework, IndependentArrays) else None
 
     def _opened(self, filename: StrPath, strict: bool, ahead_bytes: int | None) -> _native.WeightFile:  # noqa: FBT001
@@ -280,14 +283,18 @@ class safe_open(HoldsFiles, Generic[TensorT_co]):  # noqa: N801 - upstream's nam
             >>> safe_open("model.safetensors", "np").get_tensor("weight").shape
             (2, 3)
         """
-        independent = self._independent
-        if self._is_plain:
+        independent, make, reads_nothing = self._independent, self._make, self._reads_nothing
+        if make is not None and (reads_nothing is None or not reads_nothing()):
             is_copy = independent is not None and not independent.claim(name)
             try:
-                array = self._files.array(name, np.ndarray, dtypes.KNOWN, self._writable, is_copy)
-                if array is not None:
-                    return array  # type: ignore[return-value]
-            except ValueError:  # no such name, closed, or a shape that NumPy lacks: the long way says which
+                tensor: TensorT_co | None = self._files.array(
+                    name, make, self._types, self._writable, is_copy
+                )
+                if tensor is not None:
+                    return tensor
+            except (RuntimeError, ValueError):
+                # No such name, closed, a shape that NumPy lacks, or a mode that changes tensors: the long way
+                # says which.
                 pass
             if independent is not None and not is_copy:
                 independent.unclaim(name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagestream import errors
 from pagestream.weights import indexing
-from pagestream.weights.dtypes import SUB_BYTE_BITS, itemsize, numpy_dtype, raw_shape, unpack
+from pagestream.weights.dtypes import KNOWN, SUB_BYTE_BITS, itemsize, numpy_dtype, raw_shape, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,11 @@ class Framework:
         copies: Whether tensors get memory of their own.
         read_only: Whether arrays over the mapping are read-only.
         raw: Whether a tensor is given, and indexed, as its bytes.
+        plain: The constructor and the types by which `WeightFile.array` makes tensors of this framework over
+            the mapping, in one native call. None if it cannot.
     """
+
+    plain: tuple[Callable[..., Any], dict[str, Any]] | None = None
 
     def __init__(
         self, align: Align = "copy", *, copies: bool = False, read_only: bool = False, raw: bool = False
@@ -166,6 +170,8 @@ class Framework:
 
 class NumpyArrays(Framework):
     """NumPy's arrays."""
+
+    plain: tuple[Callable[..., Any], dict[str, Any]] | None = (np.ndarray, KNOWN)
 
     def over(
         self,

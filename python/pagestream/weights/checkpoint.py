@@ -169,7 +169,9 @@ class Checkpoint(HoldsFiles, Mapping[str, "npt.NDArray[Any]"]):
 
     def _array(self, file: _native.WeightFile, name: str) -> npt.NDArray[Any]:
         try:
-            array = None if self._arrays.raw else file.array(name, np.ndarray, KNOWN, False, False)  # noqa: FBT003
+            array: npt.NDArray[Any] | None = None
+            if not self._arrays.raw:
+                array = file.array(name, np.ndarray, KNOWN, False, False)  # noqa: FBT003
         except ValueError:  # a shape that NumPy does not have: the long way says so
             array = None
         if array is None:
