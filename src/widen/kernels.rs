@@ -155,40 +155,56 @@ fn window_body<C: Conversion<S, D>, const S: usize, const D: usize>(
     misfit == C::Misfit::default()
 }
 
-/// Calls [`row_body`] or [`window_body`], as compiled for this processor, on bytes.
+/// Makes a function that calls a body as compiled for this processor.
 macro_rules! dispatch {
-    ($name:ident, $body:ident, ($($out:ident),+)) => {
-        fn $name<C: Conversion<S, D>, const S: usize, const D: usize>(
-            source: &[u8],
-            $(mut $out: Uninit<'_>),+
-        ) -> bool {
-            let (source, _) = source.as_chunks::<S>();
-            $(
-                // SAFETY: the body writes only converted tokens.
-                let ($out, _) = unsafe { $out.as_maybe_uninit() }.as_chunks_mut::<D>();
-            )+
+    ($name:ident = $body:ident, [$($generics:tt)*] [$($names:tt)*]
+        ($($argument:ident: $type:ty),+) -> $answer:ty) => {
+        fn $name<$($generics)*>($($argument: $type),+) -> $answer {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
-                fn avx2<C: Conversion<S, D>, const S: usize, const D: usize>(
-                    source: &[[u8; S]],
-                    $($out: &mut [[MaybeUninit<u8>; D]]),+
-                ) -> bool {
-                    $body::<C, S, D>(source, $($out),+)
+                fn avx2<$($generics)*>($($argument: $type),+) -> $answer {
+                    $body::<$($names)*>($($argument),+)
                 }
                 // The standard library caches the answer.
                 if std::arch::is_x86_feature_detected!("avx2") {
                     // SAFETY: this processor has AVX2.
-                    return unsafe { avx2::<C, S, D>(source, $($out),+) };
+                    return unsafe { avx2::<$($names)*>($($argument),+) };
                 }
             }
-            $body::<C, S, D>(source, $($out),+)
+            $body::<$($names)*>($($argument),+)
         }
     };
 }
 
-dispatch!(row, row_body, (out));
-dispatch!(window, window_body, (x, y));
+dispatch!(convert_row = row_body,
+    [C: Conversion<S, D>, const S: usize, const D: usize] [C, S, D]
+    (source: &[[u8; S]], out: &mut [[MaybeUninit<u8>; D]]) -> bool);
+dispatch!(convert_window = window_body,
+    [C: Conversion<S, D>, const S: usize, const D: usize] [C, S, D]
+    (source: &[[u8; S]], x: &mut [[MaybeUninit<u8>; D]], y: &mut [[MaybeUninit<u8>; D]]) -> bool);
+dispatch!(greatest = greatest_body,
+    [T: Token<S>, const S: usize] [T, S]
+    (tokens: &[[u8; S]]) -> T::Lane);
+dispatch!(place_of = place_of_body,
+    [T: Token<S>, const S: usize] [T, S]
+    (tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize>);
+
+fn row<C: Conversion<S, D>, const S: usize, const D: usize>(source: &[u8], mut out: Uninit<'_>) -> bool {
+    // SAFETY: the body writes only converted tokens.
+    let out = unsafe { out.as_maybe_uninit() };
+    convert_row::<C, S, D>(source.as_chunks().0, out.as_chunks_mut().0)
+}
+
+fn window<C: Conversion<S, D>, const S: usize, const D: usize>(
+    source: &[u8],
+    mut x: Uninit<'_>,
+    mut y: Uninit<'_>,
+) -> bool {
+    // SAFETY: the body writes only converted tokens.
+    let (x, y) = unsafe { (x.as_maybe_uninit(), y.as_maybe_uninit()) };
+    convert_window::<C, S, D>(source.as_chunks().0, x.as_chunks_mut().0, y.as_chunks_mut().0)
+}
 
 /// A token of `S` bytes as an id.
 pub(super) trait Token<const S: usize> {
@@ -232,20 +248,27 @@ tokens!(u8 as u8, i8 as u8, u16 as u16, i16 as u16, u32 as u32, i32 as u32, u64 
 pub(super) fn first_beyond<T: Token<S>, const S: usize>(source: &[u8], limit: u64) -> Option<(usize, i128)> {
     let (tokens, _) = source.as_chunks::<S>();
     let is_beyond = |id: i128| !(0..i128::from(limit)).contains(&id);
-    let greatest = tokens.iter().fold(T::Lane::default(), |greatest, token| greatest.max(T::lane(*token)));
-    if !is_beyond(T::id(greatest)) {
+    if !is_beyond(T::id(greatest::<T, S>(tokens))) {
         return None;
     }
     let ids = || tokens.iter().map(|token| T::id(T::lane(*token)));
     ids().enumerate().find(|(_, id)| is_beyond(*id))
 }
 
-/// Returns the index of the first token with an id. It compares whole chunks without a branch, and looks for the place
-/// in the first one that has the token.
+#[inline(always)]
+fn greatest_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]]) -> T::Lane {
+    tokens.iter().fold(T::Lane::default(), |greatest, token| greatest.max(T::lane(*token)))
+}
+
+/// Returns the index of the first token with an id.
 pub(super) fn first_equal<T: Token<S>, const S: usize>(source: &[u8], id: u64) -> Option<usize> {
+    place_of::<T, S>(source.as_chunks().0, T::lane_of(id)?)
+}
+
+/// Compares whole chunks without a branch, and looks for the place in the first one that has the token.
+#[inline(always)]
+fn place_of_body<T: Token<S>, const S: usize>(tokens: &[[u8; S]], wanted: T::Lane) -> Option<usize> {
     const CHUNK_TOKENS: usize = 64;
-    let (tokens, _) = source.as_chunks::<S>();
-    let wanted = T::lane_of(id)?;
     let mut first = 0;
     for chunk in tokens.as_chunks::<CHUNK_TOKENS>().0 {
         if chunk.iter().fold(false, |any, token| any | (T::lane(*token) == wanted)) {
