@@ -1,6 +1,7 @@
 """`~` in paths: every entry that takes a path understands it."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,3 +89,47 @@ def test_an_entry_of_the_current_directory_comes_before_the_home_directory(home,
     assert expanded("~/x") == "~/x"
     pagestream.write_tokens("~/x", [1], dtype="u2")
     assert os.listdir("~") == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("s3://bucket/a.bin", "mount the bucket with mountpoint-s3 or rclone, or download the files"),
+        ("gs://bucket/a.bin", "mount the bucket with gcsfuse or rclone, or download the files"),
+        ("az://box/a.bin", "mount the container with blobfuse2 or rclone, or download the files"),
+        ("hf://org/model", "mount the repository with hf-mount, or download it with `hf download`"),
+        ("https://host/a.safetensors", "download the file, and pass its path"),
+        ("file:///a.bin", "pass the path without the scheme"),
+    ],
+)
+def test_a_url_is_refused_with_a_way_to_a_path(url, remedy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = f"this is a URL, but pagestream opens files on mounted file systems; {remedy}"
+    calls = [
+        open_tokens,
+        lambda path: open_tokens([path]),
+        lambda path: TokenLoader(path, sequence_length=4, batch_size=1),
+        open_checkpoint,
+        lambda path: open_checkpoint([path]),
+        load_state_dict,
+        MappedFile,
+        lambda path: safe_open(path, "np"),
+        numpy_files.load_file,
+        lambda path: write_tokens(path, [1], dtype="u2"),
+    ]
+    for call in calls:
+        with pytest.raises(FileNotFoundError) as caught:
+            call(url)
+        assert (caught.value.strerror, caught.value.filename) == (message, url)
+    with pytest.raises(FileNotFoundError, match="this is a URL"):
+        open_tokens(Path(url))
+    with pytest.raises(FileNotFoundError, match="this is a URL"):
+        open_tokens(f"{url}/*.bin")
+
+
+def test_an_entry_with_the_name_of_a_scheme_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("s3:/bucket")
+    assert write_tokens("s3://bucket/a.bin", range(64), dtype="u2") == 64
+    assert len(open_tokens("s3://bucket/a.bin")) == 64
+    assert expanded("a:/b") == "a:/b"

@@ -1,21 +1,57 @@
-"""Paths as users write them: `expanded` is the one place that understands ``~``."""
+"""Paths as users write them: `expanded` is the one place that understands ``~`` and refuses URLs."""
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pagestream._common.types import StrPath
 
+_S3 = "mount the bucket with mountpoint-s3 or rclone, or download the files"
+_GOOGLE = "mount the bucket with gcsfuse or rclone, or download the files"
+_AZURE = "mount the container with blobfuse2 or rclone, or download the files"
+_WEB = "download the file, and pass its path"
+# Ways to a local path, by the scheme of a URL.
+_REMEDIES = {
+    "s3": _S3,
+    "s3a": _S3,
+    "gs": _GOOGLE,
+    "gcs": _GOOGLE,
+    "az": _AZURE,
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "hf": "mount the repository with hf-mount, or download it with `hf download`",
+    "hdfs": "mount HDFS over NFS or FUSE, or download the files",
+    "http": _WEB,
+    "https": _WEB,
+    "file": "pass the path without the scheme",
+}
+
 
 def expanded(path: StrPath) -> str:
     """Returns a path as a str, with a home directory in place of ``~`` or ``~user``.
 
     An entry ``~`` of the current directory wins, so that every path that the system can open means the same
-    file as elsewhere.
+    file as elsewhere. So does an entry ``s3:``.
+
+    Raises:
+        FileNotFoundError: The path is a URL, such as ``s3://bucket/train.bin``.
     """
     plain = os.fsdecode(path)
+    if ":/" in plain:
+        _refuse_url(plain)
     if not plain.startswith("~") or os.path.lexists(plain.partition(os.sep)[0]):
         return plain
     return os.path.expanduser(plain)
+
+
+def _refuse_url(path: str) -> None:
+    # One slash: `pathlib.Path` drops the other.
+    scheme, _, _ = path.partition(":/")
+    remedy = _REMEDIES.get(scheme.lower())
+    if remedy is None or os.path.lexists(f"{scheme}:"):
+        return
+    message = f"this is a URL, but pagestream opens files on mounted file systems; {remedy}"
+    raise FileNotFoundError(errno.ENOENT, message, path)

@@ -14,6 +14,7 @@ import typer
 
 from pagestream import _native
 from pagestream._common.amounts import size
+from pagestream._common.paths import expanded
 from pagestream.cli import _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._controls import harmless
@@ -49,7 +50,7 @@ def env(
 
     Example: pagestream env /mnt/models/llama
     """
-    mounts = {path: _mount(path) for path in paths or ()}
+    mounts = {path: _mount(expanded(path)) for path in paths or ()}
     facts = _facts()
     if as_json:
         _output.print_json({**facts, "mounts": mounts})

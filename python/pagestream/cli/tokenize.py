@@ -17,6 +17,7 @@ import numpy as np
 import typer
 
 from pagestream._common.amounts import count, size
+from pagestream._common.paths import expanded
 from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._encoding import Job, encode, lengths_of, names_of, tokens_of
@@ -85,7 +86,7 @@ def tokenize(
 
     Example: pagestream tokenize data/*.jsonl.gz train.bin --tokenizer gpt2 --end-token "<|endoftext|>"
     """
-    *sources, out = paths
+    *sources, out = map(expanded, paths)
     if not sources:
         message = f"tokenize takes the texts and then the token file to write, but found only {out}"
         raise ValueError(message)
