@@ -88,7 +88,14 @@ const KINDS: &[(Signature, FileKind)] = &[
             "its header is damaged",
         ),
     ),
-    (At(0, b"\x93NUMPY"), kind("a NumPy file", "open it with format=\"npy\"", "load it with numpy.load")),
+    (
+        At(0, b"\x93NUMPY"),
+        kind(
+            "a NumPy file",
+            "open it with format=\"npy\"",
+            "load it with numpy.load, or with open_tokens if it holds tokens",
+        ),
+    ),
     (At(0, b"PAR1"), kind("a Parquet file", "tokenize its text, or save its column of tokens", HOLDS_DATA)),
     (At(0, b"ARROW1\0\0"), kind("an Arrow file", "save its column of tokens", HOLDS_DATA)),
     (

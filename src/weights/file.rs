@@ -42,7 +42,7 @@ fn refusal(path: &Path, what: &str, error: &HeaderError, first: &[u8], size: u64
     if let HeaderErrorKind::NoMemory(error) = error.kind {
         return error.into();
     }
-    let hint = mistaken::named(first, size).map_or_else(String::new, |hint| format!("; {hint}"));
+    let hint = mistaken::named(path, first, size).map_or_else(String::new, |hint| format!("; {hint}"));
     Error::Safetensors { path: path.into(), detail: format!("{what}: {error}{hint}") }
 }
 

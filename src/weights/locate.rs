@@ -158,7 +158,7 @@ fn read_index(
     let json = opened.read(0, opened.size())?;
     let index = Index::parse(&json, strictness).map_err(|error| match error {
         Error::Safetensors { detail, .. } => {
-            let hint = mistaken::named(&json, opened.size()).filter(|_| !json.starts_with(b"{"));
+            let hint = mistaken::named(&path, &json, opened.size()).filter(|_| !json.starts_with(b"{"));
             let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
             wrong(format!("invalid index: {detail}{hint}"))
         }
@@ -237,6 +237,8 @@ fn nothing_in(path: PathBuf, names: &[OsString]) -> Error {
     let found = if names.is_empty() { "no files at all".into() } else { shown(sorted.into_iter()) };
     let advice = if names.iter().any(|name| name == "snapshots") {
         "give one of the folders in its folder \"snapshots\""
+    } else if names.iter().any(|name| mistaken::is_named_like_tokens(Path::new(name))) {
+        "open token files with open_tokens"
     } else {
         "open_checkpoint also takes a list of files"
     };

@@ -15,9 +15,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from pagestream import open_checkpoint
-from pagestream.errors import FileChangedError, SafetensorError
+from pagestream import open_checkpoint, open_tokens
+from pagestream.errors import FileChangedError, FormatError, SafetensorError
 from pagestream.safetensors import deserialize, safe_open
+from pagestream.tokens.paths import TOKEN_SUFFIXES
+from pagestream.torch import load_state_dict
 
 from support import real
 from support.checkpoints import INDEX, shard_name, sharded, values, write_index, write_shards
@@ -469,6 +471,32 @@ def assert_named(folder, content, words):
         deserialize(content)
 
 
+def test_tokens_in_place_of_weights_name_open_tokens(tmp_path):
+    content = np.arange(1, 640, dtype="u2").tobytes()
+    remedy = "; if it is a token file, open it with open_tokens"
+    for suffix in (*TOKEN_SUFFIXES, ".BIN"):
+        path = tmp_path / f"train{suffix}"
+        path.write_bytes(content)
+        for opens in (open_checkpoint, load_state_dict, lambda path: safe_open(path, "np")):
+            with pytest.raises(SafetensorError) as caught:
+                opens(path)
+            assert str(caught.value).endswith(remedy)
+    with pytest.raises(FileNotFoundError, match="open token files with open_tokens"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "model").write_bytes(content)
+    with pytest.raises(SafetensorError) as caught:
+        open_checkpoint(tmp_path / "model")
+    assert "open_tokens" not in str(caught.value)
+
+
+def test_weights_in_place_of_tokens_name_open_checkpoint(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"a": np.arange(3.0)}, path)
+    for given, error in ((path, FormatError), (tmp_path, FileNotFoundError)):
+        with pytest.raises(error, match="with open_checkpoint"):
+            open_tokens(given)
+
+
 def test_files_of_torch_gzip_and_numpy_are_named(tmp_path):
     tensors = {"a": torch.zeros(300)}
     for new, words in ((True, "zip archive"), (False, "Python pickle")):
@@ -478,7 +506,7 @@ def test_files_of_torch_gzip_and_numpy_are_named(tmp_path):
     assert_named(tmp_path, gzip.compress(safetensors.numpy.save({"a": np.arange(999.0)})), "gzip file")
     buffer = io.BytesIO()
     np.save(buffer, np.arange(99))
-    assert_named(tmp_path, buffer.getvalue(), "NumPy file")
+    assert_named(tmp_path, buffer.getvalue(), "NumPy file; .* open_tokens")
 
 
 def test_a_broken_safetensors_file_is_called_no_other_kind(tmp_path):

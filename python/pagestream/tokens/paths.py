@@ -76,9 +76,13 @@ def _in_directory(folder: str) -> list[str]:
     chosen = _without_side_files(found)
     if not chosen:
         others = ", ".join(sorted(files)[:_SHOWN]) or "no files at all"
+        has_weights = any(name.endswith(".safetensors") for name in files)
+        remedy = (
+            "open weights with open_checkpoint" if has_weights else "open_tokens also takes a list of files"
+        )
         message = (
             f"no token files in this directory: found {others}; expected names that end in "
-            f"{', '.join(TOKEN_SUFFIXES)}; open_tokens also takes a list of files"
+            f"{', '.join(TOKEN_SUFFIXES)}; {remedy}"
         )
         raise FileNotFoundError(errno.ENOENT, message, folder)
     return chosen
