@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from typer.testing import CliRunner
 
 import pagestream
 from pagestream import MappedFile, open_checkpoint, write_tokens
@@ -27,28 +26,12 @@ from pagestream.cli.warm import _parsed
 
 from support import real
 from support.checkpoints import INDEX, index_of, write_index
+from support.cli import BAD, COMMANDS, GOOD, NOT_VERIFIED, WRONG_USE, facts, in_one_line, pagestream_command
 from support.page_cache import seen_once
 from support.process import PROGRAMS, run_python, thread_names, until
 
-COMMANDS = ("info", "check", "residency", "warm", "evict", "verify")
-GOOD, BAD, WRONG_USE, NOT_VERIFIED = 0, 1, 2, 3
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
-
-
-def pagestream_command(*arguments):
-    return CliRunner().invoke(_app.app, list(map(str, arguments)))
-
-
-def in_one_line(text):
-    """Joins lines that were broken at 80 columns."""
-    return " ".join(text.split())
-
-
-def facts(*arguments, exit_code=GOOD):
-    found = pagestream_command(*arguments, "--json")
-    assert found.exit_code == exit_code, found.output
-    return json.loads(found.stdout)
 
 
 @pytest.fixture

@@ -11,33 +11,12 @@ from pagestream import open_checkpoint
 from pagestream.safetensors.numpy import save_file
 from pagestream.torch import load_into, load_state_dict, stream_checkpoint
 
-COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
-VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
-
-
-def downloaded(cache, name, files=("model.safetensors",)):
-    """A repository as huggingface_hub stores it: a snapshot of links to blobs."""
-    folder = cache / f"models--{name.replace('/', '--')}"
-    for each in ("refs", "blobs", f"snapshots/{COMMIT}"):
-        (folder / each).mkdir(parents=True)
-    (folder / "refs/main").write_text(COMMIT)
-    snapshot = folder / "snapshots" / COMMIT
-    for number, file in enumerate(files):
-        save_file(
-            {"weight": np.full((2, 2), 5.0, "f4"), "bias": np.zeros(2, "f4")}, folder / f"blobs/{number}"
-        )
-        (snapshot / file).symlink_to(f"../../blobs/{number}")
-    return str(snapshot)
+from support.hub import downloaded, empty_cache
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / ".cache/huggingface/hub"
+    return empty_cache(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B", "a_b/c-d.e"])

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-Paths: TypeAlias = Annotated[list[str], typer.Argument(help="Files, folders or indices.")]
+Paths: TypeAlias = Annotated[list[str], typer.Argument(help="Files, folders, indices or Hugging Face ids.")]
 All: TypeAlias = Annotated[bool, typer.Option("--all", help="Show every row.")]
 Dtype: TypeAlias = Annotated[str | None, typer.Option(help="The type of raw tokens, which do not say it.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -6,9 +6,11 @@ import errno
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
+from pagestream._common.paths import expanded
 from pagestream.errors import SafetensorError
 from pagestream.tokens.corpus import TokenCorpus, open_tokens
 from pagestream.tokens.paths import token_paths
+from pagestream.weights import hub
 from pagestream.weights.checkpoint import Checkpoint, native_files, open_partly
 
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ _PAIR = (".idx", ".bin")
 _BEGINNING_BYTES = 9
 
 
+def located(path: str) -> str:
+    """Returns a path without ``~``; for the id of a Hugging Face repository its snapshot in the local cache.
+
+    Raises:
+        FileNotFoundError: There is neither such a path nor such a snapshot; or the path is a URL.
+    """
+    plain = expanded(path)
+    # The stem of a Megatron pair has no file of its own.
+    return plain if os.path.lexists(f"{plain}.idx") else hub.local_folder(plain)
+
+
 def opened(
     path: str,
     dtype: str | None = None,
@@ -33,7 +46,7 @@ def opened(
     ahead: bool | None = None,
     partly: bool = False,
 ) -> Opened:
-    """Opens the checkpoint or the token files at a path.
+    """Opens the checkpoint or the token files at a path, which may be an id; see `located`.
 
     `dtype` and `format` apply to token files: with a `format`, even a safetensors file is opened as tokens.
     `ahead` and `partly` apply to weights.
@@ -44,6 +57,7 @@ def opened(
         FormatError: A token file is bad.
         SafetensorError: A safetensors file is bad.
     """
+    path = located(path)
     if has_weights(path) and format is None:
         if dtype is not None:
             message = f"{path}: safetensors weights record their types; --dtype is for raw tokens"
@@ -72,6 +86,7 @@ def open_weights(path: str, *, ahead: bool | None = None, partly: bool = False) 
         OSError: The path is missing or cannot be opened.
         SafetensorError: A file is bad; with `partly`, no file is good.
     """
+    path = located(path)
     # A single file may be a link to any place, even to a descriptor such as /dev/fd/3.
     cache_root = os.sep if os.path.isdir(path) or path.endswith(_INDEX) else None
     found = open_partly(path, cache_root=cache_root, ahead=ahead)
@@ -89,8 +104,9 @@ def problem_of(weights: Checkpoint) -> str | None:
 
 def has_weights(path: str) -> bool:
     """Returns whether a path has safetensors files, judged by their names or first bytes."""
+    path = located(path)
     if os.path.isdir(path):
-        return any(name.endswith((_WEIGHTS, _INDEX)) for name in os.listdir(path))
+        return bool(weights_in(path))
     if path.endswith((_WEIGHTS, _INDEX)):
         return True
     if not os.path.isfile(path):
@@ -99,6 +115,11 @@ def has_weights(path: str) -> bool:
         beginning = file.read(_BEGINNING_BYTES)
     length = int.from_bytes(beginning[:8], "little")
     return beginning[8:] == b"{" and 0 < length <= os.path.getsize(path)
+
+
+def weights_in(folder: str) -> list[str]:
+    """Returns the names of the safetensors files and indexes in a folder, sorted."""
+    return sorted(name for name in os.listdir(folder) if name.endswith((_WEIGHTS, _INDEX)))
 
 
 def files_of(paths: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -124,6 +145,7 @@ def files_of(paths: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def _files_at(path: str) -> tuple[list[str], str | None]:
     """Returns the files at a path, and the problem of an incomplete checkpoint."""
+    path = located(path)
     stem, suffix = os.path.splitext(path)
     is_file = os.path.isfile(path)
     if is_file and suffix in _PAIR and all(os.path.isfile(stem + other) for other in _PAIR):

@@ -17,6 +17,7 @@ from pagestream import _native
 from pagestream._common.amounts import count, size
 from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson
+from pagestream.cli._folder import folder_warnings
 from pagestream.cli._target import files_of, has_weights, open_weights, problem_of
 from pagestream.files.mapped_file import FileSystem, MappedFile
 
@@ -51,7 +52,7 @@ class Trial:
 
 
 def check(
-    path: Annotated[str, typer.Argument(help="A file, a folder or an index.")],
+    path: Annotated[str, typer.Argument(help="A file, a folder, an index, or a Hugging Face id.")],
     as_json: AsJson = False,
 ) -> None:
     """Time the storage, show how pagestream reads from it, and suggest mount options. Takes a few seconds.
@@ -204,7 +205,8 @@ def _decision(path: str) -> tuple[list[str], str | None, str | None]:
     if not has_weights(path):
         return [], None, None
     with open_weights(path, ahead=False, partly=True) as weights:
-        return weights.warnings, weights.explain().splitlines()[-1], problem_of(weights)
+        warnings = [*weights.warnings, *folder_warnings(path, of_weights=True)]
+        return warnings, weights.explain().splitlines()[-1], problem_of(weights)
 
 
 def _advice(system: FileSystem, mode: str, reason: str | None, path: str) -> list[str]:

@@ -10,6 +10,7 @@ import typer
 from pagestream._common.amounts import count, size
 from pagestream.cli import _console, _output
 from pagestream.cli._arguments import All, AsJson, Dtype, checked_dtype
+from pagestream.cli._folder import folder_warnings
 from pagestream.cli._ids import id_ranges
 from pagestream.cli._target import opened, problem_of
 from pagestream.cli._token_holes import hole_warnings
@@ -31,7 +32,7 @@ _LONGEST = 200
 
 
 def info(
-    path: Annotated[str, typer.Argument(help="A file, a folder, an index, or a pattern.")],
+    path: Annotated[str, typer.Argument(help="A file, a folder, an index, a pattern, or a Hugging Face id.")],
     dtype: Dtype = None,
     format: Annotated[Format | None, typer.Option(help="The format of token files.")] = None,
     largest: Annotated[
@@ -48,7 +49,9 @@ def info(
     if largest and isinstance(found, Checkpoint):
         message = f"{path}: --largest is for token files, but these are safetensors weights"
         raise ValueError(message)
-    facts = _of_weights(found) if isinstance(found, Checkpoint) else _of_tokens(found, largest=largest)
+    is_weights = isinstance(found, Checkpoint)
+    facts = _of_weights(found) if is_weights else _of_tokens(found, largest=largest)
+    facts["warnings"] += folder_warnings(path, of_weights=is_weights)
     if as_json:
         _output.print_json(facts)
     elif isinstance(found, Checkpoint):

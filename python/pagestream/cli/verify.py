@@ -15,9 +15,10 @@ import typer
 from pagestream._common.amounts import count
 from pagestream.cli import _console, _output
 from pagestream.cli._arguments import AsJson, Dtype, Paths, checked_dtype
+from pagestream.cli._folder import folder_warnings
 from pagestream.cli._ids import beyond
 from pagestream.cli._progress import bar_of_bytes
-from pagestream.cli._target import opened, problem_of
+from pagestream.cli._target import located, opened, problem_of
 from pagestream.cli._token_holes import hole_warnings
 from pagestream.tokens.corpus import Format, native_corpus
 from pagestream.weights import holes
@@ -37,7 +38,8 @@ class Verdict:
         files: How many files.
         checked: How many of them were compared with checksums, byte by byte.
         bad: What is wrong.
-        warnings: Holes in files whose bytes were not compared, or are wrong.
+        warnings: Holes in files whose bytes were not compared, or are wrong; and files of the folder that
+            were not verified, or that are of several splits.
         written: Files of checksums that were written.
         vocabulary: Every token was found to be at least 0 and below this; None if that was not asked.
         note: What could not be verified, so that the exit code is 3.
@@ -92,7 +94,8 @@ def verify(
             raise ValueError(message)
     for path in paths:
         # Report missing paths before hours of work. The stem of a Megatron pair has no file of its own.
-        if not (os.path.lexists(path) or os.path.lexists(f"{path}.idx") or glob.has_magic(path)):
+        place = located(path)
+        if not (os.path.lexists(place) or os.path.lexists(f"{place}.idx") or glob.has_magic(place)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     work = _Work(checked_dtype(dtype), format, vocabulary, write=write, require_checksums=require_checksums)
     verdicts = _verdicts(paths, threads, work)
@@ -186,6 +189,7 @@ def _verdict(path: str, threads: int | None, work: _Work, report: Callable[[int,
                     found.note = "raw tokens have neither header nor checksum"
                 if work.require_checksums:
                     found.note = "token files have no checksums"
+            found.warnings += folder_warnings(path, of_weights=isinstance(files, Checkpoint))
     except _output.BAD_FILE as error:
         found.bad = [_output.told(error)]
     except (OSError, ValueError) as error:

@@ -44,24 +44,33 @@ def check_splits(path: StrPath | Sequence[StrPath], files: Sequence[StrPath]) ->
         ValueError: The path is a folder with files of two or more of training, validation and test, or with
             files of validation or test and files whose names say nothing.
     """
-    if not isinstance(path, (str, bytes, os.PathLike)):
+    if not isinstance(path, (str, bytes, os.PathLike)) or (mixture := mixture_at(path, files)) is None:
         return
+    plain, (found, remedy) = expanded(path), mixture
+    if os.path.isdir(plain):
+        message = f"{plain}: {found}, and one corpus would mix them; {remedy}, or a list of files"
+        raise ValueError(message)
+    message = (
+        f"{plain}: {found}, and one corpus mixes them; {remedy}, or pass a list of files to use them all"
+    )
+    warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def mixture_at(path: StrPath, files: Sequence[StrPath]) -> tuple[str, str] | None:
+    """Returns the splits that a folder or a pattern mixes, and a remedy; None if there is one split at most.
+
+    Args:
+        path: The folder or the pattern.
+        files: Its files.
+    """
     words, told = _mixed([os.fsdecode(file) for file in files])
     if not words:
-        return
+        return None
     plain = expanded(path)
     if os.path.isdir(plain):
         patterns = " or ".join(repr(os.path.join(plain, f"*{word}*")) for word in words)
-        message = (
-            f"{plain}: this folder has files of several splits, {told}, and one corpus would mix them; "
-            f"pass one split, {patterns}, or a list of files"
-        )
-        raise ValueError(message)
-    message = (
-        f"{plain}: this pattern matches files of several splits, {told}, and one corpus mixes them; "
-        "use a pattern for one split, or pass a list of files to use them all"
-    )
-    warnings.warn(message, UserWarning, stacklevel=4)
+        return f"this folder has files of several splits, {told}", f"pass one split, {patterns}"
+    return f"this pattern matches files of several splits, {told}", "use a pattern for one split"
 
 
 def _mixed(paths: list[str]) -> tuple[list[str], str]:

@@ -10,7 +10,7 @@ from pagestream._common import hub
 
 # "gpt2", "meta-llama/Llama-3.1-8B". Names of files are none.
 _REPOSITORY = re.compile(
-    r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]*(?<!\.safetensors)(?<!\.json)(?<!\.bin)(?<!\.pt)", re.ASCII
+    r"(?!.*(--|\.\.|\.(safetensors|json|bin|pt|npy|idx|ds|tokens)$))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII
 )
 
 
