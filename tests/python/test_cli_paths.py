@@ -11,6 +11,7 @@ from pagestream.safetensors.numpy import save_file
 
 from support.cli import COMMANDS, NOT_VERIFIED, WRONG_USE, facts, in_one_line, pagestream_command
 from support.hub import downloaded, empty_cache
+from support.process import PROGRAMS, run_python
 
 TENSORS = {"a": np.zeros(4, "f4")}
 
@@ -98,6 +99,13 @@ class TestIds:
         assert facts("info", "org/model")["kind"] == "tokens"
         found = pagestream_command("info", "missing.npy")
         assert "hf download" not in found.stderr
+
+
+def test_ctrl_c_at_the_beginning_leaves_no_traceback(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    found = run_python(PROGRAMS / "cli/interrupted_early.py", tmp_path)
+    assert [line.split()[-1] for line in found.stdout.splitlines()] == ["130"] * 19
+    assert found.stderr == ""
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "env"])

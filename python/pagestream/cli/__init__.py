@@ -6,10 +6,18 @@ import sys
 from importlib.util import find_spec
 
 from pagestream._native import __version__
+from pagestream.cli import _codes
 
 
 def main() -> None:
-    """Runs the command of ``sys.argv``."""
+    """Runs the command of ``sys.argv``. Ctrl-C ends it without a traceback, also while it imports modules."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        raise SystemExit(_codes.INTERRUPTED) from None
+
+
+def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         # At once: typer imports pydantic for the value of an option.
         print(__version__)
@@ -17,7 +25,7 @@ def main() -> None:
     for name in ("typer", "rich"):
         if find_spec(name) is None:
             print(f"pagestream: the command needs {name}: pip install 'pagestream[cli]'", file=sys.stderr)
-            raise SystemExit(2)
+            raise SystemExit(_codes.WRONG_USE)
     from pagestream.cli._app import app
 
     app(prog_name="pagestream")

@@ -11,7 +11,7 @@ import typer.core
 
 from pagestream._common import environment
 from pagestream._native import __version__
-from pagestream.cli import _output
+from pagestream.cli import _codes, _output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,13 @@ class _Group(typer.core.TyperGroup):
         of_one = typer.Typer(add_completion=False, rich_markup_mode=None)
         of_one.command(cmd_name, context_settings=_SETTINGS.get(cmd_name))(_ending(function))
         return typer.main.get_command(of_one)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Imports and runs a command. Ctrl-C sets the exit code: some versions of typer set 1."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(_codes.INTERRUPTED) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002
         """Writes the commands without importing them."""

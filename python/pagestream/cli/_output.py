@@ -1,4 +1,4 @@
-"""Output and exit codes of the commands; `docs/command.md` lists the codes."""
+"""Output of the commands, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pagestream.cli import _codes
 from pagestream.cli._controls import harmless
 from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BAD, WRONG_USE, NOT_VERIFIED, INTERRUPTED = 1, 2, 3, 130
-# 128 + SIGPIPE, as a shell reports a program killed by that signal: https://man7.org/linux/man-pages/man7/signal.7.html
-_NO_READER = 141
 # Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.
 BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
 
@@ -59,17 +57,15 @@ def ending(*, as_json: bool) -> Iterator[None]:
         yield
         if sys.stdout:
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # Python flushes its buffer at exit: to /dev/null, not to the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(_NO_READER) from None
+        raise typer.Exit(_codes.NO_READER) from None
     except (OSError, ValueError, ImportError) as error:
         if as_json:
             path = getattr(error, "filename", None)
             print_json({"error": {"type": type(error).__name__, "message": told(error), "path": path}})
-        fail(told(error), BAD if isinstance(error, BAD_FILE) else WRONG_USE)
+        fail(told(error), _codes.BAD if isinstance(error, BAD_FILE) else _codes.WRONG_USE)
 
 
 def told(error: BaseException) -> str:
@@ -96,7 +92,7 @@ def end_if_any(problems: list[str]) -> None:
     for problem in problems:
         print(f"pagestream: {harmless(problem)}", file=sys.stderr)
     if problems:
-        raise typer.Exit(BAD)
+        raise typer.Exit(_codes.BAD)
 
 
 def matplotlib_figure() -> Any:  # noqa: ANN401 - matplotlib may not be installed

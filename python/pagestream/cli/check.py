@@ -15,7 +15,7 @@ import typer
 
 from pagestream import _native
 from pagestream._common.amounts import count, size
-from pagestream.cli import _console, _output
+from pagestream.cli import _codes, _console, _output
 from pagestream.cli._arguments import AsJson
 from pagestream.cli._folder import folder_warnings
 from pagestream.cli._target import files_of, has_weights, open_weights, problem_of
@@ -85,7 +85,7 @@ def check(
     else:
         _print(facts)
     if problem:
-        raise typer.Exit(_output.BAD)
+        raise typer.Exit(_codes.BAD)
 
 
 def _print(facts: dict[str, Any]) -> None:

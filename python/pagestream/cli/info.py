@@ -8,7 +8,7 @@ import numpy as np
 import typer
 
 from pagestream._common.amounts import count, size
-from pagestream.cli import _console, _output
+from pagestream.cli import _codes, _console, _output
 from pagestream.cli._arguments import All, AsJson, Dtype, checked_dtype
 from pagestream.cli._folder import folder_warnings
 from pagestream.cli._ids import id_ranges
@@ -49,9 +49,8 @@ def info(
     if largest and isinstance(found, Checkpoint):
         message = f"{path}: --largest is for token files, but these are safetensors weights"
         raise ValueError(message)
-    is_weights = isinstance(found, Checkpoint)
-    facts = _of_weights(found) if is_weights else _of_tokens(found, largest=largest)
-    facts["warnings"] += folder_warnings(path, of_weights=is_weights)
+    facts = _of_weights(found) if isinstance(found, Checkpoint) else _of_tokens(found, largest=largest)
+    facts["warnings"] += folder_warnings(path, of_weights=isinstance(found, Checkpoint))
     if as_json:
         _output.print_json(facts)
     elif isinstance(found, Checkpoint):
@@ -59,7 +58,7 @@ def info(
     else:
         _print_tokens(_console.console(), found, facts, all_=all_)
     if facts.get("problem"):
-        raise typer.Exit(_output.BAD)
+        raise typer.Exit(_codes.BAD)
 
 
 def _of_weights(weights: Checkpoint) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagestream._common.amounts import count
-from pagestream.cli import _console, _output
+from pagestream.cli import _codes, _console, _output
 from pagestream.cli._arguments import AsJson, Dtype, Paths, checked_dtype
 from pagestream.cli._folder import folder_warnings
 from pagestream.cli._ids import beyond
@@ -104,11 +104,11 @@ def verify(
     else:
         _print(verdicts)
     if any(verdict.bad for verdict in verdicts):
-        raise typer.Exit(_output.BAD)
+        raise typer.Exit(_codes.BAD)
     if any(verdict.error for verdict in verdicts):
-        raise typer.Exit(_output.WRONG_USE)
+        raise typer.Exit(_codes.WRONG_USE)
     if any(verdict.note for verdict in verdicts) and not allow_unverified:
-        raise typer.Exit(_output.NOT_VERIFIED)
+        raise typer.Exit(_codes.NOT_VERIFIED)
 
 
 class _Stopped(Exception):  # noqa: N818 - it is no error

@@ -12,7 +12,7 @@ import typer
 
 from pagestream import _native
 from pagestream._common.amounts import size
-from pagestream.cli import _console, _output
+from pagestream.cli import _codes, _console, _output
 from pagestream.cli._arguments import AsJson, Paths
 from pagestream.cli._progress import bar_of_bytes
 from pagestream.cli._target import files_of
@@ -82,7 +82,7 @@ def warm(
         for line in actions:
             _console.print_text(console, line, head="  ", style=_console.ACTION)
     if is_interrupted:
-        raise typer.Exit(_output.INTERRUPTED)
+        raise typer.Exit(_codes.INTERRUPTED)
     _output.end_if_any(problems)
 
 
