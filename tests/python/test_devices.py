@@ -326,10 +326,33 @@ def test_errors_are_those_of_safe_open(tmp_path, staged):
     assert staged == []
 
 
-def test_where_there_is_no_such_gpu_torch_says_so(path):
-    beyond = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA|CUDA|[Ii]nvalid device"):
-        load_file(path, beyond)
+@pytest.mark.parametrize(("is_built", "kind"), [(True, RuntimeError), (False, AssertionError)])
+def test_the_error_for_a_gpu_that_torch_does_not_see_has_torchs_type(path, monkeypatch, is_built, kind):
+    """Upstream's is torch's own: its type depends on how torch was built."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
+    count = torch.cuda.device_count()
+    seen = f"^device 'cuda:{count}' is not available: torch .* sees {count or 'no'} cuda device"
+    device = f"cuda:{count}"
+    with safe_open(path, "pt", device) as file:  # it opens, as upstream's
+        large = file.get_slice("large")
+        for call in (
+            lambda: load_file(path, device),
+            lambda: file.get_tensor("large"),
+            lambda: file.get_tensor(file.keys()[0]),
+            lambda: large[:1],
+            lambda: large[[1, 2]],
+        ):
+            with pytest.raises(kind, match=seen) as caught:
+                call()
+            assert type(caught.value) is kind
+
+
+def test_fake_tensors_need_no_gpu(path):
+    from torch._subclasses import FakeTensorMode
+
+    device = f"cuda:{torch.cuda.device_count()}"
+    with FakeTensorMode(), safe_open(path, "pt", device) as file:
+        assert str(file.get_tensor("large").device) == device
 
 
 def test_a_device_that_torch_does_not_know_is_refused(path):

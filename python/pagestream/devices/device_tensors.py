@@ -73,6 +73,8 @@ class DeviceTensors(TorchTensors):
         """Keeps the device."""
         super().__init__(align, **{**options, "copies": True})
         self.device = device
+        # Devices that torch counts. A file opens without them, as upstream's does.
+        self._is_unchecked = device.type in ("cuda", "mps")
         self._host = TorchTensors(copies=True, raw=self.raw)
         self._shapes = _Shapes()
 
@@ -81,6 +83,7 @@ class DeviceTensors(TorchTensors):
         dtype, shape = self.described(facts.dtype, facts.shape, facts.nbytes)
         if self.reads_nothing():
             return self.empty(dtype, shape, facts.nbytes)
+        self._check_available()
         staged_for = self._staged_for(facts.nbytes)
         if staged_for is None:
             return self._host.whole_of(file, name, facts).to(self.device)  # type: ignore[no-any-return]
@@ -90,6 +93,8 @@ class DeviceTensors(TorchTensors):
     def part(self, stored: _native.StoredTensor, index: Index) -> torch.Tensor:
         """Makes a part. Lists and tensors index on the CPU: a bad index on a GPU would break its context."""
         if indexing.is_advanced(index):
+            if not self.reads_nothing():
+                self._check_available()
             return self._host.part(stored, index).to(self.device)
         return super().part(stored, index)
 
@@ -101,6 +106,7 @@ class DeviceTensors(TorchTensors):
         nbytes = found.size * item_bytes
         if self.reads_nothing():
             return self.empty(dtype, found.shape, nbytes)
+        self._check_available()
         staged_for = self._staged_for(nbytes)
         if staged_for is None:
             return self._host.basic_part(stored, dtype, shape, index).to(self.device)  # type: ignore[no-any-return]
@@ -109,6 +115,22 @@ class DeviceTensors(TorchTensors):
     def reads_nothing(self) -> bool:
         """Returns whether tensors made now have no bytes."""
         return self.device.type == "meta" or super().reads_nothing()
+
+    def _check_available(self) -> None:
+        """Refuses a GPU that torch does not see, before the first tensor. The error is of torch's own type.
+
+        Raises:
+            RuntimeError: torch does not see the device.
+            AssertionError: torch was built without support for CUDA.
+        """
+        if not self._is_unchecked:
+            return
+        try:
+            copy_device.check_available(self.device, (self.device.type,))
+        except ValueError as error:
+            is_built = self.device.type != "cuda" or torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+            raise (RuntimeError if is_built else AssertionError)(str(error)) from None
+        self._is_unchecked = False
 
     def _staged_for(self, nbytes: int) -> CopyDevice | None:
         """Returns the GPU, to copy on the caller's current stream; None if pieces would not pay."""
