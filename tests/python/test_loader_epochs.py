@@ -178,6 +178,19 @@ def test_the_rest_that_is_dropped_is_not_left_for_another_batch_size(path):
         assert sorted(windows_of(loader)) == EVERY_WINDOW
 
 
+def test_samples_consumed_is_steps_times_rows_where_no_window_is_dropped(path):
+    """As Megatron's `consumed_samples`. At the end of an epoch it also counts windows that were dropped."""
+    for epochs, at_the_end in ((None, 40), (1, WINDOWS + 4)):
+        with loader_of(path, epochs=epochs) as loader:
+            counts = []
+            for _ in range(9):
+                next(loader)
+                counts.append(loader.state_dict()["samples_consumed"])
+            assert counts[:8] == [*range(4, 36, 4)]
+            next(iter(loader))
+            assert loader.state_dict()["samples_consumed"] == at_the_end
+
+
 # From before a loop was an epoch, with the batches that came next.
 OLD_STATE = {
     "version": 1,

@@ -435,6 +435,11 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
         The loader computes the fingerprint of the data in the background when it starts, so that a state can
         be taken after storage has failed; for more than 1024 files the first call computes it.
 
+        ``samples_consumed`` is the number of windows in front of the next batch, over all ranks. It includes
+        windows that ``drop_last=True`` dropped at the end of a loop. The number of windows that the ranks got
+        is the number of steps times ``batch_size * world_size``. With ``epochs=None`` no window is dropped,
+        and the two are equal, as they are for Megatron's ``consumed_samples``.
+
         Returns:
             A small dict of str, int and None, fit for JSON. That of a `Mixture` also lists its sources:
             weight, epoch, and windows used in the epoch.
@@ -445,6 +450,13 @@ class TokenLoader(HoldsFiles, Generic[BatchT_co]):
             ...     batch = next(loader)
             ...     loader.state_dict()["samples_consumed"]
             4
+
+            An epoch of 127 windows has 31 batches of 4, and drops 3 windows:
+
+            >>> with TokenLoader("tokens.bin", sequence_length=32, batch_size=4) as loader:
+            ...     batches = sum(1 for batch in loader)
+            ...     4 * batches, loader.state_dict()["samples_consumed"]
+            (124, 127)
         """
         position = self._handout.position
         state = {
