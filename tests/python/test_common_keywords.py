@@ -37,6 +37,9 @@ def told(call, *arguments, **options):
         ("seq_len", "use sequence_length"),
         ("context_length", "use sequence_length"),
         ("shuffle", 'use order, for example order="shuffled" (the default) or order="sequential"'),
+        ("infinite", "use epochs=None for a stream without end"),
+        ("T", "use sequence_length"),
+        ("consumed_samples", "call load_state_dict with the state of the loader that saved it"),
         ("num_workers", "no workers are needed, because native threads read ahead; leave it out"),
         ("generator", "use seed, an integer"),
         (
@@ -54,6 +57,38 @@ def told(call, *arguments, **options):
 def test_a_loader_says_what_to_use_in_place_of_a_word(word, advice):
     message = f"TokenLoader() got an unexpected keyword argument {word!r}: {advice}"
     assert told(TokenLoader, "tokens.bin", **{word: 4}) == message
+
+
+# Words of the loaders and data sets of others, for what ours have under another name or do not need.
+FOREIGN = {
+    "nanoGPT": "data_dir block_size gradient_accumulation_steps max_iters",
+    "llm.c": "filename_pattern B T process_rank num_processes",
+    "torchtitan": "dataset_name dataset_path seq_len dp_rank dp_world_size infinite local_batch_size "
+    "tokenizer",
+    "Megatron": "data_path path_to_cache seq_length micro_batch_size global_batch_size consumed_samples "
+    "data_parallel_rank data_parallel_size random_seed split mmap_bin_files blend train_iters "
+    "reset_position_ids reset_attention_mask eod_mask_loss add_extra_token_to_sequence",
+    "litgpt": "data_path max_seq_length max_steps num_workers",
+    "transformers": "train_dataset per_device_train_batch_size num_train_epochs max_steps data_seed "
+    "data_collator gradient_accumulation_steps dataloader_drop_last dataloader_num_workers "
+    "dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers "
+    "dataloader_multiprocessing_context",
+    "streaming": "streams remote local split download_retry download_timeout validate_hash keep_zip "
+    "epoch_size predownload cache_limit num_canonical_nodes shuffle shuffle_algo shuffle_seed "
+    "shuffle_block_size sampling_method",
+    "litdata": "input_dir cache_dir item_loader shuffle serializers max_cache_size subsample storage_options "
+    "max_pre_download index_path transform",
+    "grain": "data_source sampler operations worker_count worker_buffer_size shard_options num_epochs "
+    "shard_index shard_count drop_remainder num_threads prefetch_buffer_size",
+    "webdataset": "urls shardshuffle nodesplitter resampled",
+    "torch": "dataset sampler batch_sampler num_workers collate_fn pin_memory worker_init_fn generator "
+    "multiprocessing_context prefetch_factor persistent_workers pin_memory_device num_replicas",
+}
+
+
+@pytest.mark.parametrize("library", FOREIGN)
+def test_a_loader_has_advice_for_the_words_of_other_loaders(library):
+    assert [word for word in FOREIGN[library].split() if word not in ADVICE["TokenLoader"]] == []
 
 
 @pytest.mark.frameworks

@@ -20,20 +20,52 @@ def _same(words: str, function: str) -> dict[str, str]:
     return {word: f"use {word} of {function}" for word in words.split()}
 
 
-_WORKERS = "num_workers persistent_workers worker_init_fn multiprocessing_context workers num_proc"
+_WORKERS = (
+    "num_workers persistent_workers worker_init_fn multiprocessing_context workers num_proc worker_count "
+    "dataloader_num_workers dataloader_persistent_workers dataloader_multiprocessing_context"
+)
 _PATHS = "file files file_path filename filenames path_or_file pretrained_model_name_or_path"
+_DATA = (
+    f"path data data_path data_dir data_prefix data_file data_files data_source train_data train_data_path "
+    f"train_file dataset_path dataset_name dataset_dir input_dir path_prefix filename_pattern pattern local "
+    f"bin_path {_PATHS}"
+)
 
 _LENGTH = _each(
-    "block_size seq_len seq_length sequence_len context_length context_size context_window ctx_len n_ctx "
-    "max_length max_seq_len max_seq_length window_size chunk_size",
+    "T block_size seq_len seqlen seq_length sequence_len context_length context_size context_window ctx_len "
+    "n_ctx max_length max_seq_len max_seq_length max_sequence_length model_max_length window_size chunk_size",
     "use sequence_length",
 )
 _DOCUMENTS = {
-    **_each("eos_token eos_token_id eos_id eot_token eot_token_id", "use end_token"),
+    **_each(
+        "eos_token eos_token_id eos_id eot_token eot_token_id eot_id eod eod_token eod_id separator_token",
+        "use end_token",
+    ),
     **_each("bos_token bos_token_id bos_id", "use begin_token"),
 }
 _VOCABULARY = _each("vocab_size n_vocab num_tokens", "use vocabulary")
-_MODE = _each("mmap use_mmap mode backend", "use mmap_mode")
+_MODE = _each("mmap use_mmap mode backend mmap_bin_files no_mmap_bin_files", "use mmap_mode")
+# Of loaders that read from object stores.
+_MOUNTED = {
+    **_each("remote urls url", "pass a path on a mounted file system"),
+    **_each(
+        "cache_dir cache_limit max_cache_size download_retry download_timeout keep_zip validate_hash "
+        "storage_options max_pre_download",
+        "leave it out: pagestream reads files where they are, and downloads nothing",
+    ),
+}
+# Of data sets that build an index, or whose items have a format of their own.
+_NO_INDEX = {
+    **_each("data_cache_path path_to_cache index_path", "leave it out: no index is built or cached"),
+    **_each("item_loader serializers", "leave it out: an item is a window of tokens"),
+    **_each("tokenizer", "leave it out: `pagestream tokenize` writes a text as token ids"),
+    **_each(
+        "pad_token pad_token_id pad_id padding truncation", "leave it out: windows are full, without padding"
+    ),
+}
+_SPLIT = _each(
+    "split splits", "pass open_tokens of the files of one split as the tokens, or a TokenCorpus.part"
+)
 _NO_WORKERS = _each(_WORKERS, "no workers are needed, because native threads read ahead; leave it out")
 _TENSORS_ALONE = _each(
     "weights_only trust_remote_code pickle_module",
@@ -74,25 +106,89 @@ ADVICE: dict[str, dict[str, str]] = {
     # Also for `pagestream.torch.TokenLoader`, which passes its arguments on.
     "TokenLoader": {
         **_LENGTH,
-        **_each("bs micro_batch_size per_device_batch_size", "use batch_size"),
-        "global_batch_size": "use batch_size, which counts the windows of one rank",
-        "shuffle": 'use order, for example order="shuffled" (the default) or order="sequential"',
-        **_each("sampler batch_sampler", "use order and seed: a loader draws its windows itself"),
-        **_each("generator random_state random_seed rng", "use seed, an integer"),
-        **_NO_WORKERS,
-        **_each("prefetch prefetch_factor prefetch_batches buffer_size", "use lookahead, or leave it out"),
         **_each(
-            "pin_memory pin_memory_device non_blocking",
+            "B bs micro_batch_size local_batch_size device_batch_size train_batch_size per_device_batch_size "
+            "per_device_train_batch_size per_device_eval_batch_size",
+            "use batch_size",
+        ),
+        **_each(
+            "global_batch_size global_train_batch_size total_batch_size",
+            "use batch_size, which counts the windows of one rank",
+        ),
+        **_each(
+            "gradient_accumulation_steps grad_accum_steps num_microbatches",
+            "leave it out: each batch of the loader is one micro-batch",
+        ),
+        **_each(
+            "shuffle shuffle_algo sampling_method",
+            'use order, for example order="shuffled" (the default) or order="sequential"',
+        ),
+        **_each(
+            "shuffle_block_size shuffle_buffer shuffle_buffer_size shardshuffle",
+            'leave it out: order="shuffled" is a permutation of all windows; for slow storage use '
+            'mixing_radius with order="blocked"',
+        ),
+        **_each("sampler batch_sampler", "use order and seed: a loader draws its windows itself"),
+        **_each("generator random_state random_seed rng shuffle_seed data_seed", "use seed, an integer"),
+        **_NO_WORKERS,
+        **_each(
+            "prefetch prefetch_factor prefetch_batches prefetch_buffer_size dataloader_prefetch_factor "
+            "predownload worker_buffer_size buffer_size",
+            "use lookahead, or leave it out",
+        ),
+        **_each("num_threads max_workers", "use threads, or leave it out"),
+        **_each(
+            "pin_memory pin_memory_device dataloader_pin_memory non_blocking",
             "leave it out: pagestream.torch.TokenLoader pins its buffers if its device is a GPU",
         ),
         **_each("device map_location", "use device of pagestream.torch.TokenLoader"),
         "framework": "pagestream.TokenLoader has NumPy arrays, and pagestream.torch.TokenLoader has tensors",
-        **_each("collate_fn transform", "leave it out: a batch is one array, which the loop can change"),
-        **_each("num_epochs n_epochs", "use epochs"),
-        **_each("local_rank shard_id shard_index process_index", "use rank"),
-        **_each("num_replicas num_shards process_count", "use world_size"),
-        **_each("weights probabilities", "pass a pagestream.Mixture of corpora and weights as the tokens"),
-        **_each(f"path data dataset {_PATHS}", "use tokens"),
+        **_each(
+            "collate_fn data_collator transform operations",
+            "leave it out: a batch is one array, which the loop can change",
+        ),
+        **_each("drop_remainder dataloader_drop_last", "use drop_last"),
+        **_each("num_epochs n_epochs nepochs max_epochs num_train_epochs", "use epochs"),
+        **_each("infinite loop endless cycle repeat resampled", "use epochs=None for a stream without end"),
+        **_each(
+            "max_steps max_iters train_iters num_steps num_samples epoch_size",
+            "use epochs=None, and end the loop after so many steps",
+        ),
+        **_each(
+            "consumed_samples state state_dict resume resume_from start_step initial_step skip_batches",
+            "call load_state_dict with the state of the loader that saved it",
+        ),
+        **_each(
+            "local_rank global_rank shard_id shard_index process_index process_rank process_id dp_rank "
+            "data_parallel_rank",
+            "use rank",
+        ),
+        **_each(
+            "num_replicas num_shards shard_count process_count num_processes num_ranks dp_world_size dp_size "
+            "data_parallel_size",
+            "use world_size",
+        ),
+        **_each(
+            "process_group device_mesh shard_options nodesplitter",
+            "use rank and world_size, counted over data-parallel ranks",
+        ),
+        "num_canonical_nodes": "leave it out: the order is the same for any number of ranks",
+        **_each(
+            "weights probabilities proportions streams datasets blend data_blend",
+            "pass a pagestream.Mixture of corpora and weights as the tokens",
+        ),
+        **_each(f"dataset train_dataset {_DATA}", "use tokens"),
+        **_each("overlap hop", "use stride"),
+        **_each("add_extra_token_to_sequence return_labels shift_labels", "use target"),
+        **_each(
+            "reset_position_ids reset_attention_mask eod_mask_loss packing",
+            'use documents, for example documents="boundaries"',
+        ),
+        **_each("token_dtype", "pass open_tokens(path, dtype=...) as the tokens"),
+        **_each("subsample", "use TokenCorpus.part, and pass the part as the tokens"),
+        **_SPLIT,
+        **_MOUNTED,
+        **_NO_INDEX,
         **_DOCUMENTS,
         **_VOCABULARY,
         **_MODE,
@@ -109,31 +205,39 @@ ADVICE: dict[str, dict[str, str]] = {
         **_each("device map_location", "use device of pagestream.torch.TokenLoader, or tensor.to(device)"),
         **_each("documents end_token begin_token", "use documents of pagestream.torch.TokenLoader"),
         **_each("transform", "leave it out: change the items in the collate_fn of the DataLoader"),
-        **_each(f"path data {_PATHS}", "use tokens"),
+        **_each(f"dataset {_DATA}", "use tokens"),
+        **_each("overlap hop", "use stride"),
+        **_each("add_extra_token_to_sequence return_labels shift_labels", "use target"),
+        **_SPLIT,
+        **_MOUNTED,
+        **_NO_INDEX,
         **_VOCABULARY,
         **_MODE,
         "format": "pass open_tokens(path, format=...) as the tokens",
     },
     "open_tokens": {
-        **_each(f"paths pattern data {_PATHS}", "use path"),
-        **_each("token_dtype type", "use dtype"),
+        **_each(f"paths {_DATA.removeprefix('path ')}", "use path"),
+        **_each("token_dtype type data_type", "use dtype"),
+        **dict.fromkeys(["sequence_length", *_LENGTH], "use sequence_length of pagestream.TokenLoader"),
+        **_each("batch_size", "use batch_size of pagestream.TokenLoader"),
+        **_MOUNTED,
         **_MODE,
         **_each("offset header_bytes skip", "leave it out: open_tokens finds headers; TokenCorpus.part cuts"),
         "shape": "leave it out: tokens have one dimension; TokenLoader makes windows",
-        **_each("split train", "open the files of one split, or use TokenCorpus.part"),
+        **_each("split splits train", "open the files of one split, or use TokenCorpus.part"),
         **_each("vocabulary vocab_size n_vocab num_tokens", "use vocabulary of pagestream.TokenLoader"),
         **_each("device framework", "use device of pagestream.torch.TokenLoader"),
         **_NO_WORKERS,
     },
     "Mixture": {
         **_each(
-            "weights probabilities probs ratios proportions",
+            "weights probabilities probs ratios proportions blend",
             "pass pairs of a corpus and its weight: Mixture([(a, 0.7), (b, 0.3)])",
         ),
-        **_each("datasets corpora tokens paths", "use sources"),
-        **_each("stopping_strategy stop_on_exhausted", "use exhausted"),
+        **_each("datasets corpora tokens paths streams", "use sources"),
+        **_each("stopping_strategy stop_on_exhausted iterate_over_all", "use exhausted"),
         **_each("seed generator random_state", "use seed of pagestream.TokenLoader"),
-        **_each("sequence_length block_size", "use sequence_length of pagestream.TokenLoader"),
+        **dict.fromkeys(["sequence_length", *_LENGTH], "use sequence_length of pagestream.TokenLoader"),
     },
     "write_tokens": {
         **_each("tokens data ids array input_ids", "use arrays"),
