@@ -346,13 +346,13 @@ class TestCodes:
                 sys.argv[1:] = arguments.split()
                 with contextlib.suppress(SystemExit):
                     main()
-                large = {"numpy", "rich", "torch", "typer", "pydantic"}
+                large = {"numpy", "rich", "torch", "typer", "pydantic", "safetensors", "json", "sysconfig"}
                 print(f"{arguments}:", *sorted(large & set(sys.modules)))
         """
         found = run_python(code).stdout
         assert "\n--version:\n" in found
         assert "\n--help: typer\n" in found
-        assert re.search(r"\nrun --help: (pydantic )?typer\n", found)
+        assert re.search(r"\nrun --help: (json )?(pydantic )?sysconfig typer\n", found)
 
 
 class TestPageCache:

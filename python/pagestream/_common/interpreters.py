@@ -6,7 +6,7 @@ free-threaded builds of Python, with which pagestream has not been tested.
 
 from __future__ import annotations
 
-import sysconfig
+import sys
 from importlib import import_module
 
 # CPython 3.13 renamed the module. If a build has neither, it counts as the main interpreter.
@@ -19,7 +19,8 @@ def require_supported() -> None:
     Raises:
         ImportError: This is a sub-interpreter, or a free-threaded build.
     """
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    # `sysconfig` says it, too, but imports all variables of the build.
+    if "t" in sys.abiflags:
         message = (
             "import pagestream: this is a free-threaded build of Python, for which pagestream is not "
             "tested; use a build with the GIL, for example python3.14 instead of python3.14t"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -15,13 +14,14 @@ import typer
 
 from pagestream.cli import _codes
 from pagestream.cli._controls import harmless
-from pagestream.errors import FileChangedError, FormatError, MappedReadError, SafetensorError
+from pagestream.errors import FileChangedError, FormatError, MappedReadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Errors of a bad file: malformed, changed or unreadable. Other OSErrors, such as ENOENT, are about the path.
-BAD_FILE = (FormatError, SafetensorError, MappedReadError, FileChangedError)
+# A `SafetensorError` is a `FormatError`; its name would import safetensors.
+BAD_FILE = (FormatError, MappedReadError, FileChangedError)
 
 # How hints of the library read on a command line.
 _FLAGS = (
@@ -36,6 +36,8 @@ _FLAGS = (
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - any JSON value
     """Prints facts as JSON. Dataclasses become objects."""
+    import json  # late: `--help` prints none
+
     # JSON escapes the others itself.
     print(re.sub(r"[\x7f-\x9f]", _as_json, json.dumps(facts, indent=2, default=_plain, ensure_ascii=False)))
 
