@@ -1,7 +1,9 @@
 """Weights on bindfs and sshfs, with a page cache and without: streams, read-ahead, files that change."""
 
 import contextlib
+import functools
 import os
+import shutil
 import time
 
 import numpy as np
@@ -32,8 +34,28 @@ MOUNTS = {
 every_mount = pytest.mark.parametrize("kind", MOUNTS)
 
 
+@functools.cache
 def tensor(number, salt=0):
-    return np.random.default_rng([number, salt]).integers(0, 256, MIB, dtype=np.uint8)
+    made = np.random.default_rng([number, salt]).integers(0, 256, MIB, dtype=np.uint8)
+    made.flags.writeable = False
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tensors():
+    yield
+    tensor.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """A folder with the shards of the checkpoint, and another second one."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_shard(folder / "model-0.safetensors", 0)
+    write_shard(folder / "model-1.safetensors", 1)
+    write_shard(folder / "other-1.safetensors", 1, salt=1)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def write_shard(path, part, salt=0):
@@ -45,26 +67,35 @@ def is_right(name, array):
     return np.array_equal(array, tensor(int(name[1:])))
 
 
-@contextlib.contextmanager
-def mounted(kind, tmp_path):
-    """A mount over a checkpoint that is in no page cache. Yields the mount's folder, and that behind it."""
-    source = tmp_path / "source"
-    source.mkdir()
-    for part in range(2):
-        path = source / f"model-{part}.safetensors"
-        write_shard(path, part)
+def write_checkpoint(shards, folder):
+    """Writes a checkpoint that is in no page cache."""
+    folder.mkdir()
+    for path in shards.glob("model-*"):
         # SFTP counts in seconds: what is written in the same second cannot be told apart.
-        os.utime(path, (1.7e9, 1.7e9))
-        with MappedFile(path) as file:
+        os.utime(shutil.copyfile(path, folder / path.name), (1.7e9, 1.7e9))
+        with MappedFile(folder / path.name) as file:
             file.evict()
+
+
+@contextlib.contextmanager
+def mounted(kind, source, point):
     mount_by, *options = MOUNTS[kind]
-    with mount_by(source, tmp_path / "mount", *options) as mount:
+    with mount_by(source, point, *options) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
+def mounted_checkpoint(kind, shards, tmp_path):
+    """Yields the folder of a checkpoint on a mount, and that behind it."""
+    source = tmp_path / "source"
+    write_checkpoint(shards, source)
+    with mounted(kind, source, tmp_path / "mount") as mount:
         yield mount, source
 
 
 @every_mount
-def test_streams_and_their_parts_are_bit_for_bit(tmp_path, kind):
-    with mounted(kind, tmp_path) as (mount, _), open_checkpoint(mount) as weights:
+def test_streams_and_their_parts_are_bit_for_bit(shards, tmp_path, kind):
+    with mounted_checkpoint(kind, shards, tmp_path) as (mount, _), open_checkpoint(mount) as weights:
         assert weights.mode == ("private" if "direct_io" in kind else "shared")
         for strategy in STRATEGIES:
             found = dict(weights.stream(strategy=strategy, memory_bytes=4 * MIB))
@@ -79,8 +110,8 @@ def test_streams_and_their_parts_are_bit_for_bit(tmp_path, kind):
 @every_mount
 @pytest.mark.frameworks
 @pytest.mark.parametrize("ahead", [None, 3 * MIB, False])
-def test_tensors_that_are_read_ahead_are_bit_for_bit(tmp_path, kind, ahead):
-    with mounted(kind, tmp_path) as (mount, _):
+def test_tensors_that_are_read_ahead_are_bit_for_bit(shards, tmp_path, kind, ahead):
+    with mounted_checkpoint(kind, shards, tmp_path) as (mount, _):
         first, second = sorted(mount.iterdir())
         for framework in ("np", "pt"):
             with safe_open(first, framework, ahead=ahead) as file:
@@ -95,21 +126,42 @@ def test_tensors_that_are_read_ahead_are_bit_for_bit(tmp_path, kind, ahead):
         del found
 
 
-def cut(path):
+def cut(path, other):
     os.truncate(path, 3 * MIB)
 
 
-def replace(path):
-    write_shard(path.with_suffix(".new"), 1, salt=1)
+def replace(path, other):
+    shutil.copyfile(other, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
 
-def overwrite(path):
-    write_shard(path.with_suffix(".new"), 1, salt=1)
-    new = path.with_suffix(".new").read_bytes()
-    path.with_suffix(".new").unlink()
+def overwrite(path, other):
     with open(path, "r+b") as file:
-        file.write(new)
+        file.write(other.read_bytes())
+
+
+def unlink(path, other):
+    path.unlink()
+
+
+CHANGES = (cut, replace, overwrite, unlink)
+
+
+@contextlib.contextmanager
+def mounted_to_change(kind, shards, tmp_path):
+    """Yields a mount, and a function that changes the checkpoints behind it, one for each change, in their folders."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for change in CHANGES:
+        write_checkpoint(shards, source / change.__name__)
+
+    def change_all():
+        for change in CHANGES:
+            change(source / change.__name__ / "model-1.safetensors", shards / "other-1.safetensors")
+        time.sleep(1.1)  # the daemons let the kernel believe attributes and names for a second
+
+    with mounted(kind, source, tmp_path / "mount") as mount:
+        yield mount, change_all
 
 
 def use_all(weights, stream, arrays):
@@ -119,16 +171,18 @@ def use_all(weights, stream, arrays):
 
 
 @every_mount
-@pytest.mark.parametrize("change", [cut, replace, overwrite, os.unlink])
-def test_a_file_that_changes_behind_the_mount_is_an_error_and_no_wrong_bytes(tmp_path, kind, change):
-    with mounted(kind, tmp_path) as (mount, source):
-        opened = [(open_checkpoint(mount), strategy) for strategy in ("auto", "pread")]
+def test_a_file_that_changes_behind_the_mount_is_an_error_and_no_wrong_bytes(shards, tmp_path, kind):
+    with mounted_to_change(kind, shards, tmp_path) as (mount, change_all):
+        opened = [
+            (open_checkpoint(mount / change.__name__), strategy)
+            for change in CHANGES
+            for strategy in ("auto", "pread")
+        ]
         streams = [
             (weights, weights.stream(strategy=strategy, memory_bytes=2 * MIB)) for weights, strategy in opened
         ]
         found = [dict([next(stream)]) for _, stream in streams]
-        change(source / "model-1.safetensors")
-        time.sleep(1.1)  # the daemons let the kernel believe attributes and names for a second
+        change_all()
         for (weights, stream), arrays in zip(streams, found, strict=True):
             with pytest.raises((FileChangedError, MappedReadError), match="model-1") as caught:
                 use_all(weights, stream, arrays)
@@ -139,40 +193,42 @@ def test_a_file_that_changes_behind_the_mount_is_an_error_and_no_wrong_bytes(tmp
 
 
 @every_mount
-@pytest.mark.parametrize("change", [cut, replace, overwrite, os.unlink])
-def test_a_file_that_changes_behind_the_mount_under_a_lead_is_an_error(tmp_path, kind, change):
+def test_a_file_that_changes_behind_the_mount_under_a_lead_is_an_error(shards, tmp_path, kind):
     """A view shows pages that were read before the change and pages that were read after it."""
     names = [f"t{number:02}" for number in range(TENSORS, 2 * TENSORS)]
-    found = {}
 
-    def take(weights, names):
+    def take(weights, names, found):
         for name in names:
             found[name] = weights[name].copy()
         weights.check()
 
-    with mounted(kind, tmp_path) as (mount, source), open_checkpoint(mount) as weights:
-        take(weights, names[:2])
-        change(source / "model-1.safetensors")
-        time.sleep(1.1)  # the daemons let the kernel believe attributes and names for a second
-        with pytest.raises((FileChangedError, MappedReadError), match="model-1"):
-            take(weights, names[2:])
-    if change is cut:
-        found.popitem()  # zeros, perhaps, before the error of the fault
-    assert len(found) >= 1
-    for name, array in found.items():
-        old, new = (tensor(int(name[1:]), salt) for salt in (0, 1))
-        if "direct_io" in kind:
-            assert np.array_equal(array, old) or np.array_equal(array, new)
-        assert np.all((array == old) | (array == new))
+    with mounted_to_change(kind, shards, tmp_path) as (mount, change_all), contextlib.ExitStack() as ends:
+        opened = [
+            (change, ends.enter_context(open_checkpoint(mount / change.__name__)), {}) for change in CHANGES
+        ]
+        for _, weights, found in opened:
+            take(weights, names[:2], found)
+        change_all()
+        for change, weights, found in opened:
+            with pytest.raises((FileChangedError, MappedReadError), match="model-1"):
+                take(weights, names[2:], found)
+            if change is cut:
+                found.popitem()  # zeros, perhaps, before the error of the fault
+            assert len(found) >= 1, change
+            for name, array in found.items():
+                old, new = (tensor(int(name[1:]), salt) for salt in (0, 1))
+                if "direct_io" in kind:
+                    assert np.array_equal(array, old) or np.array_equal(array, new), change
+                assert np.all((array == old) | (array == new)), change
 
 
 @every_mount
-def test_a_file_that_was_rewritten_behind_the_mount_is_opened_as_it_is_now(tmp_path, kind):
-    with mounted(kind, tmp_path) as (mount, source):
+def test_a_file_that_was_rewritten_behind_the_mount_is_opened_as_it_is_now(shards, tmp_path, kind):
+    with mounted_checkpoint(kind, shards, tmp_path) as (mount, source):
         path = mount / "model-1.safetensors"
         with safe_open(path, "np") as file:
             assert is_right("t20", file.get_tensor("t20"))
-        overwrite(source / path.name)
+        overwrite(source / path.name, shards / "other-1.safetensors")
         if "sshfs" in kind:
             time.sleep(1.1)
         with safe_open(path, "np") as file:
